@@ -1,0 +1,1 @@
+//! The measurements behind `jumbo bench`: each table a module, each round alternating.

@@ -1,0 +1,3 @@
+//! The `jumbo` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The library that `jumbo run` loads into a program.

@@ -1,0 +1,1 @@
+//! Large allocations in an address window of their own; what the preload library calls.

@@ -1,0 +1,123 @@
+//! Where /proc and /sys are: [`Root`], and how reading them fails: [`FileError`].
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The folder under which `proc/` and `sys/` are looked up: `/` on a host, a fake tree in a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root(PathBuf);
+
+/// A kernel file that could not be used: which one, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file cannot be opened, read or written.
+    #[error("cannot {operation} {}: {source}", path.display())]
+    Io {
+        /// What was tried: `read`, `write`, `list`.
+        operation: &'static str,
+        /// The whole path.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The file's content is not what the kernel documents.
+    #[error("cannot understand {}: {what}", path.display())]
+    Content {
+        /// The whole path.
+        path: PathBuf,
+        /// What was found, and what was expected.
+        what: String,
+    },
+}
+
+impl FileError {
+    /// The kernel's answer, where it gave one.
+    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Io { source, .. } => Some(source.kind()),
+            Self::Content { .. } => None,
+        }
+    }
+
+    /// True where the file does not exist: this kernel lacks the feature, or the process is gone.
+    pub fn is_missing(&self) -> bool {
+        self.io_kind() == Some(io::ErrorKind::NotFound)
+    }
+
+    /// True where privilege is lacking.
+    pub fn is_denied(&self) -> bool {
+        self.io_kind() == Some(io::ErrorKind::PermissionDenied)
+    }
+}
+
+impl Default for Root {
+    fn default() -> Self {
+        Self(PathBuf::from("/"))
+    }
+}
+
+impl Root {
+    /// The kernel that runs this process.
+    pub fn host() -> Self {
+        Self::default()
+    }
+
+    /// A tree that stands in for `/`.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self(folder.into())
+    }
+
+    /// The whole path of `relative` (such as `sys/kernel/mm/hugepages`).
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        self.0.join(relative)
+    }
+
+    /// The file's text.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn read(&self, relative: impl AsRef<Path>) -> Result<String, FileError> {
+        let path = self.path(relative);
+        fs::read_to_string(&path).map_err(|source| FileError::Io {
+            operation: "read",
+            path,
+            source,
+        })
+    }
+
+    /// The file's text as one number, blanks around it ignored.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]; [`FileError::Content`] where it is no number.
+    pub fn read_u64(&self, relative: impl AsRef<Path>) -> Result<u64, FileError> {
+        let text = self.read(relative.as_ref())?;
+        text.trim().parse().map_err(|_| FileError::Content {
+            path: self.path(relative),
+            what: format!("`{}` where a number was expected", text.trim()),
+        })
+    }
+
+    /// The names in a folder, sorted.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn list(&self, relative: impl AsRef<Path>) -> Result<Vec<String>, FileError> {
+        let path = self.path(relative);
+        let names = fs::read_dir(&path)
+            .and_then(|entries| {
+                entries
+                    .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
+                    .collect::<Result<Vec<_>, _>>()
+            })
+            .map_err(|source| FileError::Io {
+                operation: "list",
+                path,
+                source,
+            });
+        names.map(|mut names| {
+            names.sort_unstable();
+            names
+        })
+    }
+}

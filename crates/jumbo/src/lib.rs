@@ -1,0 +1,16 @@
+//! jumbo: huge pages for the whole life of a program's memory.
+//!
+//! A page is provisioned, described, mapped and freed; each stage is a module of its own, and all of
+//! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
+//!
+//! - [`heap`]: large allocations in an address window of their own; what the preload library calls.
+//! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
+//! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
+//!
+//! Arrows point down: a mechanism never reaches into another's insides.
+
+pub mod heap;
+pub mod kernel;
+pub mod policy;
+pub mod status;
+pub mod units;

@@ -1,0 +1,1 @@
+//! What was asked and what the probe found, turned into a plan. Pure: no I/O happens here.

@@ -1,0 +1,257 @@
+//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`].
+//!
+//! Invariant: a [`PageSize`] is a power of two of at least one byte, so shifting and masking by it is
+//! always right.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes. Displays in binary units (`1.5 GiB`); parses `2M`, `2MiB`, `64k`, `1g`, `4096`.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+/// A number of pages of a size that the context names.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Pages(pub u64);
+
+/// A NUMA node, as the kernel numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub u32);
+
+/// The size of a page or folio: a power of two, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct PageSize(u64);
+
+/// The binary logarithm of the number of base pages in a folio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Order(pub u32);
+
+/// Why a text is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Not a number with an optional unit, or too large for 64 bits.
+    #[error("`{0}` is not a size: expected a number with an optional unit, such as 2M or 1GiB")]
+    Syntax(String),
+    /// A page size that is no power of two.
+    #[error("{0} is not a page size: expected a power of two")]
+    NotPowerOfTwo(Bytes),
+}
+
+impl Bytes {
+    /// The number as the kernel's `kB` fields give it.
+    pub const fn from_kib(kib: u64) -> Self {
+        Self(kib.saturating_mul(1024))
+    }
+
+    /// How many whole pages of `size` fit.
+    pub const fn whole_pages(self, size: PageSize) -> Pages {
+        Pages(self.0 / size.0)
+    }
+}
+
+impl std::ops::Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl std::ops::AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(items: I) -> Self {
+        items.fold(Self(0), |sum, item| sum + item)
+    }
+}
+
+impl Pages {
+    /// The memory of that many pages of `size`.
+    pub const fn bytes(self, size: PageSize) -> Bytes {
+        Bytes(self.0.saturating_mul(size.0))
+    }
+}
+
+impl PageSize {
+    /// 4 KiB, the base page of x86-64 and of most arm64 kernels.
+    pub const SIZE_4K: Self = Self(4 << 10);
+    /// 2 MiB, what one PMD maps where the base page is 4 KiB.
+    pub const SIZE_2M: Self = Self(2 << 20);
+    /// 1 GiB, what one PUD maps where the base page is 4 KiB.
+    pub const SIZE_1G: Self = Self(1 << 30);
+
+    /// A page size of that many bytes.
+    ///
+    /// # Errors
+    /// [`SizeError::NotPowerOfTwo`].
+    pub const fn new(bytes: u64) -> Result<Self, SizeError> {
+        if bytes.is_power_of_two() {
+            Ok(Self(bytes))
+        } else {
+            Err(SizeError::NotPowerOfTwo(Bytes(bytes)))
+        }
+    }
+
+    /// In bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// In kibibytes, as the kernel's directory names have it (`hugepages-2048kB`).
+    pub const fn kib(self) -> u64 {
+        self.0 >> 10
+    }
+
+    /// `address` rounded down to this size.
+    pub const fn align_down(self, address: u64) -> u64 {
+        address & !(self.0 - 1)
+    }
+
+    /// `address` rounded up to this size, or `None` past the end of the address space.
+    pub const fn align_up(self, address: u64) -> Option<u64> {
+        match address.checked_add(self.0 - 1) {
+            Some(sum) => Some(self.align_down(sum)),
+            None => None,
+        }
+    }
+
+    /// The order of a folio of this size over base pages of `base`.
+    pub const fn order(self, base: Self) -> Order {
+        Order(
+            self.0
+                .trailing_zeros()
+                .saturating_sub(base.0.trailing_zeros()),
+        )
+    }
+}
+
+impl Order {
+    /// The size of a folio of this order over base pages of `base`.
+    pub const fn size(self, base: PageSize) -> PageSize {
+        PageSize(base.0 << self.0)
+    }
+}
+
+const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, shift) = UNITS
+            .iter()
+            .find(|(_, shift)| self.0 >> shift != 0)
+            .copied()
+            .unwrap_or(("B", 0));
+        let text = if self.0 & ((1 << shift) - 1) == 0 {
+            format!("{} {unit}", self.0 >> shift)
+        } else {
+            format!("{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64)
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The short form that users type: `4K`, `2M`, `1G`.
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, shift) = [("T", 40), ("G", 30), ("M", 20), ("K", 10), ("", 0)]
+            .into_iter()
+            .find(|(_, shift)| self.0 >> shift != 0)
+            .unwrap_or(("", 0));
+        f.pad(&format!("{}{unit}", self.0 >> shift))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let syntax = || SizeError::Syntax(text.to_owned());
+        let trimmed = text.trim();
+        let digits = trimmed
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(trimmed.len());
+        let number: u64 = trimmed[..digits].parse().map_err(|_| syntax())?;
+        let shift = match trimmed[digits..].trim_start().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            "t" | "tb" | "tib" => 40,
+            _ => return Err(syntax()),
+        };
+        number.checked_mul(1 << shift).map(Self).ok_or_else(syntax)
+    }
+}
+
+impl FromStr for PageSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        Self::new(text.parse::<Bytes>()?.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_parse_and_display() {
+        for (text, bytes, shown) in [
+            ("4096", 4096, "4 KiB"),
+            ("2M", 2 << 20, "2 MiB"),
+            ("2 MiB", 2 << 20, "2 MiB"),
+            ("64k", 64 << 10, "64 KiB"),
+            ("1536M", 1536 << 20, "1.5 GiB"),
+            ("0", 0, "0 B"),
+        ] {
+            let parsed: Bytes = text.parse().unwrap();
+            assert_eq!(
+                (parsed, parsed.to_string().as_str()),
+                (Bytes(bytes), shown),
+                "{text}"
+            );
+        }
+        for bad in ["", "M", "2X", "-1", "1.5G", "99999999T"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        }
+        assert!("3M".parse::<PageSize>().is_err());
+        assert_eq!("2M".parse::<PageSize>().unwrap().to_string(), "2M");
+        assert_eq!(PageSize::SIZE_2M.order(PageSize::SIZE_4K), Order(9));
+    }
+
+    proptest! {
+        #[test]
+        fn align_brackets(address in 0..u64::MAX / 2, shift in 0u32..40) {
+            let size = PageSize::new(1 << shift).unwrap();
+            let (down, up) = (size.align_down(address), size.align_up(address).unwrap());
+            prop_assert!(down <= address && address <= up && up - down <= size.bytes());
+        }
+    }
+}
