@@ -1,0 +1,192 @@
+//! The ledger: what the preload library did in each process, in memory that the launcher shares.
+//!
+//! `jumbo run` makes a memfd, and each covered process maps it through `/proc/LAUNCHER/fd/N` (so
+//! that no descriptor is inherited and no file is left behind), claims a [`Slot`] and counts in it.
+//! What was counted outlives the process, however it ended: a report after SIGKILL is whole.
+//!
+//! Invariant: counters only, no pointers. A process can write nonsense into its launcher's report and
+//! nothing worse.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Result;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Slots in a ledger; processes past that are counted by [`Ledger::claimed`] alone.
+pub const SLOTS: usize = 1000;
+
+const MAGIC: u32 = 0x6a6d_6231;
+
+/// The shared memory, as both sides see it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Ledger {
+    magic: AtomicU32,
+    claimed: AtomicU32,
+    _pad: [u64; 15],
+    slots: [Slot; SLOTS],
+}
+
+/// What one process (one image of it: `exec` claims a new slot) asked for and got. All in bytes
+/// unless named otherwise.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The process, in its own PID namespace; 0 while the slot is being set up.
+    pub pid: AtomicU32,
+    /// Facts found at start: [`flag`].
+    pub flags: AtomicU32,
+    /// Large allocations now alive in the window.
+    pub large_live: AtomicU64,
+    /// The most of them there ever were.
+    pub large_peak: AtomicU64,
+    /// How many large allocations were made (a count).
+    pub large_calls: AtomicU64,
+    /// Large allocations that the window could not serve and the program's allocator did.
+    pub large_fallback: AtomicU64,
+    /// Memory newly put under MADV_HUGEPAGE, over the whole life (allocations and mappings).
+    pub advised: AtomicU64,
+    /// Memory whose MADV_HUGEPAGE the kernel refused.
+    pub refused: AtomicU64,
+    /// The errno of the last refusal.
+    pub refused_errno: AtomicU64,
+    /// Anonymous mappings the program made and jumbo advised.
+    pub maps_advised: AtomicU64,
+    /// Anonymous mappings left alone: no whole huge page fits, or huge pages make no sense there.
+    pub maps_left: AtomicU64,
+    /// glibc thread arenas put under MADV_HUGEPAGE.
+    pub arenas_advised: AtomicU64,
+    /// Bytes collapsed with MADV_COLLAPSE.
+    pub collapsed: AtomicU64,
+}
+
+/// Bits of [`Slot::flags`].
+pub mod flag {
+    /// `malloc` and its family are diverted: the next definition is glibc's.
+    pub const MALLOC: u32 = 1;
+    /// The program has another allocator; only its mappings are covered.
+    pub const FOREIGN_MALLOC: u32 = 1 << 1;
+    /// `mmap` and its family are covered.
+    pub const MAPS: u32 = 1 << 2;
+    /// The window could not be placed in this address space.
+    pub const NO_WINDOW: u32 = 1 << 3;
+    /// The process was told by its parent or itself not to use THP (PR_SET_THP_DISABLE).
+    pub const THP_DISABLED: u32 = 1 << 4;
+    /// glibc's own heap advises THP: glibc.malloc.hugetlb is 1 or more in its tunables.
+    pub const TUNABLE: u32 = 1 << 5;
+}
+
+impl Ledger {
+    /// A new, empty ledger and the memfd that others map it through.
+    ///
+    /// # Errors
+    /// The errno of memfd_create(2) (3.17), ftruncate(2) or mmap(2).
+    pub fn create() -> Result<(&'static Self, OwnedFd)> {
+        let fd = rustix::fs::memfd_create("jumbo-ledger", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, size_of::<Self>() as u64)?;
+        let ledger = Self::map(&fd)?;
+        ledger.magic.store(MAGIC, Ordering::Release);
+        Ok((ledger, fd))
+    }
+
+    /// Maps the ledger behind `fd` for the rest of this process's life.
+    ///
+    /// # Errors
+    /// The errno of fstat(2) or mmap(2); `EINVAL` where the file is too short to be a ledger.
+    pub fn map(fd: impl AsFd) -> Result<&'static Self> {
+        let stat = rustix::fs::fstat(&fd)?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < size_of::<Self>() as u64 {
+            return Err(rustix::io::Errno::INVAL);
+        }
+        map_shared(fd)
+    }
+
+    /// True where the memory was set up by [`Ledger::create`].
+    pub fn is_valid(&self) -> bool {
+        self.magic.load(Ordering::Acquire) == MAGIC
+    }
+
+    /// A slot for this process, or `None` when all are taken.
+    pub fn claim(&self, pid: u32) -> Option<&Slot> {
+        let index = self.claimed.fetch_add(1, Ordering::Relaxed);
+        let slot = self.slots.get(usize::try_from(index).ok()?)?;
+        slot.pid.store(pid, Ordering::Release);
+        Some(slot)
+    }
+
+    /// How many slots were asked for; past [`SLOTS`] that many processes went uncounted.
+    pub fn claimed(&self) -> u32 {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// The slots in use, in the order of their claims.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let used = usize::try_from(self.claimed()).unwrap_or(SLOTS).min(SLOTS);
+        self.slots[..used]
+            .iter()
+            .filter(|slot| slot.pid.load(Ordering::Acquire) != 0)
+    }
+}
+
+impl Slot {
+    /// Adds `bytes` to a counter. Relaxed: each counter stands alone.
+    pub fn add(counter: &AtomicU64, bytes: u64) {
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the one place where the shared memory becomes a type"
+)]
+fn map_shared(fd: impl AsFd) -> Result<&'static Ledger> {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+    let memory = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            size_of::<Ledger>(),
+            prot,
+            flags,
+            fd,
+            0,
+        )?
+    };
+    // SAFETY: the mapping is page-aligned, as long as the type (the caller checked the file's length),
+    // never unmapped, and every field is an atomic for which any bit pattern is valid.
+    Ok(unsafe { &*memory.cast::<Ledger>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_mapping_sees_the_counts_of_the_first() {
+        let (ledger, fd) = Ledger::create().unwrap();
+        let other = Ledger::map(&fd).unwrap();
+        assert!(other.is_valid() && other.slots().next().is_none());
+        Slot::add(&other.claim(7).unwrap().advised, 42);
+        let slot = ledger.slots().next().unwrap();
+        assert_eq!(
+            (
+                slot.pid.load(Ordering::Relaxed),
+                slot.advised.load(Ordering::Relaxed)
+            ),
+            (7, 42)
+        );
+        for _ in 0..SLOTS {
+            let _ = ledger.claim(8);
+        }
+        assert!(ledger.claim(9).is_none());
+        assert_eq!(ledger.slots().count(), SLOTS);
+    }
+
+    #[test]
+    fn a_short_file_is_refused() {
+        let fd = rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(Ledger::map(&fd).unwrap_err(), rustix::io::Errno::INVAL);
+    }
+}

@@ -1,0 +1,74 @@
+//! A process's memory by [`Kind`] and folio size: the types that `status` and the run report share.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::units::{Bytes, PageSize};
+
+/// What a mapping is to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Private anonymous memory: the brk heap, allocators' mappings, thread stacks.
+    Heap,
+    /// Executable file mappings.
+    Text,
+    /// Private writable file mappings and the bss behind them.
+    Data,
+    /// Shared memory: shared anonymous mappings, memfd, /dev/shm, System V segments, shared hugetlb.
+    Shared,
+    /// The main thread's stack.
+    Stack,
+    /// Every other file mapping.
+    File,
+}
+
+/// The resident memory of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KindUsage {
+    /// Mapped, resident or not.
+    pub mapped: Bytes,
+    /// Resident, hugetlb included.
+    pub bytes: Bytes,
+    /// Resident in folios of at least the PMD size (2 MiB on x86-64), mapped as such: THP and hugetlb.
+    pub huge: Bytes,
+    /// Resident by folio size, where it is known.
+    pub folios: BTreeMap<PageSize, Bytes>,
+    /// Resident, below the PMD size, of a folio size that could not be looked up (it takes
+    /// CAP_SYS_ADMIN to read /proc/kpageflags).
+    pub unknown: Bytes,
+}
+
+/// The memory of a process, or of several added up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Usage(pub BTreeMap<Kind, KindUsage>);
+
+impl KindUsage {
+    /// [`KindUsage::huge`] divided by [`KindUsage::bytes`]; `None` where nothing is resident.
+    pub fn huge_share(&self) -> Option<f64> {
+        (self.bytes.0 > 0).then(|| self.huge.0 as f64 / self.bytes.0 as f64)
+    }
+}
+
+impl Usage {
+    /// The usage of one kind; all zero where there is none.
+    pub fn kind(&self, kind: Kind) -> KindUsage {
+        self.0.get(&kind).cloned().unwrap_or_default()
+    }
+
+    /// Adds another process's usage. Memory that both map is counted twice, as `Rss` counts it.
+    pub fn add(&mut self, other: &Self) {
+        for (kind, theirs) in &other.0 {
+            let ours = self.0.entry(*kind).or_default();
+            ours.mapped += theirs.mapped;
+            ours.bytes += theirs.bytes;
+            ours.huge += theirs.huge;
+            ours.unknown += theirs.unknown;
+            for (size, bytes) in &theirs.folios {
+                *ours.folios.entry(*size).or_default() += *bytes;
+            }
+        }
+    }
+}
