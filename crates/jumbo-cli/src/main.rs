@@ -1,4 +1,12 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
+//!
+//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
+//! program it runs, and 125, 126 and 127 of its own.
+
+mod bench;
+mod doctor;
+mod run;
+mod status;
 
 use std::process::ExitCode;
 
@@ -13,8 +21,22 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    Run(run::Args),
+    Status(status::Args),
+    Doctor(doctor::Args),
+    Bench(bench::Args),
+}
 
 fn main() -> ExitCode {
-    match Cli::parse().command {}
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::main(args),
+        Command::Status(args) => status::main(args),
+        Command::Doctor(args) => doctor::main(args),
+        Command::Bench(args) => bench::main(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("jumbo: {error:#}");
+        ExitCode::FAILURE
+    })
 }
