@@ -2,7 +2,32 @@
 //!
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
 //! none of the mechanisms above it.
+//!
+//! - [`smaps`], [`process`]: one process.
+//! - [`thp`]: the host's controls.
 
+pub mod process;
 mod root;
+pub mod smaps;
+pub mod thp;
 
 pub use root::{FileError, Root};
+
+use crate::units::PageSize;
+
+/// The base page of the kernel behind `root`: `AT_PAGESZ` of the auxiliary vector (getauxval(3)),
+/// and that of this process where the file is not there.
+pub fn base_page(root: &Root) -> PageSize {
+    const AT_PAGESZ: u64 = 6;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
+    let recorded = root.read_bytes("proc/self/auxv").ok().and_then(|auxv| {
+        auxv.chunks_exact(16)
+            .find(|pair| word(&pair[..8]) == Some(AT_PAGESZ))
+            .and_then(|pair| word(&pair[8..]))
+    });
+    let own = || rustix::param::page_size() as u64;
+    recorded
+        .and_then(|bytes| PageSize::new(bytes).ok())
+        .or_else(|| PageSize::new(own()).ok())
+        .unwrap_or(PageSize::SIZE_4K)
+}

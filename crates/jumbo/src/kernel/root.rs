@@ -73,17 +73,28 @@ impl Root {
         self.0.join(relative)
     }
 
-    /// The file's text.
+    /// The file's bytes.
     ///
     /// # Errors
     /// [`FileError::Io`].
-    pub fn read(&self, relative: impl AsRef<Path>) -> Result<String, FileError> {
+    pub fn read_bytes(&self, relative: impl AsRef<Path>) -> Result<Vec<u8>, FileError> {
         let path = self.path(relative);
-        fs::read_to_string(&path).map_err(|source| FileError::Io {
+        fs::read(&path).map_err(|source| FileError::Io {
             operation: "read",
             path,
             source,
         })
+    }
+
+    /// The file's text. What is no UTF-8 (a process may have any bytes in its name, and map files
+    /// with any name) is replaced.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn read(&self, relative: impl AsRef<Path>) -> Result<String, FileError> {
+        let bytes = self.read_bytes(relative)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
     }
 
     /// The file's text as one number, blanks around it ignored.

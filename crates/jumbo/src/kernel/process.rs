@@ -1,0 +1,96 @@
+//! One process beside its mappings: /proc/PID/{stat,status,comm} (proc_pid_stat(5)).
+
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
+use serde::Serialize;
+
+use super::smaps::kib;
+use super::{FileError, Root};
+use crate::units::Bytes;
+
+/// How often memory had to be brought in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Faults {
+    /// Page faults that needed no I/O.
+    pub minor: u64,
+    /// Page faults that waited for I/O.
+    pub major: u64,
+    /// Minor faults of children that were waited for.
+    pub children_minor: u64,
+    /// Major faults of children that were waited for.
+    pub children_major: u64,
+}
+
+/// The page faults of `pid`, from its stat file. Any user may read it.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
+    let relative = format!("proc/{pid}/stat");
+    let bytes = root.read_bytes(&relative)?;
+    let stat = Stat::from_read(&bytes[..]).map_err(|error| FileError::Content {
+        path: root.path(relative),
+        what: error.to_string(),
+    })?;
+    Ok(Faults {
+        minor: stat.minflt,
+        major: stat.majflt,
+        children_minor: stat.cminflt,
+        children_major: stat.cmajflt,
+    })
+}
+
+/// The largest resident set `pid` ever had (`VmHWM`), without hugetlb. Any user may read it. `None`
+/// for a kernel thread or zombie, which has no memory.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
+    let status = root.read(format!("proc/{pid}/status"))?;
+    Ok(status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(kib))
+}
+
+/// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn name(root: &Root, pid: u32) -> Result<String, FileError> {
+    let comm = root.read(format!("proc/{pid}/comm"))?;
+    Ok(comm.trim_end_matches('\n').to_owned())
+}
+
+/// Every process, by ascending PID.
+///
+/// # Errors
+/// [`FileError::Io`] where /proc cannot be listed.
+pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
+    let names = root.list("proc")?;
+    let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_seen() {
+        let (root, pid) = (Root::host(), std::process::id());
+        assert!(faults(&root, pid).unwrap().minor > 0);
+        assert!(vm_hwm(&root, pid).unwrap().unwrap() > Bytes(0));
+        assert!(!name(&root, pid).unwrap().is_empty());
+        assert!(all(&root).unwrap().contains(&pid));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_missing() {
+        // Above the largest PID a kernel can give (2^22).
+        let (root, pid) = (Root::host(), 5_000_000);
+        assert!(faults(&root, pid).unwrap_err().is_missing());
+        assert!(vm_hwm(&root, pid).unwrap_err().is_missing());
+    }
+}

@@ -1,0 +1,221 @@
+//! /sys/kernel/mm/transparent_hugepage: which folio sizes the kernel may use for anonymous and for
+//! shared memory, and what came of it (Documentation/admin-guide/mm/transhuge.rst).
+//!
+//! Controls for each size came with Linux 6.8 (anonymous memory) and 6.12 (shared memory); before
+//! that the top-level ones are all there is, and rule the PMD size alone.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{FileError, Root};
+use crate::units::PageSize;
+
+const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
+
+/// A knob that is one word out of several, as the kernel writes it: `always [madvise] never`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// The word in brackets.
+    pub current: String,
+    /// Every word, in the kernel's order.
+    pub options: Vec<String>,
+}
+
+/// All of the folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Thp {
+    /// What one PMD maps.
+    pub pmd_size: PageSize,
+    /// `enabled`, for anonymous memory.
+    pub enabled: Choice,
+    /// `defrag`: what a fault does when no huge page is free.
+    pub defrag: Option<Choice>,
+    /// `shmem_enabled`, for shared memory; `None` where the kernel lacks shared memory THP.
+    pub shmem_enabled: Option<Choice>,
+    /// A read fault of untouched memory maps one huge page of zeroes.
+    pub use_zero_page: Option<bool>,
+    /// Huge pages that hold mostly zeroes are split under memory pressure (6.12).
+    pub shrink_underused: Option<bool>,
+    /// `khugepaged/`: what the collapsing thread does, by file name.
+    pub khugepaged: BTreeMap<String, u64>,
+    /// `hugepages-*kB/`, by size.
+    pub sizes: BTreeMap<PageSize, SizeControl>,
+}
+
+/// What one folio size may be used for, and how often it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SizeControl {
+    /// For anonymous memory; `None` where that cannot have this size (8 KiB).
+    pub enabled: Option<Choice>,
+    /// For shared memory (6.12).
+    pub shmem_enabled: Option<Choice>,
+    /// `stats/`, by file name (6.10).
+    pub stats: BTreeMap<String, u64>,
+}
+
+impl Choice {
+    fn parse(text: &str) -> Option<Self> {
+        let strip = |word: &str| word.trim_matches(['[', ']']).to_owned();
+        let words = || text.split_ascii_whitespace();
+        Some(Self {
+            current: words().find(|word| word.starts_with('[')).map(strip)?,
+            options: words().map(strip).collect(),
+        })
+    }
+
+    fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
+        let text = root.read(relative)?;
+        Self::parse(&text).ok_or_else(|| FileError::Content {
+            path: root.path(relative),
+            what: format!("no word of `{}` is in brackets", text.trim()),
+        })
+    }
+
+    /// True where `word` is chosen.
+    pub fn is(&self, word: &str) -> bool {
+        self.current == word
+    }
+}
+
+impl Thp {
+    /// Reads the folder; `None` where this kernel has no THP.
+    ///
+    /// # Errors
+    /// [`FileError`] where the folder is there and cannot be read or understood.
+    pub fn read(root: &Root) -> Result<Option<Self>, FileError> {
+        let file = |name: &str| format!("{FOLDER}/{name}");
+        let Some(enabled) = optional(Choice::read(root, &file("enabled")))? else {
+            return Ok(None);
+        };
+        let flag = |name: &str| optional(root.read_u64(file(name)).map(|value| value != 0));
+        Ok(Some(Self {
+            pmd_size: pmd_size(root)?,
+            enabled,
+            defrag: optional(Choice::read(root, &file("defrag")))?,
+            shmem_enabled: optional(Choice::read(root, &file("shmem_enabled")))?,
+            use_zero_page: flag("use_zero_page")?,
+            shrink_underused: flag("shrink_underused")?,
+            khugepaged: counters(root, &file("khugepaged"))?,
+            sizes: sizes(root)?,
+        }))
+    }
+
+    /// What `enabled` says for anonymous memory of that size, `inherit` resolved.
+    pub fn anon(&self, size: PageSize) -> Option<&Choice> {
+        match self
+            .sizes
+            .get(&size)
+            .and_then(|control| control.enabled.as_ref())
+        {
+            Some(choice) if choice.is("inherit") => Some(&self.enabled),
+            None if self.sizes.is_empty() && size == self.pmd_size => Some(&self.enabled),
+            choice => choice,
+        }
+    }
+
+    /// What `shmem_enabled` says for shared memory of that size: `inherit` resolved, and overruled by
+    /// the top-level `deny` and `force`.
+    pub fn shared(&self, size: PageSize) -> Option<&Choice> {
+        let top = self.shmem_enabled.as_ref();
+        let own = self
+            .sizes
+            .get(&size)
+            .and_then(|control| control.shmem_enabled.as_ref());
+        match own {
+            Some(_) if top.is_some_and(|top| top.is("deny") || top.is("force")) => top,
+            Some(choice) if choice.is("inherit") => top,
+            None if size == self.pmd_size => top,
+            choice => choice,
+        }
+    }
+}
+
+/// What one PMD maps: `hpage_pmd_size`, and where the kernel has no THP the reach of one page of
+/// 8-byte entries.
+///
+/// # Errors
+/// [`FileError`] where the file is there and cannot be read or understood.
+pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
+    let relative = format!("{FOLDER}/hpage_pmd_size");
+    let bytes = match optional(root.read_u64(&relative))? {
+        Some(bytes) => bytes,
+        None => {
+            let base = super::base_page(root).bytes();
+            base * (base / 8)
+        }
+    };
+    PageSize::new(bytes).map_err(|error| FileError::Content {
+        path: root.path(relative),
+        what: error.to_string(),
+    })
+}
+
+/// The `hugepages-*kB` of a folder, by size.
+pub(super) fn size_folders(
+    root: &Root,
+    folder: &str,
+) -> Result<BTreeMap<PageSize, String>, FileError> {
+    let names = root.list(folder)?;
+    let size = |name: &str| {
+        let kib: u64 = name
+            .strip_prefix("hugepages-")?
+            .strip_suffix("kB")?
+            .parse()
+            .ok()?;
+        PageSize::new(kib.checked_mul(1024)?).ok()
+    };
+    Ok(names
+        .iter()
+        .filter_map(|name| Some((size(name)?, format!("{folder}/{name}"))))
+        .collect())
+}
+
+fn sizes(root: &Root) -> Result<BTreeMap<PageSize, SizeControl>, FileError> {
+    let control = |folder: String| {
+        Ok(SizeControl {
+            enabled: optional(Choice::read(root, &format!("{folder}/enabled")))?,
+            shmem_enabled: optional(Choice::read(root, &format!("{folder}/shmem_enabled")))?,
+            stats: counters(root, &format!("{folder}/stats"))?,
+        })
+    };
+    size_folders(root, FOLDER)?
+        .into_iter()
+        .map(|(size, folder)| Ok((size, control(folder)?)))
+        .collect()
+}
+
+/// Every file of a folder that holds a number; empty where the folder is not there.
+pub(super) fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
+    let names = optional(root.list(folder))?.unwrap_or_default();
+    names
+        .into_iter()
+        .filter_map(|name| match root.read_u64(format!("{folder}/{name}")) {
+            Ok(value) => Some(Ok((name, value))),
+            Err(FileError::Content { .. }) => None,
+            Err(error) => Some(Err(error)),
+        })
+        .collect()
+}
+
+/// A file that is not there is a feature that is not there.
+pub(super) fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_brackets_is_chosen() {
+        let choice = Choice::parse("always [madvise] never\n").unwrap();
+        assert!(choice.is("madvise"));
+        assert_eq!(choice.options, ["always", "madvise", "never"]);
+        assert_eq!(Choice::parse("always never"), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! One process's memory by kind and folio size: [`Observer`] and [`usage`].
+//!
+//! smaps says how much is mapped by PMD and how much is hugetlb. What is smaller than that has a
+//! folio size only the kernel's page flags know, and those are for root. So an observer that may not read
+//! them answers *unknown*, except where the kernel's controls leave the base page as the only size.
+
+use crate::kernel::smaps::{Mapping, Smaps};
+use crate::kernel::thp::{self, Thp};
+use crate::kernel::{self, FileError, Root};
+use crate::units::{Bytes, PageSize};
+
+use super::{Kind, Usage};
+
+/// Looks at processes, again and again: what does not change between two looks is read once.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    root: Root,
+    base: PageSize,
+    pmd: PageSize,
+    small: SmallFolios,
+}
+
+/// Whether folios between the base page and the PMD size can be there, as the controls stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SmallFolios {
+    anon: bool,
+    shared: bool,
+}
+
+/// The usage of one process; see [`Observer`] to look more than once.
+///
+/// # Errors
+/// As [`Observer::usage`].
+pub fn usage(root: &Root, pid: u32) -> Result<Usage, FileError> {
+    Observer::new(root)?.usage(pid)
+}
+
+impl Observer {
+    /// An observer of the processes behind `root`.
+    ///
+    /// # Errors
+    /// [`FileError`] where the PMD size cannot be told.
+    pub fn new(root: &Root) -> Result<Self, FileError> {
+        Ok(Self {
+            root: root.clone(),
+            base: kernel::base_page(root),
+            pmd: thp::pmd_size(root)?,
+            small: SmallFolios::read(root),
+        })
+    }
+
+    /// The memory of `pid`, by kind and folio size. Nothing for a kernel thread or zombie.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]: no such process, or one that this user may not look into.
+    pub fn usage(&self, pid: u32) -> Result<Usage, FileError> {
+        let mut usage = Usage::default();
+        self.each(pid, |kind, mapping| self.count(&mut usage, kind, mapping))?;
+        Ok(usage)
+    }
+
+    /// Calls `visit` with every mapping and its kind, by ascending address.
+    ///
+    /// # Errors
+    /// As [`Observer::usage`].
+    pub fn each(
+        &self,
+        pid: u32,
+        mut visit: impl FnMut(Kind, &Mapping<'_>),
+    ) -> Result<(), FileError> {
+        let smaps = Smaps::read(&self.root, pid)?;
+        let mut data_end = None;
+        for mapping in smaps.mappings() {
+            let kind = self.kind(&mapping, data_end);
+            let from_file = mapping.inode != 0 || !mapping.path.is_empty();
+            data_end = (kind == Kind::Data && from_file).then_some(mapping.end);
+            visit(kind, &mapping);
+        }
+        Ok(())
+    }
+
+    /// `data_end` is where the data segment right before it ends: anonymous memory there is bss.
+    fn kind(&self, mapping: &Mapping<'_>, data_end: Option<u64>) -> Kind {
+        let hugetlb = mapping
+            .kernel_page_size
+            .is_some_and(|size| size > self.base);
+        let path = mapping.path;
+        match (mapping.shared, path) {
+            (true, _) if hugetlb || is_shared_memory(path) => Kind::Shared,
+            (true, _) if mapping.shmem_pmd_mapped > Bytes(0) => Kind::Shared,
+            (false, "[stack]") => Kind::Stack,
+            (false, "") if mapping.write && data_end == Some(mapping.start) => Kind::Data,
+            (false, "" | "[heap]") => Kind::Heap,
+            (false, _) if path.starts_with("[anon:") => Kind::Heap,
+            // A private mapping of /dev/zero is anonymous memory by another name, and so is
+            // MAP_ANONYMOUS | MAP_HUGETLB, which the kernel names after a file of its own.
+            (false, _) if path == "/dev/zero" || path.starts_with("/anon_hugepage") => Kind::Heap,
+            _ if path.starts_with('[') => Kind::File,
+            _ if mapping.execute => Kind::Text,
+            (false, _) if mapping.write => Kind::Data,
+            _ => Kind::File,
+        }
+    }
+
+    fn count(&self, usage: &mut Usage, kind: Kind, mapping: &Mapping<'_>) {
+        let entry = usage.0.entry(kind).or_default();
+        let (hugetlb, pmd_mapped) = (mapping.hugetlb(), mapping.pmd_mapped());
+        entry.mapped += mapping.size();
+        entry.bytes += mapping.rss + hugetlb;
+
+        let mut folios = |size: PageSize, bytes: Bytes| {
+            if bytes > Bytes(0) {
+                *entry.folios.entry(size).or_default() += bytes;
+            }
+        };
+        folios(self.pmd, pmd_mapped);
+        let hugetlb_size = mapping.kernel_page_size.unwrap_or(self.pmd);
+        folios(hugetlb_size, hugetlb);
+
+        let rest = Bytes(mapping.rss.0.saturating_sub(pmd_mapped.0));
+        let base = match kind {
+            Kind::Heap | Kind::Stack if self.small.anon => Bytes(0),
+            Kind::Shared if self.small.shared => Bytes(0),
+            Kind::Heap | Kind::Stack | Kind::Shared => rest,
+            // Page cache comes in folios of the file system's choice; what was copied on write out of
+            // it, and bss unless it may have small folios, is in base pages.
+            Kind::Data if mapping.inode == 0 && self.small.anon => Bytes(0),
+            Kind::Text | Kind::Data | Kind::File => {
+                let copied = mapping
+                    .anonymous
+                    .0
+                    .saturating_sub(mapping.anon_huge_pages.0);
+                Bytes(copied.min(rest.0))
+            }
+        };
+        folios(self.base, base);
+        entry.unknown += Bytes(rest.0 - base.0);
+        entry.huge += pmd_mapped;
+        if hugetlb_size >= self.pmd {
+            entry.huge += hugetlb;
+        }
+    }
+}
+
+impl SmallFolios {
+    fn read(root: &Root) -> Self {
+        match Thp::read(root) {
+            Ok(Some(thp)) => {
+                let off = |choice: &thp::Choice| choice.is("never") || choice.is("deny");
+                let below = || {
+                    thp.sizes
+                        .keys()
+                        .copied()
+                        .filter(|size| *size < thp.pmd_size)
+                };
+                Self {
+                    anon: below()
+                        .filter_map(|size| thp.anon(size))
+                        .any(|choice| !off(choice)),
+                    shared: below()
+                        .filter_map(|size| thp.shared(size))
+                        .any(|choice| !off(choice)),
+                }
+            }
+            Ok(None) => Self {
+                anon: false,
+                shared: false,
+            },
+            // Controls that cannot be read rule nothing out.
+            Err(_) => Self {
+                anon: true,
+                shared: true,
+            },
+        }
+    }
+}
+
+/// The names under which the kernel shows shared memory: shared anonymous mappings, memfd_create(2),
+/// shm_open(3), shmget(2), and the hugetlb kinds of the first and last.
+fn is_shared_memory(path: &str) -> bool {
+    [
+        "/dev/zero",
+        "/memfd:",
+        "/dev/shm/",
+        "/run/shm/",
+        "/SYSV",
+        "/anon_hugepage",
+        "[anon_shmem:",
+    ]
+    .iter()
+    .any(|prefix| path.starts_with(prefix))
+}
