@@ -3,12 +3,12 @@
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
 //! none of the mechanisms above it.
 //!
-//! - [`smaps`], [`process`]: one process.
+//! - [`smaps`], [`task`]: one process.
 //! - [`thp`]: the host's controls.
 
-pub mod process;
 mod root;
 pub mod smaps;
+pub mod task;
 pub mod thp;
 
 pub use root::{FileError, Root};
