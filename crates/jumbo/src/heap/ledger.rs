@@ -131,6 +131,25 @@ impl Ledger {
 }
 
 impl Slot {
+    /// A slot of which nothing was counted yet.
+    pub const fn new() -> Self {
+        Self {
+            pid: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            large_live: AtomicU64::new(0),
+            large_peak: AtomicU64::new(0),
+            large_calls: AtomicU64::new(0),
+            large_fallback: AtomicU64::new(0),
+            advised: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            refused_errno: AtomicU64::new(0),
+            maps_advised: AtomicU64::new(0),
+            maps_left: AtomicU64::new(0),
+            arenas_advised: AtomicU64::new(0),
+            collapsed: AtomicU64::new(0),
+        }
+    }
+
     /// Adds `bytes` to a counter. Relaxed: each counter stands alone.
     pub fn add(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);

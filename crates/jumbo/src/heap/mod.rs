@@ -1,3 +1,211 @@
 //! Large allocations in an address window of their own; what the preload library calls.
+//!
+//! Allocations of at least [`LARGE`] bytes live in a window: a range of addresses that the kernel never
+//! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
+//! Smaller ones stay with the program's allocator. The window is not reserved: it is mapped as it is
+//! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
+//! without us.
+//!
+//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end;
+//! - [`maps`] places and advises the program's own anonymous mappings;
+//! - [`arena`] advises glibc's thread arenas;
+//! - [`ledger`] is what was done, for the launcher to read;
+//! - `memory` is the one leaf that touches memory, `lock` what makes it safe to ask in a signal handler.
+//!
+//! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
+//! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
 
+pub mod arena;
+mod extents;
+mod frontier;
 pub mod ledger;
+mod lock;
+pub mod maps;
+mod memory;
+mod stats;
+mod window;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use ledger::{Ledger, Slot};
+use lock::Lock;
+use memory::Deferred;
+use window::{Resized, Window};
+
+/// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
+pub const LARGE: usize = 128 << 10;
+
+/// The base page that this module is written for. Elsewhere it stays out of the way.
+const BASE_PAGE: usize = 4096;
+
+/// The window: 8 TiB of blocks, 7 TiB of mappings, then the table. The kernel places mappings from the
+/// top of the address space down and the program break at its bottom end; this is in the middle,
+/// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
+const HEAP_BASE: usize = 0x2000_0000_0000;
+const HEAP_END: usize = 0x2800_0000_0000;
+const MAPS_BASE: usize = HEAP_END;
+const MAPS_END: usize = 0x2f00_0000_0000;
+const TABLE_BASE: usize = MAPS_END;
+
+/// How the heap is to behave; see [`crate::policy::Orders`].
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What one PMD maps, in bytes.
+    pub pmd: usize,
+    /// How much may be resident beyond what was asked for, in percent.
+    pub max_waste: usize,
+}
+
+/// What became of a request to resize a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    /// The block is this one now.
+    Done(usize),
+    /// Nothing was changed; the block has room for so many bytes, and the caller copies.
+    Copy(usize),
+    /// No block begins there.
+    Unknown,
+}
+
+static WINDOW: Lock<Window> = Lock::new(Window::new());
+static DEFERRED: Deferred = Deferred::new();
+/// Set once the window has a place; before that, and where it has none, nothing is taken from it.
+static PLACED: AtomicBool = AtomicBool::new(false);
+/// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
+/// resident at once, so nothing is.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+static PMD: AtomicUsize = AtomicUsize::new(0);
+
+/// Gives the window its place. Once, before the first allocation; false where it cannot have one here.
+pub fn start(settings: Settings) -> bool {
+    let mut random = [0u8; size_of::<usize>()];
+    let flags = rustix::rand::GetRandomFlags::NONBLOCK;
+    // Early in boot there may be no randomness yet; a fixed place is then better than none.
+    let _ = rustix::rand::getrandom(&mut random, flags);
+    let random = usize::from_ne_bytes(random);
+    let fits = rustix::param::page_size() == BASE_PAGE
+        && settings.pmd.is_power_of_two()
+        && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
+    if fits {
+        WINDOW.with(|window| window.place(settings, random));
+        maps::place(settings, random >> 32);
+        PMD.store(settings.pmd, Ordering::Relaxed);
+        PLACED.store(true, Ordering::Release);
+    }
+    fits
+}
+
+/// Counts into `ledger` from now on, as process `pid`, with these [`ledger::flag`]s.
+pub fn report_to(ledger: &'static Ledger, pid: u32, flags: u32) {
+    stats::attach(ledger, pid);
+    stats::slot().flags.store(flags, Ordering::Relaxed);
+}
+
+/// Adds to the flags of this process.
+pub fn note(flags: u32) {
+    stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
+}
+
+/// True where `address` lies in the part of the window that blocks are in.
+#[inline(always)]
+pub const fn is_ours(address: usize) -> bool {
+    address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
+}
+
+/// A block of `size` bytes at a multiple of `align` (a power of two), all zeroes if `zeroed`. `None` where
+/// the window cannot serve: the caller asks the program's allocator.
+pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
+    let slot = stats::slot();
+    let taken = (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
+        .then(|| with_window(|window| window.take(size, align)))
+        .flatten();
+    let Some(Ok((address, zero))) = taken else {
+        Slot::add(&slot.large_fallback, size as u64);
+        return None;
+    };
+    Slot::add(&slot.large_calls, 1);
+    if zeroed && !zero {
+        memory::zero(address, size);
+    }
+    Some(address)
+}
+
+/// Frees the block at `address`; false where no block begins there (a bug of the program's).
+pub fn release(address: usize) -> bool {
+    with_window(|window| window.release(address)).unwrap_or_else(|| {
+        // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
+        DEFERRED.push(address);
+        true
+    })
+}
+
+/// How many bytes the block at `address` has room for; `None` where no block begins there.
+pub fn room(address: usize) -> Option<usize> {
+    // In a signal handler that interrupted us the length cannot be looked up: the least it can be.
+    with_window(|window| window.room(address)).unwrap_or(Some(BASE_PAGE))
+}
+
+/// Resizes the block at `address` without copying, where that can be done.
+pub fn resize(address: usize, size: usize) -> Resize {
+    match with_window(|window| window.resize(address, size)) {
+        Some(Resized::InPlace) => Resize::Done(address),
+        Some(Resized::Moved(to)) => Resize::Done(to),
+        Some(Resized::No(room)) => Resize::Copy(room),
+        Some(Resized::Unknown) => Resize::Unknown,
+        None => Resize::Unknown,
+    }
+}
+
+/// Copies what a block holds into another one, for [`Resize::Copy`].
+///
+/// Both were allocated and not freed, and each has room for `length` bytes.
+pub fn copy(from: usize, to: usize, length: usize) {
+    memory::copy(from, to, length);
+}
+
+/// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
+pub fn trim() -> bool {
+    with_window(Window::trim).unwrap_or(false)
+}
+
+/// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
+pub fn lock_future(locked: bool) {
+    LOCKED.store(locked, Ordering::Relaxed);
+}
+
+/// Before fork(2): no other thread is inside the heap while the address space is copied. Gives which
+/// locks were taken, for [`after_fork`].
+pub fn before_fork() -> HeldLocks {
+    // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
+    // call goes on in both processes, and gives the lock back in each.
+    HeldLocks {
+        window: WINDOW.acquire(),
+        maps: maps::PACK.acquire(),
+    }
+}
+
+/// After fork(2), in both processes.
+pub fn after_fork(held: HeldLocks) {
+    if held.maps {
+        maps::PACK.release();
+    }
+    if held.window {
+        WINDOW.release();
+    }
+}
+
+/// The locks that a fork holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeldLocks {
+    window: bool,
+    maps: bool,
+}
+
+fn with_window<R>(work: impl FnOnce(&mut Window) -> R) -> Option<R> {
+    WINDOW.with(|window| {
+        DEFERRED.drain(|address| {
+            window.release(address);
+        });
+        work(window)
+    })
+}

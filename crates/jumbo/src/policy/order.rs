@@ -16,6 +16,9 @@ pub struct Orders<'a> {
     pub max_waste: u32,
     /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
     pub follow: bool,
+    /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES (so it is to be taken out again
+    /// where children are not covered).
+    pub tunable: bool,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
     pub pmd: usize,
     /// Where the ledger is mapped from, if anybody wants one.
@@ -42,11 +45,12 @@ impl<'a> Orders<'a> {
     /// The text for the environment.
     pub fn encode(&self) -> String {
         let mut text = format!(
-            "heap={},maps={},max_waste={},follow={},pmd={}",
+            "heap={},maps={},max_waste={},follow={},tunable={},pmd={}",
             u8::from(self.heap),
             u8::from(self.maps),
             self.max_waste,
             u8::from(self.follow),
+            u8::from(self.tunable),
             self.pmd
         );
         if let Some(ledger) = self.ledger {
@@ -64,6 +68,7 @@ impl<'a> Orders<'a> {
             match key {
                 "heap" => orders.heap = value != "0",
                 "maps" => orders.maps = value != "0",
+                "tunable" => orders.tunable = value != "0",
                 "follow" => orders.follow = value != "0",
                 "max_waste" => orders.max_waste = value.parse().unwrap_or(orders.max_waste),
                 "pmd" => {
@@ -96,11 +101,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            heap: bool, maps: bool, follow: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            heap: bool, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let orders =
-                Orders { heap, maps, max_waste, follow, pmd: 1 << shift, ledger: ledger.as_deref() };
+                Orders { heap, maps, max_waste, follow, tunable, pmd: 1 << shift, ledger: ledger.as_deref() };
             let text = orders.encode();
             prop_assert_eq!(Orders::decode(&text), orders);
         }
