@@ -32,6 +32,7 @@ impl Default for Orders<'_> {
             maps: true,
             max_waste: 5,
             follow: true,
+            tunable: false,
             pmd: 2 << 20,
             ledger: None,
         }
