@@ -3,17 +3,36 @@
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
 //! none of the mechanisms above it.
 //!
+//! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`]: one process.
-//! - [`thp`]: the host's controls.
+//! - [`sys`]: the system calls.
+//! - [`probe`]: what all of that comes to.
 
+pub mod cgroup;
+pub mod hugetlb;
+pub mod memory;
+pub mod probe;
 mod root;
 pub mod smaps;
+pub mod sys;
 pub mod task;
 pub mod thp;
 
+pub use probe::{Probe, probe};
 pub use root::{FileError, Root};
 
+use procfs_core::FromRead;
+
 use crate::units::PageSize;
+
+/// A file whose format procfs-core knows.
+fn parse<T: FromRead>(root: &Root, relative: &str) -> Result<T, FileError> {
+    let bytes = root.read_bytes(relative)?;
+    T::from_read(&bytes[..]).map_err(|error| FileError::Content {
+        path: root.path(relative),
+        what: error.to_string(),
+    })
+}
 
 /// The base page of the kernel behind `root`: `AT_PAGESZ` of the auxiliary vector (getauxval(3)),
 /// and that of this process where the file is not there.

@@ -1,11 +1,12 @@
 //! One process beside its mappings: /proc/PID/{stat,status,comm} (proc_pid_stat(5)).
 
-use procfs_core::FromRead as _;
+use std::fmt::Display;
+
 use procfs_core::process::Stat;
 use serde::Serialize;
 
 use super::smaps::kib;
-use super::{FileError, Root};
+use super::{FileError, Root, parse};
 use crate::units::Bytes;
 
 /// How often memory had to be brought in.
@@ -26,12 +27,7 @@ pub struct Faults {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
-    let relative = format!("proc/{pid}/stat");
-    let bytes = root.read_bytes(&relative)?;
-    let stat = Stat::from_read(&bytes[..]).map_err(|error| FileError::Content {
-        path: root.path(relative),
-        what: error.to_string(),
-    })?;
+    let stat: Stat = parse(root, &format!("proc/{pid}/stat"))?;
     Ok(Faults {
         minor: stat.minflt,
         major: stat.majflt,
@@ -51,6 +47,19 @@ pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))
         .and_then(kib))
+}
+
+/// Whether a process may have THPs at all: false where PR_SET_THP_DISABLE is set (`THP_enabled` of
+/// its status, 5.0). `pid` may be `self`. `None` where the kernel does not say.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn thp_enabled(root: &Root, pid: impl Display) -> Result<Option<bool>, FileError> {
+    let status = root.read(format!("proc/{pid}/status"))?;
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix("THP_enabled:"));
+    Ok(value.map(|value| value.trim() != "0"))
 }
 
 /// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.

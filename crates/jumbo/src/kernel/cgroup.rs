@@ -1,0 +1,190 @@
+//! What this process's control group allows it: hugetlb and memory limits, in both versions
+//! (Documentation/admin-guide/cgroup-v1/hugetlb.rst, cgroup-v2.rst).
+//!
+//! A limit binds together with those of all its ancestors, so the walk goes up to the mount. In a
+//! container it ends where the container's view ends: limits above that cannot be seen from inside.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use procfs_core::ProcessCGroups;
+use procfs_core::process::{MountInfo, MountInfos};
+use serde::Serialize;
+
+use super::thp::optional;
+use super::{FileError, Root, parse};
+use crate::units::{Bytes, PageSize};
+
+/// A limit, of the group that leaves the least room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Limit {
+    /// The file that sets it.
+    pub file: PathBuf,
+    /// What may be used.
+    pub limit: Bytes,
+    /// What the group uses.
+    pub usage: Bytes,
+}
+
+/// The limits on this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Which cgroup version has the hugetlb controller here; `None` where none has it.
+    pub hugetlb_version: Option<u8>,
+    /// On hugetlb pages touched, by size. Beyond it a touch is SIGBUS.
+    pub hugetlb: BTreeMap<PageSize, Limit>,
+    /// On hugetlb pages reserved, by size (5.7). Beyond it mmap(2) fails with ENOMEM.
+    pub reservations: BTreeMap<PageSize, Limit>,
+    /// On all memory.
+    pub memory: Option<Limit>,
+}
+
+impl Limit {
+    /// What may still be used.
+    pub fn room(&self) -> Bytes {
+        Bytes(self.limit.0.saturating_sub(self.usage.0))
+    }
+}
+
+/// A controller's files: the folder of this process's group, and the mount above it.
+struct Group {
+    version: u8,
+    mount: PathBuf,
+    folder: PathBuf,
+}
+
+impl Limits {
+    /// Reads the limits for hugetlb pages of `sizes` and for memory.
+    ///
+    /// # Errors
+    /// [`FileError`] where /proc/self/{cgroup,mountinfo} or a limit cannot be read or understood.
+    pub fn read(root: &Root, sizes: &[PageSize]) -> Result<Self, FileError> {
+        let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
+            return Ok(Self::default());
+        };
+        let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
+        let mut limits = Self::default();
+        if let Some(group) = Group::find(root, &groups, &mounts, "hugetlb") {
+            limits.hugetlb_version = Some(group.version);
+            let (limit, usage) =
+                group.names(("limit_in_bytes", "usage_in_bytes"), ("max", "current"));
+            for size in sizes {
+                let of = |kind: &str| {
+                    let name = |suffix| format!("hugetlb.{}{kind}.{suffix}", unit(*size));
+                    group.tightest(root, &name(limit), &name(usage))
+                };
+                limits.hugetlb.extend(of("")?.map(|limit| (*size, limit)));
+                limits
+                    .reservations
+                    .extend(of(".rsvd")?.map(|limit| (*size, limit)));
+            }
+        }
+        if let Some(group) = Group::find(root, &groups, &mounts, "memory") {
+            let (limit, usage) = group.names(
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+                ("memory.max", "memory.current"),
+            );
+            limits.memory = group.tightest(root, limit, usage)?;
+        }
+        Ok(limits)
+    }
+}
+
+impl Group {
+    fn find(
+        root: &Root,
+        groups: &ProcessCGroups,
+        mounts: &MountInfos,
+        controller: &str,
+    ) -> Option<Self> {
+        let named = |group: &&procfs_core::ProcessCGroup| {
+            group.controllers.iter().any(|name| name == controller)
+        };
+        let v1 = groups.0.iter().find(named);
+        let version = if v1.is_some() { 1 } else { 2 };
+        let group = v1.or_else(|| groups.0.iter().find(|group| group.hierarchy == 0))?;
+        let mount = mounts.iter().find(|mount| match version {
+            1 => mount.fs_type == "cgroup" && mount.super_options.contains_key(controller),
+            _ => mount.fs_type == "cgroup2",
+        })?;
+        let found = Self {
+            version,
+            mount: below_root(root, &mount.mount_point),
+            folder: below_root(root, &inside(mount, &group.pathname)),
+        };
+        // The root of a v2 hierarchy has no limits, so the list of controllers has to tell.
+        let listed = || {
+            let text = root
+                .read(found.mount.join("cgroup.controllers"))
+                .unwrap_or_default();
+            text.split_ascii_whitespace().any(|name| name == controller)
+        };
+        (version == 1 || listed()).then_some(found)
+    }
+
+    fn names<'a>(&self, v1: (&'a str, &'a str), v2: (&'a str, &'a str)) -> (&'a str, &'a str) {
+        if self.version == 1 { v1 } else { v2 }
+    }
+
+    /// The limit with the least room, of this group and its ancestors up to the mount.
+    fn tightest(&self, root: &Root, limit: &str, usage: &str) -> Result<Option<Limit>, FileError> {
+        let mut tightest: Option<Limit> = None;
+        for folder in self
+            .folder
+            .ancestors()
+            .take_while(|folder| folder.starts_with(&self.mount))
+        {
+            let file = folder.join(limit);
+            let Some(text) = optional(root.read(&file))? else {
+                continue;
+            };
+            let Some(bytes) = bounded(text.trim()) else {
+                continue;
+            };
+            let usage = optional(root.read_u64(folder.join(usage)))?.unwrap_or(0);
+            let here = Limit {
+                file,
+                limit: bytes,
+                usage: Bytes(usage),
+            };
+            if tightest
+                .as_ref()
+                .is_none_or(|other| here.room() < other.room())
+            {
+                tightest = Some(here);
+            }
+        }
+        Ok(tightest)
+    }
+}
+
+/// The group's folder as this mount shows it. A mount can show a part of the hierarchy only (a bind
+/// mount into a container); a group outside that part is looked for at the mount's top.
+fn inside(mount: &MountInfo, group: &str) -> PathBuf {
+    let relative = Path::new(group)
+        .strip_prefix(&mount.root)
+        .unwrap_or(Path::new(""));
+    mount.mount_point.join(relative)
+}
+
+fn below_root(root: &Root, path: &Path) -> PathBuf {
+    root.path(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// `max` in v2, and in v1 a number near the largest there is, mean that there is no limit.
+fn bounded(text: &str) -> Option<Bytes> {
+    text.parse()
+        .ok()
+        .filter(|bytes| *bytes < 1 << 60)
+        .map(Bytes)
+}
+
+/// A size as the files' names have it: `64KB`, `2MB`, `1GB`.
+fn unit(size: PageSize) -> String {
+    let (shift, unit) = match size.bytes() {
+        bytes if bytes >= 1 << 30 => (30, "GB"),
+        bytes if bytes >= 1 << 20 => (20, "MB"),
+        _ => (10, "KB"),
+    };
+    format!("{}{unit}", size.bytes() >> shift)
+}

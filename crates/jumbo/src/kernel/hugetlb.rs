@@ -1,0 +1,160 @@
+//! The kernel's hugetlb pools: /sys/kernel/mm/hugepages and /sys/devices/system/node/node*/hugepages
+//! (Documentation/admin-guide/mm/hugetlbpage.rst), and who mounts hugetlbfs.
+
+use std::collections::BTreeMap;
+
+use procfs_core::process::MountInfos;
+use serde::Serialize;
+
+use super::thp::{optional, size_folders};
+use super::{FileError, Root, parse};
+use crate::units::{Bytes, NodeId, PageSize, Pages};
+
+const FOLDER: &str = "sys/kernel/mm/hugepages";
+const NODES: &str = "sys/devices/system/node";
+
+/// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    /// The size of its pages.
+    pub size: PageSize,
+    /// `nr_hugepages`: every page of the pool.
+    pub total: Pages,
+    /// `free_hugepages`: those that nobody maps.
+    pub free: Pages,
+    /// `resv_hugepages`: those of the free ones that are promised to mappings.
+    pub reserved: Pages,
+    /// `surplus_hugepages`: those beyond the persistent ones, on demand.
+    pub surplus: Pages,
+    /// `nr_overcommit_hugepages`: how many surplus pages there may be.
+    pub overcommit: Pages,
+    /// `demote_size`: what its pages can be split into (5.16).
+    pub demote_size: Option<PageSize>,
+    /// The same for each node; empty on kernels without NUMA.
+    pub nodes: BTreeMap<NodeId, NodePool>,
+}
+
+/// A pool's pages on one node. Reservations belong to no node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct NodePool {
+    /// `nr_hugepages`.
+    pub total: Pages,
+    /// `free_hugepages`.
+    pub free: Pages,
+    /// `surplus_hugepages`.
+    pub surplus: Pages,
+}
+
+/// A hugetlbfs mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mount {
+    /// Where.
+    pub path: String,
+    /// `pagesize=`, `size=`, `min_size=` and what else it was mounted with, as the kernel shows it.
+    pub options: BTreeMap<String, Option<String>>,
+}
+
+impl Pool {
+    /// Pages that stay when demand is gone.
+    pub fn persistent(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.surplus.0))
+    }
+
+    /// Pages that somebody maps.
+    pub fn used(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.free.0))
+    }
+
+    /// Pages that nobody maps and nobody was promised.
+    pub fn unused(&self) -> Pages {
+        Pages(self.free.0.saturating_sub(self.reserved.0))
+    }
+
+    /// Surplus pages that may still be made.
+    pub fn may_grow_by(&self) -> Pages {
+        Pages(self.overcommit.0.saturating_sub(self.surplus.0))
+    }
+}
+
+/// Every pool, by ascending size; `None` where this kernel has no hugetlb.
+///
+/// # Errors
+/// [`FileError`] where the folder is there and cannot be read or understood.
+pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
+    let Some(folders) = optional(size_folders(root, FOLDER))? else {
+        return Ok(None);
+    };
+    let mut nodes = BTreeMap::new();
+    for node in super::memory::nodes(root)? {
+        let folder = format!("{NODES}/node{node}/hugepages");
+        let folders = optional(size_folders(root, &folder))?.unwrap_or_default();
+        nodes.insert(node, folders);
+    }
+    let pool = |(size, folder): (PageSize, String)| {
+        let pages = |name: &str| root.read_u64(format!("{folder}/{name}")).map(Pages);
+        let demote_size = optional(root.read(format!("{folder}/demote_size")))?;
+        Ok(Pool {
+            size,
+            total: pages("nr_hugepages")?,
+            free: pages("free_hugepages")?,
+            reserved: pages("resv_hugepages")?,
+            surplus: pages("surplus_hugepages")?,
+            overcommit: pages("nr_overcommit_hugepages")?,
+            demote_size: demote_size.and_then(|text| text.trim().parse().ok()),
+            nodes: nodes
+                .iter()
+                .filter_map(|(node, folders)| Some((*node, folders.get(&size)?)))
+                .map(|(node, folder)| Ok((node, NodePool::read(root, folder)?)))
+                .collect::<Result<_, FileError>>()?,
+        })
+    };
+    folders
+        .into_iter()
+        .map(pool)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+impl NodePool {
+    fn read(root: &Root, folder: &str) -> Result<Self, FileError> {
+        let pages = |name: &str| root.read_u64(format!("{folder}/{name}")).map(Pages);
+        Ok(Self {
+            total: pages("nr_hugepages")?,
+            free: pages("free_hugepages")?,
+            surplus: pages("surplus_hugepages")?,
+        })
+    }
+}
+
+/// Whether HVO, the kernel's own vmemmap optimisation, is on for pages made from now on; `None` where
+/// the kernel lacks it (before 5.18, or CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
+///
+/// # Errors
+/// [`FileError`] where the file is there and cannot be read or understood.
+pub fn optimize_vmemmap(root: &Root) -> Result<Option<bool>, FileError> {
+    optional(
+        root.read_u64("proc/sys/vm/hugetlb_optimize_vmemmap")
+            .map(|value| value != 0),
+    )
+}
+
+/// The hugetlbfs mounts that this process sees.
+///
+/// # Errors
+/// [`FileError`] where mountinfo cannot be read or understood.
+pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
+    let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
+    Ok(infos
+        .into_iter()
+        .filter(|mount| mount.fs_type == "hugetlbfs")
+        .map(|mount| Mount {
+            path: mount.mount_point.display().to_string(),
+            options: mount.super_options.into_iter().collect(),
+        })
+        .collect())
+}
+
+/// The memory that all pools hold.
+pub fn pooled(pools: &[Pool]) -> Bytes {
+    pools.iter().map(|pool| pool.total.bytes(pool.size)).sum()
+}

@@ -1,0 +1,237 @@
+//! The host's memory: /proc/{meminfo,vmstat,buddyinfo} and its nodes.
+
+use std::collections::BTreeMap;
+
+use procfs_core::{Meminfo, VmStat};
+use serde::Serialize;
+
+use super::thp::optional;
+use super::{FileError, Root, parse};
+use crate::units::{Bytes, NodeId, Order, PageSize, Pages};
+
+/// The size of `struct page`, of which there is one for each base page, on every 64-bit kernel.
+pub const DESCRIPTOR: Bytes = Bytes(64);
+
+/// What of /proc/meminfo tells about page sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// What the kernel manages.
+    pub total: Bytes,
+    /// What lies free.
+    pub free: Bytes,
+    /// What could be had without swapping (3.14).
+    pub available: Bytes,
+    /// Anonymous memory of all processes.
+    pub anon: Bytes,
+    /// Of that in THPs mapped by PMD.
+    pub anon_huge: Bytes,
+    /// Shared memory and tmpfs.
+    pub shmem: Bytes,
+    /// Of that in huge folios.
+    pub shmem_huge: Bytes,
+    /// Page cache in huge folios.
+    pub file_huge: Bytes,
+    /// Page tables.
+    pub page_tables: Bytes,
+    /// All pages of all hugetlb pools.
+    pub hugetlb: Bytes,
+    /// What may be promised under strict overcommit.
+    pub commit_limit: Bytes,
+    /// What is promised.
+    pub committed: Bytes,
+    /// Swap space.
+    pub swap_total: Bytes,
+    /// Swap space not in use.
+    pub swap_free: Bytes,
+}
+
+/// /proc/vmstat, by the kernel's names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Events(pub BTreeMap<String, u64>);
+
+/// The free blocks of one zone, from /proc/buddyinfo.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Zone {
+    /// The node it belongs to.
+    pub node: NodeId,
+    /// `DMA`, `DMA32`, `Normal`, `Movable`.
+    pub name: String,
+    /// How many free blocks there are of each order, from 0 up.
+    pub blocks: Vec<u64>,
+}
+
+/// What one `struct page` for each base page costs now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Metadata {
+    /// The memory it takes.
+    pub bytes: Bytes,
+    /// True where the kernel counted it; else it is computed, 64 bytes a base page, and knows nothing
+    /// of what HVO saves.
+    pub counted: bool,
+}
+
+impl Memory {
+    /// Reads /proc/meminfo.
+    ///
+    /// # Errors
+    /// [`FileError`] where the file cannot be read or understood.
+    pub fn read(root: &Root) -> Result<Self, FileError> {
+        let info: Meminfo = parse(root, "proc/meminfo")?;
+        let optional = |bytes: Option<u64>| Bytes(bytes.unwrap_or(0));
+        Ok(Self {
+            total: Bytes(info.mem_total),
+            free: Bytes(info.mem_free),
+            available: Bytes(info.mem_available.unwrap_or(info.mem_free)),
+            anon: optional(info.anon_pages),
+            anon_huge: optional(info.anon_hugepages),
+            shmem: optional(info.shmem),
+            shmem_huge: optional(info.shmem_hugepages),
+            file_huge: optional(info.file_huge_pages),
+            page_tables: optional(info.page_tables),
+            hugetlb: optional(info.hugetlb),
+            commit_limit: optional(info.commit_limit),
+            committed: Bytes(info.committed_as),
+            swap_total: Bytes(info.swap_total),
+            swap_free: Bytes(info.swap_free),
+        })
+    }
+}
+
+impl Events {
+    /// Reads /proc/vmstat.
+    ///
+    /// # Errors
+    /// [`FileError`] where the file cannot be read or understood.
+    pub fn read(root: &Root) -> Result<Self, FileError> {
+        let VmStat(events) = parse(root, "proc/vmstat")?;
+        let count = |value: i64| u64::try_from(value).unwrap_or(0);
+        Ok(Self(
+            events
+                .into_iter()
+                .map(|(name, value)| (name, count(value)))
+                .collect(),
+        ))
+    }
+
+    /// One counter; `None` where this kernel has none of that name.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
+    /// What page metadata costs: nr_memmap_pages and nr_memmap_boot_pages (6.12), else computed from
+    /// the memory there is.
+    pub fn metadata(&self, memory: &Memory, base: PageSize) -> Metadata {
+        match (
+            self.get("nr_memmap_pages"),
+            self.get("nr_memmap_boot_pages"),
+        ) {
+            (Some(pages), Some(boot)) => Metadata {
+                bytes: Pages(pages + boot).bytes(base),
+                counted: true,
+            },
+            _ => Metadata {
+                bytes: Bytes(memory.total.whole_pages(base).0 * DESCRIPTOR.0),
+                counted: false,
+            },
+        }
+    }
+}
+
+impl Zone {
+    /// Reads /proc/buddyinfo.
+    ///
+    /// # Errors
+    /// [`FileError`] where the file cannot be read or understood.
+    pub fn read_all(root: &Root) -> Result<Vec<Self>, FileError> {
+        let relative = "proc/buddyinfo";
+        let zone = |line: &str| {
+            let (node, rest) = line.strip_prefix("Node ")?.split_once(',')?;
+            let mut words = rest.split_ascii_whitespace().skip(1);
+            Some(Self {
+                node: NodeId(node.parse().ok()?),
+                name: words.next()?.to_owned(),
+                blocks: words.map(|word| word.parse().ok()).collect::<Option<_>>()?,
+            })
+        };
+        let text = root.read(relative)?;
+        let parsed = |line| {
+            zone(line).ok_or_else(|| FileError::Content {
+                path: root.path(relative),
+                what: format!("`{line}` where free blocks of a zone were expected"),
+            })
+        };
+        text.lines().map(parsed).collect()
+    }
+
+    /// How many pages of `size` the free blocks hold. `None` where the allocator's largest block is
+    /// smaller than that, so that nobody knows which blocks are neighbours.
+    pub fn whole(&self, size: PageSize, base: PageSize) -> Option<Pages> {
+        let wanted = size.order(base).0;
+        let blocks = self.blocks.iter().enumerate();
+        let orders = || {
+            blocks
+                .clone()
+                .filter_map(|(order, n)| Some((u32::try_from(order).ok()?, n)))
+        };
+        orders().any(|(order, _)| order >= wanted).then(|| {
+            Pages(
+                orders()
+                    .filter(|(order, _)| *order >= wanted)
+                    .map(|(order, blocks)| blocks << (order - wanted))
+                    .sum(),
+            )
+        })
+    }
+
+    /// The largest block there could be, free or not.
+    pub fn largest(&self, base: PageSize) -> Option<PageSize> {
+        let order = u32::try_from(self.blocks.len().checked_sub(1)?).ok()?;
+        Some(Order(order).size(base))
+    }
+
+    /// All of its free memory.
+    pub fn free(&self, base: PageSize) -> Bytes {
+        let pages = self
+            .blocks
+            .iter()
+            .enumerate()
+            .map(|(order, blocks)| blocks << order)
+            .sum();
+        Pages(pages).bytes(base)
+    }
+}
+
+/// The nodes of this host, by ascending number; empty on kernels without NUMA.
+///
+/// # Errors
+/// [`FileError`] where the folder is there and cannot be listed.
+pub fn nodes(root: &Root) -> Result<Vec<NodeId>, FileError> {
+    let names = optional(root.list("sys/devices/system/node"))?.unwrap_or_default();
+    let mut nodes: Vec<_> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("node")?.parse().ok().map(NodeId))
+        .collect();
+    nodes.sort_unstable();
+    Ok(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_blocks_count_as_the_pages_they_hold() {
+        let zone = Zone {
+            node: NodeId(0),
+            name: "Normal".to_owned(),
+            blocks: vec![3, 0, 0, 0, 0, 0, 0, 0, 0, 5, 7],
+        };
+        let base = PageSize::SIZE_4K;
+        assert_eq!(zone.whole(PageSize::SIZE_2M, base), Some(Pages(5 + 14)));
+        assert_eq!(zone.whole(base, base), Some(Pages(3 + 5 * 512 + 7 * 1024)));
+        assert_eq!(zone.whole(PageSize::SIZE_1G, base), None);
+        assert_eq!(zone.largest(base), PageSize::new(4 << 20).ok());
+        assert_eq!(zone.free(base).0, (3 + 5 * 512 + 7 * 1024) * 4096);
+    }
+}

@@ -1,0 +1,370 @@
+//! What this kernel, this privilege and this container allow, each with the reason: [`Probe`].
+//!
+//! What a file says is read from it; what only a call can tell is tried, on memory of our own. The
+//! calls ask the kernel that runs this process, whatever [`Root`] is given.
+
+use std::collections::BTreeMap;
+
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::thread::CapabilitySet;
+use serde::Serialize;
+
+use super::cgroup::Limits;
+use super::hugetlb::{self, Pool};
+use super::thp::{Choice, Thp};
+use super::{FileError, Root, base_page, sys, task, thp};
+use crate::units::{Bytes, PageSize};
+
+/// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
+/// 512 MiB where base pages are 64 KiB).
+const LARGEST_TRIAL: Bytes = Bytes(32 << 20);
+
+/// How far something can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Available {
+    /// As the kernel documents it.
+    Yes,
+    /// With a restriction that the reason names.
+    Limited,
+    /// Not at all.
+    No,
+}
+
+/// One thing, and why it is so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Feature {
+    /// Whether it can be used.
+    pub available: Available,
+    /// The evidence.
+    pub reason: String,
+    /// What the kernel answered where it was asked and refused.
+    pub errno: Option<i32>,
+}
+
+/// Everything that was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Probe {
+    /// The base page.
+    pub base_page: PageSize,
+    /// What one PMD maps.
+    pub pmd_size: PageSize,
+    /// hugetlb pages of each size.
+    pub hugetlb: BTreeMap<PageSize, Feature>,
+    /// Folios of each size in anonymous memory.
+    pub anon: BTreeMap<PageSize, Feature>,
+    /// Folios of each size in shared memory.
+    pub shared: BTreeMap<PageSize, Feature>,
+    /// THP for this process (PR_SET_THP_DISABLE is inherited by children and kept by execve).
+    pub thp_for_process: Feature,
+    /// MADV_COLLAPSE.
+    pub collapse: Feature,
+    /// process_madvise(2), as `jumbo` uses it on other processes.
+    pub process_madvise: Feature,
+    /// process_mrelease(2).
+    pub process_mrelease: Feature,
+    /// userfaultfd(2) for faults of user space.
+    pub userfaultfd: Feature,
+    /// HVO: no memory for the descriptors of a hugetlb page's tail.
+    pub vmemmap_optimization: Feature,
+    /// What the control group leaves of hugetlb.
+    pub cgroup_hugetlb: Feature,
+}
+
+impl Feature {
+    fn yes(reason: impl Into<String>) -> Self {
+        Self {
+            available: Available::Yes,
+            reason: reason.into(),
+            errno: None,
+        }
+    }
+
+    fn limited(reason: impl Into<String>) -> Self {
+        Self {
+            available: Available::Limited,
+            ..Self::yes(reason)
+        }
+    }
+
+    fn no(reason: impl Into<String>) -> Self {
+        Self {
+            available: Available::No,
+            ..Self::yes(reason)
+        }
+    }
+
+    fn refused(reason: impl Into<String>, errno: Errno) -> Self {
+        let reason = reason.into();
+        Self {
+            errno: Some(errno.raw_os_error()),
+            ..Self::no(format!("{reason}: {errno}"))
+        }
+    }
+
+    fn unreadable(error: &FileError) -> Self {
+        Self::no(error.to_string())
+    }
+}
+
+fn sized<'a>(name: &str, features: &'a BTreeMap<PageSize, Feature>) -> Vec<(String, &'a Feature)> {
+    features
+        .iter()
+        .map(|(size, feature)| (format!("{name} {size}"), feature))
+        .collect()
+}
+
+impl Probe {
+    /// Everything but the page sizes, under the names of the fields.
+    pub fn features(&self) -> impl Iterator<Item = (String, &Feature)> {
+        [
+            sized("hugetlb", &self.hugetlb),
+            sized("anonymous", &self.anon),
+            sized("shared", &self.shared),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(
+            [
+                ("THP for this process", &self.thp_for_process),
+                ("MADV_COLLAPSE", &self.collapse),
+                ("process_madvise", &self.process_madvise),
+                ("process_mrelease", &self.process_mrelease),
+                ("userfaultfd", &self.userfaultfd),
+                ("HVO", &self.vmemmap_optimization),
+                ("cgroup hugetlb", &self.cgroup_hugetlb),
+            ]
+            .map(|(name, feature)| (name.to_owned(), feature)),
+        )
+    }
+}
+
+/// Asks everything. It takes about a millisecond, and no more memory than one huge page.
+pub fn probe(root: &Root) -> Probe {
+    let pools = hugetlb::pools(root).map(Option::unwrap_or_default);
+    let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
+    let limits = Limits::read(root, &sizes);
+    let thp = Thp::read(root);
+    let base_page = base_page(root);
+    let pmd_size = thp::pmd_size(root).unwrap_or(PageSize::SIZE_2M);
+    Probe {
+        base_page,
+        pmd_size,
+        hugetlb: pools
+            .iter()
+            .flatten()
+            .map(|pool| (pool.size, pool_feature(pool, limits.as_ref().ok())))
+            .collect(),
+        anon: by_size(&thp, |thp, size| thp.anon(size).map(anon_feature)),
+        shared: by_size(&thp, |thp, size| thp.shared(size).map(shared_feature)),
+        thp_for_process: thp_for_process(root, &thp),
+        collapse: collapse(pmd_size),
+        process_madvise: process_madvise(),
+        process_mrelease: process_mrelease(),
+        userfaultfd: userfaultfd(root),
+        vmemmap_optimization: vmemmap_optimization(root),
+        cgroup_hugetlb: match &limits {
+            Ok(limits) => cgroup_feature(limits),
+            Err(error) => Feature::unreadable(error),
+        },
+    }
+}
+
+fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
+    let touch = limits.and_then(|limits| limits.hugetlb.get(&pool.size));
+    let reserve = limits.and_then(|limits| limits.reservations.get(&pool.size));
+    let binding = [touch, reserve].into_iter().flatten();
+    if let Some(limit) = binding.min_by_key(|limit| limit.room())
+        && limit.room().0 < pool.size.bytes()
+    {
+        let file = limit.file.display();
+        return Feature::no(format!(
+            "{file} is {} with {} in use",
+            limit.limit, limit.usage
+        ));
+    }
+    let (unused, surplus) = (pool.unused(), pool.may_grow_by());
+    if unused.0 > 0 {
+        Feature::yes(format!(
+            "{unused} of {} pages free and unreserved",
+            pool.total
+        ))
+    } else if surplus.0 > 0 {
+        Feature::limited(format!(
+            "none of {} pages free, up to {surplus} surplus pages if memory is not fragmented",
+            pool.total
+        ))
+    } else {
+        Feature::no(format!(
+            "none of {} pages free, and nr_overcommit_hugepages allows no surplus",
+            pool.total
+        ))
+    }
+}
+
+fn by_size(
+    thp: &Result<Option<Thp>, FileError>,
+    feature: impl Fn(&Thp, PageSize) -> Option<Feature>,
+) -> BTreeMap<PageSize, Feature> {
+    let Ok(Some(thp)) = thp else {
+        return BTreeMap::new();
+    };
+    let sizes = thp.sizes.keys().copied().chain([thp.pmd_size]);
+    sizes
+        .filter_map(|size| Some((size, feature(thp, size)?)))
+        .collect()
+}
+
+fn anon_feature(choice: &Choice) -> Feature {
+    match choice.current.as_str() {
+        "always" => Feature::yes("always"),
+        "madvise" => Feature::yes("where MADV_HUGEPAGE was given"),
+        word => Feature::no(format!("enabled is `{word}`")),
+    }
+}
+
+fn shared_feature(choice: &Choice) -> Feature {
+    match choice.current.as_str() {
+        "always" | "force" => Feature::yes(choice.current.clone()),
+        "within_size" => Feature::yes("within the size of the object"),
+        "advise" => Feature::yes("where MADV_HUGEPAGE was given"),
+        word => Feature::no(format!("shmem_enabled is `{word}`")),
+    }
+}
+
+fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
+    match (thp, task::thp_enabled(root, "self")) {
+        (Err(error), _) => Feature::unreadable(error),
+        (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
+        (_, Ok(Some(false))) => {
+            Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
+        }
+        (_, Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
+        (_, Err(error)) => Feature::unreadable(&error),
+    }
+}
+
+fn collapse(pmd: PageSize) -> Feature {
+    if pmd.bytes() > LARGEST_TRIAL.0 {
+        return Feature::limited(format!("not tried: one huge page is {pmd} here"));
+    }
+    let tried = sys::Scratch::new(pmd).and_then(|memory| {
+        memory.touch()?;
+        sys::collapse(memory.address(), memory.size())
+    });
+    match tried {
+        Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
+        Err(Errno::INVAL) => {
+            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", Errno::INVAL)
+        }
+        Err(errno) => Feature::refused(
+            format!("collapsing {pmd} of anonymous memory failed"),
+            errno,
+        ),
+    }
+}
+
+fn process_madvise() -> Feature {
+    // An empty page is enough: the kernel resolves the process and checks the right to it first.
+    let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
+        let memory = sys::Scratch::new(base_of_this_process())?;
+        sys::collapse_in(this, memory.address(), 0)
+    });
+    match tried {
+        Ok(_) if has(CapabilitySet::SYS_NICE) => Feature::yes("CAP_SYS_NICE is held"),
+        Ok(_) => Feature::limited("this process only: others take CAP_SYS_NICE"),
+        Err(Errno::NOSYS) => Feature::refused("no process_madvise (Linux 5.10)", Errno::NOSYS),
+        Err(errno) => Feature::refused("advising this process itself failed", errno),
+    }
+}
+
+fn base_of_this_process() -> PageSize {
+    base_page(&Root::host())
+}
+
+fn process_mrelease() -> Feature {
+    // This process is not dying, so the kernel must refuse: EINVAL says that it understood.
+    match pidfd_open(getpid(), PidfdFlags::empty()).and_then(sys::release) {
+        Ok(()) | Err(Errno::INVAL) => Feature::yes("for dying processes of this user"),
+        Err(Errno::NOSYS) => Feature::refused("no process_mrelease (Linux 5.15)", Errno::NOSYS),
+        Err(errno) => Feature::refused("asking about this process itself failed", errno),
+    }
+}
+
+fn userfaultfd(root: &Root) -> Feature {
+    match sys::userfault_user_mode() {
+        Ok(_) => {
+            let path = "proc/sys/vm/unprivileged_userfaultfd";
+            let open_to_all = matches!(root.read_u64(path), Ok(1));
+            if open_to_all || has(CapabilitySet::SYS_PTRACE) {
+                Feature::yes("for faults of user space and of system calls")
+            } else {
+                Feature::limited(
+                    "for faults of user space only: vm.unprivileged_userfaultfd is 0 and \
+                     CAP_SYS_PTRACE is not held",
+                )
+            }
+        }
+        Err(Errno::NOSYS) => {
+            Feature::refused("no userfaultfd in this kernel, or seccomp", Errno::NOSYS)
+        }
+        Err(Errno::INVAL) => Feature::refused("no UFFD_USER_MODE_ONLY (Linux 5.11)", Errno::INVAL),
+        Err(errno) => Feature::refused("userfaultfd for user space failed", errno),
+    }
+}
+
+fn vmemmap_optimization(root: &Root) -> Feature {
+    match hugetlb::optimize_vmemmap(root) {
+        Ok(Some(true)) => {
+            Feature::yes("vm.hugetlb_optimize_vmemmap is 1, for pages made from now on")
+        }
+        Ok(Some(false)) => Feature::limited("vm.hugetlb_optimize_vmemmap is 0; root can set it"),
+        Ok(None) => Feature::no("this kernel has no vm.hugetlb_optimize_vmemmap (Linux 5.18)"),
+        Err(error) => Feature::unreadable(&error),
+    }
+}
+
+fn cgroup_feature(limits: &Limits) -> Feature {
+    let Some(version) = limits.hugetlb_version else {
+        return Feature::yes("no hugetlb controller here, so no limit");
+    };
+    let binding = limits.hugetlb.iter().chain(&limits.reservations);
+    let texts: Vec<_> = binding
+        .map(|(size, limit)| {
+            format!(
+                "{size}: {} of {} left ({})",
+                limit.room(),
+                limit.limit,
+                limit.file.display()
+            )
+        })
+        .collect();
+    if texts.is_empty() {
+        Feature::yes(format!("no limit set (cgroup v{version})"))
+    } else {
+        Feature::limited(texts.join("; "))
+    }
+}
+
+fn has(capability: CapabilitySet) -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_is_probed_and_every_answer_has_a_reason() {
+        let probe = probe(&Root::host());
+        for (name, feature) in probe.features() {
+            assert!(!feature.reason.is_empty(), "{name}");
+            assert!(
+                feature.errno.is_none() || feature.available == Available::No,
+                "{name}"
+            );
+        }
+        serde_json::to_string(&probe).unwrap();
+    }
+}

@@ -1,0 +1,21 @@
+//! System calls that rustix lacks, behind functions that are safe to call.
+
+mod collapse;
+mod release;
+mod scratch;
+mod userfault;
+
+pub use collapse::{collapse, collapse_in};
+pub use release::release;
+pub use scratch::Scratch;
+pub use userfault::userfault_user_mode;
+
+use rustix::io::{Errno, Result};
+
+/// What libc's convention says: -1, and the reason in errno.
+fn result(returned: libc::c_long) -> Result<usize> {
+    usize::try_from(returned).map_err(|_| {
+        let code = std::io::Error::last_os_error().raw_os_error();
+        Errno::from_raw_os_error(code.unwrap_or(libc::EINVAL))
+    })
+}
