@@ -1,1 +1,17 @@
 //! The library that `jumbo run` loads into a program.
+//!
+//! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]) and a few calls that
+//! bear on them, and calls [`jumbo::heap`], which does the work. [`next`] finds the definitions that
+//! stand behind ours, [`start`] is the constructor.
+//!
+//! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
+//! back in, errno left alone by what succeeds. A call that is none of our business costs a comparison and
+//! a jump.
+//!
+//! Interposed: malloc, calloc, realloc, reallocarray, free, memalign, posix_memalign, aligned_alloc,
+//! valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, mremap, sbrk, brk, mlockall, munlockall.
+
+mod alloc;
+mod maps;
+mod next;
+mod start;

@@ -128,6 +128,11 @@ pub fn advise_mapping(address: usize, length: usize) {
     );
 }
 
+/// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
+pub fn populate(address: usize, length: usize) {
+    memory::populate(address, length.next_multiple_of(BASE_PAGE));
+}
+
 /// A mapping that was left as the program made it.
 pub fn left_alone(length: usize) {
     Slot::add(&stats::slot().maps_left, length as u64);

@@ -107,6 +107,12 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
+/// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
+pub(super) fn populate(address: usize, length: usize) {
+    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
+    let _ = unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) };
+}
+
 /// Replaces the base pages of one huge page's range by a huge page, now. MADV_COLLAPSE, Linux 6.1.
 pub(super) fn collapse(address: usize, length: usize) {
     // SAFETY: errno is this thread's own; madvise(2) with MADV_COLLAPSE changes how memory is backed,

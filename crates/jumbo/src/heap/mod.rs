@@ -201,6 +201,38 @@ pub struct HeldLocks {
     maps: bool,
 }
 
+impl HeldLocks {
+    /// As a number, for a place that only an atomic can be in.
+    pub const fn bits(self) -> u8 {
+        self.window as u8 | (self.maps as u8) << 1
+    }
+
+    /// From [`HeldLocks::bits`].
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
+            window: bits & 1 != 0,
+            maps: bits & 2 != 0,
+        }
+    }
+}
+
+/// In the child of a fork: counts as a process of its own from now on, with what it inherited.
+pub fn forked(ledger: &'static Ledger, pid: u32) {
+    let parent = stats::slot();
+    let (flags, live) = (
+        parent.flags.load(Ordering::Relaxed),
+        parent.large_live.load(Ordering::Relaxed),
+    );
+    stats::attach(ledger, pid);
+    stats::slot().flags.store(flags, Ordering::Relaxed);
+    stats::live(live);
+}
+
+/// True where this process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15; see prctl(2).
+pub fn thp_disabled() -> bool {
+    rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
+}
+
 fn with_window<R>(work: impl FnOnce(&mut Window) -> R) -> Option<R> {
     WINDOW.with(|window| {
         DEFERRED.drain(|address| {

@@ -1,0 +1,306 @@
+//! The `malloc` family. See malloc(3), posix_memalign(3), malloc_usable_size(3), malloc_trim(3).
+//!
+//! [`LARGE_FROM`] is all that decides: what is at least so large is asked of [`jumbo::heap`] first; the
+//! rest, and what the heap cannot serve, is the business of the program's allocator. It starts at "never",
+//! and the constructor lowers it where the program's allocator is glibc's.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use jumbo::heap::{self, Resize};
+
+use crate::next::{self, set_errno};
+
+/// The least size that is diverted.
+static LARGE_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// glibc's MALLOC_ALIGNMENT, which every block has.
+const ALIGN: usize = 16;
+
+/// Starts diverting.
+pub(crate) fn divert() {
+    LARGE_FROM.store(heap::LARGE, Ordering::Release);
+}
+
+#[inline(always)]
+fn is_large(size: usize) -> bool {
+    size >= LARGE_FROM.load(Ordering::Relaxed)
+}
+
+/// A block from the heap. Sizes past PTRDIFF_MAX are left to the allocator to refuse.
+#[cold]
+#[inline(never)]
+fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
+    if isize::try_from(size).is_err() || !align.is_power_of_two() {
+        return None;
+    }
+    heap::allocate(size, align, zeroed).map(with_exposed_provenance_mut)
+}
+
+/// Lets the heap look at what glibc returned.
+#[inline(always)]
+fn small(pointer: *mut c_void) -> *mut c_void {
+    if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
+        // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its
+        // start), and the program has not seen it yet.
+        unsafe { heap::arena::seen(pointer.addr()) };
+    }
+    pointer
+}
+
+/// malloc(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    if is_large(size)
+        && let Some(block) = large(size, ALIGN, false)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::malloc.get())(size) })
+}
+
+/// calloc(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    if let Some(bytes) = count.checked_mul(size)
+        && is_large(bytes)
+        && let Some(block) = large(bytes, ALIGN, true)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::calloc.get())(count, size) })
+}
+
+/// free(3).
+///
+/// # Safety
+/// `pointer` is null or was allocated and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(pointer: *mut c_void) {
+    if heap::is_ours(pointer.addr()) {
+        return release(pointer);
+    }
+    // SAFETY: the same call.
+    unsafe { (next::free.get())(pointer) }
+}
+
+#[cold]
+#[inline(never)]
+fn release(pointer: *mut c_void) {
+    if !heap::release(pointer.addr()) {
+        invalid("free(): invalid pointer");
+    }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// `pointer` is null or was allocated and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_void {
+    if pointer.is_null() {
+        // SAFETY: realloc(NULL, n) is malloc(n).
+        return unsafe { malloc(size) };
+    }
+    if heap::is_ours(pointer.addr()) {
+        return resize(pointer, size);
+    }
+    if is_large(size) {
+        // SAFETY: the caller's promise.
+        if let Some(block) = unsafe { move_in(pointer, size) } {
+            return block;
+        }
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::realloc.get())(pointer, size) })
+}
+
+/// A block of the heap gets another size.
+#[cold]
+#[inline(never)]
+fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
+    if size == 0 {
+        // As glibc does: the block is freed and there is no new one.
+        release(pointer);
+        return ptr::null_mut();
+    }
+    let room = if size < heap::LARGE / 2 {
+        heap::room(pointer.addr())
+    } else {
+        match heap::resize(pointer.addr(), size) {
+            Resize::Done(block) => return with_exposed_provenance_mut(block),
+            Resize::Copy(room) => Some(room),
+            Resize::Unknown => None,
+        }
+    };
+    let Some(room) = room else {
+        invalid("realloc(): invalid pointer")
+    };
+    // SAFETY: an allocation like any other.
+    let block = unsafe { malloc(size) };
+    if block.is_null() {
+        return block;
+    }
+    heap::copy(pointer.addr(), block.addr(), room.min(size));
+    release(pointer);
+    block
+}
+
+/// A block of the program's allocator grows large enough for the heap.
+///
+/// # Safety
+/// `pointer` was allocated by the program's allocator and not freed.
+#[cold]
+unsafe fn move_in(pointer: *mut c_void, size: usize) -> Option<*mut c_void> {
+    // SAFETY: the caller's promise.
+    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
+    let block = large(size, ALIGN, false)?;
+    heap::copy(pointer.addr(), block.addr(), room.min(size));
+    // SAFETY: the caller's promise; what it held is in the new block.
+    unsafe { (next::free.get())(pointer) };
+    Some(block)
+}
+
+/// reallocarray(3).
+///
+/// # Safety
+/// As for [`realloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(
+    pointer: *mut c_void,
+    count: usize,
+    size: usize,
+) -> *mut c_void {
+    match count.checked_mul(size) {
+        // SAFETY: the caller's promise.
+        Some(bytes) => unsafe { realloc(pointer, bytes) },
+        None => {
+            set_errno(libc::ENOMEM);
+            ptr::null_mut()
+        }
+    }
+}
+
+/// memalign(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    if is_large(size)
+        && let Some(block) = large(size, align, false)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::memalign.get())(align, size) })
+}
+
+/// aligned_alloc(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    if is_large(size)
+        && let Some(block) = large(size, align, false)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::aligned_alloc.get())(align, size) })
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// `out` points to memory for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if is_large(size)
+        && align.is_multiple_of(size_of::<*mut c_void>())
+        && let Some(block) = large(size, align, false)
+    {
+        // SAFETY: the caller's promise.
+        unsafe { out.write(block) };
+        return 0;
+    }
+    // SAFETY: the same call.
+    unsafe { (next::posix_memalign.get())(out, align, size) }
+}
+
+/// valloc(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    if is_large(size)
+        && let Some(block) = large(size, rustix::param::page_size(), false)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::valloc.get())(size) })
+}
+
+/// pvalloc(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    let page = rustix::param::page_size();
+    if is_large(size)
+        && let Some(rounded) = size.checked_next_multiple_of(page)
+        && let Some(block) = large(rounded, page, false)
+    {
+        return block;
+    }
+    // SAFETY: the same call.
+    small(unsafe { (next::pvalloc.get())(size) })
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// `pointer` is null or was allocated and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
+    if heap::is_ours(pointer.addr()) {
+        return heap::room(pointer.addr()).unwrap_or(0);
+    }
+    // SAFETY: the same call.
+    unsafe { (next::malloc_usable_size.get())(pointer) }
+}
+
+/// malloc_trim(3).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
+    let ours = heap::trim();
+    // SAFETY: the same call.
+    let theirs = unsafe { (next::malloc_trim.get())(pad) };
+    c_int::from(ours || theirs != 0)
+}
+
+/// Ends the program as glibc does where its heap is misused: a message on stderr, then abort(3).
+fn invalid(what: &str) -> ! {
+    let text: [&[u8]; 2] = [what.as_bytes(), b"\n"];
+    for part in text {
+        let _ = rustix::io::write(rustix::stdio::stderr(), part);
+    }
+    // SAFETY: abort(3) may always be called.
+    unsafe { libc::abort() }
+}

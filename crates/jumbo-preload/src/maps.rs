@@ -1,0 +1,239 @@
+//! The `mmap` family: mmap(2), mremap(2), brk(2), mlockall(2).
+//!
+//! Both `mmap` and `mmap64` are defined: programs built with large-file support (CPython among them)
+//! import the second name.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use jumbo::heap::{self, maps};
+use libc::{
+    MAP_32BIT, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN,
+    MAP_HUGETLB, MAP_LOCKED, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
+    PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+};
+
+use crate::next;
+
+/// The PMD size once mappings are covered; 0 before, and where they are not.
+static PMD: AtomicUsize = AtomicUsize::new(0);
+
+/// Starts covering mappings.
+pub(crate) fn cover(pmd: usize) {
+    PMD.store(pmd, Ordering::Release);
+}
+
+/// mmap(2).
+///
+/// # Safety
+/// As for mmap(2): `MAP_FIXED` replaces what is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+) -> *mut c_void {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if pmd != 0 && len >= maps::SMALL && flags & MAP_ANONYMOUS != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) };
+    }
+    // SAFETY: the same call.
+    unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) }
+}
+
+/// mmap(2), by its other name.
+///
+/// # Safety
+/// As for [`mmap`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+) -> *mut c_void {
+    // SAFETY: the same call: off_t has 64 bits here.
+    unsafe { mmap(addr, len, prot, flags, fd, off) }
+}
+
+/// # Safety
+/// As for [`mmap`].
+unsafe fn anonymous(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+    pmd: usize,
+) -> *mut c_void {
+    // SAFETY: the caller's promise, for whatever address and flags below.
+    let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
+
+    // Stacks grow into what nobody touches; hugetlb is huge; 32-bit addresses and code are special.
+    let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
+    if flags & special != 0 || prot & PROT_EXEC != 0 {
+        maps::left_alone(len);
+        return map(addr, flags);
+    }
+    let writable = prot == PROT_READ | PROT_WRITE;
+    let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
+    let plain = flags & !MAP_NORESERVE == MAP_PRIVATE | MAP_ANONYMOUS;
+    if len < pmd {
+        if anywhere
+            && plain
+            && writable
+            && let Some(address) = maps::take_small(len)
+        {
+            return with_exposed_provenance_mut(address);
+        }
+        maps::left_alone(len);
+        return map(addr, flags);
+    }
+    // A reservation (PROT_NONE) is advised as well: what the program makes accessible later keeps it.
+    if !writable && prot != PROT_NONE {
+        maps::left_alone(len);
+        return map(addr, flags);
+    }
+    let place = anywhere && flags & MAP_PRIVATE != 0;
+    let hint = if place { maps::place_large(len) } else { None };
+    // What is populated by mmap itself would be in base pages before it could be advised.
+    let populate = flags & MAP_POPULATE != 0 && flags & MAP_LOCKED == 0 && writable;
+    let mapped = map(
+        hint.map_or(addr, with_exposed_provenance_mut),
+        if populate {
+            flags & !MAP_POPULATE
+        } else {
+            flags
+        },
+    );
+    if mapped != MAP_FAILED {
+        maps::advise_mapping(mapped.addr(), len);
+        if populate {
+            maps::populate(mapped.addr(), len);
+        }
+    }
+    mapped
+}
+
+/// mremap(2). Declared with its fifth argument, which callers leave out when it is not looked at; the
+/// calling conventions of Linux let the callee name it all the same.
+///
+/// # Safety
+/// As for mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    addr: *mut c_void,
+    old: usize,
+    new: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the same call.
+    let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
+    let pmd = PMD.load(Ordering::Relaxed);
+    let ours = pmd != 0 && maps::is_placed(addr.addr());
+    if !ours || new <= old {
+        return remap(flags);
+    }
+    // SAFETY: errno is this thread's own.
+    let saved = unsafe { *libc::__errno_location() };
+    maps::unify(addr.addr(), old);
+    let mut moved = if flags == MREMAP_MAYMOVE {
+        remap(0)
+    } else {
+        remap(flags)
+    };
+    if moved == MAP_FAILED && flags == MREMAP_MAYMOVE {
+        moved = match maps::move_grown(addr.addr(), old, new) {
+            Some(address) => with_exposed_provenance_mut(address),
+            None => remap(flags),
+        };
+    } else if moved != MAP_FAILED {
+        maps::advise_mapping(moved.addr(), new);
+    }
+    if moved != MAP_FAILED {
+        next::set_errno(saved);
+    }
+    moved
+}
+
+/// sbrk(2).
+///
+/// # Safety
+/// As for sbrk(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
+    // SAFETY: the same call.
+    let old = unsafe { (next::sbrk.get())(increment) };
+    if old != MAP_FAILED {
+        grown(old.addr(), increment);
+    }
+    old
+}
+
+/// brk(2).
+///
+/// # Safety
+/// As for brk(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn brk(addr: *mut c_void) -> c_int {
+    // SAFETY: sbrk(0) only asks; then the same call.
+    let (old, answer) = unsafe { ((next::sbrk.get())(0), (next::brk.get())(addr)) };
+    if answer == 0 && old != MAP_FAILED {
+        grown(
+            old.addr(),
+            addr.addr()
+                .cast_signed()
+                .wrapping_sub(old.addr().cast_signed()),
+        );
+    }
+    answer
+}
+
+/// The break has moved; a large step is advised.
+fn grown(old: usize, increment: isize) {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if let Ok(more) = usize::try_from(increment)
+        && pmd != 0
+        && more >= pmd
+    {
+        let start = old.next_multiple_of(rustix::param::page_size());
+        maps::advise_mapping(start, more - (start - old));
+    }
+}
+
+/// mlockall(2): what is mapped from now on may be resident at once.
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    // SAFETY: the same call.
+    let answer = unsafe { (next::mlockall.get())(flags) };
+    if answer == 0 {
+        heap::lock_future(flags & libc::MCL_FUTURE != 0);
+    }
+    answer
+}
+
+/// munlockall(2).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlockall() -> c_int {
+    // SAFETY: the same call.
+    let answer = unsafe { (next::munlockall.get())() };
+    if answer == 0 {
+        heap::lock_future(false);
+    }
+    answer
+}

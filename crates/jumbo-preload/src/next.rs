@@ -1,0 +1,139 @@
+//! The definitions behind ours: what the program would have called without us.
+//!
+//! They are looked up once, with dlsym(RTLD_NEXT), by the first call to any of them (the dynamic loader
+//! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
+//! stand-in that does the lookup; afterwards a call through it is a load and a jump.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// One function behind ours, of type `F`.
+pub(crate) struct Next<F> {
+    address: AtomicPtr<c_void>,
+    name: &'static CStr,
+    _type: std::marker::PhantomData<fn() -> F>,
+}
+
+impl<F: Copy> Next<F> {
+    const fn new(name: &'static CStr, early: *mut c_void) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Self {
+            address: AtomicPtr::new(early),
+            name,
+            _type: std::marker::PhantomData,
+        }
+    }
+
+    /// The function to call.
+    #[inline(always)]
+    pub(crate) fn get(&self) -> F {
+        let address = self.address.load(Ordering::Relaxed);
+        // SAFETY: `new` is given, and `resolve` finds, functions of type F; an `F` is a function pointer
+        // by the assertion in `new`, and the address is never null.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+
+    fn resolve(&self) {
+        // SAFETY: dlsym(3) with a terminated name; RTLD_NEXT starts behind this library.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if !address.is_null() {
+            self.address.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// The address, to compare.
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.address.load(Ordering::Relaxed)
+    }
+}
+
+/// Declares the functions, their early stand-ins, and `resolve_all`.
+macro_rules! next {
+    ($($name:ident: fn($($argument:ident: $type:ty),*) $(-> $result:ty)?, else $failed:expr;)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "named as the functions are")]
+            pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) $(-> $result)?> = {
+                unsafe extern "C" fn early($($argument: $type),*) $(-> $result)? {
+                    if !look_up() || $name.address() == early as *mut c_void {
+                        return $failed;
+                    }
+                    // SAFETY: the caller's promises are passed on unchanged.
+                    unsafe { ($name.get())($($argument),*) }
+                }
+                // SAFETY: the bytes end with the one zero that `concat!` adds.
+                let text = unsafe {
+                    CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
+                };
+                Next::new(text, early as *mut c_void)
+            };
+        )*
+
+        fn resolve_all() {
+            $($name.resolve();)*
+        }
+    };
+}
+
+next! {
+    malloc: fn(size: usize) -> *mut c_void, else no_memory();
+    calloc: fn(count: usize, size: usize) -> *mut c_void, else no_memory();
+    realloc: fn(pointer: *mut c_void, size: usize) -> *mut c_void, else no_memory();
+    free: fn(_pointer: *mut c_void), else {};
+    memalign: fn(align: usize, size: usize) -> *mut c_void, else no_memory();
+    aligned_alloc: fn(align: usize, size: usize) -> *mut c_void, else no_memory();
+    posix_memalign: fn(out: *mut *mut c_void, align: usize, size: usize) -> c_int, else libc::ENOMEM;
+    valloc: fn(size: usize) -> *mut c_void, else no_memory();
+    pvalloc: fn(size: usize) -> *mut c_void, else no_memory();
+    malloc_usable_size: fn(_pointer: *mut c_void) -> usize, else 0;
+    malloc_trim: fn(_pad: usize) -> c_int, else 0;
+    mmap: fn(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: libc::off_t)
+        -> *mut c_void, else failed_map();
+    mremap: fn(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)
+        -> *mut c_void, else failed_map();
+    sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
+    brk: fn(_addr: *mut c_void) -> c_int, else { no_memory(); -1 };
+    mlockall: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
+    munlockall: fn() -> c_int, else { no_memory(); -1 };
+}
+
+/// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there
+/// for "use the static buffer".
+fn look_up() -> bool {
+    static BUSY: AtomicBool = AtomicBool::new(false);
+    if BUSY.swap(true, Ordering::Acquire) {
+        return false;
+    }
+    resolve_all();
+    BUSY.store(false, Ordering::Release);
+    true
+}
+
+fn no_memory() -> *mut c_void {
+    set_errno(libc::ENOMEM);
+    std::ptr::null_mut()
+}
+
+fn failed_map() -> *mut c_void {
+    set_errno(libc::ENOMEM);
+    libc::MAP_FAILED
+}
+
+/// Sets errno, for a call that fails.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: errno is this thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// True where the program's `malloc` is ours, and the one behind it glibc's.
+pub(crate) fn malloc_is_glibcs() -> bool {
+    malloc.resolve();
+    // SAFETY: dlsym(3) with terminated names.
+    let (first, glibcs) = unsafe {
+        (
+            libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()),
+            // An alias of glibc's malloc, exported since 2.0; no other C library has it.
+            libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()),
+        )
+    };
+    first == crate::alloc::malloc as *mut c_void && glibcs == malloc.address()
+}

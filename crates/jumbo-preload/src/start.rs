@@ -1,0 +1,234 @@
+//! The constructor: reads the orders, joins the ledger, starts diverting.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use jumbo::heap::ledger::{Ledger, flag};
+use jumbo::heap::{self, HeldLocks, Settings};
+use jumbo::policy::Orders;
+use rustix::fs::{Mode, OFlags};
+
+use crate::{alloc, maps, next};
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
+
+/// This library's file name, as it ends its entry in LD_PRELOAD.
+const LIBRARY: &[u8] = b"libjumbo_preload.so";
+/// What the launcher adds to GLIBC_TUNABLES.
+const TUNABLE: &[u8] = b"glibc.malloc.hugetlb=1";
+
+/// # Safety
+/// Called once by the dynamic loader, with the process's own vectors, before `main`.
+unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mut c_char) {
+    // SAFETY: errno is this thread's own; a program may rely on finding it 0 at its start.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
+    let environment = unsafe { Environment::new(envp) };
+    let text = environment.value(Orders::VARIABLE.as_bytes());
+    // Without orders this is not a program of ours: the library does nothing.
+    if let Some(text) = text.and_then(|value| std::str::from_utf8(value).ok()) {
+        let orders = Orders::decode(text);
+        obey(&orders, &environment);
+        if !orders.follow {
+            leave_environment(orders.tunable, &environment);
+        }
+    }
+    next::set_errno(errno);
+}
+
+fn obey(orders: &Orders<'_>, environment: &Environment) {
+    let glibc = next::malloc_is_glibcs();
+    let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
+    let settings = Settings {
+        pmd: orders.pmd,
+        max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
+    };
+    if !heap::start(settings) {
+        flags |= flag::NO_WINDOW;
+    }
+    if orders.heap && glibc {
+        alloc::divert();
+        flags |= flag::MALLOC;
+    }
+    if orders.maps {
+        maps::cover(orders.pmd);
+        flags |= flag::MAPS;
+    }
+    if heap::thp_disabled() {
+        flags |= flag::THP_DISABLED;
+    }
+    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
+    if tunables
+        .split(|byte| *byte == b':')
+        .any(|entry| entry == TUNABLE)
+    {
+        flags |= flag::TUNABLE;
+    }
+    if let Some(ledger) = orders.ledger.and_then(join) {
+        heap::report_to(ledger, pid(), flags);
+        LEDGER.store(ptr::from_ref(ledger).cast_mut(), Ordering::Release);
+    }
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_parent),
+            Some(after_fork_child),
+        )
+    };
+}
+
+static LEDGER: std::sync::atomic::AtomicPtr<Ledger> =
+    std::sync::atomic::AtomicPtr::new(ptr::null_mut());
+
+fn pid() -> u32 {
+    rustix::process::getpid()
+        .as_raw_nonzero()
+        .get()
+        .unsigned_abs()
+}
+
+/// Maps the launcher's ledger. Where it cannot be had (another user by now, another PID namespace), the
+/// program runs all the same and is not counted.
+fn join(path: &str) -> Option<&'static Ledger> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    Ledger::map(&fd).ok().filter(|ledger| ledger.is_valid())
+}
+
+/// Which locks the fork under way holds. Written with the locks held, so by one thread at a time.
+static HELD: AtomicU8 = AtomicU8::new(0);
+
+unsafe extern "C" fn before_fork() {
+    HELD.store(heap::before_fork().bits(), Ordering::Relaxed);
+}
+
+unsafe extern "C" fn after_fork_parent() {
+    heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+}
+
+unsafe extern "C" fn after_fork_child() {
+    heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+    let ledger = LEDGER.load(Ordering::Acquire);
+    // SAFETY: null, or the ledger that `join` mapped for good; the child inherits the mapping.
+    if let Some(ledger) = unsafe { ledger.as_ref() } {
+        heap::forked(ledger, pid());
+    }
+}
+
+/// Takes what the launcher added out of the environment, so that children run without us. The strings
+/// are only ever cut shorter, in place.
+fn leave_environment(tunable: bool, environment: &Environment) {
+    environment.cut(
+        b"LD_PRELOAD",
+        |entry| entry.ends_with(LIBRARY),
+        |byte| byte == b':' || byte == b' ',
+    );
+    if tunable {
+        environment.cut(
+            b"GLIBC_TUNABLES",
+            |entry| entry == TUNABLE,
+            |byte| byte == b':',
+        );
+    }
+    environment.remove(Orders::VARIABLE.as_bytes());
+}
+
+/// The process's environment, before anybody else has looked at it.
+struct Environment(*mut *mut c_char);
+
+impl Environment {
+    /// # Safety
+    /// `vector` is null, or an environment as execve(2) lays it out, which nobody else changes while
+    /// this lives.
+    const unsafe fn new(vector: *mut *mut c_char) -> Self {
+        Self(vector)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
+        let mut slot = self.0;
+        std::iter::from_fn(move || {
+            // SAFETY: `new`'s promise: the vector goes on until its null pointer.
+            if slot.is_null() || unsafe { slot.read() }.is_null() {
+                return None;
+            }
+            let this = slot;
+            // SAFETY: this entry is not the last one, so there is a next.
+            slot = unsafe { slot.add(1) };
+            Some(this)
+        })
+    }
+
+    /// The slot of `name`, and where in its string the value begins.
+    fn find(&self, name: &[u8]) -> Option<(*mut *mut c_char, usize)> {
+        self.slots().find_map(|slot| {
+            // SAFETY: `new`'s promise: each entry is a terminated string.
+            let entry = unsafe { CStr::from_ptr(slot.read()) }.to_bytes();
+            let rest = entry.strip_prefix(name)?;
+            rest.starts_with(b"=").then_some((slot, name.len() + 1))
+        })
+    }
+
+    fn value(&self, name: &[u8]) -> Option<&[u8]> {
+        let (slot, offset) = self.find(name)?;
+        // SAFETY: as in `find`; the offset is within the string.
+        Some(&unsafe { CStr::from_ptr(slot.read()) }.to_bytes()[offset..])
+    }
+
+    /// Cuts the entries that `unwanted` names out of a list, and the variable if nothing is left.
+    fn cut(&self, name: &[u8], unwanted: impl Fn(&[u8]) -> bool, separator: impl Fn(u8) -> bool) {
+        let Some((slot, offset)) = self.find(name) else {
+            return;
+        };
+        // SAFETY: the string is terminated, writable (the kernel puts it on the stack), and read by
+        // nobody else now; `length` does not reach past its end.
+        let value = unsafe {
+            let start = slot.read().add(offset).cast::<u8>();
+            let length = CStr::from_ptr(start.cast()).to_bytes().len();
+            std::slice::from_raw_parts_mut(start, length + 1)
+        };
+        let length = value.len() - 1;
+        let (mut from, mut to) = (0, 0);
+        while from < length {
+            let end = value[from..length]
+                .iter()
+                .position(|byte| separator(*byte))
+                .map_or(length, |at| from + at);
+            if !unwanted(&value[from..end]) {
+                if to > 0 {
+                    // The separator that stood in front of this entry.
+                    value[to] = value[from - 1];
+                    to += 1;
+                }
+                value.copy_within(from..end, to);
+                to += end - from;
+            }
+            from = end + 1;
+        }
+        value[to..].fill(0);
+        if to == 0 {
+            self.remove(name);
+        }
+    }
+
+    fn remove(&self, name: &[u8]) {
+        let Some((slot, _)) = self.find(name) else {
+            return;
+        };
+        let mut to = slot;
+        loop {
+            // SAFETY: `to` starts at an entry and stops at the vector's null pointer.
+            unsafe {
+                let next = to.add(1).read();
+                to.write(next);
+                if next.is_null() {
+                    return;
+                }
+                to = to.add(1);
+            }
+        }
+    }
+}
