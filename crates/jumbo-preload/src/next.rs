@@ -78,7 +78,7 @@ next! {
     malloc: fn(size: usize) -> *mut c_void, else no_memory();
     calloc: fn(count: usize, size: usize) -> *mut c_void, else no_memory();
     realloc: fn(pointer: *mut c_void, size: usize) -> *mut c_void, else no_memory();
-    free: fn(_pointer: *mut c_void), else {};
+    free: fn(_pointer: *mut c_void), else nothing();
     memalign: fn(align: usize, size: usize) -> *mut c_void, else no_memory();
     aligned_alloc: fn(align: usize, size: usize) -> *mut c_void, else no_memory();
     posix_memalign: fn(out: *mut *mut c_void, align: usize, size: usize) -> c_int, else libc::ENOMEM;
@@ -107,6 +107,9 @@ fn look_up() -> bool {
     BUSY.store(false, Ordering::Release);
     true
 }
+
+/// A block that cannot have come from a function that was never looked up is not freed.
+fn nothing() {}
 
 fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);
