@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod run;
 mod status;
+mod view;
 
 use std::process::ExitCode;
 

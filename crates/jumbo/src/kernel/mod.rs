@@ -4,11 +4,12 @@
 //! none of the mechanisms above it.
 //!
 //! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
-//! - [`smaps`], [`task`]: one process.
+//! - [`smaps`], [`task`], [`folios`]: one process.
 //! - [`sys`]: the system calls.
 //! - [`probe`]: what all of that comes to.
 
 pub mod cgroup;
+pub mod folios;
 pub mod hugetlb;
 pub mod memory;
 pub mod probe;

@@ -234,7 +234,7 @@ fn shared_feature(choice: &Choice) -> Feature {
 }
 
 fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
-    match (thp, task::thp_enabled(root, "self")) {
+    match (thp, task::own_thp_enabled(root)) {
         (Err(error), _) => Feature::unreadable(error),
         (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
         (_, Ok(Some(false))) => {

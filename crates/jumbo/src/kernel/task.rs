@@ -1,6 +1,4 @@
-//! One process beside its mappings: /proc/PID/{stat,status,comm} (proc_pid_stat(5)).
-
-use std::fmt::Display;
+//! One process beside its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
 
 use procfs_core::process::Stat;
 use serde::Serialize;
@@ -49,17 +47,74 @@ pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
         .and_then(kib))
 }
 
-/// Whether a process may have THPs at all: false where PR_SET_THP_DISABLE is set (`THP_enabled` of
-/// its status, 5.0). `pid` may be `self`. `None` where the kernel does not say.
+/// What status says about a process's memory. Any user may read it, of any process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// The user it runs as, of whom it has the rights of (effective).
+    pub uid: u32,
+    /// Resident anonymous memory (4.5).
+    pub anon: Bytes,
+    /// Resident file mappings (4.5).
+    pub file: Bytes,
+    /// Resident shared memory, each process that maps it counting it (4.5).
+    pub shmem: Bytes,
+    /// hugetlb pages, which no other field counts (4.4).
+    pub hugetlb: Bytes,
+    /// Anonymous memory in swap.
+    pub swap: Bytes,
+    /// False where PR_SET_THP_DISABLE is set (5.0); `None` where the kernel does not say.
+    pub thp_enabled: Option<bool>,
+}
+
+/// Reads /proc/PID/status; `None` for kernel threads and zombies, which have no memory.
 ///
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
-pub fn thp_enabled(root: &Root, pid: impl Display) -> Result<Option<bool>, FileError> {
+pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
     let status = root.read(format!("proc/{pid}/status"))?;
+    let mut memory = Memory::default();
+    let mut has_memory = false;
+    for (key, value) in status.lines().filter_map(|line| line.split_once(':')) {
+        let kib = || kib(value).unwrap_or_default();
+        match key {
+            "Uid" => {
+                let effective = value.split_ascii_whitespace().nth(1);
+                memory.uid = effective
+                    .and_then(|uid| uid.parse().ok())
+                    .unwrap_or_default();
+            }
+            "VmSize" => has_memory = true,
+            "RssAnon" => memory.anon = kib(),
+            "RssFile" => memory.file = kib(),
+            "RssShmem" => memory.shmem = kib(),
+            "HugetlbPages" => memory.hugetlb = kib(),
+            "VmSwap" => memory.swap = kib(),
+            "THP_enabled" => memory.thp_enabled = Some(value.trim() != "0"),
+            _ => {}
+        }
+    }
+    Ok(has_memory.then_some(memory))
+}
+
+/// Whether this process may have THPs at all, as [`Memory::thp_enabled`].
+///
+/// # Errors
+/// [`FileError::Io`] where /proc is not there.
+pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
+    let status = root.read("proc/self/status")?;
     let value = status
         .lines()
         .find_map(|line| line.strip_prefix("THP_enabled:"));
     Ok(value.map(|value| value.trim() != "0"))
+}
+
+/// The command line of `pid`, its arguments with blanks between them; empty for kernel threads.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn command(root: &Root, pid: u32) -> Result<String, FileError> {
+    let arguments = root.read(format!("proc/{pid}/cmdline"))?;
+    Ok(arguments.trim_end_matches('\0').replace('\0', " "))
 }
 
 /// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.
@@ -92,6 +147,9 @@ mod tests {
         assert!(faults(&root, pid).unwrap().minor > 0);
         assert!(vm_hwm(&root, pid).unwrap().unwrap() > Bytes(0));
         assert!(!name(&root, pid).unwrap().is_empty());
+        let memory = memory(&root, pid).unwrap().unwrap();
+        assert!(memory.anon > Bytes(0) && memory.thp_enabled == own_thp_enabled(&root).unwrap());
+        assert!(!command(&root, pid).unwrap().is_empty());
         assert!(all(&root).unwrap().contains(&pid));
     }
 

@@ -131,8 +131,13 @@ impl Thp {
     }
 }
 
-/// What one PMD maps: `hpage_pmd_size`, and where the kernel has no THP the reach of one page of
-/// 8-byte entries.
+/// What one PMD maps over base pages of `base`: the reach of one page of 8-byte entries.
+pub fn reach_of_pmd(base: PageSize) -> PageSize {
+    let entries = base.bytes() / 8;
+    PageSize::new(base.bytes() * entries).unwrap_or(PageSize::SIZE_2M)
+}
+
+/// What one PMD maps: `hpage_pmd_size`, and where the kernel has no THP [`reach_of_pmd`].
 ///
 /// # Errors
 /// [`FileError`] where the file is there and cannot be read or understood.
@@ -140,10 +145,7 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
     let relative = format!("{FOLDER}/hpage_pmd_size");
     let bytes = match optional(root.read_u64(&relative))? {
         Some(bytes) => bytes,
-        None => {
-            let base = super::base_page(root).bytes();
-            base * (base / 8)
-        }
+        None => return Ok(reach_of_pmd(super::base_page(root))),
     };
     PageSize::new(bytes).map_err(|error| FileError::Content {
         path: root.path(relative),

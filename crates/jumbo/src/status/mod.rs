@@ -2,8 +2,17 @@
 //!
 //! - [`Usage`] and [`Kind`]: a process's memory by kind and folio size.
 //! - [`process`]: how they are read.
+//! - [`Detail`]: one process with everything there is to say.
+//! - [`Host`]: page sizes, pools, controls, free memory, counters.
+//! - [`Tasks`]: the processes with the most memory that could be huge.
 
+mod detail;
+mod host;
 pub mod process;
+mod tasks;
 mod usage;
 
+pub use detail::{Detail, Lens, MappingDetail, find};
+pub use host::{Formable, Host, Missing, Sysctl};
+pub use tasks::{Huge, Task, Tasks};
 pub use usage::{Kind, KindUsage, Usage};

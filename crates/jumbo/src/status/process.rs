@@ -1,9 +1,12 @@
 //! One process's memory by kind and folio size: [`Observer`] and [`usage`].
 //!
 //! smaps says how much is mapped by PMD and how much is hugetlb. What is smaller than that has a
-//! folio size only the kernel's page flags know, and those are for root. So an observer that may not read
-//! them answers *unknown*, except where the kernel's controls leave the base page as the only size.
+//! folio size that only the kernel's page flags know, and those are for root. Without them the answer
+//! is *unknown*, except where the kernel's controls leave the base page as the only size.
 
+use std::collections::BTreeMap;
+
+use crate::kernel::folios::Folios;
 use crate::kernel::smaps::{Mapping, Smaps};
 use crate::kernel::thp::{self, Thp};
 use crate::kernel::{self, FileError, Root};
@@ -55,8 +58,41 @@ impl Observer {
     /// [`FileError::Io`]: no such process, or one that this user may not look into.
     pub fn usage(&self, pid: u32) -> Result<Usage, FileError> {
         let mut usage = Usage::default();
-        self.each(pid, |kind, mapping| self.count(&mut usage, kind, mapping))?;
+        self.each(pid, |kind, mapping| {
+            self.count(&mut usage, kind, mapping, None)
+        })?;
         Ok(usage)
+    }
+
+    /// The same with every folio size looked up: exact, slower, and for root alone.
+    ///
+    /// # Errors
+    /// As [`Observer::usage`].
+    pub fn usage_with_folios(&self, pid: u32, folios: &mut Folios) -> Result<Usage, FileError> {
+        let mut usage = Usage::default();
+        let mut failed = None;
+        self.each(pid, |kind, mapping| {
+            let worth_it = failed.is_none() && mapping.rss > mapping.pmd_mapped();
+            let looked_up = worth_it.then(|| folios.sizes(pid, mapping.start, mapping.end));
+            match looked_up.transpose() {
+                Ok(sizes) => self.count(&mut usage, kind, mapping, sizes),
+                Err(error) => failed = Some(error),
+            }
+        })?;
+        failed.map_or(Ok(usage), Err)
+    }
+
+    /// What one PMD maps.
+    pub fn pmd_size(&self) -> PageSize {
+        self.pmd
+    }
+
+    /// What it takes to look folio sizes up.
+    ///
+    /// # Errors
+    /// [`FileError::Io`], EACCES where this process is not root.
+    pub fn folios(&self) -> Result<Folios, FileError> {
+        Folios::open(&self.root, self.base, self.pmd)
     }
 
     /// Calls `visit` with every mapping and its kind, by ascending address.
@@ -102,42 +138,64 @@ impl Observer {
         }
     }
 
-    fn count(&self, usage: &mut Usage, kind: Kind, mapping: &Mapping<'_>) {
+    fn count(
+        &self,
+        usage: &mut Usage,
+        kind: Kind,
+        mapping: &Mapping<'_>,
+        looked_up: Option<BTreeMap<PageSize, Bytes>>,
+    ) {
         let entry = usage.0.entry(kind).or_default();
         let (hugetlb, pmd_mapped) = (mapping.hugetlb(), mapping.pmd_mapped());
         entry.mapped += mapping.size();
         entry.bytes += mapping.rss + hugetlb;
+        entry.huge += pmd_mapped;
 
-        let mut folios = |size: PageSize, bytes: Bytes| {
+        let mut add = |size: PageSize, bytes: Bytes| {
             if bytes > Bytes(0) {
                 *entry.folios.entry(size).or_default() += bytes;
             }
         };
-        folios(self.pmd, pmd_mapped);
         let hugetlb_size = mapping.kernel_page_size.unwrap_or(self.pmd);
-        folios(hugetlb_size, hugetlb);
+        add(hugetlb_size, hugetlb);
+        add(self.pmd, pmd_mapped);
+        let mut rest = mapping.rss.0.saturating_sub(pmd_mapped.0);
+        let mut take = |size: PageSize, bytes: u64| {
+            let taken = bytes.min(rest);
+            add(size, Bytes(taken));
+            rest -= taken;
+        };
+        match looked_up {
+            // What was looked up a moment after smaps may differ from it: smaps has the last word.
+            Some(sizes) => {
+                for (size, bytes) in sizes {
+                    let counted = if size == self.pmd { pmd_mapped.0 } else { 0 };
+                    take(size, bytes.0.saturating_sub(counted));
+                }
+            }
+            None => take(self.base, self.surely_base_pages(kind, mapping).0),
+        }
+        entry.unknown += Bytes(rest);
+        if hugetlb_size >= self.pmd {
+            entry.huge += hugetlb;
+        }
+    }
 
-        let rest = Bytes(mapping.rss.0.saturating_sub(pmd_mapped.0));
-        let base = match kind {
+    /// What cannot be in larger folios, as the kernel's controls stand.
+    fn surely_base_pages(&self, kind: Kind, mapping: &Mapping<'_>) -> Bytes {
+        match kind {
             Kind::Heap | Kind::Stack if self.small.anon => Bytes(0),
             Kind::Shared if self.small.shared => Bytes(0),
-            Kind::Heap | Kind::Stack | Kind::Shared => rest,
+            Kind::Heap | Kind::Stack | Kind::Shared => mapping.rss,
             // Page cache comes in folios of the file system's choice; what was copied on write out of
             // it, and bss unless it may have small folios, is in base pages.
             Kind::Data if mapping.inode == 0 && self.small.anon => Bytes(0),
-            Kind::Text | Kind::Data | Kind::File => {
-                let copied = mapping
+            Kind::Text | Kind::Data | Kind::File => Bytes(
+                mapping
                     .anonymous
                     .0
-                    .saturating_sub(mapping.anon_huge_pages.0);
-                Bytes(copied.min(rest.0))
-            }
-        };
-        folios(self.base, base);
-        entry.unknown += Bytes(rest.0 - base.0);
-        entry.huge += pmd_mapped;
-        if hugetlb_size >= self.pmd {
-            entry.huge += hugetlb;
+                    .saturating_sub(mapping.anon_huge_pages.0),
+            ),
         }
     }
 }

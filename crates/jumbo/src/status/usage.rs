@@ -50,6 +50,16 @@ impl KindUsage {
     pub fn huge_share(&self) -> Option<f64> {
         (self.bytes.0 > 0).then(|| self.huge.0 as f64 / self.bytes.0 as f64)
     }
+
+    fn add(&mut self, other: &Self) {
+        self.mapped += other.mapped;
+        self.bytes += other.bytes;
+        self.huge += other.huge;
+        self.unknown += other.unknown;
+        for (size, bytes) in &other.folios {
+            *self.folios.entry(*size).or_default() += *bytes;
+        }
+    }
 }
 
 impl Usage {
@@ -61,14 +71,16 @@ impl Usage {
     /// Adds another process's usage. Memory that both map is counted twice, as `Rss` counts it.
     pub fn add(&mut self, other: &Self) {
         for (kind, theirs) in &other.0 {
-            let ours = self.0.entry(*kind).or_default();
-            ours.mapped += theirs.mapped;
-            ours.bytes += theirs.bytes;
-            ours.huge += theirs.huge;
-            ours.unknown += theirs.unknown;
-            for (size, bytes) in &theirs.folios {
-                *ours.folios.entry(*size).or_default() += *bytes;
-            }
+            self.0.entry(*kind).or_default().add(theirs);
         }
+    }
+
+    /// All kinds added up.
+    pub fn total(&self) -> KindUsage {
+        let mut total = KindUsage::default();
+        for usage in self.0.values() {
+            total.add(usage);
+        }
+        total
     }
 }

@@ -1,0 +1,349 @@
+//! The page of the host, for people.
+
+use std::io;
+
+use jumbo::kernel::hugetlb::Pool;
+use jumbo::kernel::probe::Available;
+use jumbo::kernel::thp::{Choice, SizeControl, Thp};
+use jumbo::status::{Formable, Host, Task, Tasks};
+use jumbo::units::{Bytes, PageSize};
+
+use super::HostPage;
+use crate::view::{Align, NONE, View, bytes, percent};
+
+pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
+    let HostPage { host, probe, tasks } = page;
+    show_summary(view, host)?;
+    show_pools(view, host)?;
+    show_holders(view, host, tasks)?;
+    if let Some(thp) = &host.thp {
+        show_thp(view, thp)?;
+    }
+    show_formable(view, host)?;
+    show_largest(view, tasks)?;
+    view.heading("What this kernel, privilege and container allow")?;
+    view.table(
+        [("", Align::Left), ("", Align::Left), ("", Align::Left)],
+        probe
+            .features()
+            .filter(|(name, _)| !name.starts_with("anonymous") && !name.starts_with("shared"))
+            .map(|(name, feature)| {
+                let available = match feature.available {
+                    Available::Yes => "yes",
+                    Available::Limited => "limited",
+                    Available::No => "no",
+                };
+                [name, available.to_owned(), feature.reason.clone()]
+            }),
+    )?;
+    super::show_missing(view, host.missing.iter().chain(&tasks.missing))
+}
+
+fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
+    let memory = host.memory.clone().unwrap_or_default();
+    let list = |sizes: Vec<PageSize>| {
+        let texts: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+        if texts.is_empty() {
+            "none".to_owned()
+        } else {
+            texts.join(" ")
+        }
+    };
+    let pools = host.pools.iter().flatten().map(|pool| pool.size).collect();
+    view.fact(
+        "Host",
+        format!(
+            "Linux {}, {} of memory, {} available",
+            host.kernel, memory.total, memory.available
+        ),
+    )?;
+    view.fact(
+        "Page sizes",
+        format!(
+            "base {}, PMD {}, hugetlb {}",
+            host.base_page,
+            host.pmd_size,
+            list(pools)
+        ),
+    )?;
+    if let Some(metadata) = host.metadata {
+        let how = if metadata.counted {
+            "counted by the kernel"
+        } else {
+            "computed: 64 B for each base page"
+        };
+        let hvo = match host.optimize_vmemmap {
+            Some(true) => "on",
+            Some(false) => "off",
+            None => "not in this kernel",
+        };
+        view.fact(
+            "Page metadata",
+            format!(
+                "{} ({how}), {} of memory; HVO {hvo}",
+                metadata.bytes,
+                share(metadata.bytes, memory.total)
+            ),
+        )?;
+    }
+    view.fact(
+        "Huge now",
+        format!(
+            "{} of {} anonymous, {} of {} shared, {} of page cache, {} in pools",
+            memory.anon_huge,
+            memory.anon,
+            memory.shmem_huge,
+            memory.shmem,
+            memory.file_huge,
+            memory.hugetlb
+        ),
+    )?;
+    view.fact("Page tables", memory.page_tables.to_string())
+}
+
+/// With one digit behind the point, as page metadata is little of the whole.
+fn share(part: Bytes, whole: Bytes) -> String {
+    if whole == Bytes(0) {
+        return NONE.to_owned();
+    }
+    format!("{:.1}%", 100.0 * part.0 as f64 / whole.0 as f64)
+}
+
+fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
+    view.heading("hugetlb pools")?;
+    let Some(pools) = &host.pools else {
+        return view.line("  this kernel has no hugetlb, or /sys does not show it");
+    };
+    let all = |pool: &Pool| {
+        [
+            pool.size.to_string(),
+            "all".to_owned(),
+            pool.total.to_string(),
+            pool.persistent().to_string(),
+            pool.surplus.to_string(),
+            pool.overcommit.to_string(),
+            pool.free.to_string(),
+            pool.reserved.to_string(),
+            pool.total.bytes(pool.size).to_string(),
+        ]
+    };
+    let per_node = |pool: &Pool| {
+        let size = pool.size;
+        let rows: Vec<_> = pool
+            .nodes
+            .iter()
+            .map(|(node, pages)| {
+                let persistent = pages.total.0.saturating_sub(pages.surplus.0);
+                [
+                    String::new(),
+                    node.to_string(),
+                    pages.total.to_string(),
+                    persistent.to_string(),
+                    pages.surplus.to_string(),
+                    NONE.to_owned(),
+                    pages.free.to_string(),
+                    NONE.to_owned(),
+                    pages.total.bytes(size).to_string(),
+                ]
+            })
+            .collect();
+        rows
+    };
+    view.table(
+        [
+            ("SIZE", Align::Left),
+            ("NODE", Align::Right),
+            ("TOTAL", Align::Right),
+            ("PERSISTENT", Align::Right),
+            ("SURPLUS", Align::Right),
+            ("OVERCOMMIT", Align::Right),
+            ("FREE", Align::Right),
+            ("RESERVED", Align::Right),
+            ("MEMORY", Align::Right),
+        ],
+        pools
+            .iter()
+            .flat_map(|pool| std::iter::once(all(pool)).chain(per_node(pool))),
+    )
+}
+
+fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
+    view.heading("Who holds pool pages")?;
+    if tasks.pool_holders.is_empty() && host.mounts.is_empty() {
+        return view.line("  no process, and no hugetlbfs mount");
+    }
+    for task in &tasks.pool_holders {
+        view.line(format!(
+            "  {} in {} ({})",
+            task.memory.hugetlb, task.name, task.pid
+        ))?;
+    }
+    for mount in &host.mounts {
+        let option = |name: &str| {
+            let value = mount.options.get(name)?.as_deref()?;
+            Some(format!("{name}={value}"))
+        };
+        let options: Vec<_> = ["pagesize", "size", "min_size"]
+            .into_iter()
+            .filter_map(option)
+            .collect();
+        view.line(format!(
+            "  hugetlbfs at {} ({})",
+            mount.path,
+            options.join(", ")
+        ))?;
+    }
+    Ok(())
+}
+
+fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
+    view.heading("Folio sizes for anonymous and shared memory")?;
+    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |c| c.current.clone());
+    let khugepaged = |name: &str| {
+        thp.khugepaged
+            .get(name)
+            .map_or(NONE.to_owned(), u64::to_string)
+    };
+    view.line(format!(
+        "  enabled {}, shmem_enabled {}, defrag {}, khugepaged max_ptes_none {}",
+        thp.enabled.current,
+        word(thp.shmem_enabled.as_ref()),
+        word(thp.defrag.as_ref()),
+        khugepaged("max_ptes_none"),
+    ))?;
+    let row = |size: &PageSize, control: &SizeControl| {
+        let own = |choice: Option<&Choice>, resolved: Option<&Choice>| match (choice, resolved) {
+            (Some(choice), Some(resolved)) if choice != resolved => {
+                format!("{} ({})", choice.current, resolved.current)
+            }
+            (choice, _) => word(choice),
+        };
+        let count = |name: &str| {
+            control
+                .stats
+                .get(name)
+                .map_or(NONE.to_owned(), u64::to_string)
+        };
+        [
+            size.to_string(),
+            own(control.enabled.as_ref(), thp.anon(*size)),
+            count("nr_anon"),
+            count("anon_fault_alloc"),
+            count("anon_fault_fallback"),
+            own(control.shmem_enabled.as_ref(), thp.shared(*size)),
+            count("shmem_alloc"),
+            count("shmem_fallback"),
+            count("split"),
+        ]
+    };
+    if thp.sizes.is_empty() {
+        return view.line("  this kernel has no controls for each size (Linux 6.8)");
+    }
+    view.table(
+        [
+            ("SIZE", Align::Left),
+            ("ANONYMOUS", Align::Left),
+            ("NOW", Align::Right),
+            ("FAULTED", Align::Right),
+            ("FELL BACK", Align::Right),
+            ("SHARED", Align::Left),
+            ("ALLOCATED", Align::Right),
+            ("FELL BACK", Align::Right),
+            ("SPLIT", Align::Right),
+        ],
+        thp.sizes.iter().map(|(size, control)| row(size, control)),
+    )
+}
+
+fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
+    view.heading("Huge pages that free memory could form now, without compaction")?;
+    let mut sizes: Vec<_> = host.formable.iter().map(|formable| formable.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let titles: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+    let mut columns = vec![
+        ("NODE", Align::Left),
+        ("ZONE", Align::Left),
+        ("FREE", Align::Right),
+    ];
+    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
+    let zones = host
+        .formable
+        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone));
+    let cell = |formable: Option<&Formable>| match formable {
+        Some(Formable {
+            exact: true, pages, ..
+        }) => pages.to_string(),
+        Some(Formable {
+            exact: false,
+            pages,
+            ..
+        }) => format!("at most {pages}"),
+        None => NONE.to_owned(),
+    };
+    let rows = zones.filter_map(|zone| {
+        let first = zone.first()?;
+        let mut row = vec![
+            first.node.to_string(),
+            first.zone.clone(),
+            first.free.to_string(),
+        ];
+        let of = |size: &PageSize| zone.iter().find(|formable| formable.size == *size);
+        row.extend(sizes.iter().map(|size| cell(of(size))));
+        Some(row)
+    });
+    view.rows(&columns, rows)?;
+    let listed: Bytes = host
+        .formable
+        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
+        .filter_map(|zone| zone.first())
+        .map(|formable| formable.free)
+        .sum();
+    let free = host.memory.as_ref().map_or(Bytes(0), |memory| memory.free);
+    // Pages cached for each CPU are in no block either, but those are little.
+    if listed.0 < free.0 / 10 * 9 {
+        view.line(format!(
+            "  {} of {} free memory are in no block yet: this kernel initialises memory on demand",
+            Bytes(free.0 - listed.0),
+            free
+        ))?;
+    }
+    Ok(())
+}
+
+fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
+    view.heading(&format!(
+        "The largest {} of {} processes",
+        tasks.largest.len(),
+        tasks.count
+    ))?;
+    let row = |task: &Task| {
+        let memory = &task.memory;
+        let share = |part: Option<Bytes>, whole| {
+            part.map_or_else(|| NONE.to_owned(), |part| percent(part, whole))
+        };
+        [
+            task.pid.to_string(),
+            task.name.clone(),
+            memory.anon.to_string(),
+            share(task.huge.map(|huge| huge.anon), memory.anon),
+            memory.shmem.to_string(),
+            share(task.huge.map(|huge| huge.shmem), memory.shmem),
+            memory.hugetlb.to_string(),
+            bytes(task.huge.map(|huge| huge.file)),
+        ]
+    };
+    view.table(
+        [
+            ("PID", Align::Right),
+            ("NAME", Align::Left),
+            ("ANONYMOUS", Align::Right),
+            ("HUGE", Align::Right),
+            ("SHARED", Align::Right),
+            ("HUGE", Align::Right),
+            ("HUGETLB", Align::Right),
+            ("HUGE TEXT, FILES", Align::Right),
+        ],
+        tasks.largest.iter().map(row),
+    )
+}

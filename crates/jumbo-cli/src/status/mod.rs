@@ -1,0 +1,135 @@
+//! `jumbo status`.
+
+mod host;
+mod process;
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use jumbo::kernel::{self, Probe, Root};
+use jumbo::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
+use serde::Serialize;
+
+use crate::view::{self, View};
+
+/// Show what is huge on this host or in a process, what is not, and why
+///
+/// As a normal user it shows what it may, and says what it may not.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Show this process instead of the host; a name can match several. May be repeated
+    #[arg(short, long = "process", value_name = "PID|NAME")]
+    process: Vec<String>,
+
+    /// Show every mapping of the process
+    #[arg(long, requires = "process")]
+    mappings: bool,
+
+    /// How many processes to list on the host's page
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+}
+
+/// The JSON of the host's page.
+#[derive(Serialize)]
+struct HostPage {
+    host: Host,
+    probe: Probe,
+    tasks: Tasks,
+}
+
+/// The JSON of processes.
+#[derive(Serialize)]
+struct ProcessPage {
+    processes: Vec<Detail>,
+    /// All of them added up; memory that several map counts once for each.
+    total: Usage,
+    missing: Vec<Missing>,
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let root = Root::host();
+    if args.process.is_empty() {
+        let page = HostPage {
+            host: Host::read(&root),
+            probe: kernel::probe(&root),
+            tasks: Tasks::read(&root, args.top),
+        };
+        if args.json {
+            view::json(&page)?;
+        } else {
+            let mut view = View::stdout();
+            host::show(&mut view, &page)?;
+            view.finish()?;
+        }
+    } else {
+        let page = look(&root, &args)?;
+        if args.json {
+            view::json(&page)?;
+        } else {
+            let mut view = View::stdout();
+            process::show(&mut view, &page)?;
+            view.finish()?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
+    let mut pids = Vec::new();
+    for text in &args.process {
+        let found = status::find(root, text)?;
+        if found.is_empty() {
+            bail!(
+                "no process is `{text}`, neither by PID nor by name\n\
+                 hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
+            );
+        }
+        pids.extend(found);
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    let mut lens = Lens::new(root)?;
+    lens.mappings = args.mappings;
+    let alone = pids.len() == 1;
+    let mut processes = Vec::new();
+    for pid in pids {
+        match lens.look(pid) {
+            Ok(detail) => processes.push(detail),
+            // One of many that ends while the others are looked at is no failure.
+            Err(error) if error.is_missing() && !alone => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut total = Usage::default();
+    for usage in processes
+        .iter()
+        .filter_map(|process| process.usage.as_ref())
+    {
+        total.add(usage);
+    }
+    Ok(ProcessPage {
+        processes,
+        total,
+        missing: lens.missing,
+    })
+}
+
+/// What is not shown, and why, at the end of either page.
+fn show_missing<'a>(
+    view: &mut View,
+    missing: impl IntoIterator<Item = &'a Missing>,
+) -> std::io::Result<()> {
+    let mut missing = missing.into_iter().peekable();
+    if missing.peek().is_some() {
+        view.heading("Not shown")?;
+    }
+    for Missing { what, why } in missing {
+        view.line(format!("  {what}: {why}"))?;
+    }
+    Ok(())
+}

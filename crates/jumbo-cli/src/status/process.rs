@@ -1,0 +1,182 @@
+//! The page of a process, for people.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use jumbo::status::{Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
+use jumbo::units::{Bytes, PageSize};
+
+use super::ProcessPage;
+use crate::view::{Align, NONE, View, bytes, percent};
+
+/// Command lines are cut to this many characters.
+const COMMAND: usize = 80;
+
+pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
+    for process in &page.processes {
+        show_process(view, process)?;
+    }
+    if page.processes.len() > 1 && !page.total.0.is_empty() {
+        view.heading(&format!("{} processes in all", page.processes.len()))?;
+        let proportional = page
+            .processes
+            .iter()
+            .filter_map(|process| process.proportional);
+        view.line(format!(
+            "  memory that several map counts once for each; {} when it is divided among them",
+            proportional.sum::<Bytes>()
+        ))?;
+        show_usage(view, &page.total)?;
+    }
+    // One reason for each process would be the same many times over.
+    let mut own: Vec<Missing> = Vec::new();
+    let refused = || page.processes.iter().flat_map(|process| &process.missing);
+    if let Some(first) = refused().next() {
+        let what = format!("{} of {} processes", first.what, refused().count());
+        own.push(Missing {
+            what,
+            why: first.why.clone(),
+        });
+    }
+    super::show_missing(view, own.iter().chain(&page.missing))
+}
+
+fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
+    view.heading(&format!("{} ({})", process.name, process.pid))?;
+    if !process.command.is_empty() {
+        let cut: String = process.command.chars().take(COMMAND).collect();
+        let more = if cut.len() < process.command.len() {
+            "..."
+        } else {
+            ""
+        };
+        view.line(format!("  {cut}{more}"))?;
+    }
+    let Some(memory) = &process.memory else {
+        return view.line("  has no memory of its own: a kernel thread or a zombie");
+    };
+    if let Some(faults) = process.faults {
+        view.line(format!(
+            "  {} resident at most, {} minor and {} major page faults",
+            bytes(process.peak),
+            faults.minor,
+            faults.major
+        ))?;
+    }
+    match &process.usage {
+        Some(usage) => show_usage(view, usage)?,
+        None => {
+            let rows = [
+                ("anonymous", memory.anon),
+                ("shared", memory.shmem),
+                ("files", memory.file),
+                ("hugetlb", memory.hugetlb),
+            ];
+            view.table(
+                [("", Align::Left), ("RESIDENT", Align::Right)],
+                rows.map(|(kind, bytes)| [kind.to_owned(), bytes.to_string()]),
+            )?;
+        }
+    }
+    for (kind, why) in &process.why_not {
+        view.line(format!("  {}: {why}", name(*kind)))?;
+    }
+    if !process.mappings.is_empty() {
+        show_mappings(view, &process.mappings)?;
+    }
+    Ok(())
+}
+
+fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
+    let sizes: BTreeSet<PageSize> = usage
+        .0
+        .values()
+        .flat_map(|usage| usage.folios.keys().copied())
+        .collect();
+    let unknown = usage.0.values().any(|usage| usage.unknown > Bytes(0));
+    let titles: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let mut columns = vec![
+        ("KIND", Align::Left),
+        ("MAPPED", Align::Right),
+        ("RESIDENT", Align::Right),
+        ("HUGE", Align::Right),
+    ];
+    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
+    if unknown {
+        columns.push(("SIZE UNKNOWN", Align::Right));
+    }
+    let row = |title: &str, usage: &KindUsage| {
+        let mut row = vec![
+            title.to_owned(),
+            usage.mapped.to_string(),
+            usage.bytes.to_string(),
+            percent(usage.huge, usage.bytes),
+        ];
+        row.extend(
+            sizes
+                .iter()
+                .map(|size| bytes(usage.folios.get(size).copied())),
+        );
+        if unknown {
+            row.push(bytes(Some(usage.unknown).filter(|bytes| *bytes > Bytes(0))));
+        }
+        row
+    };
+    let mut rows: Vec<_> = usage
+        .0
+        .iter()
+        .map(|(kind, usage)| row(name(*kind), usage))
+        .collect();
+    rows.push(row("all", &usage.total()));
+    view.rows(&columns, rows)
+}
+
+fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> {
+    view.line("")?;
+    view.table(
+        [
+            ("ADDRESS", Align::Right),
+            ("MAPPED", Align::Right),
+            ("RESIDENT", Align::Right),
+            ("HUGE", Align::Right),
+            ("PERM", Align::Left),
+            ("KIND", Align::Left),
+            ("THP", Align::Left),
+            ("PATH", Align::Left),
+        ],
+        mappings.iter().map(|mapping| {
+            [
+                format!("{:x}", mapping.start),
+                Bytes(mapping.end - mapping.start).to_string(),
+                mapping.bytes.to_string(),
+                percent(mapping.huge, mapping.bytes),
+                mapping.permissions.clone(),
+                name(mapping.kind).to_owned(),
+                advice(mapping).to_owned(),
+                mapping.path.clone(),
+            ]
+        }),
+    )
+}
+
+/// What stands between a mapping and THPs, or for them.
+fn advice(mapping: &MappingDetail) -> &'static str {
+    match mapping {
+        MappingDetail { declined: true, .. } => "declined",
+        MappingDetail { fits: false, .. } => "too small",
+        MappingDetail { advised: true, .. } => "advised",
+        MappingDetail { eligible: true, .. } => "eligible",
+        _ => NONE,
+    }
+}
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Heap => "heap",
+        Kind::Text => "text",
+        Kind::Data => "data",
+        Kind::Shared => "shared",
+        Kind::Stack => "stack",
+        Kind::File => "file",
+    }
+}

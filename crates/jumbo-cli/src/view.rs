@@ -1,0 +1,131 @@
+//! How human output looks: aligned tables with plain headings, bold only on a terminal.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use jumbo::units::Bytes;
+
+/// What stands for a value that does not exist, or that this user may not see.
+pub(crate) const NONE: &str = "-";
+
+/// Where to write, and how.
+pub(crate) struct View {
+    out: io::BufWriter<io::StdoutLock<'static>>,
+    bold: bool,
+}
+
+/// How a column is aligned.
+#[derive(Clone, Copy)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+impl View {
+    /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
+    pub(crate) fn stdout() -> Self {
+        let stdout = io::stdout();
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            bold: stdout.is_terminal() && !plain,
+            out: io::BufWriter::new(stdout.lock()),
+        }
+    }
+
+    /// A heading with an empty line above it.
+    pub(crate) fn heading(&mut self, text: &str) -> io::Result<()> {
+        let text = clean(text);
+        if self.bold {
+            writeln!(self.out, "\n\x1b[1m{text}\x1b[0m")
+        } else {
+            writeln!(self.out, "\n{text}")
+        }
+    }
+
+    /// One line.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        writeln!(self.out, "{}", clean(text.as_ref()))
+    }
+
+    /// `NAME   text`, names in a column.
+    pub(crate) fn fact(&mut self, name: &str, text: impl AsRef<str>) -> io::Result<()> {
+        self.line(format!("{name:<14}  {}", text.as_ref()))
+    }
+
+    /// Rows under column titles, two blanks in front.
+    pub(crate) fn table<const N: usize>(
+        &mut self,
+        columns: [(&str, Align); N],
+        rows: impl IntoIterator<Item = [String; N]>,
+    ) -> io::Result<()> {
+        self.rows(&columns, rows.into_iter().map(Vec::from))
+    }
+
+    /// [`View::table`] where the number of columns is found out on the way.
+    pub(crate) fn rows(
+        &mut self,
+        columns: &[(&str, Align)],
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> io::Result<()> {
+        let mut table = Table::new();
+        table
+            .load_style(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Disabled)
+            .add_rows(rows.into_iter().map(|row| {
+                row.iter()
+                    .map(|cell| clean(cell).into_owned())
+                    .collect::<Vec<_>>()
+            }));
+        if columns.iter().any(|(title, _)| !title.is_empty()) {
+            table.set_header(columns.iter().map(|(title, _)| *title));
+        }
+        for (column, (_, align)) in table.column_iter_mut().zip(columns) {
+            column.set_padding((2, 0));
+            column.set_cell_alignment(match align {
+                Align::Left => CellAlignment::Left,
+                Align::Right => CellAlignment::Right,
+            });
+        }
+        for line in table.lines() {
+            self.line(line.trim_end())?;
+        }
+        Ok(())
+    }
+
+    /// Hands everything to the descriptor.
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Text without control characters: a process chooses its name and the names of its files, and must not
+/// get to drive the terminal of whoever looks at it.
+fn clean(text: &str) -> Cow<'_, str> {
+    if text.contains(char::is_control) {
+        Cow::Owned(text.replace(char::is_control, "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// `value` as one JSON document on standard output.
+pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Bytes, or a dash where there is nothing to say.
+pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
+    bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
+}
+
+/// A share of a whole in percent, or a dash where the whole is nothing.
+pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
+    if whole.0 == 0 {
+        return NONE.to_owned();
+    }
+    format!("{:.0}%", 100.0 * part.0 as f64 / whole.0 as f64)
+}

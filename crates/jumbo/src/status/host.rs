@@ -1,0 +1,208 @@
+//! The host at one moment: [`Host`].
+//!
+//! Nothing here fails as a whole. What cannot be read is missing, and [`Host::missing`] says why, so
+//! that a normal user, a container and a kernel without the feature all get what there is.
+
+use serde::Serialize;
+
+use crate::kernel::cgroup::Limits;
+use crate::kernel::hugetlb::{self, Mount, Pool};
+use crate::kernel::memory::{Events, Memory, Metadata, Zone};
+use crate::kernel::thp::{self, Thp};
+use crate::kernel::{self, FileError, Root};
+use crate::units::{Bytes, NodeId, PageSize, Pages};
+
+/// What of the host matters to page sizes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// The kernel's release.
+    pub kernel: String,
+    /// The base page.
+    pub base_page: PageSize,
+    /// What one PMD maps.
+    pub pmd_size: PageSize,
+    /// /proc/meminfo.
+    pub memory: Option<Memory>,
+    /// What page metadata costs now.
+    pub metadata: Option<Metadata>,
+    /// Whether HVO is on; `None` where the kernel lacks it.
+    pub optimize_vmemmap: Option<bool>,
+    /// The hugetlb pools; `None` where the kernel lacks hugetlb.
+    pub pools: Option<Vec<Pool>>,
+    /// hugetlbfs mounts.
+    pub mounts: Vec<Mount>,
+    /// The THP controls; `None` where the kernel lacks THP.
+    pub thp: Option<Thp>,
+    /// The control group's limits on this process.
+    pub limits: Limits,
+    /// Free memory that could become huge pages without moving anything.
+    pub formable: Vec<Formable>,
+    /// /proc/vmstat.
+    pub events: Events,
+    /// /proc/sys/vm.
+    pub sysctl: Sysctl,
+    /// What is not shown, and why.
+    pub missing: Vec<Missing>,
+}
+
+/// How many huge pages of one size the free blocks of one zone hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Formable {
+    /// The node.
+    pub node: NodeId,
+    /// The zone: `DMA32`, `Normal`, `Movable`.
+    pub zone: String,
+    /// All free memory of the zone.
+    pub free: Bytes,
+    /// The page size.
+    pub size: PageSize,
+    /// How many.
+    pub pages: Pages,
+    /// False where the number is an upper bound: such a page is made of several of the allocator's
+    /// largest blocks, and buddyinfo does not say which of them are neighbours.
+    pub exact: bool,
+}
+
+/// The settings under /proc/sys/vm that decide about huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sysctl {
+    /// 0 heuristic, 1 always, 2 never more than the commit limit.
+    pub overcommit_memory: Option<u64>,
+    /// How eagerly memory is compacted in the background, 0 to 100 (5.9).
+    pub compaction_proactiveness: Option<u64>,
+    /// How eagerly anonymous memory is swapped.
+    pub swappiness: Option<u64>,
+}
+
+/// One thing that is not shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Missing {
+    /// What.
+    pub what: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Missing {
+    /// `what` cannot be shown because of `error`.
+    pub fn new(what: impl Into<String>, error: &FileError) -> Self {
+        Self {
+            what: what.into(),
+            why: error.to_string(),
+        }
+    }
+}
+
+impl Host {
+    /// Reads all of it.
+    pub fn read(root: &Root) -> Self {
+        let mut missing = Vec::new();
+        let mut note = |what: &str, error: FileError| missing.push(Missing::new(what, &error));
+        let base_page = kernel::base_page(root);
+        let pmd_size = ok(thp::pmd_size(root), "the PMD size", &mut note);
+        let memory = ok(Memory::read(root), "the host's memory", &mut note);
+        let events = ok(Events::read(root), "the kernel's counters", &mut note).unwrap_or_default();
+        let pools = ok(hugetlb::pools(root), "the hugetlb pools", &mut note).flatten();
+        let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
+        let pmd_size = pmd_size.unwrap_or_else(|| thp::reach_of_pmd(base_page));
+        let zones = ok(Zone::read_all(root), "free memory by block size", &mut note);
+        let hvo = ok(
+            hugetlb::optimize_vmemmap(root),
+            "whether HVO is on",
+            &mut note,
+        );
+        let thp = ok(Thp::read(root), "the THP controls", &mut note);
+        let mounts = ok(hugetlb::mounts(root), "hugetlbfs mounts", &mut note);
+        let limits = ok(
+            Limits::read(root, &sizes),
+            "control group limits",
+            &mut note,
+        );
+        Self {
+            kernel: root
+                .read("proc/sys/kernel/osrelease")
+                .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned()),
+            base_page,
+            pmd_size,
+            metadata: memory
+                .as_ref()
+                .map(|memory| events.metadata(memory, base_page)),
+            memory,
+            optimize_vmemmap: hvo.flatten(),
+            formable: formable(&zones.unwrap_or_default(), pmd_size, &sizes, base_page),
+            pools,
+            mounts: mounts.unwrap_or_default(),
+            thp: thp.flatten(),
+            limits: limits.unwrap_or_default(),
+            events,
+            sysctl: Sysctl::read(root),
+            missing,
+        }
+    }
+
+    /// Every page size of the host, ascending: base page, mTHP, PMD, hugetlb.
+    pub fn page_sizes(&self) -> Vec<PageSize> {
+        let mut sizes = vec![self.base_page, self.pmd_size];
+        sizes.extend(self.thp.iter().flat_map(|thp| thp.sizes.keys()));
+        sizes.extend(self.pools.iter().flatten().map(|pool| pool.size));
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// How many pages of `size` could be formed now, on all nodes; false where that is an upper bound.
+    pub fn formable_of(&self, size: PageSize) -> (Pages, bool) {
+        let of = || {
+            self.formable
+                .iter()
+                .filter(|formable| formable.size == size)
+        };
+        let pages = of().map(|formable| formable.pages.0).sum();
+        (Pages(pages), of().all(|formable| formable.exact))
+    }
+}
+
+/// The value, or a note on why there is none.
+fn ok<T>(
+    result: Result<T, FileError>,
+    what: &str,
+    note: &mut impl FnMut(&str, FileError),
+) -> Option<T> {
+    result.map_err(|error| note(what, error)).ok()
+}
+
+fn formable(zones: &[Zone], pmd: PageSize, pools: &[PageSize], base: PageSize) -> Vec<Formable> {
+    let mut sizes: Vec<_> = pools.iter().copied().chain([pmd]).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let in_zone = |zone: &Zone, size: PageSize| {
+        let whole = zone.whole(size, base);
+        let bound = || {
+            let largest = zone.largest(base)?;
+            Some(zone.whole(largest, base)?.bytes(largest).whole_pages(size))
+        };
+        Some(Formable {
+            node: zone.node,
+            zone: zone.name.clone(),
+            free: zone.free(base),
+            size,
+            pages: whole.or_else(bound)?,
+            exact: whole.is_some(),
+        })
+    };
+    zones
+        .iter()
+        .flat_map(|zone| sizes.iter().filter_map(move |size| in_zone(zone, *size)))
+        .collect()
+}
+
+impl Sysctl {
+    fn read(root: &Root) -> Self {
+        let value = |name: &str| root.read_u64(format!("proc/sys/vm/{name}")).ok();
+        Self {
+            overcommit_memory: value("overcommit_memory"),
+            compaction_proactiveness: value("compaction_proactiveness"),
+            swappiness: value("swappiness"),
+        }
+    }
+}

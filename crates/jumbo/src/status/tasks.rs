@@ -1,0 +1,142 @@
+//! The processes of a host by the memory that could be huge: [`Tasks`].
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+use crate::kernel::smaps::Smaps;
+use crate::kernel::{FileError, Root, task};
+use crate::units::Bytes;
+
+use super::Missing;
+
+/// One process, in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Task {
+    /// The process.
+    pub pid: u32,
+    /// Its name, as ps(1) shows it.
+    pub name: String,
+    /// Its memory by kind.
+    #[serde(flatten)]
+    pub memory: task::Memory,
+    /// How much of that is mapped by PMD; `None` where this user may not look.
+    pub huge: Option<Huge>,
+}
+
+/// What a process maps by PMD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Huge {
+    /// Of anonymous memory.
+    pub anon: Bytes,
+    /// Of shared memory.
+    pub shmem: Bytes,
+    /// Of file mappings.
+    pub file: Bytes,
+}
+
+/// The largest processes, and who holds hugetlb pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tasks {
+    /// The processes with the most memory of a kind that can be huge, largest first.
+    pub largest: Vec<Task>,
+    /// Those with hugetlb pages, largest first.
+    pub pool_holders: Vec<Task>,
+    /// How many processes with memory there are.
+    pub count: usize,
+    /// Those that have THP switched off by PR_SET_THP_DISABLE.
+    pub thp_disabled: Vec<Task>,
+    /// What is not shown, and why.
+    pub missing: Vec<Missing>,
+}
+
+impl Task {
+    /// Memory of a kind that can be huge, hugetlb included.
+    pub fn candidate(&self) -> Bytes {
+        self.memory.anon + self.memory.shmem + self.memory.hugetlb
+    }
+
+    /// Anonymous memory that is not mapped by PMD, where that is known.
+    pub fn small_anon(&self) -> Option<Bytes> {
+        let huge = self.huge?.anon.0;
+        Some(Bytes(self.memory.anon.0.saturating_sub(huge)))
+    }
+
+    /// Shared memory that is not mapped by PMD, where that is known.
+    pub fn small_shmem(&self) -> Option<Bytes> {
+        let huge = self.huge?.shmem.0;
+        Some(Bytes(self.memory.shmem.0.saturating_sub(huge)))
+    }
+}
+
+impl Huge {
+    /// All of it.
+    pub fn total(&self) -> Bytes {
+        self.anon + self.shmem + self.file
+    }
+
+    /// From smaps_rollup, which walks the page tables of the process.
+    fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
+        let rollup = Smaps::read_rollup(root, pid)?;
+        let sums = rollup.mappings().next();
+        Ok(sums.map_or_else(Self::default, |sums| Self {
+            anon: sums.anon_huge_pages,
+            shmem: sums.shmem_pmd_mapped,
+            file: sums.file_pmd_mapped,
+        }))
+    }
+}
+
+impl Tasks {
+    /// Looks at every process, and closely at the `top` largest. Processes that end meanwhile are left
+    /// out.
+    pub fn read(root: &Root, top: usize) -> Self {
+        let mut tasks = Self::default();
+        let mut all = match task::all(root) {
+            Ok(pids) => pids
+                .into_iter()
+                .filter_map(|pid| brief(root, pid))
+                .collect::<Vec<_>>(),
+            Err(error) => {
+                tasks.missing.push(Missing::new("processes", &error));
+                return tasks;
+            }
+        };
+        tasks.count = all.len();
+        let disabled = |task: &&Task| task.memory.thp_enabled == Some(false);
+        tasks.thp_disabled = all.iter().filter(disabled).cloned().collect();
+
+        all.sort_by_key(|task| Reverse(task.memory.hugetlb));
+        let holds = |task: &&Task| task.memory.hugetlb > Bytes(0);
+        tasks.pool_holders = all.iter().filter(holds).take(top).cloned().collect();
+
+        all.sort_by_key(|task| Reverse(task.candidate()));
+        all.truncate(top);
+        let mut refused = Vec::new();
+        for task in &mut all {
+            match Huge::read(root, task.pid) {
+                Ok(huge) => task.huge = Some(huge),
+                Err(error) if error.is_denied() => refused.push(error),
+                Err(_) => {}
+            }
+        }
+        if let Some(error) = refused.first() {
+            tasks.missing.push(Missing {
+                what: format!("what is huge in {} of the largest processes", refused.len()),
+                why: format!("{error}; it takes CAP_SYS_PTRACE over them"),
+            });
+        }
+        tasks.largest = all;
+        tasks
+    }
+}
+
+fn brief(root: &Root, pid: u32) -> Option<Task> {
+    let memory = task::memory(root, pid).ok()??;
+    Some(Task {
+        pid,
+        name: task::name(root, pid).ok()?,
+        memory,
+        huge: None,
+    })
+}
