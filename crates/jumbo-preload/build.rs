@@ -9,10 +9,15 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let Some(out) = env::var_os("OUT_DIR") else { return };
+    let Some(out) = env::var_os("OUT_DIR") else {
+        return;
+    };
     let script = Path::new(&out).join("libgcc_s.so");
     match fs::write(&script, "GROUP ( -lgcc_eh -lgcc )\n") {
-        Ok(()) => println!("cargo::rustc-link-search=native={}", Path::new(&out).display()),
+        Ok(()) => println!(
+            "cargo::rustc-link-search=native={}",
+            Path::new(&out).display()
+        ),
         Err(error) => println!("cargo::error=cannot write {}: {error}", script.display()),
     }
 }

@@ -2,10 +2,82 @@
 
 use std::process::ExitCode;
 
-/// Find what keeps memory off huge pages on this host, and say how to mend it
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+use jumbo::kernel::Root;
+use jumbo::status::Missing;
+use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
+use serde::Serialize;
 
-pub(crate) fn main(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet")
+use crate::view::{self, View};
+
+/// Find what keeps memory off huge pages on this host, and say how to mend it
+///
+/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then
+/// what has no figure. Commands that change settings are to be run as root.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// End with 1 when there are findings; else findings are no failure
+    #[arg(long)]
+    exit_code: bool,
+
+    /// How many of the largest processes to look into
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    top: usize,
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    findings: &'a [Finding],
+    missing: Vec<&'a Missing>,
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let snapshot = Snapshot::read(&Root::host(), args.top);
+    let findings = examine(&snapshot);
+    if args.json {
+        view::json(&Page {
+            findings: &findings,
+            missing: snapshot.missing().collect(),
+        })?;
+    } else {
+        let mut view = View::stdout();
+        show(&mut view, &snapshot, &findings)?;
+        view.finish()?;
+    }
+    Ok(if args.exit_code && !findings.is_empty() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn show(view: &mut View, snapshot: &Snapshot, findings: &[Finding]) -> std::io::Result<()> {
+    if findings.is_empty() {
+        view.line("nothing to mend")?;
+    }
+    for (index, finding) in findings.iter().enumerate() {
+        view.heading(&format!("{}. {}", index + 1, finding.title))?;
+        view.line(format!("   cost: {}", cost(finding.cost)))?;
+        for evidence in &finding.evidence {
+            view.line(format!("   {}: {}", evidence.source, evidence.value))?;
+        }
+        view.line(format!("   hint: {}", finding.hint))?;
+    }
+    if !findings.is_empty() && snapshot.host.sys_read_only {
+        view.line("")?;
+        view.line("/sys is read-only here, as in a container: run the commands on the host")?;
+    }
+    view::missing(view, "Not examined", snapshot.missing())
+}
+
+fn cost(cost: Cost) -> String {
+    match cost {
+        Cost::Fails => "programs fail or are killed".to_owned(),
+        Cost::Wasted(bytes) => format!("{bytes} that nobody can use"),
+        Cost::Slow(bytes) => format!("{bytes} are slower to use than they need be"),
+        Cost::Unknown => "no figure can be given".to_owned(),
+    }
 }

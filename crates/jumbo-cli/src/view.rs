@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use jumbo::status::Missing;
 use jumbo::units::Bytes;
 
 /// What stands for a value that does not exist, or that this user may not see.
@@ -107,6 +108,22 @@ fn clean(text: &str) -> Cow<'_, str> {
     } else {
         Cow::Borrowed(text)
     }
+}
+
+/// What is missing from a page, and why, at its end.
+pub(crate) fn missing<'a>(
+    view: &mut View,
+    title: &str,
+    missing: impl IntoIterator<Item = &'a Missing>,
+) -> io::Result<()> {
+    let mut missing = missing.into_iter().peekable();
+    if missing.peek().is_some() {
+        view.heading(title)?;
+    }
+    for Missing { what, why } in missing {
+        view.line(format!("  {what}: {why}"))?;
+    }
+    Ok(())
 }
 
 /// `value` as one JSON document on standard output.

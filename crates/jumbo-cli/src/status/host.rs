@@ -9,7 +9,7 @@ use jumbo::status::{Formable, Host, Task, Tasks};
 use jumbo::units::{Bytes, PageSize};
 
 use super::HostPage;
-use crate::view::{Align, NONE, View, bytes, percent};
+use crate::view::{self, Align, NONE, View, bytes, percent};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
@@ -36,7 +36,7 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
                 [name, available.to_owned(), feature.reason.clone()]
             }),
     )?;
-    super::show_missing(view, host.missing.iter().chain(&tasks.missing))
+    view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
 fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {

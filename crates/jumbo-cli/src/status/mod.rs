@@ -118,18 +118,3 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
         missing: lens.missing,
     })
 }
-
-/// What is not shown, and why, at the end of either page.
-fn show_missing<'a>(
-    view: &mut View,
-    missing: impl IntoIterator<Item = &'a Missing>,
-) -> std::io::Result<()> {
-    let mut missing = missing.into_iter().peekable();
-    if missing.peek().is_some() {
-        view.heading("Not shown")?;
-    }
-    for Missing { what, why } in missing {
-        view.line(format!("  {what}: {why}"))?;
-    }
-    Ok(())
-}

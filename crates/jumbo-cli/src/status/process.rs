@@ -7,7 +7,7 @@ use jumbo::status::{Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
 use jumbo::units::{Bytes, PageSize};
 
 use super::ProcessPage;
-use crate::view::{Align, NONE, View, bytes, percent};
+use crate::view::{self, Align, NONE, View, bytes, percent};
 
 /// Command lines are cut to this many characters.
 const COMMAND: usize = 80;
@@ -38,7 +38,7 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
             why: first.why.clone(),
         });
     }
-    super::show_missing(view, own.iter().chain(&page.missing))
+    view::missing(view, "Not shown", own.iter().chain(&page.missing))
 }
 
 fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {

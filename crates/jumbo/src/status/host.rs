@@ -3,6 +3,7 @@
 //! Nothing here fails as a whole. What cannot be read is missing, and [`Host::missing`] says why, so
 //! that a normal user, a container and a kernel without the feature all get what there is.
 
+use rustix::fs::StatVfsMountFlags;
 use serde::Serialize;
 
 use crate::kernel::cgroup::Limits;
@@ -41,6 +42,8 @@ pub struct Host {
     pub events: Events,
     /// /proc/sys/vm.
     pub sysctl: Sysctl,
+    /// True where /sys is mounted read-only, so that no control can be set from here.
+    pub sys_read_only: bool,
     /// What is not shown, and why.
     pub missing: Vec<Missing>,
 }
@@ -136,6 +139,8 @@ impl Host {
             limits: limits.unwrap_or_default(),
             events,
             sysctl: Sysctl::read(root),
+            sys_read_only: rustix::fs::statvfs(root.path("sys"))
+                .is_ok_and(|filesystem| filesystem.f_flag.contains(StatVfsMountFlags::RDONLY)),
             missing,
         }
     }

@@ -5,8 +5,10 @@
 //! - [`Detail`]: one process with everything there is to say.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
+//! - [`doctor`]: what of all that is worth mending.
 
 mod detail;
+pub mod doctor;
 mod host;
 pub mod process;
 mod tasks;

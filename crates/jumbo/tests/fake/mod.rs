@@ -25,6 +25,111 @@ impl Fake {
         fake
     }
 
+    /// An idle host of 16 GiB that has nothing to mend: THP and 64 KiB folios on advice, no pools.
+    pub(crate) fn healthy() -> Self {
+        let fake = Self::new(4096);
+        fake.thp(2 << 20, "madvise", "never")
+            .thp_size(64, "madvise", "never")
+            .thp_size(2048, "inherit", "inherit")
+            .write(
+                "sys/kernel/mm/transparent_hugepage/defrag",
+                "always defer [madvise] never",
+            )
+            .write(
+                "sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none",
+                "511\n",
+            )
+            .meminfo(&[("AnonPages", 32 << 10)])
+            .write(
+                "proc/vmstat",
+                "nr_memmap_pages 100\nnr_memmap_boot_pages 60000\ncompact_fail 0\n",
+            )
+            .write(
+                "proc/buddyinfo",
+                "Node 0, zone   Normal 9 9 9 9 9 9 9 9 9 100 3000\n",
+            )
+            .write("proc/sys/kernel/osrelease", "6.18.0\n")
+            .write("proc/sys/vm/overcommit_memory", "0\n")
+            .write(
+                "proc/self/mountinfo",
+                "22 27 0:21 / /proc rw,relatime - proc proc rw\n",
+            )
+            .write("proc/self/cgroup", "0::/\n")
+            .write("proc/self/status", "Name:\tjumbo\nTHP_enabled:\t1\n");
+        fake
+    }
+
+    /// /proc/meminfo of a host with 16 GiB, with some fields (in KiB) set.
+    pub(crate) fn meminfo(&self, fields: &[(&str, u64)]) -> &Self {
+        const FIELDS: &str = "MemTotal MemFree MemAvailable Buffers Cached SwapCached Active Inactive \
+            SwapTotal SwapFree Dirty Writeback AnonPages Mapped Shmem Slab PageTables CommitLimit \
+            Committed_AS VmallocTotal VmallocUsed VmallocChunk AnonHugePages ShmemHugePages Hugetlb";
+        let value = |field: &str| match fields.iter().find(|(name, _)| *name == field) {
+            Some((_, kib)) => *kib,
+            None if field.starts_with("Mem") => 16 << 20,
+            None => 0,
+        };
+        let line = |field| format!("{field}: {} kB\n", value(field));
+        self.write(
+            "proc/meminfo",
+            FIELDS
+                .split_ascii_whitespace()
+                .map(line)
+                .collect::<String>(),
+        )
+    }
+
+    /// A hugetlb pool: total, free, reserved, surplus, overcommit.
+    pub(crate) fn pool(&self, kib: u64, pages: [u64; 5]) -> &Self {
+        const FILES: [&str; 5] = [
+            "nr_hugepages",
+            "free_hugepages",
+            "resv_hugepages",
+            "surplus_hugepages",
+            "nr_overcommit_hugepages",
+        ];
+        for (file, pages) in FILES.iter().zip(pages) {
+            self.write(
+                &format!("sys/kernel/mm/hugepages/hugepages-{kib}kB/{file}"),
+                format!("{pages}\n"),
+            );
+        }
+        self
+    }
+
+    /// A process: its status fields in KiB, and what smaps_rollup says is huge.
+    pub(crate) fn process(
+        &self,
+        pid: u32,
+        name: &str,
+        status: &[(&str, u64)],
+        rollup: &[(&str, u64)],
+    ) -> &Self {
+        let lines = |fields: &[(&str, u64)]| {
+            let line = |(key, kib): &(&str, u64)| format!("{key}: {kib} kB\n");
+            fields.iter().map(line).collect::<String>()
+        };
+        self.write(&format!("proc/{pid}/comm"), format!("{name}\n"))
+            .write(
+                &format!("proc/{pid}/cmdline"),
+                format!("/usr/bin/{name}\0--flag\0"),
+            )
+            .write(
+                &format!("proc/{pid}/status"),
+                format!(
+                    "Name: {name}\nUid:\t0\t0\t0\t0\nVmSize: 9 kB\n{}THP_enabled:\t1\n",
+                    lines(status)
+                ),
+            )
+            .write(
+                &format!("proc/{pid}/smaps_rollup"),
+                format!(
+                    "1000-2000 ---p 00000000 00:00 0    [rollup]\n{}",
+                    lines(rollup)
+                ),
+            )
+    }
+
     pub(crate) fn root(&self) -> Root {
         Root::at(self.0.path())
     }

@@ -1,0 +1,129 @@
+//! Rules about the host's memory as a whole.
+
+use super::{Cost, Finding, LARGE, Snapshot};
+use crate::units::Bytes;
+
+pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
+    [
+        fragmented(snapshot),
+        page_tables(snapshot),
+        committed(snapshot),
+        cgroup_full(snapshot),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Free memory of which less than half is in pieces of a huge page, where compaction has failed.
+fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
+    let host = &snapshot.host;
+    let of_pmd = || {
+        host.formable
+            .iter()
+            .filter(|formable| formable.size == host.pmd_size)
+    };
+    let free: Bytes = of_pmd().map(|formable| formable.free).sum();
+    let whole = host.formable_of(host.pmd_size).0.bytes(host.pmd_size);
+    let failed = host.events.get("compact_fail").unwrap_or(0);
+    let scattered = Bytes(free.0.saturating_sub(whole.0));
+    (scattered.0 > free.0 / 2 && scattered >= LARGE && failed > 0).then(|| {
+        Finding::new(
+            "fragmented",
+            Cost::Slow(scattered),
+            format!(
+                "{scattered} of {free} free memory are in pieces smaller than {}",
+                host.pmd_size
+            ),
+        )
+        .evidence(
+            "/proc/buddyinfo",
+            format!(
+                "{} pages of {} could be formed",
+                host.formable_of(host.pmd_size).0,
+                host.pmd_size
+            ),
+        )
+        .evidence("/proc/vmstat compact_fail", failed)
+        .evidence(
+            "/proc/vmstat compact_success",
+            host.events.get("compact_success").unwrap_or(0),
+        )
+        .hint(
+            "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
+             `sysctl vm.compaction_proactiveness=60` keeps at it",
+        )
+    })
+}
+
+/// Page tables that take more than a hundredth of memory: as a rule shared memory that many processes
+/// map with base pages.
+fn page_tables(snapshot: &Snapshot) -> Option<Finding> {
+    let memory = snapshot.host.memory.as_ref()?;
+    (memory.page_tables >= LARGE && memory.page_tables.0 > memory.total.0 / 100).then(|| {
+        let mapper = snapshot
+            .tasks
+            .largest
+            .iter()
+            .max_by_key(|task| task.memory.shmem);
+        let look = mapper.map_or_else(String::new, |task| format!(" -p {}", task.pid));
+        Finding::new(
+            "page-tables",
+            Cost::Wasted(memory.page_tables),
+            format!(
+                "page tables take {} of {}",
+                memory.page_tables, memory.total
+            ),
+        )
+        .evidence("/proc/meminfo PageTables", memory.page_tables)
+        .hint(format!(
+            "put memory that many processes map on huge pages, which need none of them: \
+             `jumbo status{look}` shows what is not"
+        ))
+    })
+}
+
+/// Strict overcommit, where the pools have taken their part of what may be promised.
+fn committed(snapshot: &Snapshot) -> Option<Finding> {
+    let (host, memory) = (&snapshot.host, snapshot.host.memory.as_ref()?);
+    let strict = host.sysctl.overcommit_memory == Some(2);
+    let left = memory.commit_limit.0.saturating_sub(memory.committed.0);
+    (strict && left < memory.commit_limit.0 / 20).then(|| {
+        Finding::new(
+            "commit-limit",
+            Cost::Fails,
+            format!(
+                "mappings fail soon: {} of {} are promised",
+                memory.committed, memory.commit_limit
+            ),
+        )
+        .evidence("/proc/sys/vm/overcommit_memory", 2)
+        .evidence("/proc/meminfo Committed_AS", memory.committed)
+        .evidence("/proc/meminfo CommitLimit", memory.commit_limit)
+        .evidence("/proc/meminfo Hugetlb, which it leaves out", memory.hugetlb)
+        .hint("`sysctl vm.overcommit_ratio=80`, or `sysctl vm.overcommit_memory=0`")
+    })
+}
+
+/// A memory control group without room for one huge page: a fault falls back, and a collapse fails
+/// with EBUSY.
+fn cgroup_full(snapshot: &Snapshot) -> Option<Finding> {
+    let limit = snapshot.host.limits.memory.as_ref()?;
+    (limit.room().0 < snapshot.host.pmd_size.bytes()).then(|| {
+        Finding::new(
+            "cgroup-full",
+            Cost::Fails,
+            format!(
+                "this control group has {} left: no huge page fits",
+                limit.room()
+            ),
+        )
+        .evidence(limit.file.display().to_string(), limit.limit)
+        .evidence("in use", limit.usage)
+        .hint(format!(
+            "`echo {} > {}`",
+            limit.limit.0 + limit.limit.0 / 4,
+            limit.file.display()
+        ))
+    })
+}

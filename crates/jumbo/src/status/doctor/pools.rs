@@ -1,0 +1,256 @@
+//! Rules about hugetlb pools, their metadata, and what control groups leave of them.
+
+use super::{Cost, Finding, LARGE, Snapshot};
+use crate::kernel::cgroup::Limit;
+use crate::kernel::hugetlb::Pool;
+use crate::kernel::memory::DESCRIPTOR;
+use crate::units::{Bytes, PageSize};
+
+/// Making the pools again disturbs whoever uses them, so saving less than this is not worth it.
+const WORTH_REMAKING: Bytes = Bytes(16 << 20);
+
+pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
+    let pools = || snapshot.host.pools.iter().flatten();
+    pools()
+        .flat_map(|pool| {
+            [
+                unused(pool),
+                exhausted(pool),
+                limited(snapshot, pool),
+                larger(snapshot, pool),
+            ]
+        })
+        .chain([
+            grow_failed(snapshot),
+            described(snapshot),
+            slow_surplus(snapshot),
+        ])
+        .flatten()
+        .collect()
+}
+
+fn file(size: PageSize, name: &str) -> String {
+    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size.kib())
+}
+
+fn unused(pool: &Pool) -> Option<Finding> {
+    let bytes = pool.unused().bytes(pool.size);
+    // Surplus pages go back by themselves when they are freed.
+    let idle = pool.unused().0.min(pool.persistent().0);
+    (bytes >= LARGE && idle > 0).then(|| {
+        let keep = pool.persistent().0 - idle;
+        let (nr, overcommit) =
+            (file(pool.size, "nr_hugepages"), file(pool.size, "nr_overcommit_hugepages"));
+        let may = pool.overcommit.0.max(idle);
+        Finding::new(
+            "pool-unused",
+            Cost::Wasted(bytes),
+            format!(
+                "{} of {} {} pages lie in the pool, and nobody else can use them",
+                pool.unused(),
+                pool.total,
+                pool.size
+            ),
+        )
+        .evidence(file(pool.size, "free_hugepages"), pool.free)
+        .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
+        .hint(format!(
+            "`echo {may} > {overcommit} && echo {keep} > {nr}` gives them back, and lets the pool grow \
+             again on demand"
+        ))
+    })
+}
+
+fn exhausted(pool: &Pool) -> Option<Finding> {
+    let full = pool.total.0 > 0 && pool.unused().0 == 0 && pool.may_grow_by().0 == 0;
+    full.then(|| {
+        Finding::new(
+            "pool-exhausted",
+            Cost::Fails,
+            format!(
+                "the pool of {} pages is used up: the next mapping fails",
+                pool.size
+            ),
+        )
+        .evidence(file(pool.size, "free_hugepages"), pool.free)
+        .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
+        .evidence(file(pool.size, "nr_overcommit_hugepages"), pool.overcommit)
+        .hint(format!(
+            "`echo {} > {}` lets it grow on demand by as much again",
+            pool.surplus.0 + pool.total.0,
+            file(pool.size, "nr_overcommit_hugepages")
+        ))
+    })
+}
+
+fn limited(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
+    let limits = &snapshot.host.limits;
+    let of = |limit: &Limit| (limit.room() < pool.unused().bytes(pool.size)).then(|| limit.clone());
+    let touch = limits.hugetlb.get(&pool.size).and_then(of);
+    let reserve = limits.reservations.get(&pool.size).and_then(of);
+    // A reservation that fails is an error the program sees; only a touch kills.
+    let (limit, what) = match (&touch, &reserve) {
+        (Some(touch), Some(reserve)) if reserve.room() <= touch.room() => {
+            (reserve, "mapping more fails with ENOMEM")
+        }
+        (Some(touch), _) => (touch, "mapping more works and touching it is SIGBUS"),
+        (None, Some(reserve)) => (reserve, "mapping more fails with ENOMEM"),
+        (None, None) => return None,
+    };
+    Some(
+        Finding::new(
+            "cgroup-hugetlb",
+            Cost::Fails,
+            format!(
+                "this control group may use {} more of the pool of {} pages, where {} are free: {what}",
+                limit.room(),
+                pool.size,
+                pool.unused().bytes(pool.size)
+            ),
+        )
+        .evidence(limit.file.display().to_string(), limit.limit)
+        .evidence("in use", limit.usage)
+        .hint(format!(
+            "`echo {} > {}`",
+            limit.usage.0 + pool.unused().bytes(pool.size).0,
+            limit.file.display()
+        )),
+    )
+}
+
+fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
+    let failed = snapshot
+        .host
+        .events
+        .get("htlb_buddy_alloc_fail")
+        .filter(|failed| *failed > 0)?;
+    let done = snapshot
+        .host
+        .events
+        .get("htlb_buddy_alloc_success")
+        .unwrap_or(0);
+    Some(
+        Finding::new(
+            "pool-growth",
+            Cost::Unknown,
+            "since boot a hugetlb pool could not grow: no memory in one piece",
+        )
+        .evidence("/proc/vmstat htlb_buddy_alloc_fail", failed)
+        .evidence("/proc/vmstat htlb_buddy_alloc_success", done)
+        .hint("`echo 1 > /proc/sys/vm/compact_memory`, then set nr_hugepages again"),
+    )
+}
+
+/// What HVO spares for one page: all of its descriptors but one base page of them.
+fn spared(size: PageSize, base: PageSize) -> Bytes {
+    let descriptors = Bytes(size.bytes()).whole_pages(base).0 * DESCRIPTOR.0;
+    Bytes(descriptors.saturating_sub(base.bytes()))
+}
+
+fn described(snapshot: &Snapshot) -> Option<Finding> {
+    if snapshot.host.optimize_vmemmap != Some(false) {
+        return None;
+    }
+    let pools = || snapshot.host.pools.iter().flatten();
+    let of =
+        |pool: &Pool| Bytes(pool.persistent().0 * spared(pool.size, snapshot.host.base_page).0);
+    let saving: Bytes = pools().map(of).sum();
+    let pooled: Vec<_> = pools()
+        .filter(|pool| pool.persistent().0 > 0)
+        .map(|pool| format!("{} pages of {}", pool.persistent(), pool.size))
+        .collect();
+    (saving >= WORTH_REMAKING).then(|| {
+        Finding::new(
+            "hvo-off",
+            Cost::Wasted(saving),
+            format!("the descriptors of {} hold nothing that is needed", pooled.join(" and ")),
+        )
+        .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 0)
+        .hint(
+            "`sysctl vm.hugetlb_optimize_vmemmap=1`, then make the pools again (set nr_hugepages to 0 \
+             and back): pages made before stay as they are",
+        )
+    })
+}
+
+/// Before Linux 7.3 every page that HVO makes or gives back waits for a grace period of RCU, so that
+/// surplus pages cost milliseconds each.
+fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
+    if snapshot.host.optimize_vmemmap != Some(true) || release(&snapshot.host.kernel)? >= (7, 3) {
+        return None;
+    }
+    let pools = || snapshot.host.pools.iter().flatten();
+    let pool = pools().find(|pool| pool.overcommit.0 > 0)?;
+    let path = file(pool.size, "nr_overcommit_hugepages");
+    Some(
+        Finding::new(
+            "hvo-surplus",
+            Cost::Unknown,
+            "every surplus page waits milliseconds for its descriptors to be freed",
+        )
+        .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 1)
+        .evidence(path.clone(), pool.overcommit)
+        .evidence("kernel", &snapshot.host.kernel)
+        .hint(format!(
+            "`echo 0 > {path}` and a persistent pool instead, or `sysctl vm.hugetlb_optimize_vmemmap=0`"
+        )),
+    )
+}
+
+fn release(kernel: &str) -> Option<(u32, u32)> {
+    let mut numbers = kernel.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// A program that maps so much of a smaller size that a whole number of larger pages would serve it.
+fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
+    let pools = || snapshot.host.pools.iter().flatten();
+    let next = pools().find(|other| other.size > pool.size)?;
+    let holder = snapshot.tasks.pool_holders.first()?;
+    // 32 entries of that size fill the smallest second-level TLBs there are for it.
+    let enough = next.size.bytes() * 32;
+    (next.total.0 == 0
+        && pool.used().bytes(pool.size).0 >= enough
+        && holder.memory.hugetlb.0 >= enough)
+        .then(|| {
+            Finding::new(
+                "larger-pages",
+                Cost::Unknown,
+                format!(
+                    "{} ({}) maps {} of hugetlb in {} pages, where {} ones exist",
+                    holder.name, holder.pid, holder.memory.hugetlb, pool.size, next.size
+                ),
+            )
+            .evidence(
+                format!("/proc/{}/status HugetlbPages", holder.pid),
+                holder.memory.hugetlb,
+            )
+            .evidence(file(next.size, "nr_hugepages"), next.total)
+            .hint(format!(
+                "boot with `hugepagesz={} hugepages={}`: so large ones are hard to find later",
+                next.size,
+                holder.memory.hugetlb.whole_pages(next.size)
+            ))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_spared_but_for_a_page_of_them() {
+        let base = PageSize::SIZE_4K;
+        assert_eq!(spared(PageSize::SIZE_2M, base), Bytes(7 * 4096));
+        assert_eq!(spared(PageSize::SIZE_1G, base), Bytes(4095 * 4096));
+        let base = PageSize::new(64 << 10).unwrap();
+        assert_eq!(spared(PageSize::SIZE_2M, base), Bytes(0));
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert_eq!(release("6.18.44-fc-v657"), Some((6, 18)));
+        assert_eq!(release("7.3-rc1"), Some((7, 3)));
+        assert_eq!(release("unknown"), None);
+    }
+}

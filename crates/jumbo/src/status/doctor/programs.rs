@@ -1,0 +1,125 @@
+//! Rules about programs.
+
+use std::collections::BTreeMap;
+
+use super::{Cost, Finding, LARGE, Snapshot};
+use crate::status::Task;
+use crate::units::Bytes;
+
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
+    let heaps = snapshot.tasks.largest.iter().filter_map(small_heap);
+    let disabled = snapshot.tasks.thp_disabled.iter().filter_map(disabled);
+    heaps
+        .chain(disabled)
+        .chain(small_shared(snapshot))
+        .collect()
+}
+
+fn who(task: &Task) -> String {
+    format!("{} ({})", task.name, task.pid)
+}
+
+fn small_heap(task: &Task) -> Option<Finding> {
+    let small = task.small_anon()?;
+    if small < LARGE || task.memory.thp_enabled == Some(false) {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "small-heap",
+            Cost::Slow(small),
+            format!(
+                "{} has {small} of anonymous memory on small pages",
+                who(task)
+            ),
+        )
+        .evidence(
+            format!("/proc/{}/status RssAnon", task.pid),
+            task.memory.anon,
+        )
+        .evidence(
+            format!("/proc/{}/smaps_rollup AnonHugePages", task.pid),
+            task.huge.map_or(Bytes(0), |huge| huge.anon),
+        )
+        .hint(format!(
+            "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
+            task.name, task.pid
+        )),
+    )
+}
+
+fn disabled(task: &Task) -> Option<Finding> {
+    let small = task.memory.anon;
+    (small >= LARGE).then(|| {
+        let hint = if task.name == "redis-server" {
+            "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
+                .to_owned()
+        } else {
+            format!(
+                "it or a parent of it asked for that, and children inherit it: \
+                 `jumbo run -- {}` from a shell whose /proc/self/status says `THP_enabled: 1`",
+                task.name
+            )
+        };
+        Finding::new(
+            "thp-disabled",
+            Cost::Slow(small),
+            format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", who(task)),
+        )
+        .evidence(format!("/proc/{}/status THP_enabled", task.pid), 0)
+        .evidence(format!("/proc/{}/status RssAnon", task.pid), small)
+        .hint(hint)
+    })
+}
+
+/// Programs with large shared memory on base pages, while the kernel gives shared memory nothing else.
+/// Processes of one name mostly share the same memory, so the largest stands for them all.
+fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
+    let Some(thp) = &snapshot.host.thp else {
+        return Vec::new();
+    };
+    let Some(choice) = thp
+        .shared(thp.pmd_size)
+        .filter(|c| c.is("never") || c.is("deny"))
+    else {
+        return Vec::new();
+    };
+    let mut largest: BTreeMap<&str, (&Task, Bytes)> = BTreeMap::new();
+    for task in &snapshot.tasks.largest {
+        let small = task.small_shmem().unwrap_or(task.memory.shmem);
+        let entry = largest.entry(&task.name).or_insert((task, small));
+        if small > entry.1 {
+            *entry = (task, small);
+        }
+    }
+    let own = thp
+        .sizes
+        .get(&thp.pmd_size)
+        .and_then(|control| control.shmem_enabled.as_ref());
+    // The size's own knob counts where it does not inherit, unless the top-level one denies all.
+    let knob = match own {
+        Some(own) if own.is("never") && !choice.is("deny") => {
+            format!("{THP}/hugepages-{}kB/shmem_enabled", thp.pmd_size.kib())
+        }
+        _ => format!("{THP}/shmem_enabled"),
+    };
+    largest
+        .into_values()
+        .filter(|(_, small)| *small >= LARGE)
+        .map(|(task, small)| {
+            Finding::new(
+                "small-shared",
+                Cost::Slow(small),
+                format!("{} has {small} of shared memory on small pages", who(task)),
+            )
+            .evidence(format!("/proc/{}/status RssShmem", task.pid), task.memory.shmem)
+            .evidence(knob.clone(), &choice.current)
+            .hint(format!(
+                "`echo within_size > {knob}`, then start {} again: memory that is there stays as it is",
+                task.name
+            ))
+        })
+        .collect()
+}

@@ -1,0 +1,266 @@
+//! Rules about the THP controls.
+
+use super::{Cost, Finding, LARGE, Snapshot};
+use crate::kernel::thp::Thp;
+use crate::units::{Bytes, PageSize, Pages};
+
+const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// A share of huge page allocations that failed above which it is no accident: one in ten.
+const MANY: u64 = 10;
+/// Fewer events than this say nothing.
+const FEW: u64 = 100;
+
+pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
+    let Some(thp) = &snapshot.host.thp else {
+        // Controls that cannot be read are among what is missing; that is no finding.
+        return Vec::from_iter(no_thp(snapshot));
+    };
+    [
+        off(snapshot, thp),
+        direct_compaction(snapshot, thp),
+        no_small_folios(snapshot, thp),
+        bloat(snapshot, thp),
+        no_zero_page(thp),
+        fallback(snapshot, thp),
+        fallback_charge(snapshot, thp),
+        split_at_swap(snapshot, thp),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Anonymous memory that is not in THPs.
+fn small_anon(snapshot: &Snapshot) -> Bytes {
+    let memory = snapshot.host.memory.as_ref();
+    memory.map_or(Bytes(0), |memory| {
+        Bytes(memory.anon.0.saturating_sub(memory.anon_huge.0))
+    })
+}
+
+fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
+    let host = &snapshot.host;
+    if host
+        .missing
+        .iter()
+        .any(|missing| missing.why.contains("transparent_hugepage"))
+    {
+        return None;
+    }
+    let pools = if host.pools.is_some() {
+        "use hugetlb pages meanwhile: `sysctl vm.nr_overcommit_hugepages=1024` lets programs that ask \
+         for them have some"
+    } else {
+        "it has no hugetlb either"
+    };
+    Some(
+        Finding::new(
+            "no-thp",
+            Cost::Slow(small_anon(snapshot)),
+            "this kernel has no THP",
+        )
+        .evidence(FOLDER, "is not there")
+        .hint(format!(
+            "boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y; {pools}"
+        )),
+    )
+}
+
+fn off(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let is_off = |size| thp.anon(size).is_none_or(|choice| choice.is("never"));
+    let all_off = is_off(thp.pmd_size) && thp.sizes.keys().all(|size| is_off(*size));
+    all_off.then(|| {
+        let kib = thp.pmd_size.kib();
+        let own = thp.sizes.get(&thp.pmd_size).and_then(|control| control.enabled.as_ref());
+        // The size's own knob counts where it does not inherit.
+        let knob = match own {
+            Some(own) if !own.is("inherit") => format!("{FOLDER}/hugepages-{kib}kB/enabled"),
+            _ => format!("{FOLDER}/enabled"),
+        };
+        Finding::new(
+            "thp-never",
+            Cost::Slow(small_anon(snapshot)),
+            "no program can have THPs at a fault, not even where it asks",
+        )
+        .evidence(knob.clone(), "never")
+        .evidence("/proc/meminfo AnonPages outside AnonHugePages", small_anon(snapshot))
+        .hint(format!(
+            "`echo madvise > {knob}` gives them to programs that ask, such as those under `jumbo run`"
+        ))
+    })
+}
+
+fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let defrag = thp.defrag.as_ref().filter(|defrag| defrag.is("always"))?;
+    let stalls = snapshot.host.events.get("compact_stall").unwrap_or(0);
+    (!thp.enabled.is("never")).then(|| {
+        Finding::new(
+            "defrag-always",
+            Cost::Slow(Pages(stalls).bytes(thp.pmd_size)),
+            "every fault for a huge page may wait for memory to be compacted",
+        )
+        .evidence(format!("{FOLDER}/defrag"), &defrag.current)
+        .evidence("/proc/vmstat compact_stall", stalls)
+        .hint(format!(
+            "`echo defer+madvise > {FOLDER}/defrag` waits only where the program asked for THPs"
+        ))
+    })
+}
+
+fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let below: Vec<_> = thp
+        .sizes
+        .keys()
+        .filter(|size| **size < thp.pmd_size)
+        .collect();
+    let controlled = below.iter().any(|size| thp.sizes[*size].enabled.is_some());
+    let never = |size: &&PageSize| thp.anon(**size).is_none_or(|choice| choice.is("never"));
+    let small = small_anon(snapshot);
+    let rest_works = thp
+        .anon(thp.pmd_size)
+        .is_some_and(|choice| !choice.is("never"));
+    if !controlled || !below.iter().all(never) || small < LARGE || !rest_works {
+        return None;
+    }
+    // The size at which arm64 and x86-64 both coalesce TLB entries.
+    let wanted = 64;
+    let has_it = below.iter().any(|size| size.kib() == wanted);
+    let kib = if has_it { wanted } else { below.last()?.kib() };
+    Some(
+        Finding::new(
+            "mthp-never",
+            Cost::Slow(small),
+            "memory that no whole huge page fits in stays on base pages",
+        )
+        .evidence(
+            format!("{FOLDER}/hugepages-*kB/enabled"),
+            format!(
+                "never, for all {} sizes below {}",
+                below.len(),
+                thp.pmd_size
+            ),
+        )
+        .evidence("/proc/meminfo AnonPages outside AnonHugePages", small)
+        .hint(format!(
+            "`echo madvise > {FOLDER}/hugepages-{kib}kB/enabled`"
+        )),
+    )
+}
+
+fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let max_ptes_none = *thp.khugepaged.get("max_ptes_none")?;
+    let entries = thp.pmd_size.bytes() / snapshot.host.base_page.bytes();
+    let collapsed = snapshot.host.events.get("thp_collapse_alloc").unwrap_or(0);
+    let collapses = thp
+        .anon(thp.pmd_size)
+        .is_some_and(|choice| choice.is("always"));
+    let any_hole_is_filled = max_ptes_none >= entries - 1;
+    if !collapses || !any_hole_is_filled || Pages(collapsed).bytes(thp.pmd_size) < LARGE {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "khugepaged-bloat",
+            Cost::Wasted(Pages(collapsed).bytes(thp.pmd_size)),
+            format!(
+                "khugepaged makes a {} page out of a single touched one, and none is split again \
+                 (the cost is at most this)",
+                thp.pmd_size
+            ),
+        )
+        .evidence(format!("{FOLDER}/khugepaged/max_ptes_none"), max_ptes_none)
+        .evidence("/proc/vmstat thp_collapse_alloc", collapsed)
+        .hint(format!(
+            "`echo {} > {FOLDER}/khugepaged/max_ptes_none`; it also lets the kernel split huge pages \
+             that are mostly zeroes, under memory pressure",
+            entries / 8
+        )),
+    )
+}
+
+fn no_zero_page(thp: &Thp) -> Option<Finding> {
+    let always = thp
+        .anon(thp.pmd_size)
+        .is_some_and(|choice| choice.is("always"));
+    (always && thp.use_zero_page == Some(false)).then(|| {
+        Finding::new(
+            "no-huge-zero-page",
+            Cost::Unknown,
+            "reading untouched memory takes a huge page of its own for each",
+        )
+        .evidence(format!("{FOLDER}/use_zero_page"), 0)
+        .hint(format!("`echo 1 > {FOLDER}/use_zero_page`"))
+    })
+}
+
+/// Two counters, where `failed` is many of both together.
+fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u64)> {
+    let done = snapshot.host.events.get(done)?;
+    let failed = snapshot.host.events.get(failed)?;
+    (failed >= FEW && failed >= (done + failed) / MANY).then_some((done, failed))
+}
+
+fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let (done, failed) = many_failed(snapshot, "thp_fault_alloc", "thp_fault_fallback")?;
+    let charge = snapshot
+        .host
+        .events
+        .get("thp_fault_fallback_charge")
+        .unwrap_or(0);
+    let failed = failed.saturating_sub(charge);
+    (failed >= FEW).then(|| {
+        Finding::new(
+            "thp-fallback",
+            Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
+            "since boot many faults for a huge page found none and fell back to base pages",
+        )
+        .evidence("/proc/vmstat thp_fault_fallback", failed)
+        .evidence("/proc/vmstat thp_fault_alloc", done)
+        .hint(
+            "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
+             `sysctl vm.compaction_proactiveness=60` keeps at it",
+        )
+    })
+}
+
+fn fallback_charge(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let (done, failed) = many_failed(snapshot, "thp_fault_alloc", "thp_fault_fallback_charge")?;
+    let limit = snapshot.host.limits.memory.as_ref();
+    let raise = limit.map_or_else(
+        || {
+            "raise `memory.max` of the groups that are full: `systemd-cgtop -m` shows them"
+                .to_owned()
+        },
+        |limit| {
+            format!(
+                "raise {}, if it is this group that is full",
+                limit.file.display()
+            )
+        },
+    );
+    Some(
+        Finding::new(
+            "thp-charge",
+            Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
+            "since boot many huge pages were refused by a control group at its memory limit",
+        )
+        .evidence("/proc/vmstat thp_fault_fallback_charge", failed)
+        .evidence("/proc/vmstat thp_fault_alloc", done)
+        .hint(raise),
+    )
+}
+
+fn split_at_swap(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
+    let (done, failed) = many_failed(snapshot, "thp_swpout", "thp_swpout_fallback")?;
+    Some(
+        Finding::new(
+            "swap-splits",
+            Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
+            "huge pages are split before they are swapped out: the swap space is fragmented or full",
+        )
+        .evidence("/proc/vmstat thp_swpout_fallback", failed)
+        .evidence("/proc/vmstat thp_swpout", done)
+        .hint("`sysctl vm.swappiness=10` swaps less; a larger swap space has more room in one piece"),
+    )
+}

@@ -1,0 +1,420 @@
+//! Every rule of the doctor speaks on the tree of a host that has its ailment, names its evidence, and
+//! keeps silent on a healthy one.
+
+mod fake;
+
+use fake::Fake;
+use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
+use jumbo::units::Bytes;
+
+const THP: &str = "sys/kernel/mm/transparent_hugepage";
+const GIB: u64 = 1 << 20;
+
+fn findings(fake: &Fake) -> Vec<Finding> {
+    examine(&Snapshot::read(&fake.root(), 10))
+}
+
+fn ids(fake: &Fake) -> Vec<&'static str> {
+    findings(fake).iter().map(|finding| finding.id).collect()
+}
+
+/// The only finding on a host that is healthy but for `ail`.
+fn only(ail: impl FnOnce(&Fake)) -> Finding {
+    let fake = Fake::healthy();
+    ail(&fake);
+    let mut findings = findings(&fake);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    let finding = findings.remove(0);
+    assert!(!finding.evidence.is_empty() && finding.hint.contains('`'));
+    finding
+}
+
+#[test]
+fn a_healthy_host_has_nothing_to_mend() {
+    let fake = Fake::healthy();
+    assert_eq!(findings(&fake), []);
+    assert_eq!(Snapshot::read(&fake.root(), 10).missing().count(), 0);
+}
+
+#[test]
+fn thp_switched_off() {
+    let finding = only(|fake| {
+        fake.thp(2 << 20, "never", "never")
+            .thp_size(64, "never", "never")
+            .meminfo(&[("AnonPages", GIB), ("AnonHugePages", GIB / 4)]);
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("thp-never", Cost::Slow(Bytes::from_kib(GIB / 4 * 3)))
+    );
+    assert!(
+        finding
+            .hint
+            .contains("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+    );
+}
+
+#[test]
+fn thp_switched_off_for_the_pmd_size_alone_names_that_knob() {
+    let finding = only(|fake| {
+        fake.thp_size(64, "never", "never")
+            .thp_size(2048, "never", "never");
+    });
+    assert!(
+        finding.hint.contains("hugepages-2048kB/enabled"),
+        "{}",
+        finding.hint
+    );
+}
+
+#[test]
+fn a_kernel_without_thp() {
+    let fake = Fake::healthy();
+    std::fs::remove_dir_all(fake.root().path(THP)).unwrap();
+    assert_eq!(ids(&fake), ["no-thp"]);
+}
+
+#[test]
+fn stalls_at_faults() {
+    let finding = only(|fake| {
+        fake.write(
+            &format!("{THP}/defrag"),
+            "[always] defer defer+madvise madvise never",
+        )
+        .write("proc/vmstat", "compact_stall 100\n");
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("defrag-always", Cost::Slow(Bytes(200 << 20)))
+    );
+}
+
+#[test]
+fn no_small_folios() {
+    let finding = only(|fake| {
+        fake.thp_size(64, "never", "never")
+            .meminfo(&[("AnonPages", GIB)]);
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("mthp-never", Cost::Slow(Bytes::from_kib(GIB)))
+    );
+}
+
+#[test]
+fn khugepaged_fills_holes() {
+    let finding = only(|fake| {
+        fake.thp(2 << 20, "always", "never")
+            .write("proc/vmstat", "thp_collapse_alloc 1000\n");
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("khugepaged-bloat", Cost::Wasted(Bytes(2000 << 20)))
+    );
+}
+
+#[test]
+fn faults_that_fall_back() {
+    let finding = only(|fake| {
+        fake.write(
+            "proc/vmstat",
+            "thp_fault_alloc 1000\nthp_fault_fallback 500\n",
+        );
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("thp-fallback", Cost::Slow(Bytes(1000 << 20)))
+    );
+    // One in a thousand is an accident.
+    let fake = Fake::healthy();
+    fake.write(
+        "proc/vmstat",
+        "thp_fault_alloc 1000000\nthp_fault_fallback 1000\n",
+    );
+    assert_eq!(findings(&fake), []);
+}
+
+#[test]
+fn charges_that_fail_are_told_from_memory_that_is_scattered() {
+    let finding = only(|fake| {
+        let events = "thp_fault_alloc 9\nthp_fault_fallback 900\nthp_fault_fallback_charge 900\n";
+        fake.write("proc/vmstat", events);
+    });
+    assert_eq!(finding.id, "thp-charge");
+}
+
+#[test]
+fn huge_pages_split_at_swap() {
+    let finding = only(|fake| {
+        fake.write("proc/vmstat", "thp_swpout 10\nthp_swpout_fallback 300\n");
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("swap-splits", Cost::Slow(Bytes(600 << 20)))
+    );
+}
+
+#[test]
+fn a_pool_that_nobody_uses() {
+    let finding = only(|fake| {
+        fake.pool(2048, [1000, 900, 100, 0, 0]);
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("pool-unused", Cost::Wasted(Bytes(1600 << 20)))
+    );
+    assert!(
+        finding
+            .hint
+            .contains("echo 800 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_over")
+    );
+    assert!(
+        finding
+            .hint
+            .contains("echo 200 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_huge")
+    );
+}
+
+#[test]
+fn a_pool_that_is_used_up() {
+    let finding = only(|fake| {
+        fake.pool(2048, [100, 30, 30, 0, 0]);
+    });
+    assert_eq!((finding.id, finding.cost), ("pool-exhausted", Cost::Fails));
+    let fake = Fake::healthy();
+    fake.pool(2048, [100, 30, 30, 0, 50]);
+    assert_eq!(findings(&fake), [], "it may grow");
+}
+
+#[test]
+fn a_pool_that_could_not_grow() {
+    let finding = only(|fake| {
+        fake.write(
+            "proc/vmstat",
+            "htlb_buddy_alloc_success 9\nhtlb_buddy_alloc_fail 3\n",
+        );
+    });
+    assert_eq!((finding.id, finding.cost), ("pool-growth", Cost::Unknown));
+}
+
+#[test]
+fn descriptors_that_hold_nothing() {
+    let finding = only(|fake| {
+        fake.pool(2048, [4096, 10, 0, 0, 0])
+            .write("proc/sys/vm/hugetlb_optimize_vmemmap", "0\n");
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("hvo-off", Cost::Wasted(Bytes(4096 * 7 * 4096)))
+    );
+}
+
+#[test]
+fn surplus_and_hvo_do_not_go_together_before_7_3() {
+    let ail = |fake: &Fake| {
+        fake.pool(2048, [8, 8, 0, 0, 50])
+            .write("proc/sys/vm/hugetlb_optimize_vmemmap", "1\n");
+    };
+    assert_eq!(only(ail).id, "hvo-surplus");
+    let fake = Fake::healthy();
+    ail(&fake);
+    fake.write("proc/sys/kernel/osrelease", "7.3.0\n");
+    assert_eq!(findings(&fake), []);
+}
+
+#[test]
+fn a_control_group_that_may_not_use_the_pool() {
+    let ail = |fake: &Fake, file: &str| {
+        fake.pool(2048, [20, 20, 0, 0, 0])
+            .write("proc/self/cgroup", "0::/job\n")
+            .write(
+                "proc/self/mountinfo",
+                "30 23 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n",
+            )
+            .write("sys/fs/cgroup/cgroup.controllers", "cpu hugetlb memory\n")
+            .write(&format!("sys/fs/cgroup/job/{file}"), "2097152\n")
+            .write("sys/fs/cgroup/job/hugetlb.2MB.current", "0\n");
+    };
+    let finding = only(|fake| ail(fake, "hugetlb.2MB.max"));
+    assert_eq!((finding.id, finding.cost), ("cgroup-hugetlb", Cost::Fails));
+    assert!(finding.title.contains("SIGBUS"), "{}", finding.title);
+    let finding = only(|fake| ail(fake, "hugetlb.2MB.rsvd.max"));
+    assert!(finding.title.contains("ENOMEM"), "{}", finding.title);
+}
+
+#[test]
+fn programs_that_would_be_served_by_larger_pages() {
+    let finding = only(|fake| {
+        fake.pool(2048, [20480, 0, 0, 0, 30000]).pool(GIB, [0; 5]);
+        fake.process(7, "qemu", &[("HugetlbPages", 40 * GIB)], &[]);
+    });
+    assert_eq!(finding.id, "larger-pages");
+    assert!(
+        finding.hint.contains("hugepagesz=1G hugepages=40"),
+        "{}",
+        finding.hint
+    );
+}
+
+#[test]
+fn a_heap_on_small_pages() {
+    let finding = only(|fake| {
+        fake.process(
+            7,
+            "python3",
+            &[("RssAnon", GIB)],
+            &[("AnonHugePages", GIB / 2)],
+        );
+        fake.process(8, "small", &[("RssAnon", 1024)], &[]);
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("small-heap", Cost::Slow(Bytes::from_kib(GIB / 2)))
+    );
+    assert!(finding.hint.contains("jumbo run -- python3"));
+}
+
+#[test]
+fn shared_memory_on_small_pages_is_counted_once_for_all_who_map_it() {
+    let finding = only(|fake| {
+        for pid in 7..10 {
+            fake.process(
+                pid,
+                "postgres",
+                &[("RssShmem", u64::from(pid) * 100_000)],
+                &[],
+            );
+        }
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("small-shared", Cost::Slow(Bytes::from_kib(900_000)))
+    );
+    let fake = Fake::healthy();
+    fake.thp(2 << 20, "madvise", "within_size");
+    fake.process(7, "postgres", &[("RssShmem", GIB)], &[]);
+    assert_eq!(findings(&fake), [], "the control is not what is amiss");
+}
+
+#[test]
+fn a_program_that_switched_thp_off() {
+    let finding = only(|fake| {
+        fake.process(7, "redis-server", &[("RssAnon", GIB)], &[]);
+        let status = fake.root().read("proc/7/status").unwrap();
+        fake.write(
+            "proc/7/status",
+            status.replace("THP_enabled:\t1", "THP_enabled:\t0"),
+        );
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("thp-disabled", Cost::Slow(Bytes::from_kib(GIB)))
+    );
+    assert!(finding.hint.contains("disable-thp no"));
+}
+
+#[test]
+fn scattered_memory() {
+    let ail = |fake: &Fake| {
+        fake.write(
+            "proc/buddyinfo",
+            "Node 0, zone Normal 100000 50000 0 0 0 0 0 0 0 10 0\n",
+        );
+    };
+    let finding = only(|fake| {
+        ail(fake);
+        fake.write("proc/vmstat", "compact_fail 5\n");
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("fragmented", Cost::Slow(Bytes(200_000 * 4096)))
+    );
+    let fake = Fake::healthy();
+    ail(&fake);
+    assert_eq!(findings(&fake), [], "nobody has missed it yet");
+}
+
+#[test]
+fn page_tables_that_take_a_part_of_memory() {
+    let finding = only(|fake| {
+        fake.meminfo(&[("PageTables", GIB / 2)]);
+    });
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("page-tables", Cost::Wasted(Bytes::from_kib(GIB / 2)))
+    );
+}
+
+#[test]
+fn strict_overcommit_at_its_limit() {
+    let finding = only(|fake| {
+        fake.write("proc/sys/vm/overcommit_memory", "2\n")
+            .meminfo(&[("CommitLimit", 8 * GIB), ("Committed_AS", 8 * GIB - 1)]);
+    });
+    assert_eq!((finding.id, finding.cost), ("commit-limit", Cost::Fails));
+}
+
+#[test]
+fn a_control_group_at_its_memory_limit_in_v1() {
+    let ail = |fake: &Fake| {
+        fake.write("proc/self/cgroup", "4:memory:/a/b\n0::/\n")
+            .write(
+                "proc/self/mountinfo",
+                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            )
+            // An ancestor binds where the group itself has no limit.
+            .write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "8388608\n")
+            .write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "7340032\n")
+            .write(
+                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            );
+    };
+    let finding = only(ail);
+    assert_eq!((finding.id, finding.cost), ("cgroup-full", Cost::Fails));
+    assert!(
+        finding.evidence[0]
+            .source
+            .ends_with("memory/a/memory.limit_in_bytes")
+    );
+    let fake = Fake::healthy();
+    ail(&fake);
+    fake.write(
+        "sys/fs/cgroup/memory/a/memory.stat",
+        "cache 9\ntotal_inactive_file 6291456\n",
+    );
+    assert_eq!(findings(&fake), [], "page cache makes room when asked to");
+}
+
+#[test]
+fn the_costliest_comes_first() {
+    let fake = Fake::healthy();
+    fake.pool(2048, [100, 0, 0, 0, 0])
+        .write("proc/vmstat", "htlb_buddy_alloc_fail 3\n")
+        .process(7, "lesser", &[("RssAnon", GIB)], &[])
+        .process(8, "greater", &[("RssAnon", 2 * GIB)], &[]);
+    let titles: Vec<_> = findings(&fake)
+        .into_iter()
+        .map(|finding| finding.title)
+        .collect();
+    assert!(titles[0].contains("used up"), "{titles:?}");
+    assert!(
+        titles[1].contains("greater") && titles[2].contains("lesser"),
+        "{titles:?}"
+    );
+    assert!(titles[3].contains("could not grow"), "{titles:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_no_finding_but_missing() {
+    let fake = Fake::new(4096);
+    // A folder where a file is expected cannot be read by anybody.
+    fake.write(&format!("{THP}/enabled/x"), "");
+    let snapshot = Snapshot::read(&fake.root(), 10);
+    assert_eq!(examine(&snapshot), []);
+    assert!(
+        snapshot
+            .missing()
+            .any(|missing| missing.why.contains("transparent_hugepage"))
+    );
+}
