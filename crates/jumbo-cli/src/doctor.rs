@@ -56,7 +56,12 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 fn show(view: &mut View, snapshot: &Snapshot, findings: &[Finding]) -> std::io::Result<()> {
     if findings.is_empty() {
-        view.line("nothing to mend")?;
+        let all = snapshot.missing().next().is_none();
+        view.line(if all {
+            "nothing to mend"
+        } else {
+            "nothing to mend in what could be examined"
+        })?;
     }
     for (index, finding) in findings.iter().enumerate() {
         view.heading(&format!("{}. {}", index + 1, finding.title))?;

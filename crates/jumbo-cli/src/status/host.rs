@@ -112,7 +112,11 @@ fn share(part: Bytes, whole: Bytes) -> String {
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
     view.heading("hugetlb pools")?;
     let Some(pools) = &host.pools else {
-        return view.line("  this kernel has no hugetlb, or /sys does not show it");
+        return view.line(if host.misses(Host::POOLS) {
+            "  cannot be read: see below"
+        } else {
+            "  this kernel has no hugetlb"
+        });
     };
     let all = |pool: &Pool| {
         [
@@ -181,7 +185,11 @@ fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
     for mount in &host.mounts {
         let option = |name: &str| {
             let value = mount.options.get(name)?.as_deref()?;
-            Some(format!("{name}={value}"))
+            let bytes: Option<Bytes> = value.parse().ok();
+            Some(format!(
+                "{name} {}",
+                bytes.map_or_else(|| value.to_owned(), |b| b.to_string())
+            ))
         };
         let options: Vec<_> = ["pagesize", "size", "min_size"]
             .into_iter()
@@ -256,6 +264,9 @@ fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
 }
 
 fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
+    if host.formable.is_empty() {
+        return Ok(());
+    }
     view.heading("Huge pages that free memory could form now, without compaction")?;
     let mut sizes: Vec<_> = host.formable.iter().map(|formable| formable.size).collect();
     sizes.sort_unstable();
@@ -312,6 +323,9 @@ fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
 }
 
 fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
+    if tasks.largest.is_empty() {
+        return Ok(());
+    }
     view.heading(&format!(
         "The largest {} of {} processes",
         tasks.largest.len(),

@@ -32,7 +32,10 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     let mut own: Vec<Missing> = Vec::new();
     let refused = || page.processes.iter().flat_map(|process| &process.missing);
     if let Some(first) = refused().next() {
-        let what = format!("{} of {} processes", first.what, refused().count());
+        let what = match refused().count() {
+            1 => first.what.clone(),
+            count => format!("{} of {count} processes", first.what),
+        };
         own.push(Missing {
             what,
             why: first.why.clone(),

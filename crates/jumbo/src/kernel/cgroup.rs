@@ -147,9 +147,10 @@ impl Group {
             let usage = optional(root.read_u64(folder.join(usage)))?.unwrap_or(0);
             let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
             let here = Limit {
-                reclaimable: match limit.starts_with("memory.") {
-                    true => page_cache(&stat),
-                    false => Bytes(0),
+                reclaimable: if limit.starts_with("memory.") {
+                    page_cache(&stat)
+                } else {
+                    Bytes(0)
                 },
                 file,
                 limit: bytes,

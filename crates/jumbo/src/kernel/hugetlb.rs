@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use procfs_core::process::MountInfos;
 use serde::Serialize;
 
-use super::thp::{optional, size_folders};
+use super::thp::{absent, optional, size_folders};
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
@@ -82,7 +82,7 @@ impl Pool {
 /// [`FileError`] where the folder is there and cannot be read or understood.
 pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     let Some(folders) = optional(size_folders(root, FOLDER))? else {
-        return Ok(None);
+        return absent(root).map(|()| None);
     };
     let mut nodes = BTreeMap::new();
     for node in super::memory::nodes(root)? {

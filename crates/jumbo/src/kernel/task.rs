@@ -134,6 +134,12 @@ pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
     let names = root.list("proc")?;
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
+    if pids.is_empty() {
+        return Err(FileError::Content {
+            path: root.path("proc"),
+            what: "no process is in it, not even this one: procfs is not mounted there".to_owned(),
+        });
+    }
     Ok(pids)
 }
 

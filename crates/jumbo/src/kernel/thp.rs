@@ -86,7 +86,7 @@ impl Thp {
     pub fn read(root: &Root) -> Result<Option<Self>, FileError> {
         let file = |name: &str| format!("{FOLDER}/{name}");
         let Some(enabled) = optional(Choice::read(root, &file("enabled")))? else {
-            return Ok(None);
+            return absent(root).map(|()| None);
         };
         let flag = |name: &str| optional(root.read_u64(file(name)).map(|value| value != 0));
         Ok(Some(Self {
@@ -198,6 +198,12 @@ pub(super) fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64
             Err(error) => Some(Err(error)),
         })
         .collect()
+}
+
+/// A feature's folder is not there. Every kernel has the one above, so where that is missing too it is
+/// /sys that is hidden, as in some containers, and nobody knows what the kernel has.
+pub(super) fn absent(root: &Root) -> Result<(), FileError> {
+    root.list("sys/kernel/mm").map(drop)
 }
 
 /// A file that is not there is a feature that is not there.

@@ -97,6 +97,11 @@ impl Missing {
 }
 
 impl Host {
+    /// What [`Missing::what`] calls the THP controls.
+    pub const THP_CONTROLS: &'static str = "the THP controls";
+    /// What [`Missing::what`] calls the hugetlb pools.
+    pub const POOLS: &'static str = "the hugetlb pools";
+
     /// Reads all of it.
     pub fn read(root: &Root) -> Self {
         let mut missing = Vec::new();
@@ -105,7 +110,7 @@ impl Host {
         let pmd_size = ok(thp::pmd_size(root), "the PMD size", &mut note);
         let memory = ok(Memory::read(root), "the host's memory", &mut note);
         let events = ok(Events::read(root), "the kernel's counters", &mut note).unwrap_or_default();
-        let pools = ok(hugetlb::pools(root), "the hugetlb pools", &mut note).flatten();
+        let pools = ok(hugetlb::pools(root), Self::POOLS, &mut note).flatten();
         let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
         let pmd_size = pmd_size.unwrap_or_else(|| thp::reach_of_pmd(base_page));
         let zones = ok(Zone::read_all(root), "free memory by block size", &mut note);
@@ -114,7 +119,7 @@ impl Host {
             "whether HVO is on",
             &mut note,
         );
-        let thp = ok(Thp::read(root), "the THP controls", &mut note);
+        let thp = ok(Thp::read(root), Self::THP_CONTROLS, &mut note);
         let mounts = ok(hugetlb::mounts(root), "hugetlbfs mounts", &mut note);
         let limits = ok(
             Limits::read(root, &sizes),
@@ -143,6 +148,11 @@ impl Host {
                 .is_ok_and(|filesystem| filesystem.f_flag.contains(StatVfsMountFlags::RDONLY)),
             missing,
         }
+    }
+
+    /// True where `what` is there, or may be, and could not be read.
+    pub fn misses(&self, what: &str) -> bool {
+        self.missing.iter().any(|missing| missing.what == what)
     }
 
     /// Every page size of the host, ascending: base page, mTHP, PMD, hugetlb.

@@ -22,6 +22,8 @@ impl Fake {
             .flat_map(u64::to_ne_bytes)
             .collect();
         fake.write("proc/self/auxv", auxv);
+        fs::create_dir_all(fake.0.path().join("sys/kernel/mm")).unwrap();
+        fs::create_dir_all(fake.0.path().join("sys/kernel/mm")).unwrap();
         fake
     }
 
@@ -55,6 +57,8 @@ impl Fake {
                 "22 27 0:21 / /proc rw,relatime - proc proc rw\n",
             )
             .write("proc/self/cgroup", "0::/\n")
+            .process(1, "init", &[("RssAnon", 1024)], &[])
+            .process(1, "init", &[("RssAnon", 1024)], &[])
             .write("proc/self/status", "Name:\tjumbo\nTHP_enabled:\t1\n");
         fake
     }

@@ -2,6 +2,7 @@
 
 use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::thp::Thp;
+use crate::status::Host;
 use crate::units::{Bytes, PageSize, Pages};
 
 const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -41,11 +42,7 @@ fn small_anon(snapshot: &Snapshot) -> Bytes {
 
 fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
-    if host
-        .missing
-        .iter()
-        .any(|missing| missing.why.contains("transparent_hugepage"))
-    {
+    if host.misses(Host::THP_CONTROLS) {
         return None;
     }
     let pools = if host.pools.is_some() {
@@ -130,8 +127,9 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     Some(
         Finding::new(
             "mthp-never",
-            Cost::Slow(small),
-            "memory that no whole huge page fits in stays on base pages",
+            // Part of it may be where a whole huge page fits; smaps alone would tell.
+            Cost::Unknown,
+            "memory where no whole huge page fits stays on base pages",
         )
         .evidence(
             format!("{FOLDER}/hugepages-*kB/enabled"),
