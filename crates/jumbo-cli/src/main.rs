@@ -37,7 +37,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::main(args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("jumbo: {error:#}");
+        // Whoever reads our output may stop when it has enough (`jumbo status | head`).
+        if !view::is_broken_pipe(&error) {
+            eprintln!("jumbo: {error:#}");
+        }
         ExitCode::FAILURE
     })
 }

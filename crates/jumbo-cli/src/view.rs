@@ -134,6 +134,17 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// True where nobody reads standard output any more.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let kind = cause
+            .downcast_ref::<io::Error>()
+            .map(io::Error::kind)
+            .or_else(|| cause.downcast_ref::<serde_json::Error>()?.io_error_kind());
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
 /// Bytes, or a dash where there is nothing to say.
 pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())

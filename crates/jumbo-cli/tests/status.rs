@@ -1,0 +1,174 @@
+//! `jumbo status` and `jumbo doctor` from outside, on this host.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a command that cannot be run fails its test"
+)]
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const NOBODY: u32 = 65534;
+
+fn jumbo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+    command.args(arguments);
+    command
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&text(&jumbo(arguments).output().unwrap())).unwrap()
+}
+
+fn own_pid() -> String {
+    std::process::id().to_string()
+}
+
+#[test]
+fn the_host_as_json_has_what_the_page_shows() {
+    let page = json(&["status", "--json", "--top", "3"]);
+    assert!(page["host"]["memory"]["total"].as_u64().unwrap() > 0);
+    assert!(page["host"]["formable"].is_array() && page["host"]["missing"].is_array());
+    assert!(page["tasks"]["largest"].as_array().unwrap().len() <= 3);
+    assert!(page["probe"]["collapse"]["reason"].is_string());
+}
+
+#[test]
+fn a_process_as_json_adds_up() {
+    let page = json(&["status", "--json", "--mappings", "-p", &own_pid()]);
+    let process = &page["processes"][0];
+    assert_eq!(process["pid"], std::process::id());
+    let mappings = process["mappings"].as_array().unwrap();
+    for kind in ["heap", "text"] {
+        let usage = &process["usage"][kind];
+        let folios = usage["folios"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|v| v.as_u64().unwrap());
+        let bytes = usage["bytes"].as_u64().unwrap();
+        assert!(bytes > 0, "{kind}");
+        assert_eq!(
+            folios.sum::<u64>() + usage["unknown"].as_u64().unwrap(),
+            bytes,
+            "{kind}"
+        );
+        assert!(mappings.iter().any(|mapping| mapping["kind"] == kind));
+    }
+    assert_eq!(page["total"], process["usage"]);
+}
+
+#[test]
+fn pages_for_people_have_no_escape_codes_in_a_pipe() {
+    let pid = own_pid();
+    for arguments in [&["status"][..], &["status", "-p", &pid], &["doctor"]] {
+        let page = text(&jumbo(arguments).output().unwrap());
+        assert!(!page.contains('\x1b') && !page.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_message() {
+    for arguments in [&["status"][..], &["status", "--json"], &["doctor"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = jumbo(arguments).stdout(writer).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
+fn every_process_of_a_name_is_shown_and_added_up() {
+    let mut sleepers: Vec<_> = (0..2)
+        .map(|_| {
+            Command::new("sleep")
+                .arg0("jumbo-test-sleeper")
+                .arg("60")
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let page = json(&["status", "--json", "-p", "jumbo-test-sleeper"]);
+    for sleeper in &mut sleepers {
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+    let processes = page["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 2);
+    let text = |usage: &Value| usage["text"]["bytes"].as_u64().unwrap();
+    let sum: u64 = processes
+        .iter()
+        .map(|process| text(&process["usage"]))
+        .sum();
+    assert_eq!(text(&page["total"]), sum);
+}
+
+#[test]
+fn a_process_that_is_not_there_is_one_error_with_a_hint() {
+    for name in ["5000000", "no-such-program"] {
+        let output = jumbo(&["status", "-p", name]).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr.contains(name) && stderr.contains("hint: ") && output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_normal_user_sees_what_it_may_and_is_told_what_it_may_not() {
+    if !rustix::process::geteuid().is_root() {
+        let skip = "SKIP a_normal_user_sees_what_it_may: only root can become another user";
+        assert!(
+            std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
+            "{skip}"
+        );
+        eprintln!("{skip}");
+        return;
+    }
+    // The build folder may be closed to others, so a copy of the command is what they run.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let copy = folder.path().join("jumbo");
+    std::fs::copy(env!("CARGO_BIN_EXE_jumbo"), &copy).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let run = |arguments: &[&str]| {
+        Command::new(&copy)
+            .args(arguments)
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .unwrap()
+    };
+    let host = text(&run(&["status"]));
+    assert!(
+        host.contains("hugetlb pools") && host.contains("Not shown"),
+        "{host}"
+    );
+    let process = text(&run(&["status", "-p", &own_pid()]));
+    assert!(
+        process.contains("anonymous") && process.contains("/smaps: "),
+        "{process}"
+    );
+    assert!(run(&["doctor"]).status.success());
+}
+
+#[test]
+fn findings_are_no_failure_unless_asked_for() {
+    let output = jumbo(&["doctor", "--exit-code"]).output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        output.status.success(),
+        stdout.starts_with("nothing to mend"),
+        "{stdout}"
+    );
+    assert!(jumbo(&["doctor"]).output().unwrap().status.success());
+    assert!(json(&["doctor", "--json"])["findings"].is_array());
+}

@@ -1,0 +1,55 @@
+//! Folio sizes looked up on the real kernel, which takes root.
+
+use jumbo::kernel::folios::Folios;
+use jumbo::kernel::sys::{Scratch, collapse};
+use jumbo::kernel::{Root, base_page, thp};
+use jumbo::status::Kind;
+use jumbo::status::process::Observer;
+use jumbo::units::Bytes;
+
+/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+fn skip(name: &str, reason: impl std::fmt::Display) {
+    assert!(
+        std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
+        "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)"
+    );
+    eprintln!("SKIP {name}: {reason}");
+}
+
+#[test]
+fn collapsed_memory_is_seen_in_folios_of_the_pmd_size() {
+    const NAME: &str = "collapsed_memory_is_seen_in_folios_of_the_pmd_size";
+    let (root, pid) = (Root::host(), std::process::id());
+    let (base, pmd) = (base_page(&root), thp::pmd_size(&root).unwrap());
+    let mut folios = match Folios::open(&root, base, pmd) {
+        Ok(folios) => folios,
+        Err(error) => return skip(NAME, error),
+    };
+    let memory = Scratch::new(pmd).unwrap();
+    memory.touch().unwrap();
+    let (start, end) = (
+        memory.address() as u64,
+        (memory.address() + memory.size()) as u64,
+    );
+    let one_page = folios.sizes(pid, start, end).unwrap();
+    if let Err(error) = collapse(memory.address(), memory.size()) {
+        return skip(NAME, format!("MADV_COLLAPSE: {error}"));
+    }
+    let collapsed = folios.sizes(pid, start, end).unwrap();
+    assert_eq!(
+        one_page.values().copied().sum::<Bytes>(),
+        Bytes(base.bytes())
+    );
+    assert_eq!(collapsed, [(pmd, Bytes(pmd.bytes()))].into());
+
+    let observer = Observer::new(&root).unwrap();
+    let exact = observer
+        .usage_with_folios(pid, &mut folios)
+        .unwrap()
+        .kind(Kind::Heap);
+    assert!(exact.huge.0 >= pmd.bytes());
+    assert_eq!(
+        exact.folios.values().copied().sum::<Bytes>() + exact.unknown,
+        exact.bytes
+    );
+}
