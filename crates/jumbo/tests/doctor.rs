@@ -29,6 +29,11 @@ fn only(ail: impl FnOnce(&Fake)) -> Finding {
     finding
 }
 
+/// A process that maps `pages` of 2 MiB.
+fn mapper(fake: &Fake, pages: u64) -> &Fake {
+    fake.process(99, "mapper", &[("HugetlbPages", pages * 2048)], &[])
+}
+
 #[test]
 fn a_healthy_host_has_nothing_to_mend() {
     let fake = Fake::healthy();
@@ -154,7 +159,7 @@ fn huge_pages_split_at_swap() {
 #[test]
 fn a_pool_that_nobody_uses() {
     let finding = only(|fake| {
-        fake.pool(2048, [1000, 900, 100, 0, 0]);
+        mapper(fake, 100).pool(2048, [1000, 900, 100, 0, 0]);
     });
     assert_eq!(
         (finding.id, finding.cost),
@@ -175,12 +180,32 @@ fn a_pool_that_nobody_uses() {
 #[test]
 fn a_pool_that_is_used_up() {
     let finding = only(|fake| {
-        fake.pool(2048, [100, 30, 30, 0, 0]);
+        mapper(fake, 70).pool(2048, [100, 30, 30, 0, 0]);
     });
     assert_eq!((finding.id, finding.cost), ("pool-exhausted", Cost::Fails));
     let fake = Fake::healthy();
-    fake.pool(2048, [100, 30, 30, 0, 50]);
+    mapper(&fake, 70).pool(2048, [100, 30, 30, 0, 50]);
     assert_eq!(findings(&fake), [], "it may grow");
+}
+
+#[test]
+fn pages_that_a_dead_program_left_behind() {
+    let ail = |fake: &Fake| {
+        fake.pool(2048, [100, 0, 0, 0, 50]).write(
+            "proc/self/mountinfo",
+            "40 30 0:40 / /mnt/huge rw - hugetlbfs none rw,pagesize=2M\n",
+        );
+    };
+    let finding = only(ail);
+    assert_eq!(
+        (finding.id, finding.cost),
+        ("pool-unmapped", Cost::Wasted(Bytes(200 << 20)))
+    );
+    assert!(finding.hint.contains("ls -l /mnt/huge"), "{}", finding.hint);
+    let fake = Fake::healthy();
+    ail(&fake);
+    fake.process(7, "qemu", &[("HugetlbPages", 200 << 10)], &[]);
+    assert_eq!(findings(&fake), []);
 }
 
 #[test]
@@ -197,7 +222,8 @@ fn a_pool_that_could_not_grow() {
 #[test]
 fn descriptors_that_hold_nothing() {
     let finding = only(|fake| {
-        fake.pool(2048, [4096, 10, 0, 0, 0])
+        mapper(fake, 4086)
+            .pool(2048, [4096, 10, 0, 0, 0])
             .write("proc/sys/vm/hugetlb_optimize_vmemmap", "0\n");
     });
     assert_eq!(
@@ -386,7 +412,8 @@ fn a_control_group_at_its_memory_limit_in_v1() {
 #[test]
 fn the_costliest_comes_first() {
     let fake = Fake::healthy();
-    fake.pool(2048, [100, 0, 0, 0, 0])
+    mapper(&fake, 100)
+        .pool(2048, [100, 0, 0, 0, 0])
         .write("proc/vmstat", "htlb_buddy_alloc_fail 3\n")
         .process(7, "lesser", &[("RssAnon", GIB)], &[])
         .process(8, "greater", &[("RssAnon", 2 * GIB)], &[]);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use jumbo::kernel::hugetlb::Pool;
+use jumbo::kernel::hugetlb::{self, Pool};
 use jumbo::kernel::probe::Available;
 use jumbo::kernel::thp::{Choice, SizeControl, Thp};
 use jumbo::status::{Formable, Host, Task, Tasks};
@@ -173,8 +173,15 @@ fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
 
 fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
     view.heading("Who holds pool pages")?;
-    if tasks.pool_holders.is_empty() && host.mounts.is_empty() {
+    let used = hugetlb::used(host.pools.as_deref().unwrap_or_default());
+    let unmapped = Bytes(used.0.saturating_sub(tasks.hugetlb.0));
+    if tasks.pool_holders.is_empty() && host.mounts.is_empty() && unmapped == Bytes(0) {
         return view.line("  no process, and no hugetlbfs mount");
+    }
+    if unmapped > Bytes(0) {
+        view.line(format!(
+            "  {unmapped} at least in files that no process seen here maps: hugetlbfs, System V, memfd"
+        ))?;
     }
     for task in &tasks.pool_holders {
         view.line(format!(

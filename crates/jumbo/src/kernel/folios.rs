@@ -22,8 +22,8 @@ const CHUNK: usize = 1 << 15;
 /// Flags of frames closer than this are read in one call.
 const NEAR: u64 = 64;
 
-/// Open files to look folios up with. Its cost is bounded: about 0.2 µs for each page, and none
-/// beyond [`Folios::BUDGET`] pages, after which the answer is that the size is not known.
+/// Open files to look folios up with. The cost is bounded: less than half a microsecond for each page,
+/// and none beyond [`Folios::BUDGET`] pages, whose size is then not known.
 #[derive(Debug)]
 pub struct Folios {
     root: Root,

@@ -154,7 +154,7 @@ pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
         .collect())
 }
 
-/// The memory that all pools hold.
-pub fn pooled(pools: &[Pool]) -> Bytes {
-    pools.iter().map(|pool| pool.total.bytes(pool.size)).sum()
+/// The memory of the pages in use, of all pools.
+pub fn used(pools: &[Pool]) -> Bytes {
+    pools.iter().map(|pool| pool.used().bytes(pool.size)).sum()
 }

@@ -42,6 +42,8 @@ pub struct Tasks {
     pub largest: Vec<Task>,
     /// Those with hugetlb pages, largest first.
     pub pool_holders: Vec<Task>,
+    /// hugetlb pages of all processes together, those that several map counted for each.
+    pub hugetlb: Bytes,
     /// How many processes with memory there are.
     pub count: usize,
     /// Those that have THP switched off by PR_SET_THP_DISABLE.
@@ -106,6 +108,7 @@ impl Tasks {
         let disabled = |task: &&Task| task.memory.thp_enabled == Some(false);
         tasks.thp_disabled = all.iter().filter(disabled).cloned().collect();
 
+        tasks.hugetlb = all.iter().map(|task| task.memory.hugetlb).sum();
         all.sort_by_key(|task| Reverse(task.memory.hugetlb));
         let holds = |task: &&Task| task.memory.hugetlb > Bytes(0);
         tasks.pool_holders = all.iter().filter(holds).take(top).cloned().collect();

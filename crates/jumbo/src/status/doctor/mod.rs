@@ -6,7 +6,7 @@
 //!
 //! A rule is a function from the [`Snapshot`] to findings. It names the file and the value that made
 //! it speak, and a command that mends it; where it cannot tell, it keeps silent. Rules stand in the
-//! file of what they look at: [`thp`], [`pools`], [`programs`], [`memory`].
+//! file of what they look at: `thp`, `pools`, `programs`, `memory`.
 
 mod memory;
 mod pools;

@@ -2,7 +2,7 @@
 
 use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::cgroup::Limit;
-use crate::kernel::hugetlb::Pool;
+use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::memory::DESCRIPTOR;
 use crate::units::{Bytes, PageSize};
 
@@ -21,6 +21,7 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
             ]
         })
         .chain([
+            unmapped(snapshot),
             grow_failed(snapshot),
             described(snapshot),
             slow_surplus(snapshot),
@@ -116,6 +117,37 @@ fn limited(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
             limit.file.display()
         )),
     )
+}
+
+/// Pages in use that no process maps stand in a file: on hugetlbfs, where a program that died leaves
+/// them behind, in a System V segment or in a memfd. Pages that several map count more than once, so
+/// this is the least it can be.
+fn unmapped(snapshot: &Snapshot) -> Option<Finding> {
+    let used = hugetlb::used(snapshot.host.pools.as_deref()?);
+    let unmapped = Bytes(used.0.saturating_sub(snapshot.tasks.hugetlb.0));
+    let mounts: Vec<_> = snapshot
+        .host
+        .mounts
+        .iter()
+        .map(|mount| mount.path.as_str())
+        .collect();
+    (unmapped >= LARGE && snapshot.tasks.count > 0).then(|| {
+        let files = if mounts.is_empty() {
+            String::new()
+        } else {
+            format!("`ls -l {}` shows files, ", mounts.join(" "))
+        };
+        Finding::new(
+            "pool-unmapped",
+            Cost::Wasted(unmapped),
+            format!("{unmapped} of hugetlb pages are in use, and no process that is seen here maps them"),
+        )
+        .evidence("/sys/kernel/mm/hugepages, pages that are not free", used)
+        .evidence("/proc/*/status HugetlbPages", snapshot.tasks.hugetlb)
+        .hint(format!(
+            "{files}`ipcs -m` shows segments: remove with rm(1) and ipcrm(1) those whose program is gone"
+        ))
+    })
 }
 
 fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
