@@ -132,10 +132,17 @@ fn a_normal_user_sees_what_it_may_and_is_told_what_it_may_not() {
         eprintln!("{skip}");
         return;
     }
-    // The build folder may be closed to others, so a copy of the command is what they run.
+    // The build folder may be closed to others, so a copy of the command is what they run. cp(1) makes
+    // it: a descriptor open for writing here could be inherited by what another test starts, and a file
+    // that anybody writes cannot be run (ETXTBSY).
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let copy = folder.path().join("jumbo");
-    std::fs::copy(env!("CARGO_BIN_EXE_jumbo"), &copy).unwrap();
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_jumbo"))
+        .arg(&copy)
+        .status()
+        .unwrap();
+    assert!(copied.success());
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
     let run = |arguments: &[&str]| {
