@@ -6,6 +6,7 @@
 //! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`], [`folios`]: one process.
 //! - [`sys`]: the system calls.
+//! - [`process`]: starting a program and standing in for it.
 //! - [`probe`]: what all of that comes to.
 
 pub mod cgroup;
@@ -13,6 +14,7 @@ pub mod folios;
 pub mod hugetlb;
 pub mod memory;
 pub mod probe;
+pub mod process;
 mod root;
 pub mod smaps;
 pub mod sys;

@@ -1,0 +1,182 @@
+//! A program run as a child: [`Child`].
+
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+
+use super::{Image, Signals};
+
+/// A program that runs as a child of this process, in its session and process group.
+///
+/// It dies with this process: whoever kills the launcher means the program.
+#[derive(Debug)]
+pub struct Child {
+    pid: libc::pid_t,
+}
+
+/// What happened to a [`Child`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It ended with this exit code.
+    Exited(i32),
+    /// It was ended by this signal.
+    Killed(i32),
+    /// It was stopped by this signal.
+    Stopped(i32),
+    /// It was continued.
+    Continued,
+}
+
+/// What the kernel counted for a [`Child`] and for those of its children that were waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Page faults that needed no I/O.
+    pub minor: u64,
+    /// Page faults that needed I/O.
+    pub major: u64,
+    /// The largest resident size of any one process, in bytes.
+    pub max_rss: u64,
+}
+
+/// Why a program did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// No child could be made.
+    #[error("cannot start a process: {0}")]
+    Fork(#[source] io::Error),
+    /// The child could not become the program.
+    #[error("{0}")]
+    Exec(#[source] io::Error),
+}
+
+impl Child {
+    /// Runs `image` with the signal mask and dispositions that this process was given.
+    ///
+    /// # Errors
+    /// [`SpawnError`]. No child is left behind.
+    ///
+    /// # References
+    /// fork(2), PR_SET_PDEATHSIG(2const)
+    pub fn spawn(image: &Image, signals: &Signals) -> Result<Self, SpawnError> {
+        let (read, write) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))?;
+        let launcher = rustix::process::getpid();
+        let pid = fork().map_err(SpawnError::Fork)?;
+        if pid == 0 {
+            become_program(image, signals, launcher, &write);
+        }
+        let child = Self { pid };
+        drop(write);
+        // The pipe closes when the program starts, and carries an errno when it does not.
+        let mut errno = [0; 4];
+        match std::fs::File::from(read).read_exact(&mut errno) {
+            Ok(()) => {
+                let _ = child.reap();
+                let error = io::Error::from_raw_os_error(i32::from_ne_bytes(errno));
+                Err(SpawnError::Exec(error))
+            }
+            Err(_) => Ok(child),
+        }
+    }
+
+    /// Its process ID.
+    pub fn pid(&self) -> u32 {
+        self.pid.unsigned_abs()
+    }
+
+    /// What has happened to it since the last call, or `None`. After [`Change::Exited`] or
+    /// [`Change::Killed`] it is gone.
+    ///
+    /// # Errors
+    /// The errno of wait4(2).
+    pub fn poll(&self) -> io::Result<Option<(Change, Faults)>> {
+        self.wait4(libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)
+    }
+
+    /// Sends it a signal. That it has ended is no error: it is not waited for yet, so its ID is still its own.
+    #[expect(unsafe_code, reason = "kill and sigqueue take raw numbers")]
+    pub fn send(&self, signal: super::Signal) {
+        // SAFETY: the child is not waited for, so the ID is its own; no memory is touched.
+        unsafe {
+            if signal.code == libc::SI_QUEUE {
+                let value = libc::sigval {
+                    sival_ptr: std::ptr::without_provenance_mut(
+                        usize::try_from(signal.value).unwrap_or(usize::MAX),
+                    ),
+                };
+                libc::sigqueue(self.pid, signal.number, value);
+            } else {
+                libc::kill(self.pid, signal.number);
+            }
+        }
+    }
+
+    fn reap(&self) -> io::Result<Option<(Change, Faults)>> {
+        self.wait4(0)
+    }
+
+    #[expect(
+        unsafe_code,
+        reason = "wait4 is the one call that gives the child's page faults"
+    )]
+    fn wait4(&self, options: i32) -> io::Result<Option<(Change, Faults)>> {
+        let mut status = 0;
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: both pointers are to memory of the right type that outlives the call.
+        let pid = unsafe { libc::wait4(self.pid, &raw mut status, options, usage.as_mut_ptr()) };
+        if pid < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if pid == 0 {
+            return Ok(None);
+        }
+        // SAFETY: zeroed, then filled in by the kernel; any bits are valid.
+        let usage = unsafe { usage.assume_init() };
+        let change = if libc::WIFEXITED(status) {
+            Change::Exited(libc::WEXITSTATUS(status))
+        } else if libc::WIFSIGNALED(status) {
+            Change::Killed(libc::WTERMSIG(status))
+        } else if libc::WIFSTOPPED(status) {
+            Change::Stopped(libc::WSTOPSIG(status))
+        } else {
+            Change::Continued
+        };
+        let faults = Faults {
+            minor: usage.ru_minflt.unsigned_abs(),
+            major: usage.ru_majflt.unsigned_abs(),
+            max_rss: usage.ru_maxrss.unsigned_abs() << 10,
+        };
+        Ok(Some((change, faults)))
+    }
+}
+
+/// Forks: 0 in the child.
+#[expect(unsafe_code, reason = "fork copies this process")]
+fn fork() -> io::Result<libc::pid_t> {
+    // SAFETY: callers are single-threaded (the launcher has no second thread), so that the child may
+    // run any code.
+    match unsafe { libc::fork() } {
+        pid if pid < 0 => Err(io::Error::last_os_error()),
+        pid => Ok(pid),
+    }
+}
+
+#[expect(unsafe_code, reason = "the last steps before execve are raw calls")]
+fn become_program(image: &Image, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
+    // SAFETY: takes a number and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+    if rustix::process::getppid() != Some(launcher) {
+        // The launcher was killed before the kernel knew that we go with it.
+        // SAFETY: ends this process and nothing else.
+        unsafe { libc::_exit(128 + libc::SIGKILL) };
+    }
+    signals.give_back();
+    let error = image.exec();
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    let _ = rustix::io::write(errors, &errno.to_ne_bytes());
+    // SAFETY: ends this process without running what its parent registered for its own exit.
+    unsafe { libc::_exit(127) }
+}

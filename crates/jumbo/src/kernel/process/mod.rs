@@ -1,0 +1,18 @@
+//! Starting a program so that it cannot tell who started it, and standing in for it until it ends.
+//!
+//! - [`start`]: what this process was given, recorded before Rust's runtime changes it.
+//! - [`Image`]: a program with its arguments and environment, ready for `execve`.
+//! - [`Signals`]: every signal of this process, read from a descriptor instead of delivered.
+//! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
+//!   process was given.
+//!
+//! Invariant: between [`start::record`] and `execve` nothing that the program could see has changed.
+
+mod child;
+mod image;
+mod signals;
+pub mod start;
+
+pub use child::{Change, Child, Faults, SpawnError};
+pub use image::{Image, inherited_environment};
+pub use signals::{Signal, Signals, die_by};

@@ -1,0 +1,152 @@
+//! Every signal of this process, read from a descriptor: [`Signals`].
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// All signals of this process: blocked, and read from a signalfd.
+///
+/// There is one at a time: it holds what the mask and SIGCHLD's disposition were before, which is what
+/// a [`Child`](super::Child) gets.
+pub struct Signals {
+    fd: OwnedFd,
+    mask: libc::sigset_t,
+    sigchld: libc::sigaction,
+}
+
+/// A signal that this process was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// How it was sent: `SI_USER`, `SI_QUEUE`, `SI_KERNEL`, or a code of its own (`CLD_EXITED`).
+    pub code: i32,
+    /// Who sent it; 0 for the kernel and for senders outside this PID namespace.
+    pub sender: u32,
+    /// The value that came with it, if it was queued.
+    pub value: u64,
+}
+
+#[expect(
+    unsafe_code,
+    reason = "signal sets and dispositions are C structures that libc fills in"
+)]
+impl Signals {
+    /// Blocks every signal that can be blocked and sets SIGCHLD to its default, so that children are
+    /// there to be waited for.
+    ///
+    /// # Errors
+    /// The errno of signalfd(2) (2.6.22).
+    pub fn take() -> io::Result<Self> {
+        // SAFETY: all zeroes are valid values of both structures, which the calls below overwrite.
+        let (mut all, mut mask): (libc::sigset_t, libc::sigset_t) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        // SAFETY: the sets are ours; the call reads one and writes the other.
+        unsafe {
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut mask);
+        }
+        let sigchld = set_default(libc::SIGCHLD);
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        // SAFETY: -1 asks for a new descriptor; the set is ours.
+        let fd = unsafe { libc::signalfd(-1, &raw const all, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, mask, sigchld })
+    }
+
+    /// The next signal, or `None` when there is none now.
+    ///
+    /// # Errors
+    /// The errno of read(2) on a signalfd.
+    pub fn next(&self) -> io::Result<Option<Signal>> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the memory is zeroed and exactly `size` bytes long.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(info.as_mut_ptr().cast::<u8>(), size) };
+        match rustix::io::read(&self.fd, bytes) {
+            Ok(read) if read == size => {}
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            Err(rustix::io::Errno::INTR) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        // SAFETY: zeroed, then filled in by the kernel; any bits are valid.
+        let info = unsafe { info.assume_init() };
+        Ok(Some(Signal {
+            number: i32::try_from(info.ssi_signo).unwrap_or(0),
+            code: info.ssi_code,
+            sender: info.ssi_pid,
+            value: info.ssi_ptr,
+        }))
+    }
+
+    /// Stops this process as `signal` stops it by default; returns when it is continued, or at once
+    /// where the kernel does not let it stop (nobody could continue it).
+    pub fn stop_by(&self, signal: i32) {
+        // SAFETY: the structures are ours; the disposition is put back, and the signal blocked again,
+        // before anything else can run: this thread is the only one.
+        unsafe {
+            let mut only: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut only);
+            libc::sigaddset(&raw mut only, signal);
+            let before = set_default(signal);
+            libc::kill(libc::getpid(), signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const only, ptr::null_mut());
+            libc::sigaction(signal, &raw const before, ptr::null_mut());
+        }
+    }
+
+    /// Puts the mask and SIGCHLD back as they were: a child does so before it becomes the program.
+    pub(super) fn give_back(&self) {
+        // SAFETY: both values are what the kernel returned in `take`.
+        unsafe {
+            libc::sigaction(libc::SIGCHLD, &raw const self.sigchld, ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, ptr::null_mut());
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Sets a signal to its default and returns what it was.
+#[expect(unsafe_code, reason = "the disposition is a C structure")]
+fn set_default(signal: i32) -> libc::sigaction {
+    // SAFETY: all zeroes is the default disposition with an empty mask; the call fills in the other.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let default: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, &raw const default, &raw mut before);
+        before
+    }
+}
+
+/// Ends this process by `signal`, without a core dump of its own (the program has dumped hers).
+/// Returns where the signal does not kill.
+#[expect(unsafe_code, reason = "dispositions and limits are C structures")]
+pub fn die_by(signal: i32) {
+    let limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structures are ours. A core pattern that is a pipe ignores the limit, hence the
+    // second call.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const limit);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, signal);
+        set_default(signal);
+        libc::kill(libc::getpid(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
+    }
+}
