@@ -1,5 +1,17 @@
 //! What was asked and what the probe found, turned into a plan. Pure: no I/O happens here.
+//!
+//! - [`Options`] and [`Profile`]: what a user asks of `jumbo run`, on the command line or in a file.
+//! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
+//! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
 
+pub mod elf;
 mod order;
+mod plan;
+mod profile;
+mod reach;
+pub mod variables;
 
 pub use order::Orders;
+pub use plan::{Host, Memory, Options, Plan, Tunable};
+pub use profile::{Profile, ProfileError, ReportFormat, Switch};
+pub use reach::{Privilege, Reach, Unreached};

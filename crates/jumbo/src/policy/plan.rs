@@ -1,0 +1,290 @@
+//! [`Plan`]: from what was asked, what the host has and what the program is, what will be done.
+
+use serde::Serialize;
+
+use super::{Orders, Reach, variables};
+use crate::kernel::thp::Thp;
+use crate::units::PageSize;
+
+/// What was asked of `jumbo run`, defaults filled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Large allocations and glibc's heap.
+    pub heap: bool,
+    /// Anonymous mappings.
+    pub maps: bool,
+    /// Memory that may become resident beyond what the program asked for, in percent of what it put on
+    /// huge pages.
+    pub max_waste: u32,
+    /// Children too.
+    pub follow: bool,
+}
+
+/// What the host has, as far as a start needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The PMD size; `None` where the kernel has no THP.
+    pub pmd: Option<PageSize>,
+}
+
+/// What becomes of glibc's tunable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tunable {
+    /// It is set, in this value of GLIBC_TUNABLES.
+    Set(Vec<u8>),
+    /// The user gave it this value, which stays.
+    Kept(String),
+    /// It is not set, for this reason.
+    Left(&'static str),
+}
+
+/// What will be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// For the preload library. Its ledger is the launcher's business.
+    pub orders: Orders<'static>,
+    /// LD_PRELOAD and JUMBO_ORDERS go into the environment.
+    pub preload: bool,
+    /// GLIBC_TUNABLES.
+    pub tunable: Tunable,
+}
+
+/// What happens to one kind of the program's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Which.
+    pub what: &'static str,
+    /// The folio sizes it can get; empty where it stays on base pages.
+    pub sizes: Vec<PageSize>,
+    /// By what means, or why not.
+    pub how: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let orders = Orders::default();
+        Self {
+            heap: orders.heap,
+            maps: orders.maps,
+            max_waste: orders.max_waste,
+            follow: orders.follow,
+        }
+    }
+}
+
+impl Plan {
+    /// The plan for one program. `tunables` is the user's GLIBC_TUNABLES.
+    pub fn new(options: Options, host: Host, reach: &Reach, tunables: Option<&[u8]>) -> Self {
+        let thp = host.pmd.is_some();
+        let defaults = Orders::default();
+        let pmd = host.pmd.and_then(|size| usize::try_from(size.bytes()).ok());
+        // A program that is out of reach may start others that are not.
+        let useful = reach.is_reached() || options.follow;
+        let preload = useful && reach.tolerates_preload();
+        let tunable = if !options.heap {
+            Tunable::Left("--heap=off")
+        } else if !thp {
+            Tunable::Left("this kernel has no transparent huge pages")
+        } else if !useful || !reach.tolerates_tunables() {
+            Tunable::Left("the program is to run untouched")
+        } else {
+            variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
+        };
+        let orders = Orders {
+            heap: options.heap && thp,
+            maps: options.maps && thp,
+            max_waste: options.max_waste,
+            follow: options.follow,
+            tunable: matches!(tunable, Tunable::Set(_)),
+            pmd: pmd.unwrap_or(defaults.pmd),
+            ledger: None,
+        };
+        Self {
+            orders,
+            preload,
+            tunable,
+        }
+    }
+
+    /// What will be on huge pages and what will not, on a host with these controls. `thp_disabled`: the
+    /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
+    pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
+        let left = |what, how: String| Memory {
+            what,
+            sizes: Vec::new(),
+            how,
+        };
+        let general = if let Some(reason) = reach.reason() {
+            Some(reason)
+        } else if thp_disabled {
+            Some(String::from(
+                "THP is switched off for this process and its children (PR_SET_THP_DISABLE)",
+            ))
+        } else {
+            match thp {
+                None => Some(String::from("this kernel has no transparent huge pages")),
+                Some(thp) if advisable(thp).is_empty() => Some(why_no_size(thp)),
+                Some(_) => None,
+            }
+        };
+        let sizes = thp.map(advisable).unwrap_or_default();
+        let advised = |what, on: bool, option: &str, how: String| match &general {
+            _ if !on => left(what, format!("{option}=off")),
+            Some(reason) => left(what, reason.clone()),
+            None => Memory {
+                what,
+                sizes: sizes.clone(),
+                how,
+            },
+        };
+        let small = match &self.tunable {
+            Tunable::Set(_) => advised(
+                "small allocations",
+                self.orders.heap,
+                "--heap",
+                format!("glibc's heap, by {}=1", variables::HUGETLB_TUNABLE),
+            ),
+            Tunable::Kept(value) if value != "0" => advised(
+                "small allocations",
+                self.orders.heap,
+                "--heap",
+                format!(
+                    "glibc's heap, by your own {}={value}",
+                    variables::HUGETLB_TUNABLE
+                ),
+            ),
+            Tunable::Kept(value) => left(
+                "small allocations",
+                format!(
+                    "your GLIBC_TUNABLES says {}={value}",
+                    variables::HUGETLB_TUNABLE
+                ),
+            ),
+            Tunable::Left(reason) => left(
+                "small allocations",
+                general.clone().unwrap_or_else(|| String::from(*reason)),
+            ),
+        };
+        vec![
+            advised(
+                "large allocations",
+                self.orders.heap,
+                "--heap",
+                String::from("malloc and its family, in an aligned window of their own"),
+            ),
+            small,
+            advised(
+                "anonymous mappings",
+                self.orders.maps,
+                "--maps",
+                format!(
+                    "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
+                    self.orders.max_waste
+                ),
+            ),
+            left(
+                "text, data",
+                String::from("jumbo run leaves file mappings as they are"),
+            ),
+            left(
+                "shared memory",
+                String::from("jumbo run leaves it to the host's shmem_enabled"),
+            ),
+            left(
+                "stack",
+                String::from("the main thread's stack is left to the kernel"),
+            ),
+        ]
+    }
+}
+
+/// The sizes that anonymous memory can have once it is advised.
+fn advisable(thp: &Thp) -> Vec<PageSize> {
+    let mut sizes: Vec<PageSize> = thp.sizes.keys().copied().chain([thp.pmd_size]).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes.retain(|size| {
+        thp.anon(*size)
+            .is_some_and(|choice| choice.is("always") || choice.is("madvise"))
+    });
+    sizes
+}
+
+fn why_no_size(thp: &Thp) -> String {
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    if thp.enabled.is("never") {
+        format!("{folder}/enabled says never")
+    } else {
+        let kib = thp.pmd_size.kib();
+        format!("{folder}/hugepages-{kib}kB/enabled says never")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Unreached;
+
+    const HOST: Host = Host {
+        pmd: Some(PageSize::SIZE_2M),
+    };
+
+    fn plan(reach: &Reach) -> Plan {
+        Plan::new(Options::default(), HOST, reach, None)
+    }
+
+    #[test]
+    fn by_default_everything_is_on() {
+        let plan = plan(&Reach::Reached);
+        assert!(plan.preload && plan.orders.heap && plan.orders.maps && plan.orders.follow);
+        assert_eq!(
+            plan.tunable,
+            Tunable::Set(b"glibc.malloc.hugetlb=1".to_vec())
+        );
+    }
+
+    #[test]
+    fn without_thp_nothing_is_asked_for() {
+        let plan = Plan::new(
+            Options::default(),
+            Host { pmd: None },
+            &Reach::Reached,
+            None,
+        );
+        assert!(!plan.orders.heap && !plan.orders.maps);
+        assert!(matches!(plan.tunable, Tunable::Left(_)));
+        for memory in plan.memory(&Reach::Reached, None, false) {
+            assert!(memory.sizes.is_empty(), "{memory:?}");
+        }
+    }
+
+    #[test]
+    fn heap_off_leaves_the_tunable_alone() {
+        let options = Options {
+            heap: false,
+            ..Options::default()
+        };
+        let plan = Plan::new(options, HOST, &Reach::Reached, None);
+        assert!(!plan.orders.heap && plan.orders.maps);
+        assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
+    }
+
+    #[test]
+    fn a_static_program_is_untouched_and_its_children_are_not() {
+        let reach = Reach::Unreached(Unreached::Static { glibc: true });
+        let followed = plan(&reach);
+        assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
+        let alone = Options {
+            follow: false,
+            ..Options::default()
+        };
+        let alone = Plan::new(alone, HOST, &reach, None);
+        assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
+    }
+
+    #[test]
+    fn another_loader_gets_no_library() {
+        let reach = Reach::Unreached(Unreached::Loader(String::from("/lib/ld-musl-x86_64.so.1")));
+        assert!(!plan(&reach).preload);
+    }
+}

@@ -1,0 +1,231 @@
+//! Whether LD_PRELOAD gets into a program: [`Reach`].
+
+use std::fmt;
+
+use super::elf::{Executable, Machine};
+
+/// What stands between LD_PRELOAD and a program's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing that its file shows.
+    Reached,
+    /// This; the program runs untouched.
+    Unreached(Unreached),
+}
+
+/// Why a program cannot be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unreached {
+    /// It has no loader.
+    Static {
+        /// The glibc linked into it acts on GLIBC_TUNABLES.
+        glibc: bool,
+    },
+    /// It is a Go program.
+    Go {
+        /// It has a loader, for the C part of it.
+        dynamic: bool,
+    },
+    /// It runs on something else than libjumbo_preload.so.
+    Machine(Machine),
+    /// Its loader is that of another C library.
+    Loader(String),
+    /// The loader distrusts the environment.
+    Privileged(Privilege),
+    /// Its file does not show what it is.
+    Unknown(String),
+}
+
+/// What makes the kernel set AT_SECURE (getauxval(3)) for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privilege {
+    /// The set-user-ID bit, and another owner.
+    SetUser,
+    /// The set-group-ID bit, and another group.
+    SetGroup,
+    /// File capabilities (capabilities(7)).
+    Capabilities,
+}
+
+impl Reach {
+    /// The reach of a program that is `executable`, or could not be read as one for a reason. `own` is
+    /// what libjumbo_preload.so runs on; `is_static_glibc` is asked only where it matters.
+    pub fn of(
+        executable: Result<&Executable, String>,
+        own: Machine,
+        privilege: Option<Privilege>,
+        is_static_glibc: impl FnOnce() -> bool,
+    ) -> Self {
+        let executable = match executable {
+            Ok(executable) => executable,
+            Err(reason) => return Self::Unreached(Unreached::Unknown(reason)),
+        };
+        let dynamic = executable.loader.is_some();
+        let reason = if executable.machine != own {
+            Unreached::Machine(executable.machine)
+        } else if executable.go {
+            Unreached::Go { dynamic }
+        } else if let Some(loader) = &executable.loader {
+            match privilege {
+                _ if !executable.has_glibc_loader() => Unreached::Loader(loader.clone()),
+                Some(privilege) => Unreached::Privileged(privilege),
+                None => return Self::Reached,
+            }
+        } else {
+            let glibc = is_static_glibc();
+            Unreached::Static { glibc }
+        };
+        Self::Unreached(reason)
+    }
+
+    /// True where nothing stands in the way.
+    pub fn is_reached(&self) -> bool {
+        *self == Self::Reached
+    }
+
+    /// Why not.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Reached => None,
+            Self::Unreached(reason) => Some(reason.to_string()),
+        }
+    }
+
+    /// True where LD_PRELOAD in the environment does no harm to the program itself: its loader takes the
+    /// library or never looks. A loader of another kind would complain on the program's stderr.
+    pub fn tolerates_preload(&self) -> bool {
+        !matches!(
+            self,
+            Self::Unreached(Unreached::Machine(_) | Unreached::Loader(_))
+        )
+    }
+
+    /// True where GLIBC_TUNABLES changes nothing in a program that is to run untouched.
+    pub fn tolerates_tunables(&self) -> bool {
+        !matches!(
+            self,
+            Self::Unreached(Unreached::Machine(_) | Unreached::Static { glibc: true })
+        )
+    }
+}
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Static { .. } => {
+                f.write_str("it is statically linked: there is no loader to read LD_PRELOAD")
+            }
+            Self::Go { .. } => f.write_str(
+                "it is a Go program: its runtime maps memory by system calls of its own, past any library",
+            ),
+            Self::Machine(machine) => {
+                write!(f, "it is built for {machine}, which libjumbo_preload.so is not")
+            }
+            Self::Loader(loader) => write!(
+                f,
+                "its loader {loader} is not glibc's, which libjumbo_preload.so is built for"
+            ),
+            Self::Privileged(privilege) => {
+                let what = match privilege {
+                    Privilege::SetUser => "it is set-user-ID",
+                    Privilege::SetGroup => "it is set-group-ID",
+                    Privilege::Capabilities => "its file has capabilities",
+                };
+                write!(f, "{what}: the loader takes no LD_PRELOAD from who starts it")
+            }
+            Self::Unknown(reason) => f.write_str(reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Machine = Machine {
+        number: 62,
+        bits: 64,
+        little_endian: true,
+    };
+
+    fn executable(loader: Option<&str>, go: bool) -> Executable {
+        Executable {
+            machine: OWN,
+            loader: loader.map(String::from),
+            go,
+        }
+    }
+
+    fn reach(executable: &Executable) -> Reach {
+        Reach::of(Ok(executable), OWN, None, || true)
+    }
+
+    const GLIBC: Option<&str> = Some("/lib64/ld-linux-x86-64.so.2");
+
+    #[test]
+    fn a_dynamic_glibc_program_is_reached() {
+        let reach = reach(&executable(GLIBC, false));
+        assert!(reach.is_reached() && reach.tolerates_preload() && reach.tolerates_tunables());
+        assert_eq!(reach.reason(), None);
+    }
+
+    #[test]
+    fn a_static_program_is_not_and_keeps_its_tunables() {
+        let reach = reach(&executable(None, false));
+        assert_eq!(reach, Reach::Unreached(Unreached::Static { glibc: true }));
+        assert!(reach.tolerates_preload() && !reach.tolerates_tunables());
+    }
+
+    #[test]
+    fn go_is_not_reached_with_or_without_a_loader() {
+        for loader in [None, GLIBC] {
+            let reach = reach(&executable(loader, true));
+            assert!(reach.reason().unwrap().contains("Go"));
+        }
+    }
+
+    #[test]
+    fn another_loader_would_complain() {
+        let reach = reach(&executable(Some("/lib/ld-musl-x86_64.so.1"), false));
+        assert!(reach.reason().unwrap().contains("ld-musl"));
+        assert!(!reach.tolerates_preload());
+    }
+
+    #[test]
+    fn another_machine_comes_before_everything() {
+        let mut executable = executable(GLIBC, true);
+        executable.machine.bits = 32;
+        let reach = reach(&executable);
+        assert!(reach.reason().unwrap().contains("x32"));
+        assert!(!reach.tolerates_preload());
+    }
+
+    #[test]
+    fn privilege_matters_to_a_loader_only() {
+        let privileged = |executable: &Executable| {
+            Reach::of(Ok(executable), OWN, Some(Privilege::SetUser), || false)
+        };
+        let reason = privileged(&executable(GLIBC, false)).reason();
+        assert!(reason.unwrap().contains("set-user-ID"));
+        let reason = privileged(&executable(None, false)).reason();
+        assert!(reason.unwrap().contains("statically"));
+    }
+
+    #[test]
+    fn this_test_is_an_executable_with_glibc_s_loader() {
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        let executable = Executable::read(&bytes[..]).unwrap();
+        assert!(
+            executable.has_glibc_loader() && !executable.go,
+            "{executable:?}"
+        );
+        assert!(Reach::of(Ok(&executable), executable.machine, None, || false).is_reached());
+    }
+
+    #[test]
+    fn what_is_no_executable_says_so() {
+        for bytes in [&b"#!/bin/sh\n"[..], b"", b"\x7fELF", &[0x7f; 4096]] {
+            assert!(Executable::read(bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! How jumbo's words are added to environment variables that the user may have set already.
+
+/// The glibc tunable that makes malloc advise its own heap.
+pub const HUGETLB_TUNABLE: &str = "glibc.malloc.hugetlb";
+
+/// `LD_PRELOAD` with `library` after what is there, so that the user's own interposers come first.
+/// `None` where the library is there already: a `jumbo run` under `jumbo run`.
+///
+/// The loader separates at colons and blanks (ld.so(8)).
+pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
+    let current = current.unwrap_or_default();
+    let listed = current.split(|byte| is_preload_separator(*byte));
+    if listed.into_iter().any(|entry| entry == library) {
+        return None;
+    }
+    Some(join(current, library))
+}
+
+/// True for the bytes that cannot be part of a path in `LD_PRELOAD`.
+pub fn is_preload_separator(byte: u8) -> bool {
+    byte == b':' || byte == b' '
+}
+
+/// `GLIBC_TUNABLES` with malloc's huge pages on, or the value the user gave that tunable: it stays,
+/// and because the last duplicate wins nothing is added.
+///
+/// # Errors
+/// The user's own value.
+pub fn tunables(current: Option<&[u8]>) -> Result<Vec<u8>, String> {
+    let current = current.unwrap_or_default();
+    let named = current.split(|byte| *byte == b':').rev().find_map(|entry| {
+        entry
+            .strip_prefix(HUGETLB_TUNABLE.as_bytes())?
+            .strip_prefix(b"=")
+    });
+    match named {
+        Some(value) => Err(String::from_utf8_lossy(value).into_owned()),
+        None => Ok(join(current, format!("{HUGETLB_TUNABLE}=1").as_bytes())),
+    }
+}
+
+fn join(current: &[u8], more: &[u8]) -> Vec<u8> {
+    match current {
+        [] => more.to_vec(),
+        _ => [current, more].join(&b':'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preload_is_added_to_and_never_twice() {
+        let add = |current: Option<&str>| {
+            preload(current.map(str::as_bytes), b"/l/j.so").map(|v| String::from_utf8(v).unwrap())
+        };
+        assert_eq!(add(None).as_deref(), Some("/l/j.so"));
+        assert_eq!(add(Some("")).as_deref(), Some("/l/j.so"));
+        assert_eq!(add(Some("a.so b.so")).as_deref(), Some("a.so b.so:/l/j.so"));
+        assert_eq!(
+            add(Some("/l/j.so.old")).as_deref(),
+            Some("/l/j.so.old:/l/j.so")
+        );
+        assert_eq!(add(Some("a.so:/l/j.so")), None);
+        assert_eq!(add(Some("/l/j.so a.so")), None);
+    }
+
+    #[test]
+    fn a_tunable_the_user_named_stays() {
+        let add = |current: Option<&str>| {
+            tunables(current.map(str::as_bytes)).map(|v| String::from_utf8(v).unwrap())
+        };
+        assert_eq!(add(None).unwrap(), "glibc.malloc.hugetlb=1");
+        assert_eq!(
+            add(Some("glibc.malloc.check=3")).unwrap(),
+            "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
+        );
+        assert_eq!(add(Some("glibc.malloc.hugetlb=0")), Err(String::from("0")));
+        assert_eq!(
+            add(Some("glibc.malloc.hugetlb=0:x=1:glibc.malloc.hugetlb=2")),
+            Err(String::from("2"))
+        );
+        assert!(add(Some("glibc.malloc.hugetlbx=2")).is_ok());
+    }
+}
