@@ -13,5 +13,5 @@ pub mod variables;
 
 pub use order::Orders;
 pub use plan::{Host, Memory, Options, Plan, Tunable};
-pub use profile::{Profile, ProfileError, ReportFormat, Switch};
+pub use profile::{MAX_WASTE, Profile, ProfileError, ReportFormat, Switch};
 pub use reach::{Privilege, Reach, Unreached};

@@ -109,6 +109,12 @@ impl Reach {
     }
 }
 
+impl From<String> for Unreached {
+    fn from(reason: String) -> Self {
+        Self::Unknown(reason)
+    }
+}
+
 impl fmt::Display for Unreached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

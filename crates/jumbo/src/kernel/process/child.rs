@@ -114,6 +114,14 @@ impl Child {
         }
     }
 
+    /// True while it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        // The state comes after the name, which is in brackets and may hold any byte.
+        let state = stat.rsplit(')').next().unwrap_or_default();
+        state.trim_start().starts_with('T')
+    }
+
     fn reap(&self) -> io::Result<Option<(Change, Faults)>> {
         self.wait4(0)
     }

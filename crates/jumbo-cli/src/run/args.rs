@@ -1,0 +1,251 @@
+//! What is asked: [`Args`] as typed, and [`Settings`] with the profile and the defaults filled in.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use jumbo::policy::{self, MAX_WASTE, Options, Profile};
+
+use super::Failure;
+
+/// Run a program with its memory on huge pages
+///
+/// Starts PROGRAM, unmodified, so that its large allocations, glibc's heap and its anonymous mappings
+/// come in huge pages. It keeps its standard streams, terminal, signals, environment and exit status.
+/// Its children are covered too.
+///
+/// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
+/// Without a report to write, jumbo becomes the program: same process ID.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo run -- python3 train.py
+  jumbo run --report=json --report-file peak.json -- ./server --port 8080
+  jumbo run --profile postgresql -- pg_ctl start
+  jumbo run --dry-run -- node app.js      # what would be done, and what would not
+
+Exit status: the program's; 128+N when signal N ended it; 127 no such program, 126 it cannot be
+started, 125 jumbo itself failed, 2 wrong usage.")]
+pub(crate) struct Args {
+    /// Large allocations and glibc's heap on huge pages [default: on]
+    #[arg(long, value_name = "on|off", hide_possible_values = true)]
+    heap: Option<Switch>,
+
+    /// Anonymous mappings on huge pages [default: on]
+    #[arg(long, value_name = "on|off", hide_possible_values = true)]
+    maps: Option<Switch>,
+
+    /// The most memory to spend for it, in percent [default: 5]
+    ///
+    /// What may become resident beyond what the program asked for, in percent of what it has on huge
+    /// pages: the ends of blocks that do not fill a huge page.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)))]
+    max_waste: Option<u32>,
+
+    /// Leave the program's children alone
+    #[arg(long)]
+    no_follow: bool,
+
+    /// Report when the program ends: text, json or none
+    ///
+    /// Without this option there is a report where stdout and stderr are a terminal. The program is then
+    /// a child of jumbo, in its process group, rather than jumbo itself turned into the program.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text",
+        hide_possible_values = true
+    )]
+    report: Option<ReportFormat>,
+
+    /// Write the report to FILE instead of stderr
+    #[arg(long, value_name = "FILE")]
+    report_file: Option<PathBuf>,
+
+    /// No report, even on a terminal
+    #[arg(long, short, conflicts_with_all = ["report", "report_file"])]
+    quiet: bool,
+
+    /// Take options from FILE, or from a profile known by NAME
+    ///
+    /// A profile is a TOML file whose keys are the options of this command. Options typed here win. A
+    /// name is looked up as NAME.toml in ~/.config/jumbo/profiles and /etc/jumbo/profiles, then among
+    /// those that come with jumbo: postgresql, redis, cpython.
+    #[arg(long, value_name = "FILE|NAME")]
+    profile: Option<PathBuf>,
+
+    /// Show what would be done and run nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// The plan of --dry-run as JSON
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        value_name = "PROGRAM [ARG]..."
+    )]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ReportFormat {
+    Text,
+    Json,
+    None,
+}
+
+/// What is to be done, with nothing left open.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) options: Options,
+    pub(super) report: Option<Wanted>,
+    pub(super) dry_run: bool,
+    pub(super) json: bool,
+    pub(super) command: Vec<OsString>,
+}
+
+/// A report that somebody wants.
+#[derive(Debug)]
+#[expect(dead_code, reason = "the report is still to come")]
+pub(super) struct Wanted {
+    pub(super) json: bool,
+    /// `None`: stderr.
+    pub(super) file: Option<PathBuf>,
+}
+
+impl From<Switch> for policy::Switch {
+    fn from(switch: Switch) -> Self {
+        match switch {
+            Switch::On => Self::On,
+            Switch::Off => Self::Off,
+        }
+    }
+}
+
+impl From<ReportFormat> for policy::ReportFormat {
+    fn from(format: ReportFormat) -> Self {
+        match format {
+            ReportFormat::Text => Self::Text,
+            ReportFormat::Json => Self::Json,
+            ReportFormat::None => Self::None,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn new(args: Args) -> Result<Self, Failure> {
+        let profile = args.profile.as_deref().map(read_profile);
+        let profile = profile.transpose()?.unwrap_or_default();
+        let defaults = Options::default();
+        let on = |typed: Option<Switch>, profile: Option<policy::Switch>, default: bool| {
+            let chosen = typed.map(policy::Switch::from).or(profile);
+            chosen.map_or(default, |switch| switch == policy::Switch::On)
+        };
+        let options = Options {
+            heap: on(args.heap, profile.heap, defaults.heap),
+            maps: on(args.maps, profile.maps, defaults.maps),
+            max_waste: args
+                .max_waste
+                .or(profile.max_waste)
+                .unwrap_or(defaults.max_waste),
+            follow: !(args.no_follow || profile.no_follow.unwrap_or(!defaults.follow)),
+        };
+        let typed = args.report.map(policy::ReportFormat::from);
+        let is_asked = typed.is_some() || args.report_file.is_some();
+        let quiet = args.quiet || (!is_asked && profile.quiet.unwrap_or(false));
+        let report = match quiet {
+            true => None,
+            false => wanted(
+                typed.or(profile.report),
+                args.report_file.or(profile.report_file),
+            ),
+        };
+        Ok(Self {
+            options,
+            report,
+            json: args.json || matches!(typed, Some(policy::ReportFormat::Json)),
+            dry_run: args.dry_run,
+            command: args.command,
+        })
+    }
+}
+
+fn wanted(format: Option<policy::ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
+    let json = match format {
+        Some(policy::ReportFormat::None) => return None,
+        Some(policy::ReportFormat::Json) => true,
+        Some(policy::ReportFormat::Text) => false,
+        None if file.is_some() => false,
+        None if std::io::stdout().is_terminal() && std::io::stderr().is_terminal() => false,
+        None => return None,
+    };
+    Some(Wanted { json, file })
+}
+
+/// The profiles that come with jumbo, by name.
+const BUILT_IN: [(&str, &str); 3] = [
+    ("cpython", include_str!("../../../../profiles/cpython.toml")),
+    (
+        "postgresql",
+        include_str!("../../../../profiles/postgresql.toml"),
+    ),
+    ("redis", include_str!("../../../../profiles/redis.toml")),
+];
+
+fn read_profile(asked: &Path) -> Result<Profile, Failure> {
+    let is_name = asked.components().count() == 1 && asked.extension().is_none();
+    let (shown, text) = match asked.to_str().filter(|_| is_name && !asked.exists()) {
+        Some(name) => named_profile(name)?,
+        None => {
+            let text = fs::read_to_string(asked).map_err(|error| {
+                Failure::own(format!(
+                    "cannot read profile {}: {error}\nhint: profiles that come with jumbo: {}",
+                    asked.display(),
+                    names()
+                ))
+            })?;
+            (asked.display().to_string(), text)
+        }
+    };
+    Profile::parse(&text)
+        .map_err(|error| Failure::own(format!("cannot use profile {shown}: {error}")))
+}
+
+fn named_profile(name: &str) -> Result<(String, String), Failure> {
+    let home = std::env::var_os("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")));
+    let folders = [home, Some(PathBuf::from("/etc"))];
+    for folder in folders.into_iter().flatten() {
+        let file = folder.join(format!("jumbo/profiles/{name}.toml"));
+        if let Ok(text) = fs::read_to_string(&file) {
+            return Ok((file.display().to_string(), text));
+        }
+    }
+    let built_in = BUILT_IN.iter().find(|(known, _)| *known == name);
+    built_in
+        .map(|(known, text)| ((*known).to_owned(), (*text).to_owned()))
+        .ok_or_else(|| {
+            Failure::own(format!(
+                "there is no profile `{name}`\nhint: profiles that come with jumbo: {}",
+                names()
+            ))
+        })
+}
+
+fn names() -> String {
+    BUILT_IN.map(|(name, _)| name).join(", ")
+}

@@ -1,0 +1,87 @@
+//! `--dry-run`: the plan, and nothing else.
+
+use std::io::Write as _;
+
+use jumbo::kernel::Root;
+use jumbo::kernel::thp::Thp;
+use jumbo::policy::Tunable;
+use serde_json::json;
+
+use super::Failure;
+use super::args::Settings;
+use super::launch::Launch;
+
+pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
+    let thp = Thp::read(root).map_err(|error| Failure::own(error.to_string()))?;
+    let (plan, program) = (&launch.plan, launch.program);
+    let memory = plan.memory(&program.reach, thp.as_ref(), jumbo::heap::thp_disabled());
+    let changes = launch.changes(None);
+    let text = if settings.json {
+        let environment: serde_json::Map<_, _> = changes
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), String::from_utf8_lossy(value).into()))
+            .collect();
+        let command = settings.command.iter().map(|arg| arg.to_string_lossy());
+        let plan = json!({
+            "program": command.collect::<Vec<_>>(),
+            "path": program.path,
+            "binary": program.binary,
+            "mode": if settings.report.is_some() { "parent" } else { "exec" },
+            "reach": { "reached": program.reach.is_reached(), "reason": program.reach.reason() },
+            "environment": environment,
+            "memory": memory,
+        });
+        format!("{plan:#}\n")
+    } else {
+        describe(settings, launch, &changes, &memory)
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .map_err(|error| Failure::own(format!("cannot write the plan: {error}")))
+}
+
+fn describe(
+    settings: &Settings,
+    launch: &Launch<'_>,
+    changes: &[super::launch::Change],
+    memory: &[jumbo::policy::Memory],
+) -> String {
+    let program = launch.program;
+    let mut lines = vec![format!("program      {}", program.path.display())];
+    if program.binary != program.path {
+        lines.push(format!("interpreter  {}", program.binary.display()));
+    }
+    lines.push(match program.reach.reason() {
+        None => String::from("reached      yes, through LD_PRELOAD"),
+        Some(reason) => format!("reached      no: {reason}"),
+    });
+    lines.push(match settings.report {
+        None => String::from("started      in place of jumbo, with its process ID"),
+        Some(_) => String::from("started      as a child of jumbo, which reports at the end"),
+    });
+    lines.push(String::from("\nenvironment"));
+    for (name, value) in changes {
+        lines.push(format!("  {name}={}", String::from_utf8_lossy(value)));
+    }
+    match &launch.plan.tunable {
+        Tunable::Set(_) => {}
+        Tunable::Kept(value) => lines.push(format!("  your glibc.malloc.hugetlb={value} stays")),
+        Tunable::Left(reason) => lines.push(format!("  GLIBC_TUNABLES as it is: {reason}")),
+    }
+    lines.push(String::from("\nmemory"));
+    for memory in memory {
+        let sizes = match memory.sizes.as_slice() {
+            [] => String::from("as it is"),
+            sizes => sizes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" "),
+        };
+        lines.push(format!("  {:<20} {sizes:<10} {}", memory.what, memory.how));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}

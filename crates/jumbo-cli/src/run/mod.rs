@@ -1,0 +1,76 @@
+//! `jumbo run`: starts a program with its memory on huge pages.
+//!
+//! The stages, a file each: [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
+//! gets into it), [`launch`] (the environment and the start), [`supervise`] (standing in for the
+//! program), [`sample`] (looking at it), [`report`] and [`text`] (saying what came of it); [`dry_run`]
+//! instead of the last four.
+//!
+//! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
+//! write it is exec'd in place; with one it is a child, and the report says so.
+
+mod args;
+mod dry_run;
+mod launch;
+mod program;
+mod supervise;
+
+use std::process::ExitCode;
+
+use jumbo::kernel::Root;
+use jumbo::kernel::process::start;
+
+pub(crate) use args::Args;
+use args::Settings;
+
+/// Exit code: jumbo itself failed.
+const FAILED: u8 = 125;
+/// Exit code: the program is there and cannot be started.
+const NOT_EXECUTABLE: u8 = 126;
+/// Exit code: there is no such program.
+const NOT_FOUND: u8 = 127;
+
+#[expect(unsafe_code, reason = "only a static can be placed in .init_array")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RECORD: extern "C" fn() = start::record;
+
+/// Why the program did not run: what is said, and the exit code.
+#[derive(Debug)]
+struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// jumbo's own.
+    fn own(message: impl Into<String>) -> Self {
+        Self {
+            code: FAILED,
+            message: message.into(),
+        }
+    }
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    Ok(run(args).unwrap_or_else(|failure| {
+        if !start::is_stderr_closed() {
+            eprintln!("jumbo: {}", failure.message);
+        }
+        ExitCode::from(failure.code)
+    }))
+}
+
+fn run(args: Args) -> Result<ExitCode, Failure> {
+    let settings = Settings::new(args)?;
+    let root = Root::host();
+    let program = program::Program::find(&settings.command)?;
+    let launch = launch::Launch::prepare(&root, &settings, &program)?;
+    if settings.dry_run {
+        dry_run::print(&root, &settings, &launch)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match &settings.report {
+        None => Err(launch.exec()),
+        Some(wanted) => supervise::run(&root, &settings, wanted, &launch),
+    }
+}

@@ -1,0 +1,216 @@
+//! Which file is run, and whether LD_PRELOAD gets into it: [`Program`].
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek as _};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use jumbo::policy::elf::Executable;
+use jumbo::policy::{Privilege, Reach};
+use object::read::ReadCache;
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+
+use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+
+/// What the kernel follows: binfmt_script(5) gives up after that many.
+const INTERPRETERS: usize = 5;
+/// What the kernel reads of a `#!` line (BINPRM_BUF_SIZE).
+const FIRST_LINE: usize = 256;
+
+/// A program that was found.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// The file to execute.
+    pub(super) path: PathBuf,
+    /// The binary that the kernel loads: the file, or the interpreter of its `#!` line.
+    pub(super) binary: PathBuf,
+    pub(super) reach: Reach,
+}
+
+impl Program {
+    /// Looks `command[0]` up as execvp(3) does, and at what it is.
+    pub(super) fn find(command: &[OsString]) -> Result<Self, Failure> {
+        let name = command.first().map(OsString::as_os_str).unwrap_or_default();
+        let path = search(name)?;
+        let (binary, reach) = examine(&path);
+        Ok(Self {
+            path,
+            binary,
+            reach,
+        })
+    }
+}
+
+/// One line: which program, what is wrong with it, what to do.
+pub(super) fn start_failure(name: &OsStr, error: &io::Error) -> Failure {
+    let not_found = error.kind() == io::ErrorKind::NotFound;
+    let (code, hint) = match not_found {
+        true => (NOT_FOUND, "is its interpreter or loader installed?"),
+        false => (NOT_EXECUTABLE, "is it a program, and may you execute it?"),
+    };
+    Failure {
+        code,
+        message: format!("cannot run `{}`: {error}; hint: {hint}", name.display()),
+    }
+}
+
+fn search(name: &OsStr) -> Result<PathBuf, Failure> {
+    let failure = |code, why: &str| Failure {
+        code,
+        message: format!("cannot run `{}`: {why}", name.display()),
+    };
+    if name.is_empty() {
+        return Err(failure(NOT_FOUND, "the name is empty"));
+    }
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match can_execute(&path) {
+            Ok(()) => Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(failure(NOT_FOUND, "no such file; hint: check the path"))
+            }
+            Err(error) => Err(start_failure(name, &error)),
+        };
+    }
+    // Where PATH is not set execvp searches confstr(_CS_PATH).
+    let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+    let mut denied = None;
+    for folder in std::env::split_paths(&folders) {
+        let path = match folder.as_os_str().is_empty() {
+            true => Path::new(".").join(name),
+            false => folder.join(name),
+        };
+        match can_execute(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                denied.get_or_insert(error);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(match denied {
+        Some(error) => start_failure(name, &error),
+        None => failure(
+            NOT_FOUND,
+            "not found in PATH; hint: give its path, or mend PATH",
+        ),
+    })
+}
+
+fn can_execute(path: &Path) -> io::Result<()> {
+    if std::fs::metadata(path)?.is_file() {
+        Ok(rustix::fs::accessat(
+            CWD,
+            path,
+            Access::EXEC_OK,
+            AtFlags::EACCESS,
+        )?)
+    } else {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+}
+
+/// The binary behind `path` and whether it can be reached.
+fn examine(path: &Path) -> (PathBuf, Reach) {
+    let mut binary = path.to_owned();
+    for _ in 0..=INTERPRETERS {
+        match look(&binary) {
+            Ok(Look::Script(interpreter)) => binary = interpreter,
+            Ok(Look::Binary(reach)) => return (binary, reach),
+            Err(error) => {
+                let reason = format!(
+                    "{} cannot be read to see what it is: {error}",
+                    binary.display()
+                );
+                return (binary, Reach::Unreached(reason.into()));
+            }
+        }
+    }
+    let reason = format!("more than {INTERPRETERS} scripts interpret each other");
+    (binary, Reach::Unreached(reason.into()))
+}
+
+enum Look {
+    Script(PathBuf),
+    Binary(Reach),
+}
+
+fn look(path: &Path) -> io::Result<Look> {
+    let mut file = File::open(path)?;
+    let mut start = Vec::with_capacity(FIRST_LINE);
+    (&mut file)
+        .take(FIRST_LINE as u64)
+        .read_to_end(&mut start)?;
+    if let Some(line) = start.strip_prefix(b"#!") {
+        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let word = line.trim_ascii().split(|byte| byte.is_ascii_whitespace());
+        let interpreter = word.into_iter().next().unwrap_or_default();
+        return Ok(Look::Script(PathBuf::from(OsStr::from_bytes(interpreter))));
+    }
+    if !start.starts_with(b"\x7fELF") {
+        // ENOEXEC, upon which execvp(3) starts the shell.
+        return Ok(Look::Script(PathBuf::from("/bin/sh")));
+    }
+    let privilege = privilege(&file)?;
+    // An own file that cannot be read is a broken installation; nothing is reached then.
+    let own = Executable::read(&ReadCache::new(File::open("/proc/self/exe")?));
+    let own = own.map_err(io::Error::other)?.machine;
+    let executable = Executable::read(&ReadCache::new(&mut file));
+    let reach = Reach::of(
+        executable.as_ref().map_err(String::clone),
+        own,
+        privilege,
+        || {
+            // What cannot be read is taken for glibc: then nothing is set, and nothing goes wrong.
+            mentions(&mut file, b"GLIBC_TUNABLES").unwrap_or(true)
+        },
+    );
+    Ok(Look::Binary(reach))
+}
+
+/// What makes the loader distrust the environment that *we* give: bits that take effect on this mount,
+/// for this process.
+fn privilege(file: &File) -> io::Result<Option<Privilege>> {
+    let metadata = file.metadata()?;
+    let no_new_privs = rustix::thread::no_new_privs()?;
+    let nosuid =
+        || rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID));
+    let (set_user, set_group) = (
+        metadata.mode() & 0o4000 != 0,
+        metadata.mode() & 0o2010 == 0o2010,
+    );
+    let mut buffer = [0u8; 64];
+    let mut capabilities =
+        || rustix::fs::fgetxattr(file, "security.capability", &mut buffer[..]).is_ok();
+    let user = rustix::process::getuid();
+    let found = if set_user && metadata.uid() != user.as_raw() {
+        Privilege::SetUser
+    } else if set_group && metadata.gid() != rustix::process::getgid().as_raw() {
+        Privilege::SetGroup
+    } else if !user.is_root() && capabilities() {
+        Privilege::Capabilities
+    } else {
+        return Ok(None);
+    };
+    Ok((!no_new_privs && !nosuid()).then_some(found))
+}
+
+/// True where `needle` is somewhere in the file.
+fn mentions(file: &mut File, needle: &[u8]) -> io::Result<bool> {
+    file.rewind()?;
+    let finder = memchr::memmem::Finder::new(needle);
+    let mut window = Vec::new();
+    loop {
+        let keep = window.len().min(needle.len() - 1);
+        window.drain(..window.len() - keep);
+        let read = (&mut *file).take(1 << 20).read_to_end(&mut window)?;
+        if finder.find(&window).is_some() {
+            return Ok(true);
+        }
+        if read == 0 {
+            return Ok(false);
+        }
+    }
+}
