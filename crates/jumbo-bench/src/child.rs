@@ -1,0 +1,163 @@
+//! Fresh processes, one a sample: [`Launch`] says how one is started, [`answer`] what it measured.
+//!
+//! A process that has freed memory is not the process that allocated it: its allocator keeps some, its address
+//! space is laid out differently. So no two samples ever come from one process.
+//!
+//! A worker asks the kernel to be killed with its parent ([`die_with_parent`]), so an interrupted measurement
+//! leaves no gigabytes behind.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+
+/// How a program is started: the one thing in which the sides of a comparison differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launch {
+    /// As it is.
+    Plain,
+    /// With glibc's own switch for huge pages.
+    Tunable,
+    /// With `jumbo run`.
+    Jumbo,
+}
+
+/// What a user may have set that changes how `malloc` behaves, and would change every side at once.
+const NEUTRAL: [&str; 9] = [
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "JUMBO_ORDERS",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_PERTURB_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+];
+
+impl Launch {
+    /// The name of this side in a table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Tunable => "hugetlb=1",
+            Self::Jumbo => "jumbo run",
+        }
+    }
+
+    /// The command that starts `program` this way, with nothing on its stdin.
+    pub fn command(self, jumbo: &Path, program: &OsStr) -> Command {
+        let mut command = match self {
+            Self::Plain | Self::Tunable => Command::new(program),
+            Self::Jumbo => {
+                let mut command = Command::new(jumbo);
+                command.args(["run", "--report=none", "--"]).arg(program);
+                command
+            }
+        };
+        for variable in NEUTRAL {
+            command.env_remove(variable);
+        }
+        if self == Self::Tunable {
+            command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+/// Runs `command` to its end and parses the JSON that it prints.
+///
+/// # Errors
+/// [`Error::Start`], [`Error::Failed`], [`Error::Answer`].
+pub fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T, Error> {
+    let output = command.output().map_err(|source| Error::Start {
+        command: line(command),
+        source,
+    })?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::Failed {
+            command: line(command),
+            status: output.status,
+            stderr: stderr.lines().last().unwrap_or("no message").to_owned(),
+        });
+    }
+    serde_json::from_slice(&output.stdout).map_err(|source| Error::Answer {
+        command: line(command),
+        source,
+    })
+}
+
+/// Has the kernel kill this process when its parent is gone.
+pub fn die_with_parent() {
+    // Where it is refused the worker still ends by itself, a moment later.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
+/// The command as a user would type it.
+pub(crate) fn line(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_sample_is_parsed() {
+        let sample: Vec<u64> = answer(&mut shell("echo '[1, 2]'")).unwrap();
+        assert_eq!(sample, [1, 2]);
+    }
+
+    #[test]
+    fn failures_say_what_ran_and_why() {
+        let cases = [
+            (
+                "echo out of memory >&2; exit 3",
+                "exit status: 3: out of memory",
+            ),
+            ("kill -9 $$", "signal: 9 (SIGKILL): no message"),
+            ("echo nonsense", "printed no sample"),
+        ];
+        for (script, message) in cases {
+            let error = answer::<Vec<u64>>(&mut shell(script))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(message) && error.contains("sh -c"),
+                "{error}"
+            );
+        }
+        let error = answer::<u64>(&mut Command::new("/nonexistent")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot start `/nonexistent`"));
+    }
+
+    #[test]
+    fn the_sides_differ_in_nothing_but_the_launch() {
+        let jumbo = Path::new("/j");
+        for launch in [Launch::Plain, Launch::Tunable, Launch::Jumbo] {
+            let command = launch.command(jumbo, OsStr::new("/p"));
+            assert!(line(&command).ends_with("/p"));
+            let set: Vec<_> = command
+                .get_envs()
+                .filter(|(_, value)| value.is_some())
+                .collect();
+            assert_eq!(set.len(), usize::from(launch == Launch::Tunable));
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! [`Error`]: why a table has no figures.
+
+use std::io;
+use std::process::ExitStatus;
+
+use jumbo::kernel::FileError;
+use jumbo::units::Bytes;
+
+/// Why a table has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A process that was to be measured cannot be started or waited for.
+    #[error("cannot start `{command}`: {source}")]
+    Start {
+        /// The command line.
+        command: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A process that was to be measured ended with an error.
+    #[error("`{command}` failed with {status}: {stderr}")]
+    Failed {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last line that it wrote to stderr.
+        stderr: String,
+    },
+    /// A process that was to be measured printed something else than a sample.
+    #[error("`{command}` printed no sample: {source}")]
+    Answer {
+        /// The command line.
+        command: String,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// A side of the comparison is not what its name says, so comparing it would prove nothing.
+    #[error("the run named `{variant}` is not what its name says: {found}")]
+    Claim {
+        /// The name of the side.
+        variant: &'static str,
+        /// What it had, and what it should have had.
+        found: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The measurement would drive the machine out of memory.
+    #[error("the measurement needs {needed} of memory and {available} is available")]
+    Memory {
+        /// What it needs.
+        needed: Bytes,
+        /// What the kernel says is available.
+        available: Bytes,
+    },
+    /// The allocator under test has no memory.
+    #[error("malloc of {0} failed")]
+    Malloc(Bytes),
+    /// The allocator under test did not keep what was stored in its memory.
+    #[error("memory does not hold what was stored in it: {0}")]
+    Corrupt(String),
+    /// A kernel file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl Error {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Claim { hint, .. } => Some(hint),
+            Self::Memory { .. } => Some("measure less, with --size"),
+            _ => None,
+        }
+    }
+}

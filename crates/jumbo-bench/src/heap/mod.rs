@@ -1,0 +1,337 @@
+//! `jumbo bench heap`: what the heap gains, and what the launcher and the wrapped `free` cost.
+//!
+//! One load ([`worker::load`]) in four variants: plain glibc, plain glibc once more (the A/A row), glibc with its own
+//! switch for huge pages, and `jumbo run`. A run without huge pages that was to have them, or with some that was
+//! to have none, is an error and no figure.
+
+mod plan;
+#[expect(
+    unsafe_code,
+    reason = "measures malloc and free themselves, called by name on raw pointers"
+)]
+mod raw;
+pub mod worker;
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+use std::time::Instant;
+
+use jumbo::kernel::Root;
+use jumbo::units::Bytes;
+
+use crate::child::{Launch, answer, line};
+use crate::machine::{Machine, kib_field};
+use crate::rounds::alternate;
+use crate::stats::median;
+use crate::table::{Row, Table, Unit};
+use crate::{Error, Progress, Settings};
+use worker::{FreeSample, LoadSample, Memory};
+
+/// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
+pub const MIN_SIZE: Bytes = Bytes(32 << 20);
+
+/// The words after `jumbo` that start the worker.
+const WORKER: [&str; 2] = ["bench", "worker"];
+
+/// The variants of each measurement, the baseline twice.
+const LOADS: [Launch; 4] = [Launch::Plain, Launch::Plain, Launch::Tunable, Launch::Jumbo];
+const COSTS: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::Jumbo];
+
+/// A start takes a millisecond and a `free` a few nanoseconds, so the differences drown in noise unless each round
+/// looks at many.
+const STARTS_A_ROUND: usize = 40;
+const FREES_A_ROUND: usize = 5;
+
+/// Names the second run of the baseline.
+const AGAIN: &str = "plain again";
+
+/// Measures the table, with a load of `size` bytes.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Result<Table, Error> {
+    let root = Root::host();
+    let machine = Machine::read(&root)?;
+    check_memory(&root, size)?;
+    let rounds = settings.rounds.get();
+    progress.begin(LOADS.len() * (rounds + 1) + 2 * rounds);
+
+    // The warm-up is a whole round, in which the host of a virtual machine backs the memory of the rounds to come.
+    let load = |round: usize, variant: usize| {
+        let launch = LOADS[variant];
+        progress.step(&match round {
+            0 => format!("warm-up: {}", launch.name()),
+            _ => format!("round {round} of {rounds}: {}", launch.name()),
+        });
+        run_load(settings, launch, size)
+    };
+    let loads: [Vec<LoadSample>; 4] = alternate(rounds + 1, load)?;
+    let (mut starts, mut frees) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        progress.step(&format!("round {round} of {rounds}: start-up"));
+        starts.push(round_of(STARTS_A_ROUND, |launch| {
+            time_start(settings, launch)
+        })?);
+        progress.step(&format!("round {round} of {rounds}: free"));
+        frees.push(round_of(FREES_A_ROUND, |launch| {
+            time_free(settings, launch)
+        })?);
+    }
+
+    let mut table = Table::new("heap", format!("{size} of objects"), rounds, machine);
+    push_loads(&mut table, &loads.map(|mut samples| samples.split_off(1)));
+    push_costs(&mut table, &starts, &frees);
+    Ok(table)
+}
+
+/// A figure of every load, as a cost.
+type Figure = fn(&LoadSample) -> f64;
+
+fn push_loads(table: &mut Table, loads: &[Vec<LoadSample>; 4]) {
+    const NAMES: [&str; 4] = ["plain", AGAIN, "hugetlb=1", "jumbo run"];
+    let [plain, again, tunable, jumbo] = [0, 1, 2, 3];
+    let row = |name, measure, unit, figure: Figure, baseline: usize, candidate: usize| {
+        let samples = |side: usize| loads[side].iter().map(figure).collect::<Vec<_>>();
+        Row::ratio(
+            (name, measure, unit),
+            (NAMES[baseline], &samples(baseline)),
+            (NAMES[candidate], &samples(candidate)),
+        )
+    };
+    let (total, resident): (Figure, Figure) =
+        (LoadSample::total_ms, |load| load.memory.resident.0 as f64);
+
+    table.push(row(
+        "heap_aa",
+        "all phases, A/A",
+        Unit::Ms,
+        total,
+        plain,
+        again,
+    ));
+    table.push(
+        row(
+            "heap_tunable",
+            "all phases",
+            Unit::Ms,
+            total,
+            plain,
+            tunable,
+        )
+        .published("1.77"),
+    );
+    table.push(
+        row("heap_total", "all phases", Unit::Ms, total, plain, jumbo)
+            .published("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54"),
+    );
+    table.push(row(
+        "heap_vs_tunable",
+        "all phases",
+        Unit::Ms,
+        total,
+        tunable,
+        jumbo,
+    ));
+    let phases: [(&str, &str, Figure); 3] = [
+        ("heap_alloc", "allocate and write", |load| load.alloc_ms),
+        ("heap_chase", "link and chase", |load| load.chase_ms),
+        ("heap_free", "free", |load| load.free_ms),
+    ];
+    for (name, measure, figure) in phases {
+        table.push(row(name, measure, Unit::Ms, figure, plain, jumbo));
+    }
+    table.push(row(
+        "rss",
+        "resident memory",
+        Unit::Bytes,
+        resident,
+        plain,
+        jumbo,
+    ));
+}
+
+fn push_costs(table: &mut Table, starts: &[[f64; 3]], frees: &[[f64; 3]]) {
+    let mut push =
+        |name, measure, unit, rounds: &[[f64; 3]], baseline, candidate: (&'static str, usize)| {
+            let samples = |side: usize| rounds.iter().map(|round| round[side]).collect::<Vec<_>>();
+            table.push(Row::difference(
+                (name, measure, unit),
+                (baseline, &samples(0)),
+                (candidate.0, &samples(candidate.1)),
+            ));
+        };
+    push(
+        "startup_aa_ms",
+        "start of `true`, A/A",
+        Unit::Ms,
+        starts,
+        "direct",
+        ("direct again", 1),
+    );
+    push(
+        "startup_ms",
+        "start of `true`",
+        Unit::Ms,
+        starts,
+        "direct",
+        ("jumbo run", 2),
+    );
+    push(
+        "small_free_aa_ns",
+        "free of 64 bytes, A/A",
+        Unit::Ns,
+        frees,
+        "plain",
+        (AGAIN, 1),
+    );
+    push(
+        "small_free_ns",
+        "free of 64 bytes",
+        Unit::Ns,
+        frees,
+        "plain",
+        ("jumbo run", 2),
+    );
+}
+
+fn run_load(settings: &Settings, launch: Launch, size: Bytes) -> Result<LoadSample, Error> {
+    let sample: LoadSample = worker_answer(settings, launch, &["load", &size.0.to_string()])?;
+    check_claim(launch, &sample.memory)?;
+    // Alignment and sparse leftovers cost a few percent; half of the memory on base pages is another program.
+    if launch != Launch::Plain && sample.memory.huge.0 < sample.memory.resident.0 / 2 {
+        return Err(Error::Claim {
+            variant: launch.name(),
+            found: format!(
+                "{} of its {} are in huge pages, less than half",
+                sample.memory.huge, sample.memory.resident
+            ),
+            hint: "`jumbo doctor` shows what keeps memory off huge pages on this host",
+        });
+    }
+    Ok(sample)
+}
+
+fn time_free(settings: &Settings, launch: Launch) -> Result<f64, Error> {
+    let sample: FreeSample = worker_answer(settings, launch, &["free"])?;
+    check_claim(launch, &sample.memory)?;
+    Ok(sample.free_ns)
+}
+
+/// Starts a program that does nothing and waits for its end.
+fn time_start(settings: &Settings, launch: Launch) -> Result<f64, Error> {
+    let mut command = launch.command(&settings.jumbo, OsStr::new("true"));
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let clock = Instant::now();
+    let status = command.status().map_err(|source| Error::Start {
+        command: line(&command),
+        source,
+    })?;
+    let elapsed = clock.elapsed();
+    if status.success() {
+        return Ok(elapsed.as_secs_f64() * 1e3);
+    }
+    Err(Error::Failed {
+        command: line(&command),
+        status,
+        stderr: "a program that does nothing should succeed".to_owned(),
+    })
+}
+
+/// The median of each of [`COSTS`], of so many alternating samples.
+fn round_of(
+    samples: usize,
+    measure: impl Fn(Launch) -> Result<f64, Error>,
+) -> Result<[f64; COSTS.len()], Error> {
+    let samples = alternate(samples, |_, variant| measure(COSTS[variant]))?;
+    Ok(samples.map(|samples: Vec<f64>| median(&samples)))
+}
+
+fn worker_answer<T: serde::de::DeserializeOwned>(
+    settings: &Settings,
+    launch: Launch,
+    words: &[&str],
+) -> Result<T, Error> {
+    let mut command = launch.command(&settings.jumbo, settings.jumbo.as_os_str());
+    answer(command.args(WORKER).args(words))
+}
+
+/// Whether the process was started the way it should have been, as far as every worker can tell.
+fn check_claim(launch: Launch, memory: &Memory) -> Result<(), Error> {
+    let wrong = |found: String, hint| {
+        let variant = launch.name();
+        Err(Error::Claim {
+            variant,
+            found,
+            hint,
+        })
+    };
+    match (launch, memory.preloaded) {
+        (Launch::Jumbo, false) => wrong(
+            "the preload library is not in it".to_owned(),
+            "`jumbo run --dry-run -- true` shows what `jumbo run` does",
+        ),
+        (Launch::Plain | Launch::Tunable, true) => wrong(
+            "jumbo's preload library is in it".to_owned(),
+            "see /etc/ld.so.preload",
+        ),
+        (Launch::Plain, false) if memory.huge > Bytes(0) => wrong(
+            format!("{} of it are in huge pages", memory.huge),
+            "compare with base pages: set /sys/kernel/mm/transparent_hugepage/enabled to `madvise`",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The load must not meet the OOM killer: it would take a bystander as well.
+fn check_memory(root: &Root, size: Bytes) -> Result<(), Error> {
+    let meminfo = root.read("proc/meminfo")?;
+    let available = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
+    // Bookkeeping, and what alignment wastes.
+    let needed = size + Bytes(size.0 / 4);
+    if needed > available {
+        return Err(Error::Memory { needed, available });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(huge: u64, preloaded: bool) -> Memory {
+        Memory {
+            resident: Bytes(100),
+            huge: Bytes(huge),
+            preloaded,
+        }
+    }
+
+    #[test]
+    fn a_side_that_is_not_what_it_claims_is_refused() {
+        for (launch, memory, fine) in [
+            (Launch::Plain, memory(0, false), true),
+            (Launch::Plain, memory(1, false), false),
+            (Launch::Plain, memory(0, true), false),
+            (Launch::Tunable, memory(90, false), true),
+            (Launch::Tunable, memory(90, true), false),
+            (Launch::Jumbo, memory(90, true), true),
+            (Launch::Jumbo, memory(90, false), false),
+        ] {
+            assert_eq!(
+                check_claim(launch, &memory).is_ok(),
+                fine,
+                "{launch:?} {memory:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_load_that_does_not_fit_is_refused() {
+        let error = check_memory(&Root::host(), Bytes(1 << 60)).unwrap_err();
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("--size")),
+            "{error}"
+        );
+        check_memory(&Root::host(), MIN_SIZE).unwrap();
+    }
+}

@@ -1,0 +1,86 @@
+//! What many samples come to: [`Spread`], [`median`].
+
+use serde::Serialize;
+
+/// The middle of some samples, and how far they lie apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Half of the samples are below.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// The spread of `samples`; not a number (`null` in JSON) where there are none.
+    pub fn of(samples: &[f64]) -> Self {
+        let extreme = |pick: fn(f64, f64) -> f64| samples.iter().copied().fold(f64::NAN, pick);
+        Self {
+            median: median(samples),
+            min: extreme(f64::min),
+            max: extreme(f64::max),
+        }
+    }
+}
+
+/// The middle sample, or the mean of the two middle ones; not a number where there are none.
+pub fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match (sorted.len() % 2, sorted.as_slice()) {
+        (_, []) => f64::NAN,
+        (0, sorted) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        (_, sorted) => sorted[middle],
+    }
+}
+
+/// `combine` of the samples of each round. Only samples of the same round are ever combined: what disturbed one
+/// of them most likely disturbed the other.
+pub fn paired(left: &[f64], right: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    left.iter()
+        .zip(right)
+        .map(|(&left, &right)| combine(left, right))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[-1.0]), -1.0);
+        assert!(median(&[]).is_nan() && Spread::of(&[]).max.is_nan());
+    }
+
+    #[test]
+    fn an_outlier_moves_the_maximum_only() {
+        let calm = Spread::of(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        let disturbed = Spread::of(&[1.0, 2.0, 3.0, 4.0, 500.0]);
+        assert_eq!((calm.median, calm.min), (disturbed.median, disturbed.min));
+        assert_eq!(disturbed.max, 500.0);
+    }
+
+    #[test]
+    fn rounds_are_compared_with_themselves() {
+        // The machine halved its speed in the second round: the ratio is the same in both.
+        assert_eq!(paired(&[4.0, 8.0], &[2.0, 4.0], |a, b| a / b), [2.0, 2.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_median_lies_within_and_splits(samples in prop::collection::vec(-1e9..1e9f64, 1..60)) {
+            let spread = Spread::of(&samples);
+            prop_assert!(spread.min <= spread.median && spread.median <= spread.max);
+            let below = samples.iter().filter(|&&sample| sample < spread.median).count();
+            let above = samples.iter().filter(|&&sample| sample > spread.median).count();
+            prop_assert!(below <= samples.len() / 2 && above <= samples.len() / 2);
+        }
+    }
+}
