@@ -53,6 +53,9 @@ pub enum Error {
         /// What the kernel says is available.
         available: Bytes,
     },
+    /// Memory cannot be touched before it is measured.
+    #[error("cannot warm up memory: {0}")]
+    Warm(io::Error),
     /// The allocator under test has no memory.
     #[error("malloc of {0} failed")]
     Malloc(Bytes),

@@ -195,6 +195,7 @@ fn push_costs(table: &mut Table, starts: &[[f64; 3]], frees: &[[f64; 3]]) {
 }
 
 fn run_load(settings: &Settings, launch: Launch, size: Bytes) -> Result<LoadSample, Error> {
+    raw::warm(footprint(size)).map_err(Error::Warm)?;
     let sample: LoadSample = worker_answer(settings, launch, &["load", &size.0.to_string()])?;
     check_claim(launch, &sample.memory)?;
     // Alignment and sparse leftovers cost a few percent; half of the memory on base pages is another program.
@@ -282,12 +283,16 @@ fn check_claim(launch: Launch, memory: &Memory) -> Result<(), Error> {
     }
 }
 
+/// What a load of `size` bytes takes with its bookkeeping, and with what alignment wastes.
+fn footprint(size: Bytes) -> Bytes {
+    size + Bytes(size.0 / 4)
+}
+
 /// The load must not meet the OOM killer: it would take a bystander as well.
 fn check_memory(root: &Root, size: Bytes) -> Result<(), Error> {
     let meminfo = root.read("proc/meminfo")?;
     let available = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
-    // Bookkeeping, and what alignment wastes.
-    let needed = size + Bytes(size.0 / 4);
+    let needed = footprint(size);
     if needed > available {
         return Err(Error::Memory { needed, available });
     }
