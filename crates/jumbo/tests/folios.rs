@@ -1,7 +1,7 @@
 //! Folio sizes looked up on the real kernel, which takes root.
 
 use jumbo::kernel::folios::Folios;
-use jumbo::kernel::sys::{Scratch, collapse};
+use jumbo::kernel::sys::{Scratch, Sharing, collapse};
 use jumbo::kernel::{Root, base_page, thp};
 use jumbo::status::Kind;
 use jumbo::status::process::Observer;
@@ -25,7 +25,7 @@ fn collapsed_memory_is_seen_in_folios_of_the_pmd_size() {
         Ok(folios) => folios,
         Err(error) => return skip(NAME, error),
     };
-    let memory = Scratch::new(pmd).unwrap();
+    let memory = Scratch::new(pmd, Sharing::Private).unwrap();
     memory.touch().unwrap();
     let (start, end) = (
         memory.address() as u64,

@@ -85,9 +85,10 @@ fn the_probe_says_which_sizes_can_be_had() {
         probe.anon[&PageSize::SIZE_2M].reason,
         "where MADV_HUGEPAGE was given"
     );
-    assert_eq!(
-        probe.shared[&PageSize::SIZE_2M].reason,
-        "shmem_enabled is `never`"
+    assert!(
+        probe.shared[&PageSize::SIZE_2M]
+            .reason
+            .contains("shmem_enabled is `never`")
     );
 }
 

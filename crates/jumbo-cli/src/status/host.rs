@@ -26,7 +26,11 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
         [("", Align::Left), ("", Align::Left), ("", Align::Left)],
         probe
             .features()
-            .filter(|(name, _)| !name.starts_with("anonymous") && !name.starts_with("shared"))
+            // The sizes below are in the table above, and have nothing to add to it.
+            .filter(|(name, _)| {
+                let by_size = name.starts_with("anonymous") || name.starts_with("shared");
+                !by_size || name.ends_with(&format!(" {}", host.pmd_size))
+            })
             .map(|(name, feature)| {
                 let available = match feature.available {
                     Available::Yes => "yes",

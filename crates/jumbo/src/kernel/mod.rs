@@ -7,7 +7,7 @@
 //! - [`smaps`], [`task`], [`folios`]: one process.
 //! - [`sys`]: the system calls.
 //! - [`process`]: starting a program and standing in for it.
-//! - [`probe`]: what all of that comes to.
+//! - [`mod@probe`]: what all of that comes to.
 
 pub mod cgroup;
 pub mod folios;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::cgroup::Limits;
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
-use super::{FileError, Root, base_page, sys, task, thp};
+use super::{FileError, Root, base_page, sys, sys::Sharing, task, thp};
 use crate::units::{Bytes, PageSize};
 
 /// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
@@ -140,7 +140,7 @@ impl Probe {
     }
 }
 
-/// Asks everything. It takes about a millisecond, and no more memory than one huge page.
+/// Asks everything. It takes a few milliseconds, and no more memory than one huge page.
 pub fn probe(root: &Root) -> Probe {
     let pools = hugetlb::pools(root).map(Option::unwrap_or_default);
     let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
@@ -156,8 +156,8 @@ pub fn probe(root: &Root) -> Probe {
             .flatten()
             .map(|pool| (pool.size, pool_feature(pool, limits.as_ref().ok())))
             .collect(),
-        anon: by_size(&thp, |thp, size| thp.anon(size).map(anon_feature)),
-        shared: by_size(&thp, |thp, size| thp.shared(size).map(shared_feature)),
+        anon: by_size(&thp, Thp::anon, anon_feature, Sharing::Private),
+        shared: by_size(&thp, Thp::shared, shared_feature, Sharing::Shared),
         thp_for_process: thp_for_process(root, &thp),
         collapse: collapse(pmd_size),
         process_madvise: process_madvise(),
@@ -205,15 +205,37 @@ fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
 
 fn by_size(
     thp: &Result<Option<Thp>, FileError>,
-    feature: impl Fn(&Thp, PageSize) -> Option<Feature>,
+    choice: impl Fn(&Thp, PageSize) -> Option<&Choice>,
+    feature: impl Fn(&Choice) -> Feature,
+    sharing: Sharing,
 ) -> BTreeMap<PageSize, Feature> {
     let Ok(Some(thp)) = thp else {
         return BTreeMap::new();
     };
+    let of = |size: PageSize| {
+        let at_a_fault = feature(choice(thp, size)?);
+        // MADV_COLLAPSE makes PMD-sized folios, and has rules of its own about when.
+        if size == thp.pmd_size
+            && at_a_fault.available == Available::No
+            && can_collapse(size, sharing)
+        {
+            let reason = format!("not at a fault: {}; MADV_COLLAPSE works", at_a_fault.reason);
+            return Some(Feature::limited(reason));
+        }
+        Some(at_a_fault)
+    };
     let sizes = thp.sizes.keys().copied().chain([thp.pmd_size]);
-    sizes
-        .filter_map(|size| Some((size, feature(thp, size)?)))
-        .collect()
+    sizes.filter_map(|size| Some((size, of(size)?))).collect()
+}
+
+fn try_collapse(pmd: PageSize, sharing: Sharing) -> Result<(), Errno> {
+    let memory = sys::Scratch::new(pmd, sharing)?;
+    memory.touch()?;
+    sys::collapse(memory.address(), memory.size())
+}
+
+fn can_collapse(pmd: PageSize, sharing: Sharing) -> bool {
+    pmd.bytes() <= LARGEST_TRIAL.0 && try_collapse(pmd, sharing).is_ok()
 }
 
 fn anon_feature(choice: &Choice) -> Feature {
@@ -249,11 +271,7 @@ fn collapse(pmd: PageSize) -> Feature {
     if pmd.bytes() > LARGEST_TRIAL.0 {
         return Feature::limited(format!("not tried: one huge page is {pmd} here"));
     }
-    let tried = sys::Scratch::new(pmd).and_then(|memory| {
-        memory.touch()?;
-        sys::collapse(memory.address(), memory.size())
-    });
-    match tried {
+    match try_collapse(pmd, Sharing::Private) {
         Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
         Err(Errno::INVAL) => {
             Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", Errno::INVAL)
@@ -268,7 +286,7 @@ fn collapse(pmd: PageSize) -> Feature {
 fn process_madvise() -> Feature {
     // An empty page is enough: the kernel resolves the process and checks the right to it first.
     let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
-        let memory = sys::Scratch::new(base_of_this_process())?;
+        let memory = sys::Scratch::new(base_of_this_process(), Sharing::Private)?;
         sys::collapse_in(this, memory.address(), 0)
     });
     match tried {

@@ -185,6 +185,7 @@ pub(super) fn kib(value: &str) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const TEXT: &str = "\
 7f0000000000-7f0000400000 rw-s 00001000 00:01 77                         /memfd:a b (deleted)
@@ -228,6 +229,15 @@ VmFlags: rd ex nh
             Smaps("Rss: 1 kB\n\nx y z\n".to_owned()).mappings().count(),
             0
         );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "([0-9a-f-]{0,20} [rwxsp-]{0,5} ?|[A-Z][a-z]{0,3}:| |[0-9]{1,22}|kB|\n|.){0,60}") {
+            for mapping in Smaps(text).mappings() {
+                prop_assert!(mapping.start <= mapping.end);
+            }
+        }
     }
 
     #[test]

@@ -97,7 +97,11 @@ impl Lens {
         let observer = Observer::new(root)?;
         let mut missing = Vec::new();
         let folios = observer.folios().map_err(|error| {
-            missing.push(Missing::new("folio sizes below the PMD size", &error));
+            missing.push(Missing::for_lack_of(
+                "folio sizes below the PMD size",
+                &error,
+                "root",
+            ));
         });
         let thp = Thp::read(root).map_err(|error| {
             missing.push(Missing::new("why memory is not huge", &error));
@@ -136,9 +140,11 @@ impl Lens {
             Ok(()) => Ok(detail),
             Err(error) if error.is_missing() => Err(error),
             Err(error) => {
-                detail
-                    .missing
-                    .push(Missing::new("memory by kind and folio size", &error));
+                detail.missing.push(Missing::for_lack_of(
+                    "memory by kind and folio size",
+                    &error,
+                    "its user, or CAP_SYS_PTRACE",
+                ));
                 Ok(detail)
             }
         }

@@ -94,6 +94,15 @@ impl Missing {
             why: error.to_string(),
         }
     }
+
+    /// The same; where it is privilege that lacks, `it_takes` names it.
+    pub fn for_lack_of(what: impl Into<String>, error: &FileError, it_takes: &str) -> Self {
+        let mut missing = Self::new(what, error);
+        if error.is_denied() {
+            missing.why = format!("{}; it takes {it_takes}", missing.why);
+        }
+        missing
+    }
 }
 
 impl Host {

@@ -124,10 +124,9 @@ impl Tasks {
             }
         }
         if let Some(error) = refused.first() {
-            tasks.missing.push(Missing {
-                what: format!("what is huge in {} of the largest processes", refused.len()),
-                why: format!("{error}; it takes CAP_SYS_PTRACE over them"),
-            });
+            let what = format!("what is huge in {} of the largest processes", refused.len());
+            let missing = Missing::for_lack_of(what, error, "their user, or CAP_SYS_PTRACE");
+            tasks.missing.push(missing);
         }
         tasks.largest = all;
         tasks

@@ -20,7 +20,7 @@ pub enum Kind {
     Shared,
     /// The main thread's stack.
     Stack,
-    /// Every other file mapping.
+    /// Every other mapping: files that are only read or are shared, the vDSO.
     File,
 }
 

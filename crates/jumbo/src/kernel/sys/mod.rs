@@ -7,7 +7,7 @@ mod userfault;
 
 pub use collapse::{collapse, collapse_in};
 pub use release::release;
-pub use scratch::Scratch;
+pub use scratch::{Scratch, Sharing};
 pub use userfault::userfault_user_mode;
 
 use rustix::io::{Errno, Result};

@@ -1,19 +1,28 @@
-//! A piece of private memory to try things on.
+//! A piece of memory to try things on.
 
 use std::ffi::c_void;
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::units::PageSize;
 
-/// One aligned page of some size, in an anonymous private mapping of its own; unmapped when dropped.
+/// One aligned page of some size, in a mapping of its own that nobody else knows; unmapped when dropped.
 #[derive(Debug)]
 pub struct Scratch {
-    mapping: *mut c_void,
-    mapped: usize,
+    reserved: *mut c_void,
+    length: usize,
     address: usize,
     size: usize,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Anonymous private memory.
+    Private,
+    /// Anonymous shared memory: what MAP_SHARED | MAP_ANONYMOUS gives.
+    Shared,
 }
 
 #[expect(
@@ -25,20 +34,36 @@ impl Scratch {
     ///
     /// # Errors
     /// The errno of mmap(2).
-    pub fn new(size: PageSize) -> Result<Self> {
-        let size = usize::try_from(size.bytes()).map_err(|_| rustix::io::Errno::NOMEM)?;
-        let mapped = size.checked_mul(2).ok_or(rustix::io::Errno::NOMEM)?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    pub fn new(size: PageSize, sharing: Sharing) -> Result<Self> {
+        let size = usize::try_from(size.bytes()).map_err(|_| Errno::NOMEM)?;
+        let length = size.checked_mul(2).ok_or(Errno::NOMEM)?;
+        let null = std::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
-        let mapping =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags)? };
-        let address = mapping.addr().next_multiple_of(size);
-        Ok(Self {
-            mapping,
-            mapped,
+        let reserved = unsafe {
+            rustix::mm::mmap_anonymous(null, length, ProtFlags::empty(), MapFlags::PRIVATE)?
+        };
+        let address = reserved.addr().next_multiple_of(size);
+        let scratch = Self {
+            reserved,
+            length,
             address,
             size,
-        })
+        };
+        // A huge page of shared memory must be aligned in the object too, so the object begins here.
+        let flags = match sharing {
+            Sharing::Private => MapFlags::PRIVATE,
+            Sharing::Shared => MapFlags::SHARED,
+        };
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range lies in the reservation just made, in which nothing lives.
+        unsafe {
+            rustix::mm::mmap_anonymous(scratch.start(), size, prot, flags | MapFlags::FIXED)?
+        };
+        Ok(scratch)
+    }
+
+    fn start(&self) -> *mut c_void {
+        self.reserved.with_addr(self.address)
     }
 
     /// Its first address, a multiple of its size.
@@ -56,15 +81,9 @@ impl Scratch {
     /// # Errors
     /// The errno of madvise(2) with MADV_POPULATE_WRITE (5.14).
     pub fn touch(&self) -> Result<()> {
-        let start = self.mapping.with_addr(self.address);
+        let page = rustix::param::page_size();
         // SAFETY: the range lies in the mapping, which this value owns; populating it changes no byte.
-        unsafe {
-            rustix::mm::madvise(
-                start,
-                rustix::param::page_size(),
-                Advice::LinuxPopulateWrite,
-            )
-        }
+        unsafe { rustix::mm::madvise(self.start(), page, Advice::LinuxPopulateWrite) }
     }
 }
 
@@ -74,7 +93,7 @@ impl Scratch {
 )]
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no reference into it was ever made.
-        let _ = unsafe { rustix::mm::munmap(self.mapping, self.mapped) };
+        // SAFETY: the mappings are this value's own, and no reference into them was ever made.
+        let _ = unsafe { rustix::mm::munmap(self.reserved, self.length) };
     }
 }
