@@ -4,7 +4,12 @@
 #![allow(
     unsafe_code,
     clippy::undocumented_unsafe_blocks,
-    reason = "tests read and write raw blocks"
+    reason = "tests touch raw blocks"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
 )]
 
 use std::sync::Once;

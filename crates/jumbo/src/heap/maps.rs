@@ -3,7 +3,7 @@
 //! A mapping of at least one PMD gets an address aligned to it, so that all of it but the end can be
 //! PMD-mapped (the kernel does so by itself since 6.7, and only for lengths that are multiples of the
 //! PMD size), and is advised. Smaller ones cannot be huge alone: allocators that ask for, say, 1 MiB at a
-//! time (CPython's arenas) get theirs packed one behind the other on a [`Frontier`] of their own, once
+//! time (CPython's arenas) get theirs packed one behind the other on a frontier of their own, once
 //! they have asked for so much that it pays.
 //!
 //! What is mapped here is the program's: it may unmap, protect, lock, or advise it otherwise, as any
