@@ -119,7 +119,6 @@ pub(super) struct Settings {
 
 /// A report that somebody wants.
 #[derive(Debug)]
-#[expect(dead_code, reason = "the report is still to come")]
 pub(super) struct Wanted {
     pub(super) json: bool,
     /// `None`: stderr.

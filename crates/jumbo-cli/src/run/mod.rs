@@ -2,7 +2,8 @@
 //!
 //! The stages, a file each: [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
 //! gets into it), [`launch`] (the environment and the start), [`supervise`] (standing in for the
-//! program), [`sample`] (looking at it), [`report`] and [`text`] (saying what came of it); [`dry_run`]
+//! program), [`sample`] (looking at it), [`report`], [`shortfall`] and [`text`]
+//! (saying what came of it); [`dry_run`]
 //! instead of the last four.
 //!
 //! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
@@ -12,7 +13,11 @@ mod args;
 mod dry_run;
 mod launch;
 mod program;
+mod report;
+mod sample;
+mod shortfall;
 mod supervise;
+mod text;
 
 use std::process::ExitCode;
 

@@ -4,36 +4,125 @@
 //! sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others send us is
 //! passed on. When the program stops we stop as it did, and when it ends we end as it did.
 
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use jumbo::heap::ledger::Ledger;
 use jumbo::kernel::Root;
+use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by};
+use jumbo::kernel::thp::Thp;
+use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Failure;
 use super::args::{Settings, Wanted};
 use super::launch::Launch;
+use super::report::{self, Counted, Kinds, Obtained, Reached, Report, Requested};
+use super::sample::Sampler;
+use super::shortfall::{self, Evidence};
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) change: Change,
-    #[expect(dead_code, reason = "the report is still to come")]
     pub(super) faults: Faults,
 }
 
 pub(super) fn run(
-    _root: &Root,
-    _settings: &Settings,
-    _wanted: &Wanted,
+    root: &Root,
+    settings: &Settings,
+    wanted: &Wanted,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
     let signals = Signals::take()
         .map_err(|error| Failure::own(format!("cannot read signals from a descriptor: {error}")))?;
-    let child = launch.spawn(None, &signals)?;
-    let end = watch(&child, &signals)
+    let (ledger, fd) = Ledger::create()
+        .map_err(|errno| Failure::own(format!("cannot make the ledger: {errno}")))?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+
+    let started = Instant::now();
+    let child = launch.spawn(Some(&path), &signals)?;
+    // From here on nothing is worth giving up the program for.
+    let fallbacks = || {
+        let events = Events::read(root).ok()?;
+        events.get("thp_fault_fallback")
+    };
+    let before = fallbacks();
+    let mut sampler = Sampler::new(root, child.pid(), Some(ledger));
+    let end = watch(&child, &signals, &mut sampler)
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
+    let wall = started.elapsed();
+    let fallbacks = fallbacks()
+        .zip(before)
+        .map(|(after, before)| after.saturating_sub(before));
+
+    let (peak, sampled) = sampler.finish(Bytes(end.faults.max_rss));
+    let counted = Counted::read(Some(ledger));
+    let kinds = peak.as_ref().map(|peak| Kinds::from(&peak.usage));
+    let reached = counted.of(child.pid()).is_some();
+    let thp = Thp::read(root).ok().flatten();
+    let disabled = jumbo::heap::thp_disabled();
+    let memory = launch
+        .plan
+        .memory(&launch.program.reach, thp.as_ref(), disabled);
+    let shortfalls = shortfall::find(&Evidence {
+        launch,
+        memory: &memory,
+        counted: &counted,
+        peak: kinds.as_ref(),
+        reached,
+        fallbacks,
+    });
+    let (huge, huge_share) = match &kinds {
+        Some(kinds) => (kinds.heap().usage.huge, kinds.heap().huge_share),
+        None => (Bytes(0), None),
+    };
+    let tunable = launch.plan.orders.tunable;
+    let report = Report {
+        program: settings
+            .command
+            .iter()
+            .map(|arg| arg.to_string_lossy().into_owned())
+            .collect(),
+        pid: child.pid(),
+        mode: "parent",
+        exit: end.change.into(),
+        wall_seconds: wall.as_secs_f64(),
+        reach: Reached {
+            reached,
+            reason: (!reached).then(|| shortfall::unreached(launch)),
+        },
+        processes: report::rows(peak.as_ref(), &counted),
+        peak: kinds,
+        sampled,
+        max_rss: Bytes(end.faults.max_rss),
+        faults: report::Faults {
+            minor: end.faults.minor,
+            major: end.faults.major,
+        },
+        requested: Requested::new(settings.options, tunable, &counted),
+        obtained: Obtained {
+            huge,
+            huge_share,
+            images: counted.images,
+            ledger: counted.total,
+        },
+        shortfalls,
+    };
+    if let Err(error) = report.write(wanted) {
+        let file = wanted
+            .file
+            .as_deref()
+            .map_or("stderr".into(), |file| file.display().to_string());
+        // The exit status is the program's own: a report that cannot be written must not change it.
+        let _ = writeln!(
+            io::stderr(),
+            "jumbo: cannot write the report to {file}: {error}"
+        );
+    }
     Ok(end_as(end.change))
 }
 
@@ -49,9 +138,10 @@ fn end_as(change: Change) -> ExitCode {
 }
 
 /// Passes signals on until the program has ended.
-fn watch(child: &Child, signals: &Signals) -> std::io::Result<End> {
+fn watch(child: &Child, signals: &Signals, sampler: &mut Sampler<'_>) -> io::Result<End> {
     loop {
-        wait(signals, None)?;
+        sampler.look();
+        wait(signals, sampler.deadline())?;
         while let Some(signal) = signals.next()? {
             if is_for_program(&signal) {
                 child.send(signal);
@@ -68,14 +158,9 @@ fn watch(child: &Child, signals: &Signals) -> std::io::Result<End> {
 }
 
 /// Waits until a signal has arrived, or until `deadline`.
-fn wait(signals: &Signals, deadline: Option<Instant>) -> std::io::Result<()> {
-    let timeout = deadline.map(|deadline| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        Timespec::try_from(left).unwrap_or(Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        })
-    });
+fn wait(signals: &Signals, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).ok();
     let mut ready = [PollFd::new(signals, PollFlags::IN)];
     match poll(&mut ready, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -85,7 +170,7 @@ fn wait(signals: &Signals, deadline: Option<Instant>) -> std::io::Result<()> {
 
 /// The program was stopped: stops this process in the same way, so that the shell sees its job
 /// stopped, and continues the program when we are continued.
-fn stop_with(child: &Child, signals: &Signals, signal: i32) -> std::io::Result<()> {
+fn stop_with(child: &Child, signals: &Signals, signal: i32) -> io::Result<()> {
     signals.stop_by(signal);
     let mut continued = false;
     while let Some(signal) = signals.next()? {

@@ -79,12 +79,15 @@ pub mod flag {
 }
 
 impl Ledger {
+    /// What the memfd is called in /proc/PID/maps.
+    pub const NAME: &'static str = "jumbo-ledger";
+
     /// A new, empty ledger and the memfd that others map it through.
     ///
     /// # Errors
     /// The errno of memfd_create(2) (3.17), ftruncate(2) or mmap(2).
     pub fn create() -> Result<(&'static Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create("jumbo-ledger", MemfdFlags::CLOEXEC)?;
+        let fd = rustix::fs::memfd_create(Self::NAME, MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&fd, size_of::<Self>() as u64)?;
         let ledger = Self::map(&fd)?;
         ledger.magic.store(MAGIC, Ordering::Release);

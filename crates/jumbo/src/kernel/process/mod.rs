@@ -3,6 +3,7 @@
 //! - [`start`]: what this process was given, recorded before Rust's runtime changes it.
 //! - [`Image`]: a program with its arguments and environment, ready for `execve`.
 //! - [`Signals`]: every signal of this process, read from a descriptor instead of delivered.
+//! - [`tree`]: the processes that a program consists of.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
 //!   process was given.
 //!
@@ -12,6 +13,7 @@ mod child;
 mod image;
 mod signals;
 pub mod start;
+pub mod tree;
 
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};

@@ -1,0 +1,323 @@
+//! What came of it: [`Report`], its shape in JSON, and where it is written.
+//!
+//! The shape is documented in docs/report.md.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use jumbo::heap::ledger::{Ledger, Slot, flag};
+use jumbo::kernel::process::Change;
+use jumbo::policy::Options;
+use jumbo::status::{Kind, KindUsage, Usage};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use super::args::Wanted;
+use super::sample::{Peak, Sampled};
+use super::{shortfall, text};
+
+const KINDS: [Kind; 6] = [
+    Kind::Heap,
+    Kind::Text,
+    Kind::Data,
+    Kind::Shared,
+    Kind::Stack,
+    Kind::File,
+];
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) program: Vec<String>,
+    pub(super) pid: u32,
+    /// How the program was started: `parent`, since there is a report.
+    pub(super) mode: &'static str,
+    pub(super) exit: Exit,
+    pub(super) wall_seconds: f64,
+    pub(super) reach: Reached,
+    pub(super) peak: Option<Kinds>,
+    pub(super) processes: Vec<ProcessRow>,
+    pub(super) sampled: Sampled,
+    pub(super) max_rss: Bytes,
+    pub(super) faults: Faults,
+    pub(super) requested: Requested,
+    pub(super) obtained: Obtained,
+    pub(super) shortfalls: Vec<shortfall::Shortfall>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Reached {
+    pub(super) reached: bool,
+    pub(super) reason: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Faults {
+    pub(super) minor: u64,
+    pub(super) major: u64,
+}
+
+/// A usage with all kinds, whether there is any of them or not.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct Kinds(pub(super) BTreeMap<Kind, KindRow>);
+
+#[derive(Debug, Serialize)]
+pub(super) struct KindRow {
+    #[serde(flatten)]
+    pub(super) usage: KindUsage,
+    pub(super) huge_share: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ProcessRow {
+    pub(super) pid: u32,
+    pub(super) comm: String,
+    #[serde(flatten)]
+    pub(super) kinds: Kinds,
+    /// What the preload library counted in it; `None` where it is not in it.
+    pub(super) ledger: Option<Counts>,
+}
+
+/// What was asked: of jumbo, and by jumbo of the kernel.
+#[derive(Debug, Serialize)]
+pub(super) struct Requested {
+    pub(super) heap: bool,
+    pub(super) maps: bool,
+    pub(super) max_waste: u32,
+    pub(super) follow: bool,
+    /// What stands in GLIBC_TUNABLES because of us.
+    pub(super) tunable: Option<&'static str>,
+    /// Memory put under MADV_HUGEPAGE, over the whole run.
+    pub(super) advised: Bytes,
+    pub(super) large_calls: u64,
+}
+
+/// What came of that.
+#[derive(Debug, Serialize)]
+pub(super) struct Obtained {
+    /// Of the heap at its peak.
+    pub(super) huge: Bytes,
+    pub(super) huge_share: Option<f64>,
+    /// Programs that the preload library was loaded into: processes, and again after each exec.
+    pub(super) images: u32,
+    /// All of them together.
+    pub(super) ledger: Counts,
+}
+
+/// A ledger slot, or several added up.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Counts {
+    #[serde(skip)]
+    pub(super) flags: u32,
+    pub(super) malloc_diverted: bool,
+    pub(super) maps_covered: bool,
+    pub(super) large_peak: Bytes,
+    pub(super) large_calls: u64,
+    pub(super) large_fallback: u64,
+    pub(super) advised: Bytes,
+    pub(super) refused: Bytes,
+    #[serde(skip)]
+    pub(super) refused_errno: u64,
+    pub(super) maps_advised: Bytes,
+    pub(super) maps_left: Bytes,
+    pub(super) arenas_advised: Bytes,
+    pub(super) collapsed: Bytes,
+}
+
+impl From<Change> for Exit {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Exited(code) => Self::Code(code),
+            Change::Killed(signal) | Change::Stopped(signal) => Self::Signal(signal),
+            Change::Continued => Self::Signal(libc::SIGCONT),
+        }
+    }
+}
+
+impl From<&Usage> for Kinds {
+    fn from(usage: &Usage) -> Self {
+        let row = |kind| {
+            let usage = usage.kind(kind);
+            let huge_share = usage.huge_share();
+            (kind, KindRow { usage, huge_share })
+        };
+        Self(KINDS.map(row).into())
+    }
+}
+
+impl Counts {
+    fn of(slot: &Slot) -> Self {
+        let flags = slot.flags.load(Relaxed);
+        let bytes = |counter: &std::sync::atomic::AtomicU64| Bytes(counter.load(Relaxed));
+        Self {
+            flags,
+            malloc_diverted: flags & flag::MALLOC != 0,
+            maps_covered: flags & flag::MAPS != 0,
+            large_peak: bytes(&slot.large_peak),
+            large_calls: slot.large_calls.load(Relaxed),
+            large_fallback: slot.large_fallback.load(Relaxed),
+            advised: bytes(&slot.advised),
+            refused: bytes(&slot.refused),
+            refused_errno: slot.refused_errno.load(Relaxed),
+            maps_advised: bytes(&slot.maps_advised),
+            maps_left: bytes(&slot.maps_left),
+            arenas_advised: bytes(&slot.arenas_advised),
+            collapsed: bytes(&slot.collapsed),
+        }
+    }
+
+    fn add(self, other: Self) -> Self {
+        let last_errno = match other.refused_errno {
+            0 => self.refused_errno,
+            errno => errno,
+        };
+        Self {
+            flags: self.flags | other.flags,
+            malloc_diverted: self.malloc_diverted || other.malloc_diverted,
+            maps_covered: self.maps_covered || other.maps_covered,
+            large_peak: self.large_peak + other.large_peak,
+            large_calls: self.large_calls.saturating_add(other.large_calls),
+            large_fallback: self.large_fallback.saturating_add(other.large_fallback),
+            advised: self.advised + other.advised,
+            refused: self.refused + other.refused,
+            refused_errno: last_errno,
+            maps_advised: self.maps_advised + other.maps_advised,
+            maps_left: self.maps_left + other.maps_left,
+            arenas_advised: self.arenas_advised + other.arenas_advised,
+            collapsed: self.collapsed + other.collapsed,
+        }
+    }
+}
+
+/// Everything that was counted, by process ID.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    pub(super) images: u32,
+    pub(super) total: Counts,
+    by_pid: BTreeMap<u32, Counts>,
+}
+
+impl Counted {
+    pub(super) fn read(ledger: Option<&Ledger>) -> Self {
+        let mut counted = Self {
+            images: ledger.map_or(0, Ledger::claimed),
+            ..Self::default()
+        };
+        for slot in ledger.into_iter().flat_map(Ledger::slots) {
+            let counts = Counts::of(slot);
+            counted.total = counted.total.add(counts);
+            let theirs = counted.by_pid.entry(slot.pid.load(Relaxed)).or_default();
+            *theirs = theirs.add(counts);
+        }
+        counted
+    }
+
+    pub(super) fn of(&self, pid: u32) -> Option<Counts> {
+        self.by_pid.get(&pid).copied()
+    }
+}
+
+/// The processes at the peak, those with the most heap first.
+pub(super) fn rows(peak: Option<&Peak>, counted: &Counted) -> Vec<ProcessRow> {
+    let processes = peak
+        .map(|peak| peak.processes.as_slice())
+        .unwrap_or_default();
+    let mut rows: Vec<ProcessRow> = processes
+        .iter()
+        .map(|process| ProcessRow {
+            pid: process.pid,
+            comm: process.name.clone(),
+            kinds: Kinds::from(&process.usage),
+            ledger: counted.of(process.pid),
+        })
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.kinds.heap().usage.bytes));
+    rows
+}
+
+impl Kinds {
+    /// The heap, which is there even if it is empty.
+    pub(super) fn heap(&self) -> &KindRow {
+        &self.0[&Kind::Heap]
+    }
+}
+
+impl Requested {
+    pub(super) fn new(options: Options, tunable: bool, counted: &Counted) -> Self {
+        Self {
+            heap: options.heap,
+            maps: options.maps,
+            max_waste: options.max_waste,
+            follow: options.follow,
+            tunable: tunable.then_some("glibc.malloc.hugetlb=1"),
+            advised: counted.total.advised,
+            large_calls: counted.total.large_calls,
+        }
+    }
+}
+
+impl Report {
+    /// How long the program ran.
+    pub(super) fn wall(&self) -> Duration {
+        Duration::from_secs_f64(self.wall_seconds)
+    }
+
+    /// Writes the report where it is wanted.
+    pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
+        let text = match wanted.json {
+            true => format!("{}\n", serde_json::to_string_pretty(self)?),
+            false => text::render(self),
+        };
+        match &wanted.file {
+            Some(file) => replace(file, text.as_bytes()),
+            None => io::stderr().lock().write_all(text.as_bytes()),
+        }
+    }
+}
+
+/// Writes a file that is either as it was or complete. What is no regular file (a pipe, /dev/fd/3) is
+/// written to directly.
+fn replace(file: &Path, content: &[u8]) -> io::Result<()> {
+    if fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
+        return fs::OpenOptions::new()
+            .write(true)
+            .open(file)?
+            .write_all(content);
+    }
+    // Through a symbolic link, to what it points to.
+    let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let folder = match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut part = tempfile::NamedTempFile::new_in(folder)?;
+    part.write_all(content)?;
+    // A file that is there keeps its mode; a new one gets what the umask leaves.
+    let mode = match fs::metadata(&target) {
+        Ok(metadata) => metadata.permissions().mode(),
+        Err(_) => 0o666 & !umask(),
+    };
+    part.as_file()
+        .set_permissions(fs::Permissions::from_mode(mode))?;
+    part.persist(&target)?;
+    Ok(())
+}
+
+/// This process's umask, which can only be read by setting it; nothing else runs meanwhile.
+fn umask() -> u32 {
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
+    umask.bits()
+}

@@ -1,0 +1,242 @@
+//! Looking at the program while it runs: [`Sampler`].
+//!
+//! A *look* reads how much anonymous memory each process of the program holds; a *sample* walks their
+//! smaps, when there is clearly more than at the largest sample so far. Both are rationed by what they
+//! cost, so that a program is not slowed down by being watched.
+//!
+//! Memory that several processes map is counted for each, as their resident sizes do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use jumbo::heap::ledger::Ledger;
+use jumbo::kernel::process::tree;
+use jumbo::kernel::{Root, task};
+use jumbo::status::process::Observer;
+use jumbo::status::{Kind, Usage};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+/// Looks come no closer, and no further apart.
+const INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+/// A pause is this many times what the look before it took: 1 % of a CPU.
+const PAUSE_AFTER_LOOK: u32 = 100;
+/// The same for samples: 2 %, and 5 % in the first second, so that short programs are seen near their
+/// peak.
+const PAUSE_AFTER_SAMPLE: u32 = 50;
+const EARLY_PAUSE_AFTER_SAMPLE: u32 = 20;
+const EARLY: Duration = Duration::from_secs(1);
+/// A sample is worth it when memory has grown by one part in so many, and by so much.
+const GROWTH: u64 = 50;
+const LEAST_GROWTH: u64 = 64 << 10;
+
+/// The moment of the largest heap.
+#[derive(Debug)]
+pub(super) struct Peak {
+    /// Since the start.
+    pub(super) at: Duration,
+    pub(super) usage: Usage,
+    pub(super) processes: Vec<Process>,
+}
+
+/// One process at that moment.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) usage: Usage,
+}
+
+/// How the program was looked at.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Sampled {
+    /// Walks of the smaps of all processes.
+    pub(super) samples: u64,
+    /// Looks at the counters.
+    pub(super) looks: u64,
+    /// The mean time between two looks.
+    pub(super) interval_seconds: f64,
+    /// When the peak was.
+    pub(super) peak_at_seconds: Option<f64>,
+    /// The largest resident size of one process in a sample, divided by the kernel's own maximum.
+    pub(super) share_of_max_rss: Option<f64>,
+    /// The CPU time that looking took.
+    pub(super) cost_seconds: f64,
+    /// Why there were no samples, or not of every process.
+    pub(super) trouble: Option<String>,
+}
+
+pub(super) struct Sampler<'a> {
+    root: &'a Root,
+    observer: Option<Observer>,
+    ledger: Option<&'a Ledger>,
+    started: Instant,
+    followed: BTreeSet<u32>,
+    slots_seen: usize,
+    next_look: Instant,
+    next_sample: Instant,
+    largest: Bytes,
+    largest_rss: Bytes,
+    cost: Duration,
+    peak: Option<Peak>,
+    sampled: Sampled,
+}
+
+impl<'a> Sampler<'a> {
+    /// A sampler of the program whose first process is `pid`.
+    pub(super) fn new(root: &'a Root, pid: u32, ledger: Option<&'a Ledger>) -> Self {
+        let started = Instant::now();
+        let mut sampled = Sampled::default();
+        let observer =
+            Observer::new(root).map_err(|error| sampled.trouble = Some(error.to_string()));
+        Self {
+            root,
+            observer: observer.ok(),
+            ledger,
+            started,
+            followed: BTreeSet::from([pid]),
+            slots_seen: 0,
+            next_look: started,
+            next_sample: started,
+            largest: Bytes(0),
+            largest_rss: Bytes(0),
+            cost: Duration::ZERO,
+            peak: None,
+            sampled,
+        }
+    }
+
+    /// When [`Sampler::look`] is due.
+    pub(super) fn deadline(&self) -> Instant {
+        self.next_look
+    }
+
+    /// Looks, if it is time, and samples, if that is worth it.
+    pub(super) fn look(&mut self) {
+        if Instant::now() < self.next_look {
+            return;
+        }
+        let start = cpu_time();
+        let resident = self.follow();
+        let total: Bytes = resident.values().copied().sum();
+        self.sampled.looks += 1;
+        let looked = cpu_time();
+        let (pause, now) = ((looked - start) * PAUSE_AFTER_LOOK, Instant::now());
+        self.next_look = now + pause.clamp(INTERVAL.0, INTERVAL.1);
+
+        let enough = self.largest.0 + (self.largest.0 / GROWTH).max(LEAST_GROWTH);
+        if total.0 >= enough && now >= self.next_sample {
+            self.largest = total;
+            self.sample(resident.into_keys());
+            let now = Instant::now();
+            let pause = match now < self.started + EARLY {
+                true => EARLY_PAUSE_AFTER_SAMPLE,
+                false => PAUSE_AFTER_SAMPLE,
+            };
+            self.next_sample = now + (cpu_time() - looked) * pause;
+        }
+        self.cost += cpu_time() - start;
+    }
+
+    /// Brings the set of processes up to date and returns those with memory of their own, and how much
+    /// of it is resident and anonymous.
+    fn follow(&mut self) -> BTreeMap<u32, Bytes> {
+        // Those that daemonized have left the tree, but they are in the ledger. What stands there is a
+        // process ID in the process's own namespace, so it has to prove that it has the ledger.
+        let slots = self.ledger.into_iter().flat_map(Ledger::slots);
+        for slot in slots.skip(self.slots_seen) {
+            self.slots_seen += 1;
+            let pid = slot.pid.load(std::sync::atomic::Ordering::Relaxed);
+            if !self.followed.contains(&pid) && maps_ledger(self.root, pid) {
+                self.followed.insert(pid);
+            }
+        }
+        let mut resident = BTreeMap::new();
+        let mut open: Vec<(Option<u32>, u32)> =
+            self.followed.iter().map(|pid| (None, *pid)).collect();
+        self.followed.clear();
+        while let Some((parent, pid)) = open.pop() {
+            if self.followed.contains(&pid) {
+                continue;
+            }
+            let Ok(anonymous) = tree::resident_anonymous(self.root, pid) else {
+                continue;
+            };
+            self.followed.insert(pid);
+            let children = tree::children(self.root, pid);
+            open.extend(children.into_iter().map(|child| (Some(pid), child)));
+            if !parent.is_some_and(|parent| tree::is_same_memory(parent, pid)) {
+                resident.insert(pid, anonymous);
+            }
+        }
+        resident
+    }
+
+    fn sample(&mut self, pids: impl Iterator<Item = u32>) {
+        let Some(observer) = &self.observer else {
+            return;
+        };
+        let at = self.started.elapsed();
+        let (mut usage, mut processes) = (Usage::default(), Vec::new());
+        for pid in pids {
+            let theirs = match observer.usage(pid) {
+                Ok(theirs) => theirs,
+                Err(error) => {
+                    if error.is_denied() {
+                        self.sampled.trouble = Some(error.to_string());
+                    }
+                    continue;
+                }
+            };
+            let rss = theirs.0.values().map(|kind| kind.bytes).sum();
+            self.largest_rss = self.largest_rss.max(rss);
+            usage.add(&theirs);
+            let name = task::name(self.root, pid).unwrap_or_default();
+            processes.push(Process {
+                pid,
+                name,
+                usage: theirs,
+            });
+        }
+        // Every process may have gone while it was looked at.
+        if processes.iter().all(|process| process.usage.0.is_empty()) {
+            return;
+        }
+        self.sampled.samples += 1;
+        let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
+        let before = self.peak.as_ref().map(|peak| heap(&peak.usage));
+        if before.is_none_or(|before| heap(&usage) >= before) {
+            self.peak = Some(Peak {
+                at,
+                usage,
+                processes,
+            });
+        }
+    }
+
+    /// What was seen; `max_rss` is what the kernel says at the end.
+    pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, Sampled) {
+        let mut sampled = self.sampled;
+        let seconds = self.started.elapsed().as_secs_f64();
+        sampled.interval_seconds = seconds / sampled.looks.max(1) as f64;
+        sampled.cost_seconds = self.cost.as_secs_f64();
+        sampled.peak_at_seconds = self.peak.as_ref().map(|peak| peak.at.as_secs_f64());
+        if self.peak.is_none() && sampled.trouble.is_none() {
+            sampled.trouble = Some(String::from("it ended before it could be looked at"));
+        }
+        sampled.share_of_max_rss =
+            (max_rss.0 > 0).then(|| self.largest_rss.0 as f64 / max_rss.0 as f64);
+        (self.peak, sampled)
+    }
+}
+
+/// The CPU time this thread has used: what looking costs, whoever it had to wait for.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+fn maps_ledger(root: &Root, pid: u32) -> bool {
+    let maps = root.read(format!("proc/{pid}/maps"));
+    maps.is_ok_and(|maps| maps.contains(Ledger::NAME))
+}

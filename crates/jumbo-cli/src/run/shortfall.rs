@@ -1,0 +1,139 @@
+//! Where less was obtained than was asked for, and why: [`Shortfall`].
+
+use std::io;
+
+use jumbo::heap::ledger::{SLOTS, flag};
+use jumbo::policy::{Memory, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use super::launch::Launch;
+use super::report::{Counted, Kinds};
+
+/// Mappings left alone count when they come to this part of the heap.
+const NOTABLE: u64 = 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Shortfall {
+    pub(super) what: String,
+    pub(super) reason: String,
+}
+
+/// What there is to go by.
+pub(super) struct Evidence<'a> {
+    pub(super) launch: &'a Launch<'a>,
+    /// The plan's, for the host as it is.
+    pub(super) memory: &'a [Memory],
+    pub(super) counted: &'a Counted,
+    pub(super) peak: Option<&'a Kinds>,
+    /// The first process was heard of.
+    pub(super) reached: bool,
+    /// `thp_fault_fallback` over the run, of the whole host.
+    pub(super) fallbacks: Option<u64>,
+}
+
+pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
+    let mut found = Vec::new();
+    let mut add = |what: &str, reason: String| {
+        found.push(Shortfall {
+            what: what.to_owned(),
+            reason,
+        });
+    };
+    let Evidence {
+        launch,
+        memory,
+        counted,
+        peak,
+        reached,
+        fallbacks,
+    } = evidence;
+    let total = &counted.total;
+    let orders = &launch.plan.orders;
+
+    if !reached {
+        let reason = unreached(launch);
+        add("the program", reason);
+    }
+    // What the host rules out holds for every kind alike: once is enough.
+    let wants = orders.heap || orders.maps;
+    let ruled_out = launch.program.reach.is_reached() && wants;
+    if ruled_out && memory.iter().all(|memory| memory.sizes.is_empty()) {
+        if let Some(memory) = memory.first() {
+            add("huge pages", memory.how.clone());
+        }
+    } else if total.flags & flag::THP_DISABLED != 0 {
+        let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
+        add("huge pages", String::from(reason));
+    }
+    match &launch.plan.tunable {
+        Tunable::Kept(value) if value == "0" => add(
+            "small allocations",
+            format!("your GLIBC_TUNABLES says {HUGETLB_TUNABLE}=0"),
+        ),
+        _ => {}
+    }
+    if orders.heap && total.flags & flag::FOREIGN_MALLOC != 0 {
+        let whose = match total.malloc_diverted {
+            true => "some processes bring their own malloc",
+            false => "the program brings its own malloc",
+        };
+        add(
+            "allocations",
+            format!("{whose}: covered through its mappings only"),
+        );
+    }
+    if total.flags & flag::NO_WINDOW != 0 {
+        let reason = "the addresses for it are taken or out of bounds (ulimit -v)";
+        add("large allocations", format!("no window: {reason}"));
+    }
+    if total.large_fallback > 0 {
+        add(
+            "large allocations",
+            format!(
+                "{} of {} went to the program's allocator: the window could not serve them",
+                total.large_fallback, total.large_calls
+            ),
+        );
+    }
+    if total.refused > Bytes(0) {
+        let errno = i32::try_from(total.refused_errno).unwrap_or_default();
+        let error = io::Error::from_raw_os_error(errno);
+        add(
+            "advice",
+            format!("madvise refused {}: {error}", total.refused),
+        );
+    }
+    let heap = peak.map(|peak| peak.heap().usage.bytes).unwrap_or_default();
+    if total.maps_left.0 > heap.0 / NOTABLE && total.maps_left.0 >= launch.plan.orders.pmd as u64 {
+        add(
+            "mappings",
+            format!(
+                "{} were left alone: no whole huge page fits",
+                total.maps_left
+            ),
+        );
+    }
+    if let Some(count) = fallbacks.filter(|count| *count > 0) {
+        add(
+            "huge pages",
+            format!(
+                "{count} faults on this host found no free one (fragmentation, or a cgroup's limit); \
+                 hint: echo 1 > /proc/sys/vm/compact_memory"
+            ),
+        );
+    }
+    let images = usize::try_from(counted.images).unwrap_or(usize::MAX);
+    if let Some(more @ 1..) = images.checked_sub(SLOTS) {
+        let reason = format!("{more} processes more than it has room for");
+        add("the ledger", reason);
+    }
+    found
+}
+
+/// Why nothing was heard of the program's first process.
+pub(super) fn unreached(launch: &Launch<'_>) -> String {
+    launch.program.reach.reason().unwrap_or_else(|| {
+        String::from("the loader did not load libjumbo_preload.so, or the program undid LD_PRELOAD")
+    })
+}

@@ -1,0 +1,189 @@
+//! The report for people.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use jumbo::status::{Kind, KindUsage};
+use jumbo::units::Bytes;
+
+use super::report::{Exit, Report};
+
+/// So many processes are listed; the rest is one line.
+const PROCESSES: usize = 5;
+
+pub(super) fn render(report: &Report) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut out, report);
+    out
+}
+
+fn write(out: &mut String, report: &Report) -> std::fmt::Result {
+    writeln!(
+        out,
+        "jumbo: {} {} after {}; {} minor and {} major page faults",
+        report
+            .program
+            .first()
+            .map(String::as_str)
+            .unwrap_or_default(),
+        ended(report.exit),
+        duration(report.wall()),
+        report.faults.minor,
+        report.faults.major,
+    )?;
+    match &report.peak {
+        None => writeln!(out, "\n  no sample: {}", trouble(report))?,
+        Some(peak) => {
+            writeln!(
+                out,
+                "\n  {:<8} {:>10} {:>10} {:>6}   folios",
+                "", "resident", "huge", "share"
+            )?;
+            for (kind, row) in &peak.0 {
+                let usage = &row.usage;
+                if usage.bytes > Bytes(0) || *kind == Kind::Heap {
+                    writeln!(
+                        out,
+                        "  {:<8} {:>10} {:>10} {:>6}   {}",
+                        name(*kind),
+                        usage.bytes,
+                        usage.huge,
+                        share(row.huge_share),
+                        folios(usage)
+                    )?;
+                }
+            }
+            writeln!(out, "\n  {}", how(report))?;
+        }
+    }
+    if report.processes.len() > 1 {
+        processes(out, report)?;
+    }
+    let (requested, ledger) = (&report.requested, &report.obtained.ledger);
+    let images = match report.obtained.images {
+        1 => String::from("1 process"),
+        images => format!("{images} processes"),
+    };
+    let tunable = requested.tunable.map(|tunable| format!(", {tunable}"));
+    writeln!(
+        out,
+        "  asked     {} advised in {images}, {} of it mappings; {} large allocations{}",
+        requested.advised,
+        ledger.maps_advised,
+        requested.large_calls,
+        tunable.unwrap_or_default()
+    )?;
+    writeln!(
+        out,
+        "  obtained  {} of the heap in huge pages{}",
+        report.obtained.huge,
+        match report.obtained.huge_share {
+            Some(share) => format!(", {:.1} %", share * 100.0),
+            None => String::new(),
+        }
+    )?;
+    for shortfall in &report.shortfalls {
+        writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;
+    }
+    writeln!(
+        out,
+        "  started   as a child of jumbo, for this report; --quiet starts it in place"
+    )
+}
+
+fn processes(out: &mut String, report: &Report) -> std::fmt::Result {
+    for row in report.processes.iter().take(PROCESSES) {
+        let heap = row.kinds.heap();
+        writeln!(
+            out,
+            "    {:>8} {:<16} heap {:>10} {:>6}",
+            row.pid,
+            clean(&row.comm),
+            heap.usage.bytes,
+            share(heap.huge_share)
+        )?;
+    }
+    match report.processes.len().saturating_sub(PROCESSES) {
+        0 => Ok(()),
+        more => writeln!(out, "    and {more} more"),
+    }
+}
+
+fn how(report: &Report) -> String {
+    let sampled = &report.sampled;
+    let at = sampled.peak_at_seconds.unwrap_or_default();
+    let coverage = match sampled.share_of_max_rss {
+        Some(share) => format!(", saw {:.0} % of the largest resident size", share * 100.0),
+        None => String::new(),
+    };
+    format!(
+        "peak of the heap at {}: {} samples, a look each {}{coverage}{}",
+        duration(Duration::from_secs_f64(at)),
+        sampled.samples,
+        duration(Duration::from_secs_f64(sampled.interval_seconds)),
+        match &sampled.trouble {
+            Some(trouble) => format!("; {trouble}"),
+            None => String::new(),
+        }
+    )
+}
+
+fn trouble(report: &Report) -> &str {
+    report
+        .sampled
+        .trouble
+        .as_deref()
+        .unwrap_or("nothing was resident")
+}
+
+fn ended(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("exited with {code}"),
+        Exit::Signal(signal) => format!("was ended by signal {signal}"),
+    }
+}
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Heap => "heap",
+        Kind::Text => "text",
+        Kind::Data => "data",
+        Kind::Shared => "shared",
+        Kind::Stack => "stack",
+        Kind::File => "file",
+    }
+}
+
+fn folios(usage: &KindUsage) -> String {
+    let known = usage.folios.iter().rev();
+    let mut parts: Vec<String> = known
+        .map(|(size, bytes)| format!("{size}: {bytes}"))
+        .collect();
+    if usage.unknown > Bytes(0) {
+        parts.push(format!("size unknown: {}", usage.unknown));
+    }
+    parts.join(", ")
+}
+
+fn share(share: Option<f64>) -> String {
+    match share {
+        Some(share) => format!("{:.1} %", share * 100.0),
+        None => String::from("-"),
+    }
+}
+
+fn duration(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
+        seconds if seconds < 120.0 => format!("{seconds:.2} s"),
+        seconds => format!("{:.1} min", seconds / 60.0),
+    }
+}
+
+/// A process chooses its name: no control characters of it reach the terminal.
+fn clean(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}

@@ -1,0 +1,81 @@
+//! A process and those it started: which there are, and how much anonymous memory they hold.
+
+use crate::kernel::{FileError, Root};
+use crate::units::Bytes;
+
+/// The children of all threads of `pid`. Empty where it has none, is gone, or where the kernel does not
+/// list them (CONFIG_PROC_CHILDREN).
+pub fn children(root: &Root, pid: u32) -> Vec<u32> {
+    let threads = root.list(format!("proc/{pid}/task")).unwrap_or_default();
+    let lists = threads.iter().map(|thread| {
+        let list = root.read(format!("proc/{pid}/task/{thread}/children"));
+        list.unwrap_or_default()
+    });
+    lists
+        .flat_map(|list| {
+            let pids = list.split_ascii_whitespace().map(str::parse);
+            pids.flatten().collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+/// The resident memory of `pid` that is neither file nor shared, as the kernel's counters have it (they
+/// lag behind by a few pages per thread). Zero for a zombie.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
+    let relative = format!("proc/{pid}/statm");
+    let text = root.read(&relative)?;
+    let mut fields = text.split_ascii_whitespace().map(str::parse::<u64>);
+    match (fields.next(), fields.next(), fields.next()) {
+        (Some(Ok(_)), Some(Ok(resident)), Some(Ok(shared))) => {
+            let page = rustix::param::page_size() as u64;
+            Ok(Bytes(resident.saturating_sub(shared) * page))
+        }
+        _ => Err(FileError::Content {
+            path: root.path(relative),
+            what: format!(
+                "`{}` where at least three numbers were expected",
+                text.trim()
+            ),
+        }),
+    }
+}
+
+/// True where both processes share their memory: a vfork(2) that has not come to its execve(2). False
+/// where the kernel does not say.
+///
+/// # References
+/// kcmp(2), Linux 3.5
+#[expect(unsafe_code, reason = "libc has no function for this system call")]
+pub fn is_same_memory(one: u32, other: u32) -> bool {
+    const KCMP_VM: u32 = 1;
+    // SAFETY: takes numbers and touches no memory.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_seen_with_memory_of_its_own() {
+        let (root, own) = (Root::host(), std::process::id());
+        let mut sleep = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        assert!(children(&root, own).contains(&sleep.id()));
+        assert!(is_same_memory(own, own) && !is_same_memory(own, sleep.id()));
+        assert!(resident_anonymous(&root, own).unwrap() > Bytes(0));
+        sleep.kill().unwrap();
+        sleep.wait().unwrap();
+        assert!(
+            resident_anonymous(&root, sleep.id())
+                .unwrap_err()
+                .is_missing()
+        );
+        assert_eq!(children(&root, sleep.id()), []);
+    }
+}
