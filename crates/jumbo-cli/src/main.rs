@@ -5,6 +5,7 @@
 
 mod bench;
 mod doctor;
+mod manual;
 mod run;
 mod status;
 mod view;
@@ -27,6 +28,8 @@ enum Command {
     Status(status::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +38,8 @@ fn main() -> ExitCode {
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),
         Command::Bench(args) => bench::main(args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
         // Whoever reads our output may stop when it has enough (`jumbo status | head`).

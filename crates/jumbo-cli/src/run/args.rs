@@ -19,6 +19,7 @@ use super::Failure;
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
 /// Without a report to write, jumbo becomes the program: same process ID.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo run -- python3 train.py
   jumbo run --report=json --report-file peak.json -- ./server --port 8080
@@ -86,11 +87,7 @@ pub(crate) struct Args {
     json: bool,
 
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        value_name = "PROGRAM [ARG]..."
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 

@@ -1,0 +1,194 @@
+//! What the program is given: environment, arguments, descriptors, signal dispositions, process ID.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use crate::support::{MODES, Mode, jumbo, library, run, stdout};
+
+fn environment(command: &mut Command) -> BTreeMap<String, String> {
+    let said = stdout(command.args(["env", "-0"]));
+    let entries = said.split_terminator('\0');
+    entries
+        .map(|entry| entry.split_once('=').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_environment_is_kept_and_added_to() {
+    let library = library().to_str().unwrap();
+    for mode in MODES {
+        let mut with = environment(run(mode).env("LINES_OF", "one\ntwo").env("EMPTY", ""));
+        assert_eq!(with.remove("LD_PRELOAD").as_deref(), Some(library));
+        assert_eq!(
+            with.remove("GLIBC_TUNABLES").as_deref(),
+            Some("glibc.malloc.hugetlb=1")
+        );
+        let orders = with.remove("JUMBO_ORDERS").unwrap();
+        assert!(
+            orders.contains("heap=1") && orders.contains("follow=1"),
+            "{orders}"
+        );
+        assert_eq!(orders.contains("ledger="), mode == Mode::Parent, "{orders}");
+        let without = environment(
+            Command::new("env")
+                .env("LINES_OF", "one\ntwo")
+                .env("EMPTY", ""),
+        );
+        assert_eq!(with, without);
+    }
+}
+
+#[test]
+fn what_the_user_set_stays() {
+    let users = "/lib/x86_64-linux-gnu/libc.so.6";
+    let with = environment(
+        run(Mode::Exec)
+            .env("LD_PRELOAD", users)
+            .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"),
+    );
+    let expected = format!("{users}:{}", library().display());
+    assert_eq!(with["LD_PRELOAD"], expected);
+    assert_eq!(
+        with["GLIBC_TUNABLES"],
+        "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"
+    );
+
+    let with = environment(run(Mode::Exec).env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"));
+    assert_eq!(with["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=0");
+}
+
+#[test]
+fn jumbo_under_jumbo_is_loaded_once() {
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    let with = environment(run(Mode::Exec).args([jumbo, "run", "--max-waste=9", "--"]));
+    assert_eq!(with["LD_PRELOAD"], library().to_str().unwrap());
+    assert_eq!(with["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=1");
+    assert!(with["JUMBO_ORDERS"].contains("max_waste=9"));
+}
+
+#[test]
+fn heap_off_sets_no_tunable() {
+    let with = environment(jumbo().args(["run", "--heap=off", "--quiet"]));
+    assert!(!with.contains_key("GLIBC_TUNABLES"));
+    assert!(with["JUMBO_ORDERS"].contains("heap=0"));
+}
+
+#[test]
+fn a_profile_is_read_and_the_command_line_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("p.toml");
+    std::fs::write(&profile, "maps = \"off\"\nmax-waste = 3\n").unwrap();
+    let profile = profile.to_str().unwrap();
+    let with = environment(jumbo().args(["run", "--profile", profile, "--max-waste=4"]));
+    let orders = &with["JUMBO_ORDERS"];
+    assert!(
+        orders.contains("maps=0") && orders.contains("max_waste=4"),
+        "{orders}"
+    );
+
+    std::fs::write(profile, "maps = \"off\"\nmax-wast = 3\n").unwrap();
+    let output = crate::support::output(jumbo().args(["run", "--profile", profile, "true"]));
+    let said = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("line 2") && said.contains("`max-waste`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_profiles_that_come_with_jumbo_can_be_used() {
+    for name in ["cpython", "postgresql", "redis"] {
+        let with = environment(
+            jumbo()
+                .args(["run", "--profile", name])
+                .env("HOME", "/nonexistent"),
+        );
+        assert!(with.contains_key("JUMBO_ORDERS"), "{name}");
+    }
+}
+
+#[test]
+fn arguments_are_passed_as_typed() {
+    for mode in MODES {
+        let said = stdout(run(mode).args(["cat", "/proc/self/cmdline"]));
+        assert_eq!(said, "cat\0/proc/self/cmdline\0", "{mode:?}");
+    }
+}
+
+#[test]
+fn without_a_report_jumbo_becomes_the_program() {
+    let mut command = run(Mode::Exec);
+    let child = command
+        .args(["sh", "-c", "echo $$"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let said = child.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8(said).unwrap(), format!("{pid}\n"));
+}
+
+/// What a program sees of its signals, parent death signal aside.
+const LOOK: &str = "grep ^Sig /proc/self/status | grep -v SigQ; ls /proc/self/fd";
+
+/// Runs `LOOK` below `setting`, a shell fragment that ends in `exec`, directly and under jumbo.
+fn same_below(setting: &str) {
+    let direct = stdout(Command::new("bash").args(["-c", &format!("{setting} sh -c '{LOOK}'")]));
+    for options in ["--quiet", "--report-file /dev/null"] {
+        let jumbo = env!("CARGO_BIN_EXE_jumbo");
+        let script = format!("{setting} {jumbo} run {options} -- sh -c '{LOOK}'");
+        let with = stdout(Command::new("bash").args(["-c", &script]));
+        assert_eq!(with, direct, "{setting} {options}");
+    }
+}
+
+#[test]
+fn descriptors_and_dispositions_are_as_without_us() {
+    library();
+    same_below("exec");
+    same_below("trap '' PIPE; exec");
+    same_below("trap '' INT QUIT HUP CHLD; exec");
+    // Closed descriptors stay closed, and what is open beside them stays open.
+    same_below("exec 9</dev/null; exec");
+    same_below("exec <&-; exec");
+    same_below("exec 2>&-; exec");
+    same_below("exec <&- 2>&-; exec");
+}
+
+#[test]
+fn blocked_signals_stay_blocked() {
+    let perl =
+        "use POSIX; sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGUSR1, SIGALRM)); exec @ARGV";
+    let look = ["grep", "^SigBlk", "/proc/self/status"];
+    let direct = stdout(Command::new("perl").args(["-e", perl]).args(look));
+    for options in ["--quiet", "--report-file=/dev/null"] {
+        let mut command = Command::new("perl");
+        command.args([
+            "-e",
+            perl,
+            env!("CARGO_BIN_EXE_jumbo"),
+            "run",
+            options,
+            "--",
+        ]);
+        assert_eq!(stdout(command.args(look)), direct, "{options}");
+    }
+}
+
+#[test]
+fn a_pipeline_ends_when_its_reader_does() {
+    for mode in MODES {
+        let mut command = run(mode);
+        let mut yes = command.arg("yes").stdout(Stdio::piped()).spawn().unwrap();
+        drop(yes.stdout.take());
+        let status = yes.wait().unwrap();
+        use std::os::unix::process::ExitStatusExt as _;
+        assert_eq!(
+            status.signal(),
+            Some(13),
+            "{mode:?}: SIGPIPE is not ignored"
+        );
+    }
+}

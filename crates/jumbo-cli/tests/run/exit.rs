@@ -1,0 +1,140 @@
+//! How it ends: exit codes, signals, and programs that cannot be started.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+
+use crate::support::{MODES, Mode, jumbo, output, run, stderr, stdout};
+
+#[test]
+fn the_exit_code_is_the_program_s() {
+    for mode in MODES {
+        for code in [0, 1, 7, 125, 255] {
+            let status = output(run(mode).args(["sh", "-c", &format!("exit {code}")])).status;
+            assert_eq!(status.code(), Some(code), "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_kills_the_program_kills_jumbo() {
+    for mode in MODES {
+        for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11), ("RTMIN", 34)] {
+            let status =
+                output(run(mode).args(["bash", "-c", &format!("kill -s {name} $$")])).status;
+            assert_eq!(status.signal(), Some(number), "{mode:?} {name}");
+        }
+    }
+    let shell = format!(
+        "{} run -- sh -c 'kill -9 $$'; echo $?",
+        env!("CARGO_BIN_EXE_jumbo")
+    );
+    crate::support::library();
+    let said = stdout(std::process::Command::new("sh").args(["-c", &shell]));
+    assert_eq!(said, "137\n");
+}
+
+#[test]
+fn no_core_is_left_by_jumbo_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "ulimit -c 0; kill -s QUIT $$";
+    let status = output(
+        run(Mode::Parent)
+            .current_dir(&folder)
+            .args(["sh", "-c", script]),
+    )
+    .status;
+    assert_eq!((status.signal(), status.core_dumped()), (Some(3), false));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn what_cannot_be_started_says_so_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("plain");
+    fs::write(&plain, "no program").unwrap();
+    let orphan = folder.path().join("orphan");
+    fs::write(&orphan, "#!/nonexistent/interpreter\n").unwrap();
+    fs::set_permissions(&orphan, fs::Permissions::from_mode(0o755)).unwrap();
+    let cases = [
+        ("/nonexistent", 127),
+        ("no-such-program-anywhere", 127),
+        ("", 127),
+        (plain.to_str().unwrap(), 126),
+        (folder.path().to_str().unwrap(), 126),
+        (orphan.to_str().unwrap(), 127),
+    ];
+    for mode in MODES {
+        for (program, code) in cases {
+            let output = output(run(mode).arg(program));
+            let said = stderr(&output);
+            assert_eq!(
+                output.status.code(),
+                Some(code),
+                "{mode:?} {program}: {said}"
+            );
+            assert_eq!(said.lines().count(), 1, "{said}");
+            assert!(said.contains(&format!("`{program}`")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_file_in_path_that_may_not_be_executed_is_126() {
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(first.path().join("tool"), "#!/bin/sh\nexit 3").unwrap();
+    let path = format!("{}:{}", first.path().display(), second.path().display());
+    let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
+    assert_eq!(status.code(), Some(126));
+    // But one further down that may be is what runs.
+    let tool = second.path().join("tool");
+    fs::write(&tool, "#!/bin/sh\nexit 3").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
+    assert_eq!(status.code(), Some(3));
+}
+
+#[test]
+fn a_script_without_an_interpreter_line_is_the_shell_s() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, "echo \"$1\"; exit 4\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    for mode in MODES {
+        let output = output(run(mode).arg(&script).arg("an argument"));
+        assert_eq!(output.status.code(), Some(4), "{mode:?}");
+        assert_eq!(output.stdout, b"an argument\n");
+    }
+}
+
+#[test]
+fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
+    let output = output(
+        jumbo()
+            .env("JUMBO_PRELOAD", "/nonexistent.so")
+            .args(["run", "true"]),
+    );
+    assert_eq!(output.status.code(), Some(125));
+    let said = stderr(&output);
+    assert!(
+        said.contains("/nonexistent.so") && said.contains("hint:"),
+        "{said}"
+    );
+    for wrong in [
+        &["run"][..],
+        &["run", "--haep=on", "true"],
+        &["run", "--max-waste=101", "true"],
+    ] {
+        assert_eq!(
+            crate::support::output(jumbo().args(wrong)).status.code(),
+            Some(2),
+            "{wrong:?}"
+        );
+    }
+}
+
+#[test]
+fn options_after_the_program_are_the_program_s() {
+    let said = stdout(jumbo().args(["run", "--heap=on", "echo", "--heap=off", "--", "-q"]));
+    assert_eq!(said, "--heap=off -- -q\n");
+}

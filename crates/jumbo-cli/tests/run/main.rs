@@ -1,0 +1,12 @@
+//! `jumbo run` as a launcher: the program must not be able to tell who started it.
+//!
+//! What it does to the memory of real programs is tested end to end, elsewhere.
+
+mod environment;
+mod exit;
+mod hosts;
+mod reach;
+mod report;
+mod signals;
+mod support;
+mod terminal;

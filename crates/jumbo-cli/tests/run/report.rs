@@ -1,0 +1,161 @@
+//! The report: when there is one, where it goes, what it holds.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{jumbo, output, stderr};
+
+const PYTHON: &str = "a = [bytes(1000 + i % 7) for i in range(100000)]";
+
+fn report(options: &[&str], program: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let mut command = jumbo();
+    command
+        .args(["run", "--report=json", "--report-file"])
+        .arg(&file);
+    output(command.args(options).arg("--").args(program));
+    serde_json::from_slice(&fs::read(&file).unwrap()).unwrap()
+}
+
+#[test]
+fn the_report_has_what_is_documented() {
+    let report = report(&[], &["python3", "-c", PYTHON]);
+    assert_eq!(report["mode"], "parent");
+    assert_eq!(report["exit"]["code"], 0);
+    assert_eq!(report["program"][0], "python3");
+    let heap = &report["peak"]["heap"];
+    assert!(heap["bytes"].as_u64().unwrap() > 90_000_000, "{heap}");
+    assert!(heap["huge_share"].is_f64(), "{heap}");
+    for kind in ["heap", "text", "data", "shared", "stack", "file"] {
+        for key in ["bytes", "huge", "mapped", "folios", "unknown"] {
+            assert!(!report["peak"][kind][key].is_null(), "{kind} {key}");
+        }
+    }
+    assert!(report["faults"]["minor"].as_u64().unwrap() > 0);
+    assert!(report["max_rss"].as_u64().unwrap() > 90_000_000);
+    assert!(report["sampled"]["samples"].as_u64().unwrap() > 0);
+    let share = report["sampled"]["share_of_max_rss"].as_f64().unwrap();
+    assert!(share > 0.5 && share < 1.1, "{share}");
+    assert_eq!(report["requested"]["heap"], true);
+    assert_eq!(report["reach"]["reached"], true, "{report:#}");
+    assert!(report["obtained"]["ledger"].is_object());
+    assert!(report["shortfalls"].is_array());
+    // The heap may be python3's own or, behind a shim, its child's.
+    let processes = report["processes"].as_array().unwrap();
+    assert!(!processes.is_empty() && processes[0]["heap"]["bytes"].is_u64());
+}
+
+#[test]
+fn the_report_survives_a_killed_program() {
+    let script = format!("{PYTHON}\nimport os, time\ntime.sleep(0.3)\nos.kill(os.getpid(), 9)");
+    let report = report(&[], &["python3", "-c", &script]);
+    assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
+    let ended = &report["exit"];
+    assert!(ended["signal"] == 9 || ended["code"] == 137, "{ended}");
+}
+
+#[test]
+fn the_options_are_what_is_requested() {
+    let report = report(&["--heap=off", "--no-follow", "--max-waste=2"], &["true"]);
+    let requested = &report["requested"];
+    assert_eq!(requested["heap"], false);
+    assert_eq!(requested["follow"], false);
+    assert_eq!(requested["max_waste"], 2);
+    assert_eq!(requested["tunable"], Value::Null);
+}
+
+#[test]
+fn children_are_in_the_report() {
+    let script = format!("python3 -c '{PYTHON}; import time; time.sleep(0.2)'; :");
+    let report = report(&[], &["sh", "-c", &script]);
+    assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
+    assert!(
+        report["processes"].as_array().unwrap().len() >= 2,
+        "{report:#}"
+    );
+}
+
+#[test]
+fn text_goes_to_stderr_and_stdout_is_the_program_s() {
+    let output = output(jumbo().args(["run", "--report", "--", "sh", "-c", "echo out; exit 6"]));
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(6), &b"out\n"[..])
+    );
+    let said = stderr(&output);
+    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    assert!(
+        said.contains("asked") && said.contains("obtained"),
+        "{said}"
+    );
+}
+
+#[test]
+fn there_is_no_report_where_nobody_looks() {
+    for options in [&[][..], &["--quiet"], &["--report=none"]] {
+        let output = output(jumbo().arg("run").args(options).args(["--", "true"]));
+        assert_eq!(stderr(&output), "", "{options:?}");
+    }
+}
+
+#[test]
+fn a_report_file_alone_asks_for_text_and_keeps_its_mode() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    fs::write(&file, "old").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    let mut command = jumbo();
+    assert!(
+        output(
+            command
+                .args(["run", "--report-file"])
+                .arg(&file)
+                .arg("true")
+        )
+        .status
+        .success()
+    );
+    assert!(
+        fs::read_to_string(&file)
+            .unwrap()
+            .starts_with("jumbo: true exited with 0")
+    );
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
+    assert_eq!(
+        fs::read_dir(&folder).unwrap().count(),
+        1,
+        "nothing is left beside it"
+    );
+}
+
+#[test]
+fn a_report_that_cannot_be_written_changes_no_exit_status() {
+    let output = output(jumbo().args([
+        "run",
+        "--report-file",
+        "/nonexistent/report",
+        "--",
+        "sh",
+        "-c",
+        "exit 9",
+    ]));
+    assert_eq!(output.status.code(), Some(9));
+    assert!(stderr(&output).contains("/nonexistent/report"));
+}
+
+#[test]
+fn a_report_can_go_to_a_descriptor() {
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    crate::support::library();
+    let script =
+        format!("{jumbo} run --report=json --report-file /dev/fd/3 -- true 3>&1 >/dev/null");
+    let said = output(Command::new("sh").args(["-c", &script])).stdout;
+    assert!(serde_json::from_slice::<Value>(&said).is_ok());
+}

@@ -1,0 +1,156 @@
+//! Signals: passed on, stopped and continued together, ended together.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+
+use crate::support::{MODES, Mode, Running, child_of, kill, run, skip, state, until};
+
+/// A shell script that says in `file` that its traps are set, and waits.
+fn trapping(traps: &str, file: &std::path::Path) -> String {
+    format!(
+        "{traps}; echo ready > {}; while :; do sleep 0.02; done",
+        file.display()
+    )
+}
+
+/// Runs a script under jumbo and sends jumbo a signal once the script is ready.
+fn send(mode: Mode, traps: &str, signal: &str) -> ExitStatus {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let script = trapping(traps, &ready);
+    let mut jumbo = Running::start(run(mode).args(["bash", "-c", &script]));
+    until("the program's start", || {
+        fs::read(&ready).is_ok_and(|said| !said.is_empty())
+    });
+    kill(jumbo.pid(), signal);
+    jumbo.0.wait().unwrap()
+}
+
+#[test]
+fn every_signal_reaches_the_program() {
+    for mode in MODES {
+        for signal in [
+            "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "ALRM", "CONT", "34", "64",
+        ] {
+            let status = send(mode, &format!("trap 'exit 42' {signal}"), signal);
+            assert_eq!(status.code(), Some(42), "{mode:?} {signal}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_is_not_caught_ends_both() {
+    for mode in MODES {
+        assert_eq!(send(mode, ":", "TERM").signal(), Some(15), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_program_that_ignores_sigterm_goes_on() {
+    for mode in MODES {
+        let folder = tempfile::tempdir().unwrap();
+        let ready = folder.path().join("ready");
+        let script = trapping("trap '' TERM; trap 'exit 5' USR1", &ready);
+        let mut jumbo = Running::start(run(mode).args(["bash", "-c", &script]));
+        until("the start", || {
+            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+        });
+        kill(jumbo.pid(), "TERM");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(jumbo.0.try_wait().unwrap().is_none(), "{mode:?}");
+        kill(jumbo.pid(), "USR1");
+        assert_eq!(jumbo.0.wait().unwrap().code(), Some(5), "{mode:?}");
+    }
+}
+
+#[test]
+fn the_value_of_a_queued_signal_comes_along() {
+    let perl = "use POSIX; $s = POSIX::SigSet->new(40); sigprocmask(SIG_BLOCK, $s); \
+                open F, '>', shift; print F 'ready'; close F; \
+                syscall(128, pack('Q', 1 << 39), my $i = \"\\0\" x 128, pack('QQ', 10, 0), 8); \
+                exit((unpack('lll x12 l', $i))[3])";
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    for mode in MODES {
+        let _ = fs::remove_file(&ready);
+        let mut jumbo = Running::start(run(mode).args(["perl", "-e", perl]).arg(&ready));
+        until("the start", || {
+            fs::read(&ready).is_ok_and(|said| !said.is_empty())
+        });
+        let pid = jumbo.pid().to_string();
+        let sent = Command::new("/bin/kill")
+            .args(["-q", "7", "-s", "40", &pid])
+            .output();
+        if !sent.is_ok_and(|output| output.status.success()) {
+            skip(
+                "the_value_of_a_queued_signal_comes_along",
+                "/bin/kill has no -q",
+            );
+            return;
+        }
+        assert_eq!(jumbo.0.wait().unwrap().code(), Some(7), "{mode:?}");
+    }
+}
+
+#[test]
+fn stopping_the_program_stops_jumbo_and_continuing_jumbo_continues_it() {
+    for signal in ["STOP", "TSTP"] {
+        let mut jumbo = Running::start(run(Mode::Parent).args(["sleep", "60"]));
+        let program = child_of(jumbo.pid());
+        until("exec", || {
+            fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
+        });
+        // The test's own process group may be orphaned, where the terminal's stop signals do not stop.
+        kill(program, signal);
+        if signal == "TSTP" && state(program) != Some('T') {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            if state(program) != Some('T') {
+                continue;
+            }
+        }
+        until("the stop of both", || {
+            state(program) == Some('T') && state(jumbo.pid()) == Some('T')
+        });
+        kill(jumbo.pid(), "CONT");
+        until("both going on", || {
+            state(program) == Some('S') && state(jumbo.pid()) == Some('S')
+        });
+        kill(jumbo.pid(), "TERM");
+        assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
+    }
+}
+
+#[test]
+fn killing_jumbo_kills_the_program() {
+    let mut jumbo = Running::start(run(Mode::Parent).args(["sleep", "60"]));
+    let program = child_of(jumbo.pid());
+    until("exec", || {
+        fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
+    });
+    kill(jumbo.pid(), "KILL");
+    assert_eq!(jumbo.0.wait().unwrap().signal(), Some(9));
+    until("the program's end", || {
+        !matches!(state(program), Some('S' | 'R' | 'D'))
+    });
+}
+
+#[test]
+fn an_alarm_set_before_reaches_the_program() {
+    for mode in ["--quiet", "--report-file=/dev/null"] {
+        let perl = "alarm 1; exec @ARGV";
+        let mut command = Command::new("perl");
+        command.args([
+            "-e",
+            perl,
+            env!("CARGO_BIN_EXE_jumbo"),
+            "run",
+            mode,
+            "--",
+            "sleep",
+            "60",
+        ]);
+        let mut running = Running::start(&mut command);
+        assert_eq!(running.0.wait().unwrap().signal(), Some(14), "{mode}");
+    }
+}

@@ -1,0 +1,141 @@
+//! Starting jumbo and programs, with deadlines.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Whether jumbo becomes the program or stays its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exec,
+    Parent,
+}
+
+pub(crate) const MODES: [Mode; 2] = [Mode::Exec, Mode::Parent];
+
+/// The preload library beside the tested command: `cargo test -p jumbo-cli` does not build it.
+pub(crate) fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let jumbo = Path::new(env!("CARGO_BIN_EXE_jumbo"));
+        let library = jumbo.with_file_name("libjumbo_preload.so");
+        if !library.exists() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "-p", "jumbo-preload"]);
+            if !cfg!(debug_assertions) {
+                cargo.arg("--release");
+            }
+            assert!(cargo.status().unwrap().success());
+        }
+        assert!(library.exists(), "{} was not built", library.display());
+        library
+    })
+}
+
+/// `jumbo run` in one of its modes, with no report to be seen, `--` and the program still to come.
+pub(crate) fn run(mode: Mode) -> Command {
+    let mut jumbo = jumbo();
+    jumbo.arg("run");
+    match mode {
+        Mode::Exec => jumbo.arg("--quiet"),
+        Mode::Parent => jumbo.args(["--report", "--report-file", "/dev/null"]),
+    };
+    jumbo.arg("--");
+    jumbo
+}
+
+/// The command alone, with nothing of what it sets in its environment.
+pub(crate) fn jumbo() -> Command {
+    library();
+    let mut jumbo = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+    for variable in [
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "JUMBO_ORDERS",
+        "JUMBO_PRELOAD",
+    ] {
+        jumbo.env_remove(variable);
+    }
+    jumbo
+}
+
+pub(crate) fn output(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+pub(crate) fn stdout(command: &mut Command) -> String {
+    let output = output(command);
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits until `condition` holds; fails after ten seconds.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process that is killed when the test ends, whatever became of it.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One child of a process, once it is there.
+pub(crate) fn child_of(pid: i32) -> i32 {
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let mut child = None;
+    until("a child", || {
+        let list = children().unwrap_or_default();
+        child = list
+            .split_ascii_whitespace()
+            .next()
+            .map(|pid| pid.parse().unwrap());
+        child.is_some()
+    });
+    child.unwrap()
+}
+
+/// The state letter of a process; `None` where it is gone.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+pub(crate) fn kill(pid: i32, signal: &str) {
+    let status = Command::new("kill")
+        .args(["-s", signal, &pid.to_string()])
+        .status();
+    assert!(status.unwrap().success(), "kill -s {signal} {pid}");
+}
+
+/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+pub(crate) fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
+        "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)"
+    );
+    eprintln!("SKIP {name}: {reason}");
+}
