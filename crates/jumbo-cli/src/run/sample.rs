@@ -19,12 +19,11 @@ use serde::Serialize;
 
 /// Looks come no closer, and no further apart.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
-/// A pause is this many times what the look before it took: 1 % of a CPU.
+/// A pause is this many times what was done before it: 1 % of a CPU for looks, 2 % for samples, and
+/// 5 % for each in the first second, so that short programs are seen near their peak.
 const PAUSE_AFTER_LOOK: u32 = 100;
-/// The same for samples: 2 %, and 5 % in the first second, so that short programs are seen near their
-/// peak.
 const PAUSE_AFTER_SAMPLE: u32 = 50;
-const EARLY_PAUSE_AFTER_SAMPLE: u32 = 20;
+const EARLY_PAUSE: u32 = 20;
 const EARLY: Duration = Duration::from_secs(1);
 /// A sample is worth it when memory has grown by one part in so many, and by so much.
 const GROWTH: u64 = 50;
@@ -120,22 +119,25 @@ impl<'a> Sampler<'a> {
         let resident = self.follow();
         let total: Bytes = resident.values().copied().sum();
         self.sampled.looks += 1;
-        let looked = cpu_time();
-        let (pause, now) = ((looked - start) * PAUSE_AFTER_LOOK, Instant::now());
+        let (looked, now) = (cpu_time(), Instant::now());
+        let pause = (looked - start) * self.times(PAUSE_AFTER_LOOK);
         self.next_look = now + pause.clamp(INTERVAL.0, INTERVAL.1);
 
         let enough = self.largest.0 + (self.largest.0 / GROWTH).max(LEAST_GROWTH);
         if total.0 >= enough && now >= self.next_sample {
             self.largest = total;
             self.sample(resident.into_keys());
-            let now = Instant::now();
-            let pause = match now < self.started + EARLY {
-                true => EARLY_PAUSE_AFTER_SAMPLE,
-                false => PAUSE_AFTER_SAMPLE,
-            };
-            self.next_sample = now + (cpu_time() - looked) * pause;
+            let pause = (cpu_time() - looked) * self.times(PAUSE_AFTER_SAMPLE);
+            self.next_sample = Instant::now() + pause;
         }
         self.cost += cpu_time() - start;
+    }
+
+    fn times(&self, later: u32) -> u32 {
+        match self.started.elapsed() < EARLY {
+            true => EARLY_PAUSE,
+            false => later,
+        }
     }
 
     /// Brings the set of processes up to date and returns those with memory of their own, and how much

@@ -27,7 +27,7 @@ fn below(name: &str, wrapper: &str, probe: &str) {
     fs::copy(env!("CARGO_BIN_EXE_jumbo"), &jumbo).unwrap();
     fs::copy(library(), folder.path().join("libjumbo_preload.so")).unwrap();
     let script = format!(
-        "{wrapper} {} run --report=json -- /usr/bin/python3 -c '{SCRIPT}; import sys; sys.exit(3)'",
+        "{wrapper} {} run --report=json -- /usr/bin/python3 -c '{SCRIPT}; import sys, time; time.sleep(0.3); sys.exit(3)'",
         jumbo.display()
     );
     let output = output(Command::new("sh").current_dir("/").args(["-c", &script]));

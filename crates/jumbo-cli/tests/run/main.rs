@@ -2,6 +2,8 @@
 //!
 //! What it does to the memory of real programs is tested end to end, elsewhere.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
 mod environment;
 mod exit;
 mod hosts;

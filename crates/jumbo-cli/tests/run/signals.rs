@@ -66,15 +66,19 @@ fn a_program_that_ignores_sigterm_goes_on() {
 
 #[test]
 fn the_value_of_a_queued_signal_comes_along() {
-    let perl = "use POSIX; $s = POSIX::SigSet->new(40); sigprocmask(SIG_BLOCK, $s); \
-                open F, '>', shift; print F 'ready'; close F; \
-                syscall(128, pack('Q', 1 << 39), my $i = \"\\0\" x 128, pack('QQ', 10, 0), 8); \
-                exit((unpack('lll x12 l', $i))[3])";
+    // Python's own sigwaitinfo leaves the value out: int 6 of siginfo_t on 64 bits.
+    let python = "import ctypes, sys\n\
+        libc, signals, info = ctypes.CDLL(None), (ctypes.c_long * 16)(), (ctypes.c_int * 32)()\n\
+        libc.sigaddset(signals, 40)\n\
+        libc.sigprocmask(0, signals, None)\n\
+        open(sys.argv[1], 'w').write('ready')\n\
+        libc.sigwaitinfo(signals, info)\n\
+        sys.exit(info[6])";
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     for mode in MODES {
         let _ = fs::remove_file(&ready);
-        let mut jumbo = Running::start(run(mode).args(["perl", "-e", perl]).arg(&ready));
+        let mut jumbo = Running::start(run(mode).args(["python3", "-c", python]).arg(&ready));
         until("the start", || {
             fs::read(&ready).is_ok_and(|said| !said.is_empty())
         });
