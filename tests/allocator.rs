@@ -1,0 +1,95 @@
+//! The `malloc` family: what each call promises, from any thread, at any moment, beside any other
+//! allocator.
+
+use std::path::Path;
+
+use crate::support::{Program, Source, assert_same, compile, host};
+
+/// Compiles `tests/programs/NAME.c`.
+fn program(name: &'static str) -> (crate::support::build::Compiled, Program) {
+    let compiled = compile(&[Source::C(name, &[])]);
+    let program = Program::new(compiled.path(name));
+    (compiled, program)
+}
+
+#[test]
+fn every_call_of_the_family_keeps_its_promises() {
+    let (_files, family) = program("family");
+    assert_same(&family);
+}
+
+#[test]
+fn threads_free_what_other_threads_allocated() {
+    let (_files, churn) = program("churn");
+    let (_, report) = assert_same(&churn.args(["64", "300"]));
+    // The check is of jumbo's heap only if it was there.
+    assert!(report.at("/obtained").is_object(), "{report:?}");
+}
+
+#[test]
+fn children_forked_amid_allocating_threads_can_allocate() {
+    let (_files, storm) = program("forkstorm");
+    assert_same(&storm);
+}
+
+#[test]
+fn a_handler_may_allocate_between_calls() {
+    let (_files, handler) = program("handler");
+    assert_same(&handler.arg("between"));
+}
+
+/// glibc does not promise this (plain, the program may hang), so there is nothing to compare with.
+#[test]
+fn a_handler_may_allocate_large_blocks_within_a_call() {
+    let (_files, handler) = program("handler");
+    let ran = handler.arg("within").jumbo().ok();
+    assert_eq!(ran.stdout, "2000 handlers\n", "{ran:?}");
+}
+
+#[test]
+fn malloc_works_before_our_constructor() {
+    let files = compile(&[
+        Source::Library("early"),
+        Source::C("needs_early", &["-Wl,--no-as-needed", "-learly"]),
+    ]);
+    // As a library that the program needs: its constructors run before those of preloaded ones.
+    assert_same(&Program::new(files.path("needs_early")));
+}
+
+#[test]
+fn malloc_works_in_constructors_of_other_preloaded_libraries() {
+    let files = compile(&[Source::Library("early"), Source::C("needs_early", &[])]);
+    let early = files.path("libearly.so");
+    assert_same(&Program::new(files.path("needs_early")).env("LD_PRELOAD", early));
+}
+
+#[test]
+fn a_program_with_its_own_malloc_keeps_it() {
+    let (_files, own) = program("own_malloc");
+    assert_same(&own);
+}
+
+#[test]
+fn an_allocator_that_the_user_preloads_is_kept() {
+    const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+    if !Path::new(JEMALLOC).exists() {
+        return host::skip(&format!("{JEMALLOC} is not installed"));
+    }
+    let (_files, churn) = program("churn");
+    let churn = churn.args(["16", "300"]).env("LD_PRELOAD", JEMALLOC);
+    assert_same(&churn);
+    let (_files, heap) = program("heap");
+    let (running, report) = heap
+        .env("LD_PRELOAD", JEMALLOC)
+        .args(["200", "stay"])
+        .start_reported(&[]);
+    running.wait_for_line("ready");
+    // jemalloc is in use, and jumbo beside it.
+    let maps = format!("/proc/{}/maps", running.child().as_raw_nonzero());
+    let maps = std::fs::read_to_string(maps).unwrap();
+    assert!(
+        maps.contains("libjemalloc") && maps.contains("libjumbo_preload"),
+        "{maps}"
+    );
+    report.read(&running.wait().ok());
+}

@@ -1,0 +1,266 @@
+//! `jumbo run` itself: the program behaves as without it, whatever it does and however it ends.
+
+use rustix::process::Signal;
+
+use crate::support::program::assert_alike;
+use crate::support::{MIB, Program, Source, assert_same, compile, host, smaps, wait};
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    for code in [0, 1, 7, 125, 126, 127, 128, 200, 255] {
+        let (plain, _) = assert_same(&Program::shell(&format!("exit {code}")));
+        assert_eq!(plain.shell_status(), code);
+    }
+}
+
+#[test]
+fn a_program_that_cannot_start_is_127_or_126() {
+    for reported in [false, true] {
+        let run = |program: Program| match reported {
+            false => program.jumbo(),
+            true => program.jumbo_with(&["--report=json", "--report-file", "/dev/null"]),
+        };
+        let missing = run(Program::new("/nonexistent"));
+        assert_eq!(missing.shell_status(), 127, "{missing:?}");
+        assert!(missing.stderr.contains("/nonexistent"), "{missing:?}");
+        assert_eq!(
+            run(Program::new("no-such-command-anywhere")).shell_status(),
+            127
+        );
+        let not_executable = run(Program::new("/etc/passwd"));
+        assert_eq!(not_executable.shell_status(), 126, "{not_executable:?}");
+        assert_eq!(run(Program::new("/tmp")).shell_status(), 126);
+    }
+}
+
+#[test]
+fn a_program_killed_by_a_signal_ends_as_by_that_signal() {
+    for signal in ["HUP", "INT", "KILL", "TERM", "USR1", "PIPE", "ABRT"] {
+        assert_same(&Program::shell(&format!(
+            "ulimit -c 0; kill -{signal} $$; sleep 60"
+        )));
+    }
+    let (plain, _) = assert_same(&Program::shell("kill -9 $$"));
+    assert_eq!(plain.shell_status(), 137);
+}
+
+#[test]
+fn a_crash_is_a_crash() {
+    let files = compile(&[Source::C("crash", &[])]);
+    for (how, status) in [("segv", 139), ("abort", 134)] {
+        let program = Program::new(files.path("crash"))
+            .arg(how)
+            .around(["prlimit", "--core=0"]);
+        let (plain, report) = assert_same(&program);
+        assert_eq!(plain.shell_status(), status);
+        // It dies too soon to be looked at often; the kernel knows its peak.
+        assert!(report.number("/max_rss") >= (48 * MIB) as f64, "{report:?}");
+    }
+}
+
+#[test]
+fn the_report_is_written_when_the_program_is_killed() {
+    let files = compile(&[Source::C("heap", &[])]);
+    let (running, report) = Program::new(files.path("heap"))
+        .args(["256", "stay"])
+        .start_reported(&[]);
+    running.wait_for_line("ready");
+    let program = running.child();
+    let seen = smaps::resident(program);
+    rustix::process::kill_process(program, Signal::KILL).unwrap();
+    let ran = running.wait();
+    assert_eq!(ran.shell_status(), 137, "{ran:?}");
+    let report = report.read(&ran);
+    // The last look may have been a moment before; the kernel's own peak is whole.
+    let whole = report.number("/max_rss") >= seen.heap as f64;
+    assert!(whole && report.heap_bytes() > 0.0, "{seen:?} {report:?}");
+    assert_eq!(report.number("/exit/signal"), 9.0);
+}
+
+/// A signal for the launcher is for the program; one that the program ignores ends neither.
+#[test]
+fn a_program_that_ignores_sigterm_goes_on() {
+    let script =
+        "trap 'echo caught INT' INT; trap '' TERM; echo ready; read line; echo got $line; exit 9";
+    for reported in [false, true] {
+        let program = Program::shell(script);
+        let mut running = match reported {
+            false => program.start_jumbo(&[]),
+            true => program.start_reported(&[]).0,
+        };
+        running.wait_for_line("ready");
+        running.signal(Signal::TERM);
+        running.signal(Signal::TERM);
+        running.write("a line\n");
+        let ran = running.wait();
+        assert_eq!(
+            (ran.shell_status(), ran.stdout.as_str()),
+            (9, "ready\ngot a line\n"),
+            "{ran:?}"
+        );
+    }
+}
+
+#[test]
+fn signals_reach_the_program() {
+    // `read` is interrupted by the trap; the loop waits for a line or its end.
+    let script = "trap 'echo caught USR1' USR1; trap 'echo caught TERM; exit 5' TERM; echo ready
+                  while :; do sleep 0.05; done";
+    let (running, report) = Program::shell(script).start_reported(&[]);
+    running.wait_for_line("ready");
+    running.signal(Signal::USR1);
+    running.wait_for_line("caught USR1");
+    running.signal(Signal::TERM);
+    let ran = running.wait();
+    assert_eq!(ran.shell_status(), 5, "{ran:?}");
+    report.read(&ran);
+}
+
+#[test]
+fn a_pipeline_passes_everything_through() {
+    let input: String = (0..200_000)
+        .map(|i| format!("{} line\n", i * 7919 % 200_000))
+        .collect();
+    assert_same(&Program::shell("sort -n | uniq | tail -n 3; echo done >&2").stdin(input.clone()));
+    // jumbo as a part of the pipeline, on both sides.
+    let plain = Program::shell("sort -n | head -n 5")
+        .stdin(input.clone())
+        .plain();
+    let jumbo = format!(
+        "'{0}' run -- sort -n | '{0}' run -- head -n 5",
+        env!("CARGO_BIN_EXE_jumbo")
+    );
+    assert_alike(
+        &plain,
+        &Program::shell(&jumbo).stdin(input).plain(),
+        "a pipeline of jumbos",
+    );
+}
+
+#[test]
+fn children_behave_too() {
+    let files = compile(&[Source::C("spawn", &[])]);
+    let heap = compile(&[Source::C("heap", &[])]);
+    assert_same(
+        &Program::new(files.path("spawn"))
+            .arg(heap.path("heap"))
+            .args(["16", "go"]),
+    );
+    assert_same(&Program::shell(
+        "for i in 1 2 3; do (echo $i; sh -c 'exit 3'; echo $?); done | cat",
+    ));
+    assert_same(&Program::new("env").args(["-i", "/bin/sh", "-c", "echo alone; exit 4"]));
+    assert_same(&Program::shell("exec env -i /bin/cat /proc/self/environ"));
+}
+
+/// Children are on huge pages as their parent is, unless they are not to be followed.
+#[test]
+fn children_are_covered_unless_told_otherwise() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("heap", &[])]);
+    let script = format!("'{}' 256 go; exit 6", files.path("heap").display());
+    let program = Program::shell(&script);
+    let (ran, report) = program.reported();
+    assert_eq!(ran.shell_status(), 6, "{ran:?}");
+    crate::memory::assert_huge(&report, 200 * MIB, 0.9);
+    let (ran, report) = program.reported_with(&["--no-follow"]);
+    assert_eq!(ran.shell_status(), 6, "{ran:?}");
+    if !host::thp_is_always() {
+        assert!(report.heap_huge_share() < 0.5, "{report:?}");
+    }
+}
+
+#[test]
+fn no_follow_leaves_the_childs_environment_as_it_was() {
+    let program = Program::shell("/usr/bin/env; :");
+    let followed = program.jumbo().ok().stdout;
+    assert!(followed.contains("libjumbo_preload.so"), "{followed}");
+    assert_alike(
+        &program.plain(),
+        &program.jumbo_with(&["--no-follow"]),
+        "jumbo run --no-follow",
+    );
+}
+
+#[test]
+fn the_environment_is_kept() {
+    let early = compile(&[Source::Library("early")]);
+    let early = early.path("libearly.so");
+    let program = Program::shell("echo $LD_PRELOAD; echo $GLIBC_TUNABLES; echo \"$MINE\"")
+        .env("LD_PRELOAD", &early)
+        .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
+        .env("MINE", "as it was");
+    let ran = program.jumbo().ok();
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    // Theirs first, ours added.
+    assert!(lines[0].starts_with(early.to_str().unwrap()), "{ran:?}");
+    assert!(lines[0].ends_with("libjumbo_preload.so"), "{ran:?}");
+    assert_eq!(lines[1], "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1");
+    assert_eq!(lines[2], "as it was");
+    // A tunable that the user has named is the user's.
+    let ran = Program::shell("echo $GLIBC_TUNABLES")
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+        .jumbo()
+        .ok();
+    assert_eq!(ran.stdout, "glibc.malloc.hugetlb=0\n");
+}
+
+#[test]
+fn descriptors_are_the_programs_alone() {
+    // Closed ones stay closed, and none is added.
+    assert_same(&Program::shell("ls /proc/self/fd"));
+    assert_same(&Program::shell("exec cat <&-"));
+    let closed = Program::shell("exec \"$@\" <&- >&- 2>&-").args(["sh", "sh", "-c", "exit 3"]);
+    assert_same(&closed);
+    for close in ["<&-", "2>&-", "<&- 2>&-"] {
+        let plain = Program::shell(&format!("exec ls /proc/self/fd {close}")).plain();
+        for options in ["", "--report=json --report-file /dev/null"] {
+            let jumbo = env!("CARGO_BIN_EXE_jumbo");
+            let script = format!("exec '{jumbo}' run {options} -- ls /proc/self/fd {close}");
+            assert_alike(&plain, &Program::shell(&script).plain(), &script);
+        }
+    }
+}
+
+/// Without a report jumbo becomes the program, so that supervisors see the PID that they started.
+#[test]
+fn without_a_report_the_pid_is_the_programs() {
+    let running = Program::shell("echo $$; read line").start_jumbo(&[]);
+    let pid = running.pid().as_raw_nonzero().to_string();
+    running.wait_for_line(&pid);
+    // It read the end of its input.
+    assert_eq!(running.wait().shell_status(), 1);
+}
+
+#[test]
+fn nothing_outlives_the_program() {
+    let (running, report) = Program::shell("echo ready; exec sleep 600").start_reported(&[]);
+    running.wait_for_line("ready");
+    let program = running.child();
+    running.signal(Signal::TERM);
+    let ran = running.wait();
+    assert_eq!(ran.shell_status(), 143, "{ran:?}");
+    report.read(&ran);
+    wait::until("the end of the program", wait::MOMENT, || {
+        rustix::process::test_kill_process(program)
+            .is_err()
+            .then_some(())
+    });
+}
+
+/// Whoever kills the launcher outright means the program, which could be told by no other signal.
+#[test]
+fn a_program_ends_when_its_launcher_is_killed() {
+    let (running, _report) = Program::shell("echo ready; exec sleep 600").start_reported(&[]);
+    running.wait_for_line("ready");
+    let program = running.child();
+    running.signal(Signal::KILL);
+    assert_eq!(running.wait().shell_status(), 137);
+    wait::until("the end of the program", wait::MOMENT, || {
+        rustix::process::test_kill_process(program)
+            .is_err()
+            .then_some(())
+    });
+}

@@ -1,0 +1,28 @@
+//! End to end: real programs, with and without jumbo, on the kernel that is here.
+//!
+//! What is compared is what a user sees: output, exit status, and where the memory ended up, read from
+//! the kernel's own smaps and from jumbo's report. One test binary, so that the support code is
+//! compiled once; the modules are:
+//!
+//! - [`real_programs`]: CPython, Redis, PostgreSQL, Node, a Go and a static binary.
+//! - [`launcher`]: exit status, signals, pipelines, children, environments.
+//! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
+//! - [`mappings`]: `mmap` and its kin.
+//! - [`memory`]: nothing resident that the program did not ask for.
+//! - [`limits`]: resource limits, lack of privilege, debuggers.
+//!
+//! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says that it failed by a panic"
+)]
+
+mod allocator;
+mod launcher;
+mod limits;
+mod mappings;
+mod memory;
+mod real_programs;
+mod support;

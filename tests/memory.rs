@@ -1,0 +1,174 @@
+//! Memory is on huge pages, and no more of it is resident than the program asked for.
+
+use crate::support::{MIB, Program, Report, Source, compile, host, smaps};
+
+#[test]
+fn a_heap_is_on_huge_pages_by_the_kernels_own_count() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("heap", &[])]);
+    let heap = Program::new(files.path("heap")).args(["512", "stay"]);
+    let share = |running: &crate::support::Running| {
+        running.wait_for_line("ready");
+        smaps::resident(running.pid()).huge_share()
+    };
+    // Without jumbo nothing is huge, or this would prove nothing.
+    if !host::thp_is_always() {
+        let plain = heap.start_plain();
+        let plain_share = share(&plain);
+        plain.wait().ok();
+        assert!(plain_share < 0.05, "plain: {plain_share}");
+    }
+    let wrapped = heap.start_jumbo(&[]);
+    let wrapped_share = share(&wrapped);
+    wrapped.wait().ok();
+    assert!(wrapped_share >= 0.95, "jumbo: {wrapped_share}");
+}
+
+#[test]
+fn the_report_agrees_with_the_kernel() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("heap", &[])]);
+    let (running, report) = Program::new(files.path("heap"))
+        .args(["512", "stay"])
+        .start_reported(&[]);
+    running.wait_for_line("ready");
+    let seen = smaps::resident(running.child());
+    let report = report.read(&running.wait().ok());
+    assert_close(report.heap_bytes(), seen.heap as f64, 0.02);
+    assert_close(report.heap_huge_share(), seen.huge_share(), 0.02);
+    assert!(report.number("/faults/minor") > 0.0);
+}
+
+#[track_caller]
+fn assert_close(left: f64, right: f64, tolerance: f64) {
+    assert!(
+        (left - right).abs() <= tolerance * right,
+        "{left} is not within {tolerance} of {right}"
+    );
+}
+
+/// `--heap=off` and `--maps=off` leave a program as it was.
+#[test]
+fn switched_off_is_off() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    if host::thp_is_always() {
+        return host::skip("THP is `always` on this host: everything is huge without jumbo");
+    }
+    let files = compile(&[Source::C("heap", &[])]);
+    let heap = Program::new(files.path("heap")).arg("256");
+    let (ran, report) = heap.reported_with(&["--heap=off", "--maps=off"]);
+    ran.ok();
+    assert!(report.heap_huge_share() < 0.05, "{report:?}");
+}
+
+/// What is freed is given back as by glibc: 1 GiB, in blocks of several sizes.
+#[test]
+fn freed_memory_is_given_back() {
+    let files = compile(&[Source::C("given_back", &[])]);
+    for kib in ["100", "132", "1024", "2100", "65536"] {
+        let program = Program::new(files.path("given_back")).arg(kib);
+        let (plain, jumbo) = (program.plain().ok(), program.jumbo().ok());
+        let [plain_full, jumbo_full] = [&plain, &jumbo].map(|ran| ran.number("full"));
+        assert!(jumbo_full > 1000 * MIB, "{kib} KiB: {jumbo:?}");
+        // Of the whole gigabyte at most a tenth stays longer than in a plain run.
+        let kept = jumbo.number("after").saturating_sub(plain.number("after"));
+        assert!(
+            kept <= plain_full / 10,
+            "{kib} KiB blocks: {kept} bytes stay resident\n{jumbo:?}"
+        );
+    }
+}
+
+/// All touched, half freed, some made again: resident is at most 6 % and 4 MiB more than plain, and what
+/// may be kept of freed blocks.
+#[test]
+fn nothing_is_resident_that_was_not_asked_for() {
+    let files = compile(&[Source::C("resident", &[])]);
+    let mut wasteful = Vec::new();
+    for (size, count, how) in [
+        (100_000, 4000, "heap"),
+        (131_072, 3000, "heap"),
+        (200_000, 2000, "heap"),
+        (1_048_576, 400, "heap"),
+        (2_202_009, 200, "heap"),
+        (4_089_446, 100, "heap"),
+        (16_777_216, 20, "heap"),
+        (262_144, 1500, "map"),
+        (1_048_576, 400, "map"),
+        (2_202_009, 200, "map"),
+        (4_089_446, 100, "map"),
+    ] {
+        let program = Program::new(files.path("resident")).args([
+            size.to_string(),
+            count.to_string(),
+            how.to_owned(),
+        ]);
+        let (plain, jumbo) = (program.plain().ok(), program.jumbo().ok());
+        for moment in ["rss0", "rss1", "rss2"] {
+            let (plain, jumbo) = (plain.number(moment), jumbo.number(moment));
+            // As glibc does, the heap keeps twice the largest block that was freed for the next one.
+            let kept = if moment == "rss0" || how == "map" {
+                0
+            } else {
+                2 * size
+            };
+            if jumbo > plain * 106 / 100 + 4 * MIB + kept {
+                wasteful.push(format!(
+                    "{count} x {size} {how} {moment}: {plain} plain, {jumbo} jumbo"
+                ));
+            }
+        }
+    }
+    assert!(wasteful.is_empty(), "{wasteful:#?}");
+}
+
+/// A program that maps much and touches little can be left out of it.
+#[test]
+fn a_sparse_program_can_be_excluded() {
+    let files = compile(&[Source::C("resident", &[])]);
+    let sparse = Program::new(files.path("resident")).args(["67108864", "8", "sparse"]);
+    let plain = sparse.plain().ok().number("rss0");
+    let off = sparse
+        .jumbo_with(&["--heap=off", "--maps=off"])
+        .ok()
+        .number("rss0");
+    assert!(
+        off <= plain * 106 / 100 + 4 * MIB,
+        "{plain} plain, {off} with --heap=off --maps=off"
+    );
+}
+
+/// A CPython program as users write it; `python3` may be a script that starts the real one.
+#[test]
+fn a_python_heap_is_nine_tenths_huge() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let Some(python) = host::command("python3") else {
+        return;
+    };
+    let program = Program::new(python).args(["-c", "a=[bytes(1000+i%7) for i in range(1000000)]"]);
+    let (ran, report) = program.reported();
+    ran.ok();
+    assert_huge(&report, 1000 * MIB, 0.9);
+    assert!(report.number("/faults/minor") > 0.0);
+    assert!(report.at("/requested").is_object() && report.at("/obtained").is_object());
+}
+
+/// At least `bytes` of heap at the peak, and at least `share` of it huge.
+#[track_caller]
+pub(crate) fn assert_huge(report: &Report, bytes: u64, share: f64) {
+    eprintln!(
+        "heap: {} bytes, {} huge",
+        report.heap_bytes(),
+        report.heap_huge_share()
+    );
+    let enough = report.heap_bytes() >= bytes as f64 && report.heap_huge_share() >= share;
+    assert!(enough, "wanted {bytes} bytes, {share} huge: {report:?}");
+}

@@ -1,0 +1,92 @@
+/* What the test programs share: checks that say where they failed, patterns, a random number, RSS. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define GIB ((size_t)1 << 30)
+
+/* dprintf and _exit: a program whose heap is broken can still say so. */
+#define CHECK(condition)                                                                  \
+    do {                                                                                  \
+        if (!(condition)) {                                                               \
+            dprintf(2, "%s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #condition,  \
+                    errno);                                                               \
+            _exit(99);                                                                    \
+        }                                                                                 \
+    } while (0)
+
+/* xorshift64: the same numbers in every run. */
+static inline uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* A size between 16 bytes and 2^(max_shift + 1), each order of magnitude as likely as the other. */
+static inline size_t random_size(uint64_t *state, unsigned max_shift)
+{
+    unsigned shift = 4 + next_random(state) % (max_shift - 3);
+    return ((size_t)1 << shift) + next_random(state) % ((size_t)1 << shift);
+}
+
+/* Writes a pattern that depends on address and tag at the start, at the end and in every page. */
+static inline void paint(void *memory, size_t size, uint8_t tag)
+{
+    uint8_t *bytes = memory;
+    for (size_t at = 0; at < size; at += 1021)
+        bytes[at] = (uint8_t)(tag + at);
+    bytes[size - 1] = tag ^ 0x5a;
+}
+
+static inline void check_paint(const void *memory, size_t size, uint8_t tag)
+{
+    const uint8_t *bytes = memory;
+    CHECK(bytes[size - 1] == (uint8_t)(tag ^ 0x5a));
+    for (size_t at = 0; at + 1 < size; at += 1021)
+        CHECK(bytes[at] == (uint8_t)(tag + at));
+}
+
+static inline void check_zero(const void *memory, size_t size)
+{
+    static const uint8_t zeroes[4096];
+    const uint8_t *bytes = memory;
+    size_t at = 0;
+    for (; at + sizeof zeroes <= size; at += sizeof zeroes)
+        CHECK(memcmp(bytes + at, zeroes, sizeof zeroes) == 0);
+    CHECK(memcmp(bytes + at, zeroes, size - at) == 0);
+}
+
+/* A field of /proc/self/status in bytes, read without allocating. */
+static inline size_t status_bytes(const char *field)
+{
+    char text[8192];
+    int fd = open("/proc/self/status", O_RDONLY);
+    CHECK(fd >= 0);
+    ssize_t length = read(fd, text, sizeof text - 1);
+    CHECK(length > 0);
+    close(fd);
+    text[length] = 0;
+    const char *at = strstr(text, field);
+    CHECK(at != NULL);
+    return strtoull(at + strlen(field), NULL, 10) * KIB;
+}
+
+static inline size_t resident(void)
+{
+    return status_bytes("VmRSS:");
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* Allocation inside a signal handler. `between`: the handler runs between the program's own calls, where
+ * any allocator must cope. `within`: it also interrupts calls for large blocks, which glibc does not
+ * promise to survive and jumbo does. */
+#include "check.h"
+#include <signal.h>
+#include <sys/time.h>
+#include <time.h>
+
+static volatile sig_atomic_t handled;
+
+static void handler(int signal)
+{
+    (void)signal;
+    int before = errno;
+    static uint64_t random = 88172645463325252u;
+    size_t size = 256 * KIB + next_random(&random) % (3 * MIB);
+    char *block = malloc(size);
+    CHECK(block != NULL);
+    paint(block, size, 0x33);
+    check_paint(block, size, 0x33);
+    free(block);
+    handled++;
+    errno = before;
+}
+
+int main(int argc, char **argv)
+{
+    int within = argc > 1 && strcmp(argv[1], "within") == 0;
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigset_t alarm_only, before;
+    sigemptyset(&alarm_only);
+    sigaddset(&alarm_only, SIGALRM);
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    struct itimerval often = {{0, 200}, {0, 200}};
+    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+
+    uint64_t random = 2463534242u;
+    char *blocks[16] = {0};
+    size_t sizes[16] = {0};
+    time_t end = time(NULL) + 60;
+    /* Until enough handlers have run, however slow the machine is. */
+    for (int round = 0; handled < 2000; round++) {
+        CHECK(time(NULL) < end);
+        int at = (int)(next_random(&random) % 16);
+        if (!within)
+            sigprocmask(SIG_BLOCK, &alarm_only, &before);
+        if (blocks[at] != NULL) {
+            check_paint(blocks[at], sizes[at], (uint8_t)at);
+            free(blocks[at]);
+        }
+        sizes[at] = 256 * KIB + next_random(&random) % (4 * MIB);
+        blocks[at] = malloc(sizes[at]);
+        CHECK(blocks[at] != NULL);
+        if (!within)
+            sigprocmask(SIG_SETMASK, &before, NULL);
+        paint(blocks[at], sizes[at], (uint8_t)at);
+    }
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    puts("2000 handlers");
+    return 0;
+}

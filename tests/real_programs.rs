@@ -1,0 +1,377 @@
+//! Programs that other people wrote, from Debian's packages: the same answers with and without jumbo, and
+//! their heap on huge pages.
+//!
+//! Each share that is asked for would not be there if jumbo did nothing: with THP at `madvise` none of
+//! these programs asks for it by itself.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::memory::assert_huge;
+use crate::support::build::world_readable_folder;
+use crate::support::program::ReportFile;
+use crate::support::{MIB, Program, Ran, Running, Source, assert_same, compile, host, smaps, wait};
+
+/// A gigabyte of objects, most of them in CPython's own arenas, and a few threads.
+const OBJECTS: &str = "
+import hashlib, sys, threading
+objects = [(i, str(i), {'key': i}) for i in range(3_200_000)]
+digest = hashlib.sha256()
+for number, text, mapping in objects[::1000]:
+    digest.update(f'{number} {text} {mapping}'.encode())
+def work(results, at):
+    results[at] = sum(len(text) for _, text, _ in objects[at::4])
+results = [0] * 4
+threads = [threading.Thread(target=work, args=(results, at)) for at in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(digest.hexdigest(), sum(results))
+print('to stderr', file=sys.stderr)
+sys.exit(3)
+";
+
+#[test]
+fn cpython_with_a_gigabyte_of_objects() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let Some(python) = host::command("python3") else {
+        return;
+    };
+    let (plain, report) = assert_same(&Program::new(python).args(["-c", OBJECTS]));
+    assert_eq!(plain.shell_status(), 3, "{plain:?}");
+    assert_huge(&report, 1000 * MIB, 0.9);
+}
+
+#[test]
+fn node_with_buffers_and_objects() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let Some(node) = host::command("node") else {
+        return;
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/heap.js");
+    let (plain, report) = assert_same(&Program::new(node).arg(script));
+    assert_eq!(plain.shell_status(), 3, "{plain:?}");
+    // Buffers and large arrays are; the pages of V8's own heap are too small and scattered for most.
+    assert_huge(&report, 400 * MIB, 0.5);
+}
+
+#[test]
+fn a_static_binary_runs_untouched() {
+    let files = compile(&[Source::C("churn", &["-static"])]);
+    let (_, report) = assert_same(&Program::new(files.path("churn")).args(["8", "300"]));
+    assert!(
+        report.says("static"),
+        "the report does not say why: {report:?}"
+    );
+}
+
+#[test]
+fn a_go_binary_runs_untouched() {
+    if host::command("go").is_none() {
+        return;
+    }
+    let files = compile(&[Source::Go("untouched")]);
+    let (plain, report) = assert_same(&Program::new(files.path("untouched")));
+    assert_eq!(plain.shell_status(), 5, "{plain:?}");
+    assert!(
+        report.says("Go program"),
+        "the report does not say why: {report:?}"
+    );
+}
+
+/// A static program that a dynamic one starts, and a dynamic one that a static one starts.
+#[test]
+fn static_and_dynamic_programs_start_each_other() {
+    let files = compile(&[Source::C("spawn", &["-static"]), Source::C("heap", &[])]);
+    assert_same(
+        &Program::new(files.path("spawn"))
+            .arg(files.path("heap"))
+            .args(["16", "go"]),
+    );
+    let files = compile(&[Source::C("spawn", &[]), Source::C("heap", &["-static"])]);
+    assert_same(
+        &Program::new(files.path("spawn"))
+            .arg(files.path("heap"))
+            .args(["16", "go"]),
+    );
+}
+
+/// A million keys: read in through the protocol, counted, digested and saved by Redis's own means.
+#[test]
+fn redis_with_a_million_keys() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let (Some(server), Some(cli)) = (host::command("redis-server"), host::command("redis-cli"))
+    else {
+        return;
+    };
+    let plain = Redis::start(&server, &cli, false).fill();
+    let plain_digest = plain.digest();
+    plain.stop();
+    let wrapped = Redis::start(&server, &cli, true).fill();
+    assert_eq!(wrapped.digest(), plain_digest);
+    // A snapshot forks; the child walks all of the memory.
+    assert_eq!(wrapped.ask(&["bgsave"]), "Background saving started");
+    wait::until("the snapshot", Duration::from_secs(120), || {
+        wrapped
+            .ask(&["info", "persistence"])
+            .contains("rdb_bgsave_in_progress:0")
+            .then_some(())
+    });
+    assert!(
+        wrapped
+            .ask(&["info", "persistence"])
+            .contains("rdb_last_bgsave_status:ok")
+    );
+    let seen = smaps::resident(wrapped.running.child());
+    assert!(
+        seen.huge_share() >= 0.8,
+        "{} of {seen:?}",
+        seen.huge_share()
+    );
+    let (ran, report) = wrapped.stop();
+    let report = report.unwrap().read(&ran);
+    assert_huge(&report, 100 * MIB, 0.8);
+}
+
+struct Redis {
+    running: Running,
+    report: Option<ReportFile>,
+    cli: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Redis {
+    fn start(server: &Path, cli: &Path, wrapped: bool) -> Self {
+        let folder = world_readable_folder();
+        // On a socket in its folder, so that no port can be taken. It saves when it is told.
+        let program = Program::new(server)
+            .folder(folder.path())
+            .args([
+                "--port",
+                "0",
+                "--unixsocket",
+                "redis.sock",
+                "--save",
+                "",
+                "--daemonize",
+                "no",
+            ])
+            .args(["--enable-debug-command", "yes"]);
+        let (running, report) = if wrapped {
+            let (running, report) = program.start_reported(&[]);
+            (running, Some(report))
+        } else {
+            (program.start_plain(), None)
+        };
+        let redis = Self {
+            running,
+            report,
+            cli: cli.to_owned(),
+            folder,
+        };
+        wait::until("Redis to answer", wait::MOMENT, || {
+            (redis.cli().arg("ping").plain().stdout == "PONG\n").then_some(())
+        });
+        redis
+    }
+
+    fn cli(&self) -> Program {
+        Program::new(&self.cli)
+            .folder(self.folder.path())
+            .args(["-s", "redis.sock"])
+    }
+
+    fn ask(&self, command: &[&str]) -> String {
+        self.cli()
+            .args(command)
+            .plain()
+            .ok()
+            .stdout
+            .trim_end()
+            .to_owned()
+    }
+
+    fn fill(self) -> Self {
+        let mut commands = String::new();
+        for key in 0..1_000_000 {
+            let value = format!("value {key} {}", "x".repeat(key % 200));
+            commands += &format!("SET key:{key} \"{value}\"\r\n");
+        }
+        let filled = self.cli().arg("--pipe").stdin(commands).plain().ok();
+        assert!(
+            filled.stdout.contains("errors: 0, replies: 1000000"),
+            "{filled:?}"
+        );
+        assert_eq!(self.ask(&["dbsize"]), "1000000");
+        assert_eq!(
+            self.ask(&["get", "key:777003"]),
+            format!("value 777003 {}", "x".repeat(3))
+        );
+        self
+    }
+
+    fn digest(&self) -> String {
+        self.ask(&["debug", "digest"])
+    }
+
+    fn stop(self) -> (Ran, Option<ReportFile>) {
+        // The answer is the end of the connection.
+        self.cli().args(["shutdown", "nosave"]).plain();
+        let ran = self.running.wait().ok();
+        assert!(ran.stdout.contains("ready to exit"), "{ran:?}");
+        (ran, self.report)
+    }
+}
+
+/// initdb, pgbench, a sort in memory, and a clean stop, as the user that must run it.
+#[test]
+fn postgresql_from_initdb_to_a_clean_stop() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let Some(bin) = postgresql() else {
+        return host::skip("PostgreSQL is not installed under /usr/lib/postgresql");
+    };
+    if !host::root() {
+        return;
+    }
+    let plain = Postgres::start(&bin, false);
+    let sorted = plain.work();
+    plain.stop();
+    let wrapped = Postgres::start(&bin, true);
+    assert_eq!(wrapped.work(), sorted);
+    let (ran, report) = wrapped.stop();
+    let report = report.unwrap().read(&ran);
+    // The sort's memory, beside what every backend has.
+    assert_huge(&report, 150 * MIB, 0.7);
+    assert!(
+        report.number("/peak/shared/bytes") > (20 * MIB) as f64,
+        "{report:?}"
+    );
+}
+
+/// The newest installed version's commands.
+fn postgresql() -> Option<PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
+    let bins = versions.map(|version| version.unwrap().path().join("bin"));
+    bins.filter(|bin| bin.join("initdb").exists()).max()
+}
+
+struct Postgres {
+    running: Running,
+    report: Option<ReportFile>,
+    bin: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Postgres {
+    fn start(bin: &Path, wrapped: bool) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = world_readable_folder();
+        let everybodys = std::fs::Permissions::from_mode(0o1777);
+        std::fs::set_permissions(folder.path(), everybodys).unwrap();
+        let user = |program: Program| program.folder(folder.path()).installed().user("postgres");
+        let initdb = user(Program::new(bin.join("initdb"))).args([
+            "--pgdata",
+            "data",
+            "--auth",
+            "trust",
+            "--no-sync",
+            "--locale",
+            "C",
+        ]);
+        if wrapped {
+            initdb.jumbo()
+        } else {
+            initdb.plain()
+        }
+        .ok();
+        let server = user(Program::new(bin.join("postgres")))
+            .args(["-D", "data", "-c", "listen_addresses="])
+            .arg("-k")
+            .arg(folder.path())
+            .args(["-c", "work_mem=400MB", "-c", "fsync=off"])
+            .args(["-c", "max_parallel_workers_per_gather=0"]);
+        let (running, report) = if wrapped {
+            let (running, report) = server.start_reported(&[]);
+            (running, Some(report))
+        } else {
+            (server.start_plain(), None)
+        };
+        let postgres = Self {
+            running,
+            report,
+            bin: bin.to_owned(),
+            folder,
+        };
+        wait::until("PostgreSQL to answer", wait::MOMENT, || {
+            postgres
+                .client("pg_isready")
+                .plain()
+                .status
+                .success()
+                .then_some(())
+        });
+        postgres
+    }
+
+    fn client(&self, name: &str) -> Program {
+        let client = Program::new(self.bin.join(name)).user("postgres");
+        client
+            .folder(self.folder.path())
+            .env("PGHOST", self.folder.path())
+            .env("PGDATABASE", "postgres")
+    }
+
+    fn query(&self, sql: &str) -> String {
+        let psql = self
+            .client("psql")
+            .args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql]);
+        psql.plain().ok().stdout.trim_end().to_owned()
+    }
+
+    /// Initialises and runs pgbench, checks its balance, and returns the digest of a large sort.
+    fn work(&self) -> String {
+        self.client("pgbench")
+            .args(["--initialize", "--quiet", "--scale=3"])
+            .plain()
+            .ok();
+        let bench = [
+            "--client=4",
+            "--jobs=2",
+            "--transactions=200",
+            "--no-vacuum",
+        ];
+        let bench = self.client("pgbench").args(bench).plain().ok();
+        assert!(
+            bench.stdout.contains("actually processed: 800/800"),
+            "{bench:?}"
+        );
+        // What pgbench keeps in balance, whatever the order of its transactions was.
+        let balance = "select (select sum(abalance) from pgbench_accounts)
+            = (select sum(delta) from pgbench_history), (select count(*) from pgbench_history)";
+        assert_eq!(self.query(balance), "t|800");
+        let sort = "select md5(string_agg(t, '')) from (select t from (select md5(i::text) t
+            from generate_series(1, 1500000) i) s order by t offset 1400000) u";
+        let sorted = self.query(sort);
+        assert_eq!(sorted.len(), 32, "{sorted}");
+        sorted
+    }
+
+    fn stop(self) -> (Ran, Option<ReportFile>) {
+        self.running.signal(Signal::INT);
+        let ran = self.running.wait().ok();
+        assert!(
+            ran.stderr.contains("database system is shut down"),
+            "{ran:?}"
+        );
+        (ran, self.report)
+    }
+}

@@ -1,0 +1,160 @@
+//! The `jumbo` under test, the library it loads, and test programs from source.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The `jumbo` that cargo built for these tests, with the preload library of the same profile beside
+/// it.
+pub(crate) fn jumbo() -> &'static Path {
+    static JUMBO: OnceLock<PathBuf> = OnceLock::new();
+    JUMBO.get_or_init(|| {
+        let jumbo = PathBuf::from(env!("CARGO_BIN_EXE_jumbo"));
+        build_preload(jumbo.parent().unwrap());
+        jumbo
+    })
+}
+
+/// The library that [`jumbo`] loads into programs.
+pub(crate) fn preload() -> PathBuf {
+    jumbo().with_file_name("libjumbo_preload.so")
+}
+
+/// `cargo test` builds no cdylib that is a workspace member of its own, and one that is left from an
+/// earlier build may be stale, so cargo is asked for it; when it is fresh this takes a moment.
+fn build_preload(folder: &Path) {
+    let profile = match folder.file_name().and_then(|name| name.to_str()).unwrap() {
+        "debug" => "dev",
+        named => named,
+    };
+    // target/PROFILE, or target/TRIPLE/PROFILE where a target was named.
+    let above = folder.parent().unwrap();
+    let triple = above
+        .file_name()
+        .and_then(|name| name.to_str())
+        .filter(|name| name.matches('-').count() >= 2);
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args([
+        "build",
+        "--quiet",
+        "--package",
+        "jumbo-preload",
+        "--profile",
+        profile,
+    ]);
+    match triple {
+        Some(triple) => {
+            let target = above.parent().unwrap();
+            cargo.args(["--target", triple, "--target-dir"]).arg(target);
+        }
+        None => {
+            cargo.arg("--target-dir").arg(above);
+        }
+    }
+    let output = cargo
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo starts");
+    assert!(
+        output.status.success(),
+        "cargo cannot build the preload library:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let library = folder.join("libjumbo_preload.so");
+    assert!(library.exists(), "cargo left no {}", library.display());
+}
+
+/// A file of `tests/programs`, and what its compiler is to be told.
+pub(crate) enum Source {
+    /// C, as an executable, with these flags beside the usual ones.
+    C(&'static str, &'static [&'static str]),
+    /// C, as a shared library.
+    Library(&'static str),
+    /// Go.
+    Go(&'static str),
+}
+
+/// Compiles a test program into a folder that goes with the value.
+pub(crate) fn compile(sources: &[Source]) -> Compiled {
+    let folder = world_readable_folder();
+    for source in sources {
+        compile_one(source, folder.path());
+    }
+    Compiled { folder }
+}
+
+/// A temporary folder that other users may look into.
+pub(crate) fn world_readable_folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::Builder::new()
+        .prefix("jumbo-e2e-")
+        .tempdir()
+        .unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+/// Test programs, compiled.
+pub(crate) struct Compiled {
+    folder: tempfile::TempDir,
+}
+
+impl Compiled {
+    /// The path of a program, or of a library `libNAME.so`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+fn compile_one(source: &Source, folder: &Path) {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
+    let mut compiler;
+    match source {
+        Source::C(name, flags) => {
+            compiler = gcc();
+            compiler.arg("-o").arg(folder.join(name));
+            compiler.arg(programs.join(format!("{name}.c")));
+            // Libraries are found beside the program, wherever that is.
+            compiler.arg("-L").arg(folder).arg("-Wl,-rpath,$ORIGIN");
+            compiler.args(*flags);
+        }
+        Source::Library(name) => {
+            compiler = gcc();
+            compiler.args(["-shared", "-fPIC", "-o"]);
+            compiler.arg(folder.join(format!("lib{name}.so")));
+            compiler.arg(programs.join(format!("{name}.c")));
+        }
+        Source::Go(name) => {
+            compiler = Command::new("go");
+            compiler.env("CGO_ENABLED", "0").args(["build", "-o"]);
+            compiler.arg(folder.join(name));
+            compiler.arg(programs.join(format!("{name}.go")));
+        }
+    }
+    let output = compiler
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{compiler:?}:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn gcc() -> Command {
+    let mut gcc = Command::new("gcc");
+    // -fno-builtin: gcc would drop a malloc whose memory is only freed again.
+    gcc.args([
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-fno-builtin",
+        "-pthread",
+    ]);
+    // That some sizes cannot be had is what is tested.
+    gcc.arg("-Wno-alloc-size-larger-than");
+    gcc
+}

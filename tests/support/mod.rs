@@ -1,0 +1,23 @@
+//! What the end-to-end tests stand on.
+//!
+//! - [`build`]: the `jumbo` under test and its library; programs compiled from `tests/programs`.
+//! - [`program`]: a command to be run plain and under jumbo; [`running`]: one that is running.
+//! - [`report`]: jumbo's word on where the memory was; [`smaps`]: the kernel's.
+//! - [`host`]: what the host must be, and the lock around its global state.
+//! - [`wait`]: waiting for an event, with a bound.
+
+pub(crate) mod build;
+pub(crate) mod host;
+pub(crate) mod program;
+pub(crate) mod report;
+pub(crate) mod running;
+pub(crate) mod smaps;
+pub(crate) mod wait;
+
+pub(crate) use build::{Source, compile};
+pub(crate) use program::{Program, Ran, assert_same};
+pub(crate) use report::Report;
+pub(crate) use running::Running;
+
+/// For sizes in tests.
+pub(crate) const MIB: u64 = 1 << 20;

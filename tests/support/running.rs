@@ -1,0 +1,198 @@
+//! A command that is running: its output is collected, its end awaited, and nothing of it outlives the
+//! test.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use super::program::Ran;
+use super::wait;
+
+/// A running command, in a process group of its own, which is killed when this is dropped.
+pub(crate) struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Reader,
+    stderr: Reader,
+    deadline: Instant,
+    command: String,
+}
+
+impl Running {
+    pub(crate) fn spawn(mut command: Command, input: &[u8], bound: Duration) -> Self {
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let stdout = Reader::of(child.stdout.take().unwrap());
+        let stderr = Reader::of(child.stderr.take().unwrap());
+        let mut stdin = child.stdin.take();
+        if !input.is_empty() {
+            let mut pipe = stdin.take().unwrap();
+            let input = input.to_owned();
+            // Ends with the pipe: when it has written all, or when the reader is gone.
+            std::thread::spawn(move || {
+                let _ = pipe.write_all(&input);
+            });
+        }
+        let deadline = Instant::now() + bound;
+        Self {
+            child,
+            stdin,
+            stdout,
+            stderr,
+            deadline,
+            command: format!("{command:?}"),
+        }
+    }
+
+    /// The process that was started: the program itself, or the launcher that waits for it.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// The one child of the launcher: the program.
+    #[track_caller]
+    pub(crate) fn child(&self) -> Pid {
+        let launcher = self.pid().as_raw_nonzero();
+        let children = format!("/proc/{launcher}/task/{launcher}/children");
+        let text =
+            fs::read_to_string(&children).unwrap_or_else(|error| panic!("{children}: {error}"));
+        let pids: Vec<i32> = text
+            .split_whitespace()
+            .map(|pid| pid.parse().unwrap())
+            .collect();
+        let [pid] = pids.as_slice() else {
+            panic!("one child of {}, not {pids:?}", self.command)
+        };
+        Pid::from_raw(*pid).unwrap()
+    }
+
+    /// Waits until the program has printed a line that starts with `prefix`; returns the whole line.
+    #[track_caller]
+    pub(crate) fn wait_for_line(&self, prefix: &str) -> String {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        wait::until(
+            &format!("a line `{prefix}...` of {}", self.command),
+            left,
+            || {
+                let text = self.stdout.so_far();
+                let found = text
+                    .split_inclusive('\n')
+                    .find(|line| line.starts_with(prefix));
+                if found.is_none() && self.stdout.is_closed() {
+                    panic!(
+                        "no line `{prefix}...` in:\n{text}\n{}",
+                        self.stderr.so_far()
+                    );
+                }
+                found
+                    .filter(|line| line.ends_with('\n'))
+                    .map(|line| line.trim_end().to_owned())
+            },
+        )
+    }
+
+    /// Writes to the program's standard input.
+    pub(crate) fn write(&mut self, text: &str) {
+        self.stdin
+            .as_mut()
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Closes its standard input, where the test still has it, and waits for the end.
+    pub(crate) fn wait(mut self) -> Ran {
+        drop(self.stdin.take());
+        let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = rustix::time::Timespec::try_from(left).unwrap();
+        let mut ready = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
+        let ended = rustix::event::poll(&mut ready, Some(&timeout)).unwrap() > 0;
+        if !ended {
+            self.kill();
+        }
+        let status = self.child.wait().unwrap();
+        // What it started may still hold its output open; that has a bound too.
+        let ran = Ran {
+            status,
+            stdout: self.stdout.finish(),
+            stderr: self.stderr.finish(),
+        };
+        assert!(ended, "not done in time: {}\n{ran:?}", self.command);
+        ran
+    }
+
+    fn kill(&self) {
+        let _ = rustix::process::kill_process_group(self.pid(), Signal::KILL);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group may hold processes when its first one is gone already.
+        self.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A thread that reads a pipe to its end, into text that can be looked at meanwhile.
+struct Reader {
+    text: Arc<Mutex<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let text = Arc::new(Mutex::new(String::new()));
+        let shared = Arc::clone(&text);
+        let thread = std::thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe);
+            let mut line = Vec::new();
+            while pipe
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|length| length > 0)
+            {
+                shared
+                    .lock()
+                    .unwrap()
+                    .push_str(&String::from_utf8_lossy(&line));
+                line.clear();
+            }
+        });
+        Self {
+            text,
+            thread: Some(thread),
+        }
+    }
+
+    fn so_far(&self) -> String {
+        self.text.lock().unwrap().clone()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn finish(&mut self) -> String {
+        wait::until("the end of the output", wait::MOMENT, || {
+            self.is_closed().then_some(())
+        });
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+        self.so_far()
+    }
+}
