@@ -12,7 +12,7 @@ use super::args::Settings;
 use super::launch::Launch;
 
 pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
-    let thp = Thp::read(root).map_err(|error| Failure::own(error.to_string()))?;
+    let thp = Thp::read_controls(root).map_err(|error| Failure::own(error.to_string()))?;
     let (plan, program) = (&launch.plan, launch.program);
     let memory = plan.memory(&program.reach, thp.as_ref(), jumbo::heap::thp_disabled());
     let changes = launch.changes(None);

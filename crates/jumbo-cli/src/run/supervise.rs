@@ -63,7 +63,7 @@ pub(super) fn run(
     let counted = Counted::read(Some(ledger));
     let kinds = peak.as_ref().map(|peak| Kinds::from(&peak.usage));
     let reached = counted.of(child.pid()).is_some();
-    let thp = Thp::read(root).ok().flatten();
+    let thp = Thp::read_controls(root).ok().flatten();
     let disabled = jumbo::heap::thp_disabled();
     let memory = launch
         .plan

@@ -84,9 +84,26 @@ impl Thp {
     /// # Errors
     /// [`FileError`] where the folder is there and cannot be read or understood.
     pub fn read(root: &Root) -> Result<Option<Self>, FileError> {
+        let Some(mut thp) = Self::read_controls(root)? else {
+            return Ok(None);
+        };
+        thp.khugepaged = counters(root, &format!("{FOLDER}/khugepaged"))?;
+        for (size, folder) in size_folders(root, FOLDER)? {
+            if let Some(control) = thp.sizes.get_mut(&size) {
+                control.stats = counters(root, &format!("{folder}/stats"))?;
+            }
+        }
+        Ok(Some(thp))
+    }
+
+    /// [`Thp::read`] without what is counted (`stats`, `khugepaged`): a tenth of the files.
+    ///
+    /// # Errors
+    /// As [`Thp::read`].
+    pub fn read_controls(root: &Root) -> Result<Option<Self>, FileError> {
         let file = |name: &str| format!("{FOLDER}/{name}");
         let Some(enabled) = optional(Choice::read(root, &file("enabled")))? else {
-            return absent(root).map(|()| None);
+            return Ok(None);
         };
         let flag = |name: &str| optional(root.read_u64(file(name)).map(|value| value != 0));
         Ok(Some(Self {
@@ -96,7 +113,7 @@ impl Thp {
             shmem_enabled: optional(Choice::read(root, &file("shmem_enabled")))?,
             use_zero_page: flag("use_zero_page")?,
             shrink_underused: flag("shrink_underused")?,
-            khugepaged: counters(root, &file("khugepaged"))?,
+            khugepaged: BTreeMap::new(),
             sizes: sizes(root)?,
         }))
     }
@@ -178,7 +195,7 @@ fn sizes(root: &Root) -> Result<BTreeMap<PageSize, SizeControl>, FileError> {
         Ok(SizeControl {
             enabled: optional(Choice::read(root, &format!("{folder}/enabled")))?,
             shmem_enabled: optional(Choice::read(root, &format!("{folder}/shmem_enabled")))?,
-            stats: counters(root, &format!("{folder}/stats"))?,
+            stats: BTreeMap::new(),
         })
     };
     size_folders(root, FOLDER)?

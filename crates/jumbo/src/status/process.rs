@@ -202,7 +202,7 @@ impl Observer {
 
 impl SmallFolios {
     fn read(root: &Root) -> Self {
-        match Thp::read(root) {
+        match Thp::read_controls(root) {
             Ok(Some(thp)) => {
                 let off = |choice: &thp::Choice| choice.is("never") || choice.is("deny");
                 let below = || {
