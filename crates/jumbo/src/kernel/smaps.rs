@@ -115,19 +115,21 @@ impl Mapping<'_> {
 fn header(line: &str) -> Option<Mapping<'_>> {
     let mut parts = line.splitn(6, ' ');
     let (start, end) = parts.next()?.split_once('-')?;
-    let perms = parts.next()?.as_bytes();
+    let &[read, write, execute, shared] = parts.next()?.as_bytes() else {
+        return None;
+    };
     let offset = parts.next()?;
     let _device = parts.next()?;
     let inode = parts.next()?.parse().ok()?;
     let path = parts.next().unwrap_or("").trim_start();
     let (start, end) = (hex(start)?, hex(end)?);
-    (end >= start && perms.len() == 4).then_some(Mapping {
+    (end >= start).then_some(Mapping {
         start,
         end,
-        read: perms[0] == b'r',
-        write: perms[1] == b'w',
-        execute: perms[2] == b'x',
-        shared: perms[3] == b's',
+        read: read == b'r',
+        write: write == b'w',
+        execute: execute == b'x',
+        shared: shared == b's',
         offset: hex(offset)?,
         inode,
         path,
