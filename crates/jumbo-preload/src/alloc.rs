@@ -93,6 +93,26 @@ pub unsafe extern "C" fn free(pointer: *mut c_void) {
     unsafe { (next::free.get())(pointer) }
 }
 
+/// free_sized(3), C23.
+///
+/// # Safety
+/// As for [`free`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(pointer: *mut c_void, _size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { free(pointer) }
+}
+
+/// free_aligned_sized(3), C23.
+///
+/// # Safety
+/// As for [`free`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _align: usize, _size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { free(pointer) }
+}
+
 #[cold]
 #[inline(never)]
 fn release(pointer: *mut c_void) {

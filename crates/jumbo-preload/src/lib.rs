@@ -8,8 +8,9 @@
 //! back in, errno left alone by what succeeds. A call that is none of our business costs a comparison and
 //! a jump.
 //!
-//! Interposed: malloc, calloc, realloc, reallocarray, free, memalign, posix_memalign, aligned_alloc,
-//! valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, mremap, sbrk, brk, mlockall, munlockall.
+//! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
+//! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, mremap,
+//! sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise.
 
 mod alloc;
 mod maps;

@@ -1,17 +1,17 @@
-//! The `mmap` family: mmap(2), mremap(2), brk(2), mlockall(2).
+//! The `mmap` family: mmap(2), mremap(2), brk(2), mlock(2), mlockall(2), madvise(2).
 //!
 //! Both `mmap` and `mmap64` are defined: programs built with large-file support (CPython among them)
 //! import the second name.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo::heap::{self, maps};
 use libc::{
     MAP_32BIT, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN,
-    MAP_HUGETLB, MAP_LOCKED, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
-    PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+    MAP_HUGETLB, MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK,
+    MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 
 use crate::next;
@@ -105,7 +105,7 @@ unsafe fn anonymous(
     let place = anywhere && flags & MAP_PRIVATE != 0;
     let hint = if place { maps::place_large(len) } else { None };
     // What is populated by mmap itself would be in base pages before it could be advised.
-    let populate = flags & MAP_POPULATE != 0 && flags & MAP_LOCKED == 0 && writable;
+    let populate = flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE && writable;
     let mapped = map(
         hint.map_or(addr, with_exposed_provenance_mut),
         if populate {
@@ -145,22 +145,42 @@ pub unsafe extern "C" fn mremap(
     }
     // SAFETY: errno is this thread's own.
     let saved = unsafe { *libc::__errno_location() };
-    maps::unify(addr.addr(), old);
-    let mut moved = if flags == MREMAP_MAYMOVE {
-        remap(0)
-    } else {
-        remap(flags)
-    };
-    if moved == MAP_FAILED && flags == MREMAP_MAYMOVE {
+    if flags != MREMAP_MAYMOVE {
+        return remap(flags);
+    }
+    let mut moved = remap(0);
+    if moved == MAP_FAILED {
         moved = match maps::move_grown(addr.addr(), old, new) {
             Some(address) => with_exposed_provenance_mut(address),
             None => remap(flags),
         };
-    } else if moved != MAP_FAILED {
+    } else {
         maps::advise_mapping(moved.addr(), new);
+    }
+    // SAFETY: errno is this thread's own.
+    if moved == MAP_FAILED && unsafe { *libc::__errno_location() } == libc::EFAULT {
+        // SAFETY: the caller's promise.
+        moved = unsafe { copy_grown(addr, old, new) };
     }
     if moved != MAP_FAILED {
         next::set_errno(saved);
+    }
+    moved
+}
+
+/// Does by hand what the kernel refuses because our packing made one mapping of the program's two of
+/// its own: it merges none whose memory was shared by a fork.
+///
+/// # Safety
+/// `addr` is a private mapping of `old` bytes, which the caller wants moved.
+unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
+    let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    let moved = unsafe { mmap(std::ptr::null_mut(), new, prot, flags, -1, 0) };
+    if moved != MAP_FAILED {
+        heap::copy(addr.addr(), moved.addr(), old);
+        // SAFETY: the program gives the old mapping up for the new one.
+        unsafe { libc::munmap(addr, old) };
     }
     moved
 }
@@ -236,4 +256,45 @@ pub unsafe extern "C" fn munlockall() -> c_int {
         heap::lock_future(false);
     }
     answer
+}
+
+/// mlock(2): the lock would stick to the pages of a block when it is freed.
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
+    heap::changed(addr.addr());
+    // SAFETY: the same call.
+    unsafe { (next::mlock.get())(addr, len) }
+}
+
+/// mlock2(2).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
+    heap::changed(addr.addr());
+    // SAFETY: the same call.
+    unsafe { (next::mlock2.get())(addr, len, flags) }
+}
+
+/// madvise(2): most advice sticks to the pages of a block when it is freed.
+///
+/// # Safety
+/// As for madvise(2): some advice drops what the memory holds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let passing = [
+        libc::MADV_DONTNEED,
+        libc::MADV_FREE,
+        libc::MADV_HUGEPAGE,
+        libc::MADV_WILLNEED,
+    ];
+    if !passing.contains(&advice) {
+        heap::changed(addr.addr());
+    }
+    // SAFETY: the same call.
+    unsafe { (next::madvise.get())(addr, len, advice) }
 }

@@ -4,8 +4,10 @@
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
 //! stand-in that does the lookup; afterwards a call through it is a load and a jump.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use crate::alloc;
 
 /// One function behind ours, of type `F`.
 pub(crate) struct Next<F> {
@@ -93,18 +95,29 @@ next! {
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else { no_memory(); -1 };
     mlockall: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
+    mlock: fn(_addr: *const c_void, _len: usize) -> c_int, else { no_memory(); -1 };
+    mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int,
+        else { no_memory(); -1 };
+    madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int,
+        else { no_memory(); -1 };
     munlockall: fn() -> c_int, else { no_memory(); -1 };
 }
 
 /// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there
 /// for "use the static buffer".
 fn look_up() -> bool {
-    static BUSY: AtomicBool = AtomicBool::new(false);
-    if BUSY.swap(true, Ordering::Acquire) {
-        return false;
+    /// Who is at it: nobody, or a thread.
+    static BUSY: AtomicUsize = AtomicUsize::new(0);
+    let me = jumbo::heap::thread();
+    loop {
+        match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(owner) if owner == me => return false,
+            Err(_) => std::hint::spin_loop(),
+        }
     }
     resolve_all();
-    BUSY.store(false, Ordering::Release);
+    BUSY.store(0, Ordering::Release);
     true
 }
 
@@ -127,16 +140,45 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// True where the program's `malloc` is ours, and the one behind it glibc's.
+/// True where the program's `malloc` family is ours, and the one behind it glibc's: all of it, since a
+/// block must be freed by the family that it came from.
 pub(crate) fn malloc_is_glibcs() -> bool {
-    malloc.resolve();
-    // SAFETY: dlsym(3) with terminated names.
-    let (first, glibcs) = unsafe {
+    resolve_all();
+    // The second name is an alias of glibc's, exported since 2.0; no other C library has it.
+    let family = [
         (
-            libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()),
-            // An alias of glibc's malloc, exported since 2.0; no other C library has it.
-            libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()),
-        )
-    };
-    first == crate::alloc::malloc as *mut c_void && glibcs == malloc.address()
+            c"malloc",
+            c"__libc_malloc",
+            alloc::malloc as *mut c_void,
+            malloc.address(),
+        ),
+        (
+            c"free",
+            c"__libc_free",
+            alloc::free as *mut c_void,
+            free.address(),
+        ),
+        (
+            c"calloc",
+            c"__libc_calloc",
+            alloc::calloc as *mut c_void,
+            calloc.address(),
+        ),
+        (
+            c"realloc",
+            c"__libc_realloc",
+            alloc::realloc as *mut c_void,
+            realloc.address(),
+        ),
+    ];
+    family.into_iter().all(|(name, alias, ours, behind)| {
+        // SAFETY: dlsym(3) with terminated names.
+        let (first, glibcs) = unsafe {
+            (
+                libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
+                libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()),
+            )
+        };
+        first == ours && glibcs == behind
+    })
 }

@@ -8,6 +8,7 @@ use jumbo::heap::ledger::{Ledger, flag};
 use jumbo::heap::{self, HeldLocks, Settings};
 use jumbo::policy::Orders;
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::{alloc, maps, next};
 
@@ -42,9 +43,19 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 fn obey(orders: &Orders<'_>, environment: &Environment) {
     let glibc = next::malloc_is_glibcs();
     let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
+    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
+    let hugetlb = tunables
+        .split(|byte| *byte == b':')
+        .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
+        .next_back();
     let settings = Settings {
         pmd: orders.pmd,
         max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
+        // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
+        arenas: orders.heap
+            && glibc
+            && hugetlb.is_none_or(|value| value == b"0" || value == b"1")
+            && getrlimit(Resource::Data).current.is_none(),
     };
     if !heap::start(settings) {
         flags |= flag::NO_WINDOW;
@@ -60,11 +71,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if heap::thp_disabled() {
         flags |= flag::THP_DISABLED;
     }
-    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
-    if tunables
-        .split(|byte| *byte == b':')
-        .any(|entry| entry == TUNABLE)
-    {
+    if hugetlb.is_some_and(|value| value != b"0") {
         flags |= flag::TUNABLE;
     }
     if let Some(ledger) = orders.ledger.and_then(join) {
@@ -72,13 +79,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         LEDGER.store(ptr::from_ref(ledger).cast_mut(), Ordering::Release);
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe {
-        libc::pthread_atfork(
-            Some(before_fork),
-            Some(after_fork_parent),
-            Some(after_fork_child),
-        )
-    };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
 }
 
 static LEDGER: std::sync::atomic::AtomicPtr<Ledger> =
@@ -94,28 +95,42 @@ fn pid() -> u32 {
 /// Maps the launcher's ledger. Where it cannot be had (another user by now, another PID namespace), the
 /// program runs all the same and is not counted.
 fn join(path: &str) -> Option<&'static Ledger> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     Ledger::map(&fd).ok().filter(|ledger| ledger.is_valid())
 }
 
 /// Which locks the fork under way holds. Written with the locks held, so by one thread at a time.
 static HELD: AtomicU8 = AtomicU8::new(0);
+/// Forks of this thread's inside its own fork: a signal handler that forks between our handlers.
+static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
-    HELD.store(heap::before_fork().bits(), Ordering::Relaxed);
+    let held = heap::before_fork();
+    if held == HeldLocks::default() {
+        // Only the thread that holds both is refused both: it is in a fork already.
+        NESTED.fetch_add(1, Ordering::Relaxed);
+    } else {
+        HELD.store(held.bits(), Ordering::Relaxed);
+    }
 }
 
-unsafe extern "C" fn after_fork_parent() {
-    heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+unsafe extern "C" fn after_fork() {
+    if NESTED.load(Ordering::Relaxed) > 0 {
+        NESTED.fetch_sub(1, Ordering::Relaxed);
+    } else {
+        heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+    }
 }
 
 unsafe extern "C" fn after_fork_child() {
-    heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+    // SAFETY: called as this one is, by fork(2).
+    unsafe { after_fork() };
+    heap::forked();
     let ledger = LEDGER.load(Ordering::Acquire);
     // SAFETY: null, or the ledger that `join` mapped for good; the child inherits the mapping.
     if let Some(ledger) = unsafe { ledger.as_ref() } {
-        heap::forked(ledger, pid());
+        heap::forked_with(ledger, pid());
     }
 }
 

@@ -23,7 +23,8 @@ fn start() {
     ONCE.call_once(|| {
         assert!(heap::start(Settings {
             pmd: PMD,
-            max_waste: 5
+            max_waste: 5,
+            arenas: false
         }))
     });
 }

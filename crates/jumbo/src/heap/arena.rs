@@ -9,12 +9,10 @@
 //! An arena's heap is found as glibc finds it (malloc/arena.c, `heap_for_ptr`): a chunk whose header
 //! has NON_MAIN_ARENA set lies in a heap of HEAP_MAX_SIZE bytes, aligned to its size.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
-use rustix::process::{Resource, getrlimit};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ledger::Slot;
-use super::{LOCKED, PMD, memory, stats};
+use super::{ARENAS, LOCKED, PMD, memory, stats};
 
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
 const HEAP_MAX: usize = 64 << 20;
@@ -22,9 +20,10 @@ const NON_MAIN_ARENA: usize = 4;
 const IS_MMAPPED: usize = 2;
 
 const SHIFT: u32 = HEAP_MAX.trailing_zeros();
-const ENTRIES: usize = 1024;
-/// The regions that were looked at, by a hash of their number. A collision costs another look.
-static SEEN: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
+/// One bit for each region of 2^47 bytes of address space: those that were looked at. It is zero pages
+/// but for the few around the regions in use.
+const WORDS: usize = (1 << (47 - SHIFT)) / 64;
+static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 /// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
 /// time in each 64 MiB.
@@ -38,14 +37,10 @@ pub unsafe fn seen(pointer: usize) {
     if pointer & (HEAP_MAX - (2 << 20)) == 0 {
         return;
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "addresses have 47 bits, 26 of them gone"
-    )]
-    let region = (pointer >> SHIFT) as u32;
-    let entry = &SEEN[region as usize % ENTRIES];
-    if entry.load(Ordering::Relaxed) != region {
-        entry.store(region, Ordering::Relaxed);
+    let region = pointer >> SHIFT;
+    let (word, bit) = (&SEEN[region / 64 % WORDS], 1 << (region % 64));
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { look(pointer) };
     }
@@ -58,9 +53,9 @@ pub unsafe fn seen(pointer: usize) {
 #[expect(unsafe_code, reason = "reads the chunk's header")]
 unsafe fn look(pointer: usize) {
     let pmd = PMD.load(Ordering::Relaxed);
-    // Locked memory is made resident as soon as it is accessible, and a limit on data would count it.
-    let limited = getrlimit(Resource::Data).current.is_some() || LOCKED.load(Ordering::Relaxed);
-    if pmd == 0 || limited || !pointer.is_multiple_of(2 * size_of::<usize>()) {
+    // Locked memory is made resident as soon as it is accessible.
+    let off = !ARENAS.load(Ordering::Relaxed) || LOCKED.load(Ordering::Relaxed);
+    if pmd == 0 || off || !pointer.is_multiple_of(2 * size_of::<usize>()) {
         return;
     }
     // SAFETY: the caller's promise.

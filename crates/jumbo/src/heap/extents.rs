@@ -17,7 +17,9 @@ pub(super) enum State {
     Live,
     /// Free, still mapped and maybe resident: the cheapest to take again, but not zero.
     Dirty,
-    /// Free and given back to the kernel.
+    /// Free, mapped, not resident: zero when it is touched.
+    Clean,
+    /// Free and given back to the kernel, in whole huge pages.
     Unmapped,
 }
 
@@ -29,6 +31,13 @@ pub(super) struct Record {
     state: State,
     next: u32,
     prev: u32,
+}
+
+impl Record {
+    /// The length of the extent that begins here, if it is a live one.
+    pub(super) fn live_pages(self) -> Option<u32> {
+        (self.state == State::Live && self.pages > 0).then_some(self.pages)
+    }
 }
 
 /// Where records are kept: one for each page below [`Extents::end`].
@@ -57,16 +66,28 @@ impl Placement {
 const NONE: u32 = u32::MAX;
 /// Eight classes for each doubling: an extent is at most an eighth larger than its class says.
 const BINS: usize = 30 * 8;
+/// A bank of bins for each state that is free.
+const BANKS: usize = 3;
 /// How many extents of the request's own class are looked at before a larger class is taken.
 const TRIES: u32 = 16;
+
+/// What [`Extents::release`] made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Freed {
+    /// The free extent, neighbours included.
+    pub(super) start: u32,
+    pub(super) pages: u32,
+    /// How many of its pages were `Clean` and are `Dirty` now.
+    pub(super) absorbed: u32,
+}
 
 /// The index. Pages are numbered from the start of the window.
 #[derive(Debug)]
 pub(super) struct Extents<T> {
     table: T,
     end: u32,
-    bins: [[u32; BINS]; 2],
-    filled: [[u64; BINS.div_ceil(64)]; 2],
+    bins: [[u32; BINS]; BANKS],
+    filled: [[u64; BINS.div_ceil(64)]; BANKS],
 }
 
 fn class(pages: u32) -> usize {
@@ -84,8 +105,8 @@ impl<T: Table> Extents<T> {
         Self {
             table,
             end: 0,
-            bins: [[NONE; BINS]; 2],
-            filled: [[0; BINS.div_ceil(64)]; 2],
+            bins: [[NONE; BINS]; BANKS],
+            filled: [[0; BINS.div_ceil(64)]; BANKS],
         }
     }
 
@@ -160,30 +181,30 @@ impl<T: Table> Extents<T> {
         Some(at)
     }
 
-    /// Lets the live extent at `start` grow by `extra` pages over the free extent behind it.
-    /// Gives the state that these pages were in.
-    pub(super) fn grow(&mut self, start: u32, extra: u32) -> Option<State> {
-        let pages = self.live(start)?;
+    /// Lets the live extent at `start` grow by `extra` pages over the free extent behind it, if that is
+    /// in `state` and large enough.
+    pub(super) fn grow(&mut self, start: u32, extra: u32, state: State) -> bool {
+        let Some(pages) = self.live(start) else {
+            return false;
+        };
         let next = start + pages;
         if next >= self.end {
-            return None;
+            return false;
         }
         let record = self.table.get(next);
-        if record.state == State::Live || record.pages < extra {
-            return None;
+        if record.state != state || record.pages < extra {
+            return false;
         }
-        self.remove(next, record.pages, record.state);
+        self.remove(next, record.pages, state);
         if record.pages > extra {
-            self.insert(next + extra, record.pages - extra, record.state);
+            self.insert(next + extra, record.pages - extra, state);
         }
         self.tag(start, pages + extra, State::Live);
-        Some(record.state)
+        true
     }
 
-    /// Lets the live extent at `start`, the last one of all, grow by `extra` pages past the end.
-    pub(super) fn grow_end(&mut self, start: u32, pages: u32, extra: u32) {
-        debug_assert_eq!(start + pages, self.end);
-        self.end += extra;
+    /// Makes one of two live extents: of `pages` from `start` on, and the `extra` behind it.
+    pub(super) fn join(&mut self, start: u32, pages: u32, extra: u32) {
         self.tag(start, pages + extra, State::Live);
     }
 
@@ -194,25 +215,57 @@ impl<T: Table> Extents<T> {
         start + keep
     }
 
-    /// Frees the live extent at `start` into `state`, merged with neighbours that are in it too.
-    pub(super) fn release(&mut self, start: u32, pages: u32, state: State) {
-        let (mut first, mut length) = (start, pages);
-        if start > 0 {
-            let before = self.table.get(start - 1);
-            if before.state == state {
-                first = start - before.pages;
-                self.remove(first, before.pages, state);
-                length += before.pages;
+    /// Frees the live extent at `start` into `state`, merged with neighbours that are in it too. `Dirty`
+    /// takes `Clean` neighbours in as well: so what was one huge page becomes one extent again.
+    pub(super) fn release(&mut self, start: u32, pages: u32, state: State) -> Freed {
+        let mut freed = Freed {
+            start,
+            pages,
+            absorbed: 0,
+        };
+        // More than once: behind a clean neighbour there may be a dirty one.
+        while let Some(page) = freed.start.checked_sub(1) {
+            let before = self.table.get(page);
+            if !merges(state, before.state) {
+                break;
             }
+            freed.start -= before.pages;
+            let start = freed.start;
+            self.absorb(&mut freed, start, before, state);
         }
-        if start + pages < self.end {
-            let after = self.table.get(start + pages);
-            if after.state == state {
-                self.remove(start + pages, after.pages, state);
-                length += after.pages;
+        while freed.start + freed.pages < self.end {
+            let next = freed.start + freed.pages;
+            let after = self.table.get(next);
+            if !merges(state, after.state) {
+                break;
             }
+            self.absorb(&mut freed, next, after, state);
         }
-        self.insert(first, length, state);
+        self.insert(freed.start, freed.pages, state);
+        freed
+    }
+
+    fn absorb(&mut self, freed: &mut Freed, start: u32, neighbour: Record, state: State) {
+        self.remove(start, neighbour.pages, neighbour.state);
+        freed.pages += neighbour.pages;
+        if neighbour.state != state {
+            freed.absorbed += neighbour.pages;
+        }
+    }
+
+    /// Makes the free extent that ends where `page` begins live, if it is in `state`.
+    pub(super) fn claim_before(&mut self, page: u32, state: State) -> Option<(u32, u32)> {
+        let before = self.table.get(page.checked_sub(1)?);
+        (before.state == state).then(|| {
+            self.claim(page - before.pages, before.pages, state);
+            (page - before.pages, before.pages)
+        })
+    }
+
+    /// Makes the free extent at `start` live, whole.
+    pub(super) fn claim(&mut self, start: u32, pages: u32, state: State) {
+        self.remove(start, pages, state);
+        self.tag(start, pages, State::Live);
     }
 
     /// Takes one of the largest free extents in `state` whole, and makes it live.
@@ -222,8 +275,7 @@ impl<T: Table> Extents<T> {
         let bit = 63 - self.filled[bank][word].leading_zeros() as usize;
         let start = self.bins[bank][word * 64 + bit];
         let pages = self.table.get(start).pages;
-        self.remove(start, pages, state);
-        self.tag(start, pages, State::Live);
+        self.claim(start, pages, state);
         Some((start, pages))
     }
 
@@ -283,8 +335,14 @@ impl<T: Table> Extents<T> {
     }
 }
 
+/// Whether a neighbour in `other` becomes part of an extent that is freed into `state`.
+fn merges(state: State, other: State) -> bool {
+    other == state || (state == State::Dirty && other == State::Clean)
+}
+
 fn bank(state: State) -> usize {
-    usize::from(state == State::Unmapped)
+    debug_assert!(state != State::Live, "live extents are in no bin");
+    (state as usize).saturating_sub(1)
 }
 
 #[cfg(test)]
@@ -338,7 +396,7 @@ mod tests {
             page += record.pages;
         }
         let mut binned = Vec::new();
-        for state in [State::Dirty, State::Unmapped] {
+        for state in [State::Dirty, State::Clean, State::Unmapped] {
             for bin in 0..BINS {
                 let filled = extents.filled[bank(state)][bin / 64] >> (bin % 64) & 1 == 1;
                 assert_eq!(
@@ -367,37 +425,31 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Take {
-            unmapped: bool,
-            pages: u32,
-            align: u32,
-        },
+        Take { free: State, pages: u32, align: u32 },
         Append(u32),
-        Release {
-            which: usize,
-            unmapped: bool,
-        },
-        Grow {
-            which: usize,
-            extra: u32,
-        },
-        Shrink {
-            which: usize,
-            keep: u32,
-        },
+        Release { which: usize, free: State },
+        Grow { which: usize, extra: u32 },
+        Shrink { which: usize, keep: u32 },
         Largest,
+    }
+
+    fn free() -> impl Strategy<Value = State> {
+        prop_oneof![
+            Just(State::Dirty),
+            Just(State::Clean),
+            Just(State::Unmapped)
+        ]
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (any::<bool>(), 1u32..700, 0u32..10).prop_map(|(unmapped, pages, align)| Step::Take {
-                unmapped,
+            (free(), 1u32..700, 0u32..10).prop_map(|(free, pages, align)| Step::Take {
+                free,
                 pages,
                 align
             }),
             (1u32..700).prop_map(Step::Append),
-            (any::<usize>(), any::<bool>())
-                .prop_map(|(which, unmapped)| Step::Release { which, unmapped }),
+            (any::<usize>(), free()).prop_map(|(which, free)| Step::Release { which, free }),
             (any::<usize>(), 1u32..200).prop_map(|(which, extra)| Step::Grow { which, extra }),
             (any::<usize>(), 1u32..200).prop_map(|(which, keep)| Step::Shrink { which, keep }),
             Just(Step::Largest),
@@ -411,27 +463,28 @@ mod tests {
             let mut live: Vec<(u32, u32)> = Vec::new();
             for step in steps {
                 match step {
-                    Step::Take { unmapped, pages, align } => {
-                        let state = if unmapped { State::Unmapped } else { State::Dirty };
+                    Step::Take { free, pages, align } => {
                         let place = Placement { modulus: 1 << align, remainder: (1 << align) / 2 };
-                        if let Some(start) = extents.take(state, pages, place) {
+                        if let Some(start) = extents.take(free, pages, place) {
                             prop_assert_eq!(start % place.modulus, place.remainder % place.modulus);
                             live.push((start, pages));
                         }
                     }
                     Step::Append(pages) => live.push((extents.append(pages, State::Live), pages)),
-                    Step::Release { which, unmapped } if !live.is_empty() => {
+                    Step::Release { which, free } if !live.is_empty() => {
                         let (start, pages) = live.swap_remove(which % live.len());
-                        let state = if unmapped { State::Unmapped } else { State::Dirty };
-                        extents.release(start, pages, state);
+                        extents.release(start, pages, free);
                     }
                     Step::Grow { which, extra } if !live.is_empty() => {
                         let which = which % live.len();
                         let (start, pages) = live[which];
                         if start + pages == extents.end() {
-                            extents.grow_end(start, pages, extra);
+                            extents.append(extra, State::Live);
+                            extents.join(start, pages, extra);
                             live[which].1 += extra;
-                        } else if extents.grow(start, extra).is_some() {
+                        } else if extents.grow(start, extra, State::Dirty)
+                            || extents.grow(start, extra, State::Unmapped)
+                        {
                             live[which].1 += extra;
                         }
                     }

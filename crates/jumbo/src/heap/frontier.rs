@@ -1,13 +1,17 @@
-//! Where the window grows: [`Frontier`], which maps whole huge pages and decides which to advise.
+//! Where the window grows: [`Frontier`], which maps whole huge pages and decides when.
 //!
 //! Memory is handed out seamlessly, page by page, so that no space is lost between neighbours and
 //! nothing needs to be aligned: what lies inside the window is huge wherever it begins. Only the last
-//! chunk (one PMD's worth) is partly handed out, and touching it would make all of it resident. So it is
-//! advised at once only if what it adds stays within the allowed waste; otherwise it begins on base pages
-//! and is collapsed when it has filled up.
+//! chunk (one PMD's worth) is partly handed out, and touching it on a huge page would make all of it
+//! resident. So it is mapped whole only if what that adds stays within the allowed waste. Otherwise it is
+//! mapped as far as it is handed out, which the kernel cannot put a huge page across the end of, and
+//! collapsed when it has filled up.
 //!
-//! Invariant: `next <= mapped`, `mapped` is a multiple of the PMD size, and `[next, mapped)` was never
-//! handed out.
+//! All of it is advised, always, before it is touched: so the kernel keeps it as one mapping, and what
+//! is handed out never lies across two (mremap(2) would refuse it).
+//!
+//! Invariant: `next <= mapped`, `[next, mapped)` was never handed out, and `mapped` ends a chunk or is
+//! `next`.
 
 use rustix::io::{Errno, Result};
 
@@ -20,8 +24,15 @@ pub(super) struct Frontier {
     mapped: usize,
     limit: usize,
     pmd: usize,
-    /// The last chunk stands on base pages for now.
-    plain_tail: bool,
+    /// The last chunk has been handed out piece by piece, and stands on base pages.
+    pieces: bool,
+}
+
+/// What [`Frontier::take`] mapped, to be able to undo it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    pub(super) start: usize,
+    mapped: usize,
 }
 
 /// Gaps left when somebody else's mapping is in the way: room for what else may be around it.
@@ -34,7 +45,7 @@ impl Frontier {
             mapped: 0,
             limit: 0,
             pmd: 0,
-            plain_tail: false,
+            pieces: false,
         }
     }
 
@@ -45,61 +56,74 @@ impl Frontier {
             mapped: start,
             limit,
             pmd,
-            plain_tail: false,
+            pieces: false,
         };
-    }
-
-    /// The first address that was never handed out.
-    pub(super) const fn next(&self) -> usize {
-        self.next
     }
 
     /// Hands out the next `size` bytes, fresh and zero. `allowed` is how many bytes may become resident
     /// beyond what is handed out.
     ///
     /// # Errors
-    /// `EEXIST` where somebody else's mapping is in the way ([`Frontier::skip`] passes it); else the
-    /// kernel's, `ENOMEM` mostly. Nothing has changed then.
-    pub(super) fn take(&mut self, size: usize, allowed: usize) -> Result<usize> {
+    /// `EEXIST` where somebody else's mapping is in the way ([`Frontier::skip`] passes it); `ERANGE`
+    /// at the end of the range; else the kernel's, `ENOMEM` mostly. Nothing has changed then.
+    pub(super) fn take(&mut self, size: usize, allowed: usize) -> Result<Growth> {
         let start = self.next;
         let end = start
             .checked_add(size)
             .filter(|end| *end <= self.limit)
-            .ok_or(Errno::NOMEM)?;
-        let whole = end & !(self.pmd - 1);
-        let covered = end.next_multiple_of(self.pmd);
-        let wasteful = covered - end > allowed;
-
-        let fresh = self.mapped;
-        if covered > fresh {
-            memory::map(fresh, covered - fresh)?;
-        }
-        if self.plain_tail && (end >= fresh || !wasteful) {
-            self.plain_tail = false;
-            if memory::advise(fresh - self.pmd, self.pmd).is_ok() {
-                memory::collapse(fresh - self.pmd, self.pmd);
+            .ok_or(Errno::RANGE)?;
+        let whole = end.next_multiple_of(self.pmd);
+        let growth = Growth {
+            start,
+            mapped: self.mapped,
+        };
+        if end > self.mapped {
+            let upto = if whole - end > allowed { end } else { whole };
+            memory::map(self.mapped, upto - self.mapped)?;
+            // A refusal is counted by `advise`; the memory is as good as the program's own would be.
+            let advised = memory::advise(self.mapped, upto - self.mapped).is_ok();
+            let chunk = self.mapped & !(self.pmd - 1);
+            if self.pieces && advised && upto >= chunk + self.pmd {
+                memory::collapse(chunk, self.pmd);
             }
-        }
-        if covered > fresh {
-            let advised = if wasteful { whole.max(fresh) } else { covered };
-            if advised > fresh {
-                // A refusal is counted by `advise`; the memory is as good as the program's own would be.
-                let _ = memory::advise(fresh, advised - fresh);
-            }
-            self.plain_tail = advised < covered;
-            self.mapped = covered;
+            self.pieces = !upto.is_multiple_of(self.pmd);
+            self.mapped = upto;
         }
         self.next = end;
-        Ok(start)
+        Ok(growth)
     }
 
-    /// Leaves the present place for one further on, and gives the range that was mapped and is left
-    /// behind without having been handed out.
+    /// Takes the last [`Frontier::take`] back.
+    pub(super) fn undo(&mut self, growth: Growth) {
+        if growth.mapped < self.mapped
+            && memory::unmap(growth.mapped, self.mapped - growth.mapped).is_ok()
+        {
+            self.mapped = growth.mapped;
+            self.pieces = !self.mapped.is_multiple_of(self.pmd);
+        }
+        self.next = growth.start;
+    }
+
+    /// Leaves `bytes` out, which are whole chunks, from the beginning of one.
+    pub(super) fn jump(&mut self, bytes: usize) {
+        debug_assert!(self.next == self.mapped && self.next.is_multiple_of(self.pmd));
+        self.next += bytes;
+        self.mapped = self.next;
+        self.pieces = false;
+    }
+
+    /// Where [`Frontier::skip`] would go on.
+    pub(super) fn beyond(&self) -> usize {
+        (self.mapped.next_multiple_of(self.pmd) + SKIP).min(self.limit)
+    }
+
+    /// Leaves the present place for the one [`Frontier::beyond`], and gives the range that was mapped
+    /// and is left behind without having been handed out.
     pub(super) fn skip(&mut self) -> (usize, usize) {
         let left = (self.next, self.mapped);
-        self.mapped = (self.mapped + SKIP).min(self.limit);
+        self.mapped = self.beyond();
         self.next = self.mapped;
-        self.plain_tail = false;
+        self.pieces = false;
         left
     }
 }

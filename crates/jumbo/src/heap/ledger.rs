@@ -10,7 +10,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -87,8 +87,12 @@ impl Ledger {
     /// # Errors
     /// The errno of memfd_create(2) (3.17), ftruncate(2) or mmap(2).
     pub fn create() -> Result<(&'static Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create(Self::NAME, MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(Self::NAME, flags)?;
         rustix::fs::ftruncate(&fd, size_of::<Self>() as u64)?;
+        // Nobody can take the memory away from under the others.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
         let ledger = Self::map(&fd)?;
         ledger.magic.store(MAGIC, Ordering::Release);
         Ok((ledger, fd))

@@ -1,31 +1,31 @@
 //! A lock that may be asked for inside a signal handler: [`Lock`].
 //!
 //! `malloc` is not async-signal-safe, but programs call it in handlers and mostly get away with it. A
-//! plain mutex would turn "mostly" into a deadlock. This one knows its owner, by the thread pointer (the
-//! one thread identity that needs neither a system call nor a thread-local, and that stays the same in
-//! the child of a fork), and refuses where the owner asks again; the caller then takes another way.
+//! plain mutex would turn "mostly" into a deadlock. This one knows its owner and refuses where the
+//! owner asks again; the caller then takes another way.
 //!
-//! Invariant: `owner` is written by the holder alone, so it equals a thread's own pointer only if that
-//! thread holds the lock.
+//! Owner and lock are one word, so that a signal at any instruction finds them in agreement: 0 when
+//! free, else [`me`] of the holder, with the lowest bit set when somebody may be asleep. `me` is made of
+//! the thread pointer: the one thread identity that needs neither a system call nor a thread-local, and
+//! that stays the same in the child of a fork. Two threads whose pointers are 128 GiB apart would look
+//! the same; the one is then refused without need, which is what every caller is prepared for.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
 use super::memory::thread_pointer;
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
-const CONTENDED: u32 = 2;
+const ASLEEP: u32 = 1;
 /// About the length of the shortest critical section; past that it pays to sleep.
-const SPINS: u32 = 100;
+const SPINS: u32 = 200;
 
 /// A value that one thread at a time may touch.
 #[derive(Debug)]
 pub(super) struct Lock<T> {
     word: AtomicU32,
-    owner: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -33,11 +33,21 @@ pub(super) struct Lock<T> {
 #[expect(unsafe_code, reason = "a lock is what makes the value shareable")]
 unsafe impl<T: Send> Sync for Lock<T> {}
 
+/// This thread, as the lock's word has it: never [`FREE`], and [`ASLEEP`] not set.
+fn me() -> u32 {
+    // Thread control blocks are aligned to 64 bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a hash of the pointer is enough"
+    )]
+    let bits = (thread_pointer() >> 5) as u32;
+    (bits & !ASLEEP) | 2
+}
+
 impl<T> Lock<T> {
     pub(super) const fn new(value: T) -> Self {
         Self {
             word: AtomicU32::new(FREE),
-            owner: AtomicUsize::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -56,37 +66,45 @@ impl<T> Lock<T> {
 
     /// Takes the lock without a value, for fork(2). False where this thread holds it already.
     pub(super) fn acquire(&self) -> bool {
-        let me = thread_pointer();
-        if self.owner.load(Ordering::Relaxed) == me {
-            return false;
-        }
-        for _ in 0..SPINS {
-            if self.try_word(FREE, HELD) {
-                self.owner.store(me, Ordering::Relaxed);
-                return true;
+        let me = me();
+        // What the word becomes: once this thread has slept, others may sleep too, and it cannot know.
+        let mut taken = me;
+        let mut spins = 0;
+        loop {
+            let seen = self.word.load(Ordering::Relaxed);
+            if seen & !ASLEEP == me {
+                return false;
             }
-            std::hint::spin_loop();
+            if seen == FREE {
+                let (ok, no) = (Ordering::Acquire, Ordering::Relaxed);
+                if self.word.compare_exchange_weak(FREE, taken, ok, no).is_ok() {
+                    return true;
+                }
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                let asleep = seen | ASLEEP;
+                let relaxed = Ordering::Relaxed;
+                if seen == asleep
+                    || self
+                        .word
+                        .compare_exchange(seen, asleep, relaxed, relaxed)
+                        .is_ok()
+                {
+                    // A wake-up, a signal or a changed word all mean: look again.
+                    let _ = futex::wait(&self.word, futex::Flags::PRIVATE, asleep, None);
+                    taken = me | ASLEEP;
+                }
+            }
         }
-        while self.word.swap(CONTENDED, Ordering::Acquire) != FREE {
-            // A wake-up, a signal or a changed word all mean: look again.
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
-        }
-        self.owner.store(me, Ordering::Relaxed);
-        true
     }
 
     /// Gives back what [`Lock::acquire`] took.
     pub(super) fn release(&self) {
-        self.owner.store(0, Ordering::Relaxed);
-        if self.word.swap(FREE, Ordering::Release) == CONTENDED {
+        if self.word.swap(FREE, Ordering::Release) & ASLEEP != 0 {
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
-    }
-
-    fn try_word(&self, from: u32, to: u32) -> bool {
-        self.word
-            .compare_exchange_weak(from, to, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
     }
 }
 

@@ -31,6 +31,27 @@ pub(super) struct Pack {
     pmd: usize,
 }
 
+impl Pack {
+    fn take(&mut self, length: usize, allowed: usize) -> Option<usize> {
+        match self.frontier.take(length, allowed) {
+            Ok(growth) => Some(growth.start),
+            // The program takes an address of its own this once, and the next one is found elsewhere.
+            Err(Errno::EXIST) => {
+                let (left, right) = self.frontier.skip();
+                if left < right {
+                    let _ = memory::unmap(left, right - left);
+                }
+                None
+            }
+            Err(Errno::RANGE) => {
+                self.frontier.place(MAPS_BASE, PACK_END, self.pmd);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
 pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
     frontier: Frontier::new(),
     asked: 0,
@@ -93,14 +114,7 @@ pub fn take_small(length: usize) -> Option<usize> {
             return None;
         }
         let allowed = (pack.asked / 100).saturating_mul(pack.max_waste);
-        let taken = pack.frontier.take(length, allowed);
-        if taken == Err(Errno::EXIST) {
-            let (left, right) = pack.frontier.skip();
-            if left < right {
-                let _ = memory::unmap(left, right - left);
-            }
-        }
-        taken.ok()
+        pack.take(length, allowed)
     })
     .flatten()
     .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
@@ -152,12 +166,6 @@ pub fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
     }
     advise_mapping(target, new);
     Some(target)
-}
-
-/// Makes a mapping of ours one mapping to the kernel, for mremap(2): a packed one may lie across the line
-/// between advised memory and memory that is not yet.
-pub fn unify(address: usize, length: usize) -> bool {
-    is_placed(address) && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok()
 }
 
 fn active() -> bool {

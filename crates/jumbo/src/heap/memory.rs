@@ -115,15 +115,10 @@ pub(super) fn populate(address: usize, length: usize) {
 
 /// Replaces the base pages of one huge page's range by a huge page, now. MADV_COLLAPSE, Linux 6.1.
 pub(super) fn collapse(address: usize, length: usize) {
-    // SAFETY: errno is this thread's own; madvise(2) with MADV_COLLAPSE changes how memory is backed,
-    // never what it holds. rustix has no name for this advice, and libc's wrapper sets errno: it is
-    // put back because a malloc that succeeds must leave it alone.
+    // SAFETY: MADV_COLLAPSE changes how memory is backed, never what it holds. rustix has no name for
+    // it, and libc's madvise may be interposed, by ourselves for one.
     let done = unsafe {
-        let errno = libc::__errno_location();
-        let saved = *errno;
-        let done = libc::madvise(at(address), length, libc::MADV_COLLAPSE) == 0;
-        *errno = saved;
-        done
+        quietly(|| libc::syscall(libc::SYS_madvise, at(address), length, libc::MADV_COLLAPSE)) == 0
     };
     if done {
         stats::collapsed(length);
@@ -136,6 +131,55 @@ pub(super) fn relocate(from: usize, to: usize, length: usize) -> Result<()> {
     // SAFETY: both ranges are extents that the caller took for this purpose: the source's owner asked
     // for the move, and the target was never handed out.
     unsafe { mm::mremap_fixed(at(from), length, length, flags, at(to)).map(drop) }
+}
+
+/// Puts the pages back that a failed [`relocate`] may have moved: they are the ones at the start.
+///
+/// Before Linux 6.17 a move is all or nothing and there is nothing to do. If they cannot be put back
+/// the program cannot go on: what it holds is in two places.
+pub(super) fn restore(from: usize, to: usize, length: usize) {
+    let (mut moved, mut whole) = (0, length);
+    // The first page that is still at its old place, by bisection.
+    while moved < whole {
+        let middle = moved + (whole - moved) / 2 / BASE_PAGE * BASE_PAGE;
+        if is_mapped(from + middle) {
+            whole = middle;
+        } else {
+            moved = middle + BASE_PAGE;
+        }
+    }
+    if moved > 0 && relocate(to, from, moved).is_err() {
+        // SAFETY: abort(3) may always be called.
+        unsafe { libc::abort() }
+    }
+}
+
+/// Whether anything is mapped at the page at `address`. mincore(2), Linux 2.3.99.
+fn is_mapped(address: usize) -> bool {
+    let mut residency = 0u8;
+    // SAFETY: `residency` has room for the one page that is asked about.
+    unsafe {
+        quietly(|| {
+            libc::syscall(
+                libc::SYS_mincore,
+                at(address),
+                BASE_PAGE,
+                &raw mut residency,
+            )
+        }) == 0
+    }
+}
+
+/// Makes a system call that rustix lacks and puts errno back: what succeeds must leave it alone.
+fn quietly(call: impl FnOnce() -> libc::c_long) -> libc::c_long {
+    // SAFETY: errno is this thread's own.
+    unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        let answer = call();
+        *errno = saved;
+        answer
+    }
 }
 
 /// Grows or moves a mapping of the program's own to `to`, which the caller reserved with [`reserve`].
@@ -164,7 +208,7 @@ pub(super) struct PageTable {
     mapped: usize,
 }
 
-/// How much of the table is mapped at a time: records for 256 MiB of the window.
+/// The table is mapped in multiples of that: records for 256 MiB of the window.
 const TABLE_STEP: usize = 1 << 20;
 
 impl PageTable {
@@ -174,10 +218,10 @@ impl PageTable {
 
     /// Makes sure that every page below `end` has a record.
     pub(super) fn reach(&mut self, end: u32) -> Result<()> {
-        let needed = end as usize * size_of::<Record>();
-        while self.mapped < needed {
-            map(TABLE_BASE + self.mapped, TABLE_STEP)?;
-            self.mapped += TABLE_STEP;
+        let needed = (end as usize * size_of::<Record>()).next_multiple_of(TABLE_STEP);
+        if needed > self.mapped {
+            map(TABLE_BASE + self.mapped, needed - self.mapped)?;
+            self.mapped = needed;
         }
         Ok(())
     }
@@ -198,6 +242,17 @@ impl Table for PageTable {
     fn set(&mut self, page: u32, record: Record) {
         // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
         unsafe { self.record(page).write(record) }
+    }
+}
+
+/// The record of a page that is known to have one: the first of a live block.
+pub(super) fn peek(page: usize) -> Record {
+    // SAFETY: the record was mapped when the block was handed out, and the table is never unmapped. Its
+    // owner, who asks, is the only one that could change it now.
+    unsafe {
+        at(TABLE_BASE + page * size_of::<Record>())
+            .cast::<Record>()
+            .read()
     }
 }
 

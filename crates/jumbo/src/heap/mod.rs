@@ -54,6 +54,8 @@ pub struct Settings {
     pub pmd: usize,
     /// How much may be resident beyond what was asked for, in percent.
     pub max_waste: usize,
+    /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
+    pub arenas: bool,
 }
 
 /// What became of a request to resize a block.
@@ -74,6 +76,11 @@ static PLACED: AtomicBool = AtomicBool::new(false);
 /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
 /// resident at once, so nothing is.
 static LOCKED: AtomicBool = AtomicBool::new(false);
+/// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
+/// is unmapped at once and not handed out again as it is.
+static STICKY: AtomicBool = AtomicBool::new(false);
+/// glibc's thread arenas are advised.
+static ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
 /// Gives the window its place. Once, before the first allocation; false where it cannot have one here.
@@ -90,6 +97,7 @@ pub fn start(settings: Settings) -> bool {
         WINDOW.with(|window| window.place(settings, random));
         maps::place(settings, random >> 32);
         PMD.store(settings.pmd, Ordering::Relaxed);
+        ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
     }
     fits
@@ -132,7 +140,8 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 
 /// Frees the block at `address`; false where no block begins there (a bug of the program's).
 pub fn release(address: usize) -> bool {
-    with_window(|window| window.release(address)).unwrap_or_else(|| {
+    let keep = !STICKY.load(Ordering::Relaxed);
+    with_window(|window| window.release(address, keep)).unwrap_or_else(|| {
         // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
         DEFERRED.push(address);
         true
@@ -141,8 +150,7 @@ pub fn release(address: usize) -> bool {
 
 /// How many bytes the block at `address` has room for; `None` where no block begins there.
 pub fn room(address: usize) -> Option<usize> {
-    // In a signal handler that interrupted us the length cannot be looked up: the least it can be.
-    with_window(|window| window.room(address)).unwrap_or(Some(BASE_PAGE))
+    with_window(|window| window.room(address)).unwrap_or_else(|| window::peek(address))
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
@@ -152,7 +160,8 @@ pub fn resize(address: usize, size: usize) -> Resize {
         Some(Resized::Moved(to)) => Resize::Done(to),
         Some(Resized::No(room)) => Resize::Copy(room),
         Some(Resized::Unknown) => Resize::Unknown,
-        None => Resize::Unknown,
+        // In a signal handler that interrupted us.
+        None => window::peek(address).map_or(Resize::Unknown, Resize::Copy),
     }
 }
 
@@ -166,6 +175,19 @@ pub fn copy(from: usize, to: usize, length: usize) {
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
     with_window(Window::trim).unwrap_or(false)
+}
+
+/// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
+/// madvise(2).
+pub fn changed(address: usize) {
+    if is_ours(address) {
+        STICKY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// An identity of the calling thread, unique among those that live.
+pub fn thread() -> usize {
+    memory::thread_pointer()
 }
 
 /// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
@@ -195,7 +217,7 @@ pub fn after_fork(held: HeldLocks) {
 }
 
 /// The locks that a fork holds.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldLocks {
     window: bool,
     maps: bool,
@@ -216,8 +238,13 @@ impl HeldLocks {
     }
 }
 
+/// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)).
+pub fn forked() {
+    LOCKED.store(false, Ordering::Relaxed);
+}
+
 /// In the child of a fork: counts as a process of its own from now on, with what it inherited.
-pub fn forked(ledger: &'static Ledger, pid: u32) {
+pub fn forked_with(ledger: &'static Ledger, pid: u32) {
     let parent = stats::slot();
     let (flags, live) = (
         parent.flags.load(Ordering::Relaxed),
@@ -236,7 +263,7 @@ pub fn thp_disabled() -> bool {
 fn with_window<R>(work: impl FnOnce(&mut Window) -> R) -> Option<R> {
     WINDOW.with(|window| {
         DEFERRED.drain(|address| {
-            window.release(address);
+            window.release(address, true);
         });
         work(window)
     })

@@ -1,9 +1,16 @@
 //! Large allocations: [`Window`], the extents and the frontier under one lock.
 //!
-//! Every function here is called with the heap's lock held. What is freed stays mapped for a while
-//! (`Dirty`), because the next allocation of its size would fault it in again; past [`Window::keep`] it
-//! is unmapped, as glibc does with its own large chunks, so that freed memory is really free and a late
-//! access faults.
+//! Every function here is called with the heap's lock held, but for [`peek`]. What is freed stays mapped
+//! for a while (`Dirty`), because the next allocation of its size would fault it in again. Past
+//! [`Window::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
+//! really free and a late access faults; what is smaller than one stays mapped (cutting a huge page would
+//! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
+//!
+//! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
+//! extent begins and ends at a huge page.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
@@ -14,8 +21,15 @@ use super::{BASE_PAGE, HEAP_BASE, HEAP_END, Settings, stats};
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
 const KEEP_BLOCK: usize = 32 << 20;
+/// What is kept in any case: enough for a set of blocks that come and go.
+const KEEP_LEAST: usize = 16 << 20;
 /// How often another place is tried when somebody else's mapping is in the way.
 const DETOURS: u32 = 8;
+/// Larger alignments are left to the program's allocator, which trims what it does not need.
+const MOST_ALIGN: usize = 1 << 30;
+
+/// Where the window begins, for [`peek`]. Written once.
+static START: AtomicUsize = AtomicUsize::new(0);
 
 /// The state behind the heap's lock.
 #[derive(Debug)]
@@ -27,8 +41,9 @@ pub(super) struct Window {
     max_waste: usize,
     /// Bytes handed out.
     live: usize,
-    /// Bytes in `Dirty` extents.
+    /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
+    clean: usize,
     /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
     largest_kept: usize,
 }
@@ -46,6 +61,17 @@ pub(super) enum Resized {
     Unknown,
 }
 
+/// The bytes that the block at `address` has room for, looked up without the lock.
+///
+/// Only for a block of the caller's own: nobody else changes its record, and so it may be read while a
+/// signal handler stands in the middle of somebody's call.
+pub(super) fn peek(address: usize) -> Option<usize> {
+    let page = address.checked_sub(START.load(Ordering::Acquire))? / BASE_PAGE;
+    memory::peek(page)
+        .live_pages()
+        .map(|pages| pages as usize * BASE_PAGE)
+}
+
 impl Window {
     pub(super) const fn new() -> Self {
         Self {
@@ -56,6 +82,7 @@ impl Window {
             max_waste: 0,
             live: 0,
             dirty: 0,
+            clean: 0,
             largest_kept: 0,
         }
     }
@@ -67,15 +94,19 @@ impl Window {
         self.pmd = settings.pmd;
         self.max_waste = settings.max_waste;
         self.frontier.place(self.start, HEAP_END, settings.pmd);
+        START.store(self.start, Ordering::Release);
     }
 
     /// `size` bytes at a multiple of `align`, and whether they are zero.
     ///
     /// # Errors
-    /// `ENOMEM`, or that no place could be found (`EEXIST`).
+    /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
     pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
-        let place = self.placement(align, 0)?;
+        if align > MOST_ALIGN {
+            return Err(Errno::RANGE);
+        }
+        let place = self.placement(align, 0);
         let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > 0 {
             self.purge(0);
@@ -87,11 +118,16 @@ impl Window {
     }
 
     /// Frees the block at `address`. False where none begins there.
-    pub(super) fn release(&mut self, address: usize) -> bool {
+    pub(super) fn release(&mut self, address: usize, keep: bool) -> bool {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
         self.count(pages, false);
+        let length = pages as usize * BASE_PAGE;
+        if !keep && memory::unmap(address, length).is_ok() {
+            self.unmapped(page, pages);
+            return true;
+        }
         self.release_pages(page, pages);
         true
     }
@@ -127,47 +163,89 @@ impl Window {
             .map_or(Resized::No(room), Resized::Moved)
     }
 
-    /// Unmaps free memory until at most `keep` bytes of it are left mapped.
-    pub(super) fn purge(&mut self, keep: usize) {
-        while self.dirty > keep {
-            let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
-                return;
-            };
-            let (start, end) = (self.address(page), self.address(page + pages));
-            self.dirty -= end - start;
-            // Whole huge pages go first: a cut through one costs its neighbours their huge page.
-            let inner = start.next_multiple_of(self.pmd)..end & !(self.pmd - 1);
-            let inner = if inner.is_empty() { start..end } else { inner };
-            if memory::unmap(inner.start, inner.len()).is_err() {
-                // Too many mappings (vm.max_map_count). The memory goes back, the addresses stay.
-                let _ = memory::discard(start, end - start);
-                self.dirty += end - start;
-                self.extents.release(page, pages, State::Dirty);
-                return;
-            }
-            let (head, tail) = (
-                self.page(inner.start) - page,
-                page + pages - self.page(inner.end),
-            );
-            let mut middle = (page, pages);
-            if head > 0 {
-                middle = (self.extents.split(page, pages, head), pages - head);
-                self.keep_dirty(page, head);
-            }
-            if tail > 0 {
-                let rest = self.extents.split(middle.0, middle.1, middle.1 - tail);
-                middle.1 -= tail;
-                self.keep_dirty(rest, tail);
-            }
-            self.extents.release(middle.0, middle.1, State::Unmapped);
-        }
-    }
-
-    /// Unmaps all free memory. True if there was any.
+    /// Gives all free memory back. True if there was any.
     pub(super) fn trim(&mut self) -> bool {
         let before = self.dirty;
         self.purge(0);
         self.dirty < before
+    }
+
+    /// Gives free memory back until at most `keep` bytes of it may be resident.
+    fn purge(&mut self, keep: usize) {
+        while self.dirty > keep {
+            let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
+                return;
+            };
+            let range = self.range(page, pages);
+            self.dirty -= range.len();
+            let inner = self.whole_chunks(&range);
+            if inner.is_empty() {
+                // A refusal (locked memory) leaves it resident, and `Clean` would be wrong.
+                if memory::discard(range.start, range.len()).is_ok() {
+                    self.add_clean(page, pages);
+                } else {
+                    self.add_dirty(page, pages);
+                    return;
+                }
+            } else if memory::unmap(inner.start, inner.len()).is_ok() {
+                // The edges are smaller than a huge page: they stay as they are.
+                self.carve(page, pages, &inner, Self::add_dirty);
+            } else {
+                // Too many mappings (vm.max_map_count): give the memory back, keep the addresses.
+                let zero = memory::discard(range.start, range.len()).is_ok();
+                if zero {
+                    self.add_clean(page, pages)
+                } else {
+                    self.add_dirty(page, pages)
+                }
+                if !zero {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
+    /// `Unmapped`, and what is around them is handed to `edge`.
+    fn carve(
+        &mut self,
+        page: u32,
+        pages: u32,
+        inner: &Range<usize>,
+        edge: fn(&mut Self, u32, u32),
+    ) {
+        let (head, tail) = (
+            self.page(inner.start) - page,
+            page + pages - self.page(inner.end),
+        );
+        let mut middle = (page, pages);
+        if head > 0 {
+            middle = (self.extents.split(page, pages, head), pages - head);
+            edge(self, page, head);
+        }
+        if tail > 0 {
+            let rest = self.extents.split(middle.0, middle.1, middle.1 - tail);
+            middle.1 -= tail;
+            edge(self, rest, tail);
+        }
+        self.extents.release(middle.0, middle.1, State::Unmapped);
+    }
+
+    /// The pages of a live extent were unmapped, all of them: it becomes free.
+    fn unmapped(&mut self, page: u32, pages: u32) {
+        let inner = self.whole_chunks(&self.range(page, pages));
+        if inner.is_empty() {
+            self.refill(page, pages);
+        } else {
+            self.carve(page, pages, &inner, Self::refill);
+        }
+    }
+
+    /// Maps pages of a live extent anew and frees them. Where that fails the addresses are lost.
+    fn refill(&mut self, page: u32, pages: u32) {
+        if self.map_again(page, pages).is_ok() {
+            self.add_clean(page, pages);
+        }
     }
 
     fn take_pages(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
@@ -175,108 +253,190 @@ impl Window {
             self.dirty -= pages as usize * BASE_PAGE;
             return Ok((page, false));
         }
-        if let Some(page) = self.extents.take(State::Unmapped, pages, place) {
-            match self.map_again(page, pages) {
-                Ok(()) => return Ok((page, true)),
-                // Somebody mapped something there: those addresses are lost to us, for good.
-                Err(Errno::EXIST) => {}
-                Err(errno) => {
-                    self.extents.release(page, pages, State::Unmapped);
-                    return Err(errno);
-                }
-            }
+        if let Some(page) = self.extents.take(State::Clean, pages, place) {
+            self.clean -= pages as usize * BASE_PAGE;
+            return Ok((page, true));
         }
-        self.take_fresh(pages, place)
+        // One huge page may always be left over: it is used up by what comes next.
+        let most = self.allowed(pages as usize * BASE_PAGE).max(self.pmd);
+        if let Ok(page) = self.take_unmapped(pages, place, most) {
+            return Ok((page, true));
+        }
+        let fresh = self.take_fresh(pages, place);
+        if fresh == Err(Errno::RANGE) {
+            // All addresses have been used once.
+            return self
+                .take_unmapped(pages, place, usize::MAX)
+                .map(|page| (page, true));
+        }
+        fresh
+    }
+
+    /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
+    ///
+    /// A clean extent in front (what was left over the last time) is used up first, so that blocks
+    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over.
+    fn take_unmapped(&mut self, pages: u32, place: Placement, most: usize) -> Result<u32, Errno> {
+        let chunk = self.chunk_pages();
+        let lead = place.remainder % chunk;
+        let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
+        // The block begins `lead` pages into the first chunk.
+        let from = Placement {
+            modulus: place.modulus.max(chunk),
+            remainder: place.remainder - lead,
+        };
+        let count = whole(pages.checked_add(lead).ok_or(Errno::NOMEM)?)?;
+        let page = self
+            .extents
+            .take(State::Unmapped, count, from)
+            .ok_or(Errno::NOMEM)?;
+        let front = match self.extents.claim_before(page, State::Clean) {
+            Some((start, length)) if place.modulus > 1 || length >= pages => {
+                self.extents.release(start, length, State::Clean);
+                0
+            }
+            front => front.map_or(0, |(_, length)| length),
+        };
+        let needed = whole(pages + lead - front)?;
+        if needed < count {
+            let rest = self.extents.split(page, count, needed);
+            self.extents.release(rest, count - needed, State::Unmapped);
+        }
+        let surplus = (front + needed - lead - pages) as usize * BASE_PAGE;
+        let mapped = if surplus + self.clean - front as usize * BASE_PAGE > most {
+            Err(Errno::RANGE)
+        } else {
+            self.map_again(page, needed)
+        };
+        if let Err(errno) = mapped {
+            // Where somebody else's mapping is there, those addresses are lost to us, for good.
+            if errno != Errno::EXIST {
+                self.extents.release(page, needed, State::Unmapped);
+            }
+            if front > 0 {
+                self.extents.release(page - front, front, State::Clean);
+            }
+            return Err(errno);
+        }
+        self.clean -= front as usize * BASE_PAGE;
+        self.extents.join(page - front, front, needed);
+        let mut block = (page - front, front + needed);
+        if lead > 0 {
+            let start = self.extents.split(block.0, block.1, lead);
+            self.add_clean(block.0, lead);
+            block = (start, block.1 - lead);
+        }
+        if block.1 > pages {
+            let rest = self.extents.split(block.0, block.1, pages);
+            self.add_clean(rest, block.1 - pages);
+        }
+        Ok(block.0)
     }
 
     fn take_fresh(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
         for _ in 0..DETOURS {
-            let end = self.extents.end();
-            let at = place.first_from(end).ok_or(Errno::NOMEM)?;
-            let total = (at - end).checked_add(pages).ok_or(Errno::NOMEM)?;
-            let new_end = end
-                .checked_add(total)
-                .filter(|end| *end < 1 << 31)
-                .ok_or(Errno::NOMEM)?;
-            let size = total as usize * BASE_PAGE;
-            let allowed = self.allowed(size);
-            self.extents.table_mut().reach(new_end)?;
-            match self.frontier.take(size, allowed) {
-                Ok(_) => {
-                    if at > end {
-                        self.extents.append(at - end, State::Live);
-                        self.keep_dirty(end, at - end);
-                    }
-                    return Ok((self.extents.append(pages, State::Live), true));
-                }
+            match self.take_at_frontier(pages, place) {
                 Err(Errno::EXIST) => self.detour()?,
-                Err(errno) => return Err(errno),
+                other => return other.map(|page| (page, true)),
             }
         }
         Err(Errno::EXIST)
     }
 
+    fn take_at_frontier(&mut self, pages: u32, place: Placement) -> Result<u32, Errno> {
+        let end = self.extents.end();
+        let at = place.first_from(end).ok_or(Errno::NOMEM)?;
+        let gap = at - end;
+        let to_chunk = Placement {
+            modulus: self.chunk_pages(),
+            remainder: 0,
+        }
+        .first_from(end);
+        let near = to_chunk.map_or(gap, |chunk| gap.min(chunk - end));
+        if gap > near {
+            // More than a chunk is left out: map none of it.
+            if near > 0 {
+                self.append(near, Self::add_clean)?;
+            }
+            let far = gap - near;
+            self.reach(end + near + far)?;
+            self.frontier.jump(far as usize * BASE_PAGE);
+            self.extents.append(far, State::Unmapped);
+        } else if gap > 0 {
+            self.append(gap, Self::add_clean)?;
+        }
+        self.append(pages, |_, _, _| ())
+    }
+
+    /// Lets the window grow by `pages`, which become a live extent for `and` to do with as it likes.
+    fn append(&mut self, pages: u32, and: impl FnOnce(&mut Self, u32, u32)) -> Result<u32, Errno> {
+        let end = self
+            .extents
+            .end()
+            .checked_add(pages)
+            .filter(|end| *end < 1 << 31);
+        let end = end.ok_or(Errno::NOMEM)?;
+        let size = pages as usize * BASE_PAGE;
+        let growth = self.frontier.take(size, self.allowed(size))?;
+        if let Err(errno) = self.reach(end) {
+            self.frontier.undo(growth);
+            return Err(errno);
+        }
+        debug_assert_eq!(growth.start, self.address(self.extents.end()));
+        let page = self.extents.append(pages, State::Live);
+        and(self, page, pages);
+        Ok(page)
+    }
+
     /// Goes round a mapping of somebody else's. The addresses in between stay taken for good.
     fn detour(&mut self) -> Result<(), Errno> {
+        let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
+        let beyond = u32::try_from(beyond)
+            .ok()
+            .filter(|page| *page < 1 << 31)
+            .ok_or(Errno::RANGE)?;
+        self.reach(beyond)?;
         let (left, right) = self.frontier.skip();
-        let next = self.page_checked(self.frontier.next())?;
-        self.extents.table_mut().reach(next)?;
         if right > left {
-            let page = self
-                .extents
-                .append(self.page(right) - self.page(left), State::Live);
-            self.keep_dirty(page, self.page(right) - page);
+            let pages = self.page(right) - self.page(left);
+            let page = self.extents.append(pages, State::Live);
+            self.add_clean(page, pages);
         }
-        let lost = next - self.extents.end();
+        let lost = beyond - self.extents.end();
         if lost > 0 {
             self.extents.append(lost, State::Live);
         }
         Ok(())
     }
 
+    fn reach(&mut self, end: u32) -> Result<(), Errno> {
+        self.extents.table_mut().reach(end)
+    }
+
     fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
-        let (start, length) = (self.address(page), pages as usize * BASE_PAGE);
-        memory::map(start, length)?;
+        let range = self.range(page, pages);
+        memory::map(range.start, range.len())?;
         // A refusal is counted by `advise`.
-        let _ = memory::advise(start, length);
+        let _ = memory::advise(range.start, range.len());
         Ok(())
     }
 
     fn grow(&mut self, page: u32, pages: u32, extra: u32) -> bool {
-        if page + pages == self.extents.end() {
-            let Some(end) = (page + pages)
-                .checked_add(extra)
-                .filter(|end| *end < 1 << 31)
-            else {
-                return false;
-            };
-            let size = extra as usize * BASE_PAGE;
-            let allowed = self.allowed(size);
-            let reached = self.extents.table_mut().reach(end).is_ok();
-            if reached && self.frontier.take(size, allowed).is_ok() {
-                self.extents.grow_end(page, pages, extra);
-                return true;
-            }
-            return false;
+        let end = page + pages;
+        if end == self.extents.end() {
+            let merge = |window: &mut Self, _, _| window.extents.join(page, pages, extra);
+            return self.append(extra, merge).is_ok();
         }
-        match self.extents.grow(page, extra) {
-            Some(State::Dirty) => {
-                self.dirty -= extra as usize * BASE_PAGE;
-                true
-            }
-            Some(_) => {
-                let mapped = self.map_again(page + pages, extra);
-                if mapped.is_err() {
-                    let tail = self.extents.split(page, pages + extra, pages);
-                    // Lost where somebody else's mapping is there; free again otherwise.
-                    if mapped != Err(Errno::EXIST) {
-                        self.extents.release(tail, extra, State::Unmapped);
-                    }
-                }
-                mapped.is_ok()
-            }
-            None => false,
+        let bytes = extra as usize * BASE_PAGE;
+        if self.extents.grow(page, extra, State::Dirty) {
+            self.dirty -= bytes;
+            return true;
         }
+        if self.extents.grow(page, extra, State::Clean) {
+            self.clean -= bytes;
+            return true;
+        }
+        false
     }
 
     /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
@@ -287,18 +447,18 @@ impl Window {
             return None;
         }
         let from = self.address(page);
-        let place = self.placement(self.pmd, from % self.pmd).ok()?;
+        let place = self.placement(self.pmd, from % self.pmd);
         let (target, _) = self.take_pages(new, place).ok()?;
         let to = self.address(target);
         if memory::relocate(from, to, length).is_err() {
-            // The target may have been unmapped before the move failed (mremap(2) with
-            // MREMAP_FIXED); in doubt those addresses are not used again.
-            let _ = memory::unmap(to, new as usize * BASE_PAGE);
-            self.extents.release(target, new, State::Unmapped);
+            // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
+            // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
+            // pages that have moved already go back.
+            memory::restore(from, to, length);
             return None;
         }
         self.count(new - old, true);
-        self.extents.release(page, old, State::Unmapped);
+        self.unmapped(page, old);
         Some(to)
     }
 
@@ -307,19 +467,33 @@ impl Window {
         if length <= KEEP_BLOCK {
             self.largest_kept = self.largest_kept.max(length);
         }
-        self.keep_dirty(page, pages);
+        self.add_dirty(page, pages);
         self.purge(self.keep());
     }
 
-    fn keep_dirty(&mut self, page: u32, pages: u32) {
-        self.dirty += pages as usize * BASE_PAGE;
-        self.extents.release(page, pages, State::Dirty);
+    fn add_dirty(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Dirty);
+        self.dirty += (pages + freed.absorbed) as usize * BASE_PAGE;
+        self.clean -= freed.absorbed as usize * BASE_PAGE;
+    }
+
+    /// Frees mapped pages that are not resident. Whole chunks of them are unmapped, so that they can be
+    /// huge again.
+    fn add_clean(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Clean);
+        self.clean += pages as usize * BASE_PAGE;
+        let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
+        if !inner.is_empty() && memory::unmap(inner.start, inner.len()).is_ok() {
+            self.extents.claim(freed.start, freed.pages, State::Clean);
+            self.clean -= freed.pages as usize * BASE_PAGE;
+            self.carve(freed.start, freed.pages, &inner, Self::add_clean);
+        }
     }
 
     /// What glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and the
     /// allowed waste on top.
     fn keep(&self) -> usize {
-        self.largest_kept * 2 + self.allowed(0)
+        (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0)
     }
 
     fn allowed(&self, more: usize) -> usize {
@@ -344,26 +518,35 @@ impl Window {
         Some((page, self.extents.live(page)?))
     }
 
-    fn placement(&self, align: usize, offset: usize) -> Result<Placement, Errno> {
-        let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).map_err(|_| Errno::NOMEM)?;
-        let remainder = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
-        // The remainder is below the modulus, which is a u32.
-        Ok(Placement {
+    /// Blocks at `offset` past a multiple of `align`, which is at most [`MOST_ALIGN`].
+    fn placement(&self, align: usize, offset: usize) -> Placement {
+        let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
+        let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
+        Placement {
             modulus,
-            remainder: u32::try_from(remainder).map_err(|_| Errno::NOMEM)?,
-        })
+            remainder: u32::try_from(pages).unwrap_or(0),
+        }
+    }
+
+    fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
+        range.start.next_multiple_of(self.pmd)..range.end & !(self.pmd - 1)
+    }
+
+    fn chunk_pages(&self) -> u32 {
+        u32::try_from(self.pmd / BASE_PAGE).unwrap_or(1)
+    }
+
+    fn range(&self, page: u32, pages: u32) -> Range<usize> {
+        self.address(page)..self.address(page + pages)
     }
 
     fn address(&self, page: u32) -> usize {
         self.start + page as usize * BASE_PAGE
     }
 
+    /// The page at an address of the window, which has fewer than 2^31.
     fn page(&self, address: usize) -> u32 {
-        self.page_checked(address).unwrap_or(u32::MAX)
-    }
-
-    fn page_checked(&self, address: usize) -> Result<u32, Errno> {
-        u32::try_from((address - self.start) / BASE_PAGE).map_err(|_| Errno::NOMEM)
+        u32::try_from((address - self.start) / BASE_PAGE).unwrap_or(u32::MAX)
     }
 }
 
