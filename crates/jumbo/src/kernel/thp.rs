@@ -103,7 +103,7 @@ impl Thp {
     pub fn read_controls(root: &Root) -> Result<Option<Self>, FileError> {
         let file = |name: &str| format!("{FOLDER}/{name}");
         let Some(enabled) = optional(Choice::read(root, &file("enabled")))? else {
-            return Ok(None);
+            return absent(root).map(|()| None);
         };
         let flag = |name: &str| optional(root.read_u64(file(name)).map(|value| value != 0));
         Ok(Some(Self {
