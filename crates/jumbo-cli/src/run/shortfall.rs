@@ -13,6 +13,10 @@ use super::report::{Counted, Kinds};
 /// Mappings left alone count when they come to this part of the heap.
 const NOTABLE: u64 = 20;
 
+/// A heap of so many huge pages with less than this share of them calls for a reason.
+const MEASURABLE: u64 = 8;
+const FEW: f64 = 0.5;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Shortfall {
     pub(super) what: String,
@@ -22,8 +26,8 @@ pub(super) struct Shortfall {
 /// What there is to go by.
 pub(super) struct Evidence<'a> {
     pub(super) launch: &'a Launch<'a>,
-    /// The plan's, for the host as it is.
-    pub(super) memory: &'a [Memory],
+    /// The plan's, for the host as it was at the start and at the end.
+    pub(super) memory: &'a [Vec<Memory>],
     pub(super) counted: &'a Counted,
     pub(super) peak: Option<&'a Kinds>,
     /// The first process was heard of.
@@ -58,10 +62,13 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     // What the host rules out holds for every kind alike: once is enough.
     let wants = orders.heap || orders.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
-    if ruled_out && memory.iter().all(|memory| memory.sizes.is_empty()) {
-        if let Some(memory) = memory.first() {
-            add("huge pages", memory.how.clone());
-        }
+    let nothing = |memory: &&Vec<Memory>| memory.iter().all(|memory| memory.sizes.is_empty());
+    let reason = memory
+        .iter()
+        .find(nothing)
+        .and_then(|memory| memory.first());
+    if let Some(memory) = reason.filter(|_| ruled_out) {
+        add("huge pages", memory.how.clone());
     } else if total.flags & flag::THP_DISABLED != 0 {
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
@@ -105,7 +112,8 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         );
     }
     let heap = peak.map(|peak| peak.heap().usage.bytes).unwrap_or_default();
-    if total.maps_left.0 > heap.0 / NOTABLE && total.maps_left.0 >= launch.plan.orders.pmd as u64 {
+    let left_each = total.maps_left.0 / u64::from(counted.images.max(1));
+    if total.maps_left.0 > heap.0 / NOTABLE && left_each >= launch.plan.orders.pmd as u64 {
         add(
             "mappings",
             format!(
@@ -127,6 +135,17 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     if let Some(more @ 1..) = images.checked_sub(SLOTS) {
         let reason = format!("{more} processes more than it has room for");
         add("the ledger", reason);
+    }
+    let few = |peak: &&Kinds| {
+        let heap = peak.heap();
+        heap.usage.bytes.0 >= MEASURABLE * orders.pmd as u64
+            && heap.huge_share.is_some_and(|share| share < FEW)
+    };
+    if found.is_empty() && *reached && peak.as_ref().is_some_and(few) {
+        found.push(Shortfall {
+            what: String::from("huge pages"),
+            reason: String::from("nothing that was counted says why; hint: jumbo doctor"),
+        });
     }
     found
 }

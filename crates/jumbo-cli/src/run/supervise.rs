@@ -50,7 +50,8 @@ pub(super) fn run(
         let events = Events::read(root).ok()?;
         events.get("thp_fault_fallback")
     };
-    let before = fallbacks();
+    let controls = || Thp::read_controls(root).ok().flatten();
+    let (before, first) = (fallbacks(), controls());
     let mut sampler = Sampler::new(root, child.pid(), Some(ledger));
     let end = watch(&child, &signals, &mut sampler)
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
@@ -63,11 +64,12 @@ pub(super) fn run(
     let counted = Counted::read(Some(ledger));
     let kinds = peak.as_ref().map(|peak| Kinds::from(&peak.usage));
     let reached = counted.of(child.pid()).is_some();
-    let thp = Thp::read_controls(root).ok().flatten();
     let disabled = jumbo::heap::thp_disabled();
-    let memory = launch
-        .plan
-        .memory(&launch.program.reach, thp.as_ref(), disabled);
+    // The controls may have been switched meanwhile: what ruled huge pages out at either end counts.
+    let memory = [first, controls()].map(|thp| {
+        let reach = &launch.program.reach;
+        launch.plan.memory(reach, thp.as_ref(), disabled)
+    });
     let shortfalls = shortfall::find(&Evidence {
         launch,
         memory: &memory,

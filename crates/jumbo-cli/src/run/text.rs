@@ -62,8 +62,8 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
     }
     let (requested, ledger) = (&report.requested, &report.obtained.ledger);
     let images = match report.obtained.images {
-        1 => String::from("1 process"),
-        images => format!("{images} processes"),
+        1 => String::from("1 program"),
+        images => format!("{images} programs"),
     };
     let tunable = requested.tunable.map(|tunable| format!(", {tunable}"));
     writeln!(
@@ -118,7 +118,7 @@ fn how(report: &Report) -> String {
         None => String::new(),
     };
     format!(
-        "peak of the heap at {}: {} samples, a look each {}{coverage}{}",
+        "peak of the heap at {}: samples: {}, a look each {}{coverage}{}",
         duration(Duration::from_secs_f64(at)),
         sampled.samples,
         duration(Duration::from_secs_f64(sampled.interval_seconds)),

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::support::{jumbo, output, stderr};
 
-const PYTHON: &str = "a = [bytes(1000 + i % 7) for i in range(100000)]";
+const PYTHON: &str =
+    "a = [bytes(1000 + i % 7) for i in range(100000)]; import time; time.sleep(0.3)";
 
 fn report(options: &[&str], program: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
