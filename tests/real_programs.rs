@@ -250,7 +250,7 @@ fn postgresql_from_initdb_to_a_clean_stop() {
     let (ran, report) = wrapped.stop();
     let report = report.unwrap().read(&ran);
     // The sort's memory, beside what every backend has.
-    assert_huge(&report, 150 * MIB, 0.7);
+    assert_huge(&report, 100 * MIB, 0.7);
     assert!(
         report.number("/peak/shared/bytes") > (20 * MIB) as f64,
         "{report:?}"
