@@ -118,7 +118,30 @@ fn look_up() -> bool {
     }
     resolve_all();
     BUSY.store(0, Ordering::Release);
+    initialise();
     true
+}
+
+/// Has glibc's malloc read its tunables now, with a clean stack below it.
+///
+/// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
+/// /sys/kernel/mm/transparent_hugepage/enabled into an array of 24 that it never cleared, and compares
+/// them as a string: `hugetlb=1` works where the byte behind happens to be zero. By itself a program
+/// mostly is lucky; with whatever our lookup left on the stack, one in two was not.
+fn initialise() {
+    // SAFETY: dlsym(3) with a terminated name.
+    let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()) };
+    if malloc.address() == glibcs {
+        scrub_stack();
+        // SAFETY: the next definitions, looked up; the block is of no use to anybody.
+        unsafe { (free.get())((malloc.get())(1)) };
+    }
+}
+
+/// Zeroes more of the stack than glibc's malloc uses to initialise itself.
+#[inline(never)]
+fn scrub_stack() {
+    std::hint::black_box(&mut [0u8; 16 << 10]);
 }
 
 /// A block that cannot have come from a function that was never looked up is not freed.
@@ -143,7 +166,7 @@ pub(crate) fn set_errno(errno: c_int) {
 /// True where the program's `malloc` family is ours, and the one behind it glibc's: all of it, since a
 /// block must be freed by the family that it came from.
 pub(crate) fn malloc_is_glibcs() -> bool {
-    resolve_all();
+    look_up();
     // The second name is an alias of glibc's, exported since 2.0; no other C library has it.
     let family = [
         (
