@@ -12,14 +12,18 @@ use std::time::Duration;
 
 use jumbo::heap::ledger::{Ledger, Slot, flag};
 use jumbo::kernel::process::Change;
+use jumbo::kernel::thp::Thp;
 use jumbo::policy::Options;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
-use super::args::Wanted;
+use super::args::{Settings, Wanted};
+use super::launch::Launch;
 use super::sample::{Peak, Sampled};
-use super::{shortfall, text};
+use super::shortfall::{self, Evidence};
+use super::supervise::End;
+use super::text;
 
 const KINDS: [Kind; 6] = [
     Kind::Heap,
@@ -230,7 +234,7 @@ impl Counted {
 }
 
 /// The processes at the peak, those with the most heap first.
-pub(super) fn rows(peak: Option<&Peak>, counted: &Counted) -> Vec<ProcessRow> {
+fn rows(peak: Option<&Peak>, counted: &Counted) -> Vec<ProcessRow> {
     let processes = peak
         .map(|peak| peak.processes.as_slice())
         .unwrap_or_default();
@@ -255,7 +259,7 @@ impl Kinds {
 }
 
 impl Requested {
-    pub(super) fn new(options: Options, tunable: bool, counted: &Counted) -> Self {
+    fn new(options: Options, tunable: bool, counted: &Counted) -> Self {
         Self {
             heap: options.heap,
             maps: options.maps,
@@ -268,7 +272,78 @@ impl Requested {
     }
 }
 
+/// All that there is to report from.
+pub(super) struct Seen<'a> {
+    pub(super) pid: u32,
+    pub(super) end: End,
+    pub(super) wall: Duration,
+    pub(super) peak: Option<Peak>,
+    pub(super) sampled: Sampled,
+    pub(super) ledger: Option<&'a Ledger>,
+    /// Why there is no ledger.
+    pub(super) trouble: Option<rustix::io::Errno>,
+    /// `thp_fault_fallback` over the run, of the whole host.
+    pub(super) fallbacks: Option<u64>,
+    /// At the start and at the end: what ruled huge pages out at either counts.
+    pub(super) controls: [Option<Thp>; 2],
+}
+
 impl Report {
+    pub(super) fn new(settings: &Settings, launch: &Launch<'_>, seen: Seen<'_>) -> Self {
+        let counted = Counted::read(seen.ledger);
+        let kinds = seen.peak.as_ref().map(|peak| Kinds::from(&peak.usage));
+        // What the file shows is all there is to go by without a ledger.
+        let reached = match seen.ledger {
+            Some(_) => counted.of(seen.pid).is_some(),
+            None => launch.program.reach.is_reached(),
+        };
+        let disabled = jumbo::heap::thp_disabled();
+        let memory = seen.controls.map(|thp| {
+            let reach = &launch.program.reach;
+            launch.plan.memory(reach, thp.as_ref(), disabled)
+        });
+        let shortfalls = shortfall::find(&Evidence {
+            launch,
+            memory: &memory,
+            counted: &counted,
+            peak: kinds.as_ref(),
+            reached,
+            fallbacks: seen.fallbacks,
+            trouble: seen.trouble,
+        });
+        let heap = kinds.as_ref().map(Kinds::heap);
+        let command = settings.command.iter();
+        Self {
+            program: command
+                .map(|arg| arg.to_string_lossy().into_owned())
+                .collect(),
+            pid: seen.pid,
+            mode: "parent",
+            exit: seen.end.change.into(),
+            wall_seconds: seen.wall.as_secs_f64(),
+            reach: Reached {
+                reached,
+                reason: (!reached).then(|| shortfall::unreached(launch)),
+            },
+            processes: rows(seen.peak.as_ref(), &counted),
+            sampled: seen.sampled,
+            max_rss: Bytes(seen.end.faults.max_rss),
+            faults: Faults {
+                minor: seen.end.faults.minor,
+                major: seen.end.faults.major,
+            },
+            requested: Requested::new(settings.options, launch.plan.orders.tunable, &counted),
+            obtained: Obtained {
+                huge: heap.map(|heap| heap.usage.huge).unwrap_or_default(),
+                huge_share: heap.and_then(|heap| heap.huge_share),
+                images: counted.images,
+                ledger: counted.total,
+            },
+            peak: kinds,
+            shortfalls,
+        }
+    }
+
     /// How long the program ran.
     pub(super) fn wall(&self) -> Duration {
         Duration::from_secs_f64(self.wall_seconds)

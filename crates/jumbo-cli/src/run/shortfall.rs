@@ -34,6 +34,8 @@ pub(super) struct Evidence<'a> {
     pub(super) reached: bool,
     /// `thp_fault_fallback` over the run, of the whole host.
     pub(super) fallbacks: Option<u64>,
+    /// Why there is no ledger.
+    pub(super) trouble: Option<rustix::io::Errno>,
 }
 
 pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
@@ -51,6 +53,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         peak,
         reached,
         fallbacks,
+        trouble,
     } = evidence;
     let total = &counted.total;
     let orders = &launch.plan.orders;
@@ -135,6 +138,9 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     if let Some(more @ 1..) = images.checked_sub(SLOTS) {
         let reason = format!("{more} processes more than it has room for");
         add("the ledger", reason);
+    }
+    if let Some(errno) = trouble {
+        add("the ledger", format!("nothing was counted: {errno}"));
     }
     let few = |peak: &&Kinds| {
         let heap = peak.heap();

@@ -20,9 +20,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Failure;
 use super::args::{Settings, Wanted};
 use super::launch::Launch;
-use super::report::{self, Counted, Kinds, Obtained, Reached, Report, Requested};
+use super::report::{Report, Seen};
 use super::sample::Sampler;
-use super::shortfall::{self, Evidence};
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +38,19 @@ pub(super) fn run(
 ) -> Result<ExitCode, Failure> {
     let signals = Signals::take()
         .map_err(|error| Failure::own(format!("cannot read signals from a descriptor: {error}")))?;
-    let (ledger, fd) = Ledger::create()
-        .map_err(|errno| Failure::own(format!("cannot make the ledger: {errno}")))?;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+    // A program is worth more than its figures: without a ledger it runs and the report says so.
+    let (ledger, trouble) = match Ledger::create() {
+        Ok(made) => (Some(made), None),
+        Err(errno) => (None, Some(errno)),
+    };
+    let own = std::process::id();
+    let path = ledger
+        .as_ref()
+        .map(|(_, fd)| format!("/proc/{own}/fd/{}", fd.as_raw_fd()));
+    let ledger = ledger.as_ref().map(|(ledger, _)| *ledger);
 
     let started = Instant::now();
-    let child = launch.spawn(Some(&path), &signals)?;
+    let child = launch.spawn(path.as_deref(), &signals)?;
     // From here on nothing is worth giving up the program for.
     let fallbacks = || {
         let events = Events::read(root).ok()?;
@@ -52,7 +58,7 @@ pub(super) fn run(
     };
     let controls = || Thp::read_controls(root).ok().flatten();
     let (before, first) = (fallbacks(), controls());
-    let mut sampler = Sampler::new(root, child.pid(), Some(ledger));
+    let mut sampler = Sampler::new(root, child.pid(), ledger);
     let end = watch(&child, &signals, &mut sampler)
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
@@ -61,59 +67,21 @@ pub(super) fn run(
         .map(|(after, before)| after.saturating_sub(before));
 
     let (peak, sampled) = sampler.finish(Bytes(end.faults.max_rss));
-    let counted = Counted::read(Some(ledger));
-    let kinds = peak.as_ref().map(|peak| Kinds::from(&peak.usage));
-    let reached = counted.of(child.pid()).is_some();
-    let disabled = jumbo::heap::thp_disabled();
-    // The controls may have been switched meanwhile: what ruled huge pages out at either end counts.
-    let memory = [first, controls()].map(|thp| {
-        let reach = &launch.program.reach;
-        launch.plan.memory(reach, thp.as_ref(), disabled)
-    });
-    let shortfalls = shortfall::find(&Evidence {
+    let report = Report::new(
+        settings,
         launch,
-        memory: &memory,
-        counted: &counted,
-        peak: kinds.as_ref(),
-        reached,
-        fallbacks,
-    });
-    let (huge, huge_share) = match &kinds {
-        Some(kinds) => (kinds.heap().usage.huge, kinds.heap().huge_share),
-        None => (Bytes(0), None),
-    };
-    let tunable = launch.plan.orders.tunable;
-    let report = Report {
-        program: settings
-            .command
-            .iter()
-            .map(|arg| arg.to_string_lossy().into_owned())
-            .collect(),
-        pid: child.pid(),
-        mode: "parent",
-        exit: end.change.into(),
-        wall_seconds: wall.as_secs_f64(),
-        reach: Reached {
-            reached,
-            reason: (!reached).then(|| shortfall::unreached(launch)),
+        Seen {
+            pid: child.pid(),
+            end,
+            wall,
+            peak,
+            sampled,
+            ledger,
+            trouble,
+            fallbacks,
+            controls: [first, controls()],
         },
-        processes: report::rows(peak.as_ref(), &counted),
-        peak: kinds,
-        sampled,
-        max_rss: Bytes(end.faults.max_rss),
-        faults: report::Faults {
-            minor: end.faults.minor,
-            major: end.faults.major,
-        },
-        requested: Requested::new(settings.options, tunable, &counted),
-        obtained: Obtained {
-            huge,
-            huge_share,
-            images: counted.images,
-            ledger: counted.total,
-        },
-        shortfalls,
-    };
+    );
     if let Err(error) = report.write(wanted) {
         let file = wanted
             .file
