@@ -1,4 +1,4 @@
-//! Fresh processes, one a sample: [`Launch`] says how one is started, [`answer`] what it measured.
+//! Fresh processes, one a sample: [`Launch`] says how one is started, [`answer`] runs it.
 //!
 //! A process that has freed memory is not the process that allocated it: its allocator keeps some, its address
 //! space is laid out differently. So no two samples ever come from one process.
@@ -75,21 +75,30 @@ impl Launch {
 /// # Errors
 /// [`Error::Start`], [`Error::Failed`], [`Error::Answer`].
 pub fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T, Error> {
+    let stdout = run(command)?;
+    serde_json::from_slice(&stdout).map_err(|source| Error::Answer {
+        command: line(command),
+        source,
+    })
+}
+
+/// Runs `command` to its end and returns what it prints.
+///
+/// # Errors
+/// [`Error::Start`], [`Error::Failed`].
+pub fn run(command: &mut Command) -> Result<Vec<u8>, Error> {
     let output = command.output().map_err(|source| Error::Start {
         command: line(command),
         source,
     })?;
-    if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        return Err(Error::Failed {
-            command: line(command),
-            status: output.status,
-            stderr: stderr.lines().last().unwrap_or("no message").to_owned(),
-        });
+    if output.status.success() {
+        return Ok(output.stdout);
     }
-    serde_json::from_slice(&output.stdout).map_err(|source| Error::Answer {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(Error::Failed {
         command: line(command),
-        source,
+        status: output.status,
+        stderr: stderr.lines().last().unwrap_or("no message").to_owned(),
     })
 }
 
@@ -100,7 +109,7 @@ pub fn die_with_parent() {
 }
 
 /// The command as a user would type it.
-pub(crate) fn line(command: &Command) -> String {
+fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)

@@ -13,6 +13,8 @@ use jumbo::units::Bytes;
 use jumbo_bench::heap::{self, worker};
 use jumbo_bench::{Progress, Settings, child};
 
+use crate::view::{self, Align, View};
+
 /// Measure jumbo against its baselines, side by side in one run
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -63,7 +65,7 @@ const MIN_ROUNDS: usize = 5;
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.table {
-        None => print!("{}", list()),
+        None => list()?,
         Some(Table::Heap(heap)) => measure_heap(&heap)?,
         Some(Table::Worker(worker)) => work(&worker)?,
     }
@@ -71,18 +73,24 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The tables that there are, as the help has them.
-fn list() -> String {
+fn list() -> anyhow::Result<()> {
+    let mut view = View::stdout();
+    view.table([("command", Align::Left), ("table", Align::Left)], tables())?;
+    Ok(view.finish()?)
+}
+
+fn tables() -> Vec<[String; 2]> {
     let command = Args::augment_args(clap::Command::new("bench"));
     let tables = command
         .get_subcommands()
         .filter(|table| !table.is_hide_set());
     tables
         .map(|table| {
-            let about = table
-                .get_about()
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            format!("jumbo bench {:<8} {about}\n", table.get_name())
+            let about = table.get_about().map(ToString::to_string);
+            [
+                format!("jumbo bench {}", table.get_name()),
+                about.unwrap_or_default(),
+            ]
         })
         .collect()
 }
@@ -125,11 +133,11 @@ impl Common {
 
     fn print(&self, table: &jumbo_bench::table::Table) -> anyhow::Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(table)?);
-        } else {
-            print!("{}", render::text(table));
+            return view::json(table);
         }
-        Ok(())
+        let mut view = View::stdout();
+        render::show(&mut view, table)?;
+        Ok(view.finish()?)
     }
 }
 
@@ -186,11 +194,8 @@ mod tests {
 
     #[test]
     fn the_list_has_the_tables_and_not_the_worker() {
-        let list = list();
-        assert!(
-            list.contains("jumbo bench heap") && !list.contains("worker"),
-            "{list}"
-        );
+        let commands: Vec<_> = tables().into_iter().map(|[command, _]| command).collect();
+        assert_eq!(commands, ["jumbo bench heap"]);
     }
 
     #[test]

@@ -1,46 +1,35 @@
 //! A table for people: baseline and candidate side by side, each with its spread.
 
-use std::fmt::Write as _;
+use std::io;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jumbo::units::Bytes;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
-use jumbo_bench::table::{self, Comparison, Row, Side, Unit, Verdict};
+use jumbo_bench::table::{Comparison, Row, Side, Table, Unit, Verdict};
 
-/// The text of `table`, with a line about the machine above and one about reading it below.
-pub(super) fn text(table: &table::Table) -> String {
-    let mut text = format!("{}\n{}\n\n", table.title(), machine(table.machine()));
-    let mut grid = Table::new();
-    grid.load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header([
-            "",
-            "baseline",
-            "",
-            "compared",
-            "",
-            "difference",
-            "",
-            "published",
-        ]);
-    for row in table.rows() {
-        grid.add_row(cells(row));
-    }
-    for column in [2, 4, 5] {
-        if let Some(column) = grid.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    for line in grid.lines() {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text.push_str(
-        "\nmedian [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.\n\
-         ahead, behind: in every round; even: the rounds do not agree. A/A: the baseline against itself.\n",
-    );
-    text
+use crate::view::{Align, View};
+
+/// Shows `table`, with a line about the machine above and two about reading it below.
+pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
+    view.line(table.title())?;
+    view.line(machine(table.machine()))?;
+    view.line("")?;
+    view.table(
+        [
+            ("measure", Align::Left),
+            ("baseline", Align::Left),
+            ("", Align::Right),
+            ("compared", Align::Left),
+            ("", Align::Right),
+            ("difference", Align::Right),
+            ("", Align::Left),
+            ("published", Align::Left),
+        ],
+        table.rows().iter().map(cells),
+    )?;
+    view.line("")?;
+    view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
+    view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")
 }
 
 fn machine(machine: &Machine) -> String {

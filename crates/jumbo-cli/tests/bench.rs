@@ -1,0 +1,169 @@
+//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a command that cannot be run fails its test"
+)]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+    command.arg("bench").args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    bench(arguments).output().unwrap()
+}
+
+/// Why the sides cannot be what they claim to be on this host. With JUMBO_TEST_STRICT=1 that is a failure.
+fn unmeasurable() -> Option<&'static str> {
+    let beside = Path::new(env!("CARGO_BIN_EXE_jumbo")).with_file_name("libjumbo_preload.so");
+    let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let why = if !beside.exists() && std::env::var_os("JUMBO_PRELOAD").is_none() {
+        "libjumbo_preload.so is not built: cargo build -p jumbo-preload"
+    } else if !thp.is_ok_and(|text| text.contains("[madvise]")) {
+        "transparent_hugepage/enabled is not `madvise`"
+    } else {
+        return None;
+    };
+    let strict = std::env::var_os("JUMBO_TEST_STRICT").is_some_and(|value| value == "1");
+    assert!(!strict, "{why}");
+    Some(why)
+}
+
+#[test]
+fn without_a_table_it_lists_them() {
+    let output = run(&[]);
+    let list = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(
+        list.contains("jumbo bench heap") && !list.contains("worker"),
+        "{list}"
+    );
+}
+
+#[test]
+fn wrong_options_are_named() {
+    for (arguments, named) in [
+        (["heap", "--size", "1M"], "--size"),
+        (["heap", "--rounds", "0"], "--rounds"),
+    ] {
+        let output = run(&arguments);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(
+            message.contains(named) && output.stdout.is_empty(),
+            "{message}"
+        );
+    }
+    let output = run(&["heap", "--size", "900T"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        message.contains("is available\nhint: measure less, with --size"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_json_of_the_heap_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_heap_table: {why}");
+    }
+    let output = run(&["heap", "--json", "--rounds", "1", "--size", "64M"]);
+    assert!(output.status.success(), "{output:?}");
+    let table: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(table["table"], "heap");
+    assert_eq!(table["rounds"], 1);
+    assert!(table["machine"]["cores"].as_u64().unwrap() > 0);
+    let ratios = [
+        "heap_aa",
+        "heap_total",
+        "heap_tunable",
+        "heap_vs_tunable",
+        "rss",
+    ];
+    let values = [
+        ("startup_ms", "ms"),
+        ("startup_aa_ms", "ms"),
+        ("small_free_ns", "ns"),
+    ];
+    for spread in ratios.map(|name| &table["ratios"][name]) {
+        assert!(spread["median"].as_f64().unwrap() > 0.0, "{table:#}");
+        assert!(
+            spread["min"].is_f64() && spread["max"].is_f64(),
+            "{table:#}"
+        );
+    }
+    for (name, unit) in values {
+        let value = &table["values"][name];
+        assert!(
+            value["median"].is_f64() && value["unit"] == unit,
+            "{table:#}"
+        );
+    }
+    let rows = table["rows"].as_array().unwrap();
+    assert!(rows.len() >= ratios.len() + values.len());
+    for row in rows {
+        assert!(row["baseline"]["median"].as_f64().unwrap() > 0.0, "{row:#}");
+        assert!(
+            row["candidate"]["median"].as_f64().unwrap() > 0.0,
+            "{row:#}"
+        );
+        assert!(["ahead", "even", "behind"].contains(&row["verdict"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn an_interrupted_measurement_takes_its_worker_with_it() {
+    let mut parent = bench(&["heap", "--size", "1G"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let worker = loop {
+        let children = format!("/proc/{0}/task/{0}/children", parent.id());
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        if let Some(worker) = children
+            .split_whitespace()
+            .next()
+            .filter(|pid| dies_with_parent(pid))
+        {
+            break worker.to_owned();
+        }
+        assert!(Instant::now() < deadline, "no worker was started");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    while is_bench(&worker) {
+        assert!(
+            Instant::now() < deadline,
+            "worker {worker} outlives its parent"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// True once the worker is past its start: it has more memory than the program alone.
+fn dies_with_parent(pid: &str) -> bool {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let resident = statm
+        .split_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse().ok());
+    is_bench(pid) && resident.is_some_and(|pages: u64| pages > 4096)
+}
+
+/// True while `pid` lives and is a worker.
+fn is_bench(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.contains("bench\0worker"))
+}
