@@ -35,7 +35,7 @@ enum Table {
 struct Heap {
     #[command(flatten)]
     common: Common,
-    /// Bytes of objects to allocate; 2G, or 512M with --quick
+    /// Bytes of objects to allocate; 2G, or 256M with --quick
     #[arg(long, value_parser = load_size)]
     size: Option<Bytes>,
 }
@@ -97,7 +97,7 @@ fn tables() -> Vec<[String; 2]> {
 
 fn measure_heap(args: &Heap) -> anyhow::Result<()> {
     let default = if args.common.quick {
-        512 << 20
+        256 << 20
     } else {
         2 << 30
     };

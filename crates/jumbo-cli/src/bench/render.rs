@@ -2,7 +2,6 @@
 
 use std::io;
 
-use jumbo::units::Bytes;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
 use jumbo_bench::table::{Comparison, Row, Side, Table, Unit, Verdict};
@@ -48,23 +47,20 @@ fn machine(machine: &Machine) -> String {
 }
 
 fn cells(row: &Row) -> [String; 8] {
-    let side = |side: &Side| {
-        (
-            side.name.to_owned(),
-            spread(side.spread, |value| figure(value, row.unit)),
-        )
-    };
-    let (baseline, candidate) = (side(&row.baseline), side(&row.candidate));
+    let (divisor, unit) = scale(row.unit);
+    let side = |side: &Side| spread(side.spread, unit, |value| digits(value / divisor));
     let comparison = match row.comparison {
-        Comparison::Ratio(ratio) => spread(ratio, |value| format!("{value:.2}x")),
-        Comparison::Difference(difference) => spread(difference, |value| signed(value, row.unit)),
+        Comparison::Ratio(ratio) => spread(ratio, "x", |value| format!("{value:.2}")),
+        Comparison::Difference(difference) => {
+            spread(difference, unit, |value| signed(value / divisor))
+        }
     };
     [
         row.measure.to_owned(),
-        baseline.0,
-        baseline.1,
-        candidate.0,
-        candidate.1,
+        row.baseline.name.to_owned(),
+        side(&row.baseline),
+        row.candidate.name.to_owned(),
+        side(&row.candidate),
         comparison,
         match row.verdict {
             Verdict::Ahead => "ahead",
@@ -76,43 +72,33 @@ fn cells(row: &Row) -> [String; 8] {
     ]
 }
 
-fn spread(spread: Spread, show: impl Fn(f64) -> String) -> String {
-    format!(
-        "{} [{} to {}]",
-        show(spread.median),
-        show(spread.min),
-        show(spread.max)
-    )
-}
-
-/// Three digits are what such measurements carry.
-fn figure(value: f64, unit: Unit) -> String {
-    let digits = if value.abs() < 9.995 {
-        2
-    } else if value.abs() < 99.95 {
-        1
-    } else {
-        0
-    };
+/// What a figure is divided by to be shown, and the unit that it then has.
+fn scale(unit: Unit) -> (f64, &'static str) {
     match unit {
-        Unit::Ms => format!("{value:.digits$} ms"),
-        Unit::Ns => format!("{value:.digits$} ns"),
-        Unit::Bytes => bytes(value),
+        Unit::Ms => (1.0, " ms"),
+        Unit::Ns => (1.0, " ns"),
+        Unit::Bytes => (f64::from(1 << 20), " MiB"),
     }
 }
 
-fn signed(value: f64, unit: Unit) -> String {
-    let sign = if value < 0.0 { '-' } else { '+' };
-    format!("{sign}{}", figure(value.abs(), unit))
+fn spread(spread: Spread, unit: &str, show: impl Fn(f64) -> String) -> String {
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(show);
+    format!("{median}{unit} [{min} to {max}]")
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a number of bytes, rounded; the cast saturates"
-)]
-fn bytes(value: f64) -> String {
-    Bytes(value.round() as u64).to_string()
+/// Three digits are what such measurements carry.
+fn digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+fn signed(value: f64) -> String {
+    let sign = if value < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", digits(value.abs()))
 }
 
 #[cfg(test)]
@@ -120,13 +106,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_carry_three_digits_and_a_unit() {
-        assert_eq!(figure(1402.4, Unit::Ms), "1402 ms");
-        assert_eq!(figure(14.02, Unit::Ms), "14.0 ms");
-        assert_eq!(figure(1.402, Unit::Ns), "1.40 ns");
-        assert_eq!(figure(3.0 * 1024.0, Unit::Bytes), "3 KiB");
-        assert_eq!(signed(-0.25, Unit::Ms), "-0.25 ms");
-        assert_eq!(signed(0.25, Unit::Ms), "+0.25 ms");
+    fn figures_carry_three_digits() {
+        assert_eq!(digits(1402.4), "1402");
+        assert_eq!(digits(14.02), "14.0");
+        assert_eq!(digits(1.402), "1.40");
+        assert_eq!(signed(-0.25), "-0.25");
+        assert_eq!(signed(0.25), "+0.25");
     }
 
     #[test]
@@ -138,13 +123,25 @@ mod tests {
             [
                 "start",
                 "direct",
-                "1.00 ms [1.00 ms to 1.00 ms]",
+                "1.00 ms [1.00 to 1.00]",
                 "jumbo run",
-                "3.50 ms [3.00 ms to 4.00 ms]",
-                "+2.50 ms [+2.00 ms to +3.00 ms]",
+                "3.50 ms [3.00 to 4.00]",
+                "+2.50 ms [+2.00 to +3.00]",
                 "BEHIND",
                 "2 ms"
             ]
         );
+    }
+
+    #[test]
+    fn bytes_are_shown_in_mebibytes() {
+        let half = f64::from(1 << 19);
+        let row = Row::ratio(
+            ("rss", "rss", Unit::Bytes),
+            ("a", &[half]),
+            ("b", &[half * 2.0]),
+        );
+        assert_eq!(cells(&row)[2], "0.50 MiB [0.50 to 0.50]");
+        assert_eq!(cells(&row)[5], "0.50x [0.50 to 0.50]");
     }
 }
