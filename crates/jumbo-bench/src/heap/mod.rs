@@ -134,13 +134,26 @@ fn push_loads(table: &mut Table, loads: &[Vec<LoadSample>; 4]) {
         tunable,
         jumbo,
     ));
-    let phases: [(&str, &str, Figure); 3] = [
-        ("heap_alloc", "allocate and write", |load| load.alloc_ms),
-        ("heap_chase", "link and chase", |load| load.chase_ms),
-        ("heap_free", "free", |load| load.free_ms),
+    let phases: [(&str, &str, &str, Figure); 3] = [
+        (
+            "heap_alloc",
+            "heap_alloc_vs_tunable",
+            "allocate and write",
+            |load| load.alloc_ms,
+        ),
+        (
+            "heap_chase",
+            "heap_chase_vs_tunable",
+            "link and chase",
+            |load| load.chase_ms,
+        ),
+        ("heap_free", "heap_free_vs_tunable", "free", |load| {
+            load.free_ms
+        }),
     ];
-    for (name, measure, figure) in phases {
+    for (name, vs_tunable, measure, figure) in phases {
         table.push(row(name, measure, Unit::Ms, figure, plain, jumbo));
+        table.push(row(vs_tunable, measure, Unit::Ms, figure, tunable, jumbo));
     }
     table.push(row(
         "rss",
