@@ -209,7 +209,7 @@ fn push_costs(table: &mut Table, starts: &[[f64; 3]], frees: &[[f64; 3]]) {
     );
 }
 
-/// A sample of the load. glibc before 2.37 or so ignores its own tunable in some starts (it compares a text that it has
+/// A sample of the load. glibc 2.36 ignores its own tunable in some starts (it compares a text that it has
 /// not terminated); such a run is plain, is no sample of the tunable, and is repeated.
 fn run_load(settings: &Settings, launch: Launch, size: Bytes) -> Result<LoadSample, Error> {
     let mut tries = if launch == Launch::Tunable {
