@@ -9,12 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo::heap::{self, maps};
 use libc::{
-    MAP_32BIT, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN,
-    MAP_HUGETLB, MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK,
-    MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+    MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
+    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
+    PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 
 use crate::next;
+
+/// Mappings below 2 GiB, which only x86-64 has a flag for.
+#[cfg(target_arch = "x86_64")]
+const MAP_32BIT: c_int = libc::MAP_32BIT;
+#[cfg(not(target_arch = "x86_64"))]
+const MAP_32BIT: c_int = 0;
 
 /// The PMD size once mappings are covered; 0 before, and where they are not.
 static PMD: AtomicUsize = AtomicUsize::new(0);
