@@ -51,6 +51,41 @@ fn assert_close(left: f64, right: f64, tolerance: f64) {
     );
 }
 
+/// Addresses that were freed and are used again are as huge as new ones, whatever the size of the blocks.
+#[test]
+fn a_later_fill_is_as_huge_as_the_first() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("refill", &[])]);
+    for kib in ["300", "1000", "2150"] {
+        let running = Program::new(files.path("refill")).arg(kib).start_jumbo(&[]);
+        running.wait_for_line("ready");
+        let share = smaps::resident(running.pid()).huge_share();
+        running.wait().ok();
+        assert!(share >= 0.9, "{kib} KiB: {share}");
+    }
+}
+
+/// glibc's own check of whether to advise depends on what is on the stack when it starts; see
+/// docs/design/heap.md. A program of few objects shows it: each start has to be huge.
+#[test]
+fn every_start_has_a_huge_heap() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("heap", &[])]);
+    for start in 0..12 {
+        let running = Program::new(files.path("heap"))
+            .args(["64", "stay"])
+            .start_jumbo(&[]);
+        running.wait_for_line("ready");
+        let share = smaps::resident(running.pid()).huge_share();
+        running.wait().ok();
+        assert!(share >= 0.85, "start {start}: {share}");
+    }
+}
+
 /// `--heap=off` and `--maps=off` leave a program as it was.
 #[test]
 fn switched_off_is_off() {

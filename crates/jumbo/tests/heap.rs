@@ -1,11 +1,7 @@
 //! The heap on the real kernel: patterns in random blocks, from many threads, checked at every step.
 //!
 //! One window serves the whole process, so these tests share it, as threads of a program do.
-#![allow(
-    unsafe_code,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests touch raw blocks"
-)]
+#![allow(unsafe_code, reason = "tests touch raw blocks")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -51,6 +47,7 @@ struct Block {
 impl Block {
     fn bytes(&self) -> &'static mut [u8] {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
+        // SAFETY: the heap gave these bytes to this block, which has one thread and one reference at a time.
         unsafe { std::slice::from_raw_parts_mut(start, self.size) }
     }
 
