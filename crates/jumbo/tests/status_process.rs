@@ -105,8 +105,12 @@ fn every_mapping_finds_its_kind() {
     let heap = usage.kind(Kind::Heap);
     assert_eq!(heap.huge, kib(4096 + 4096));
     assert_eq!(heap.folios[&PageSize::SIZE_2M], heap.huge);
-    assert_eq!(heap.folios[&PageSize::SIZE_4K], kib(1024 + 2048 + 4));
-    assert_eq!(heap.unknown, Bytes(0), "no other size is enabled");
+    assert_eq!(heap.folios[&PageSize::SIZE_4K], kib(1024 + 4));
+    assert_eq!(
+        heap.unknown,
+        kib(2048),
+        "parts of THPs may be beside those that are whole"
+    );
     assert_eq!(usage.kind(Kind::Text).huge_share(), Some(1.0));
     assert_eq!(usage.kind(Kind::Shared).huge, kib(4096));
     // The page of the data segment that was not written is page cache of any folio size.
@@ -141,28 +145,56 @@ fn the_parts_add_up_whatever_the_kernel() {
 }
 
 #[test]
-fn where_small_folios_are_enabled_the_rest_is_unknown() {
-    let fake = Fake::new(4096);
-    fake.thp(2 << 20, "madvise", "never")
-        .thp_size(64, "inherit", "inherit");
-    fake.write("proc/7/smaps", smaps());
-    let usage = usage(&fake.root(), 7).unwrap();
-    assert_eq!(usage.kind(Kind::Heap).unknown, kib(1024 + 2048 + 4));
-    assert_eq!(usage.kind(Kind::Shared).unknown, Bytes(0), "inherits never");
+fn base_pages_are_what_cannot_be_the_part_of_a_thp() {
+    let heap_of = |fake: &Fake, flags: &str| {
+        let fields = [("Rss", 1024), ("Anonymous", 1024)];
+        let smaps = mapping("300000-400000 rw-p 0 00:00 0   [heap]", &fields);
+        fake.write("proc/7/smaps", smaps.replace("rd mr", flags));
+        let heap = usage(&fake.root(), 7).unwrap().kind(Kind::Heap);
+        assert_eq!(heap.huge, Bytes(0));
+        (heap.folios.get(&PageSize::SIZE_4K).copied(), heap.unknown)
+    };
+    let (base, unknown) = ((Some(kib(1024)), Bytes(0)), (None, kib(1024)));
+    for (enabled, plain, advised, declined) in [
+        ("never", base, base, base),
+        ("madvise", base, unknown, base),
+        ("always", unknown, unknown, base),
+    ] {
+        let old = Fake::new(4096);
+        old.thp(2 << 20, enabled, "never");
+        // The same for a smaller size, with none of the PMD size.
+        let small = Fake::new(4096);
+        small
+            .thp(2 << 20, enabled, "never")
+            .thp_size(2048, "never", "never")
+            .thp_size(64, "inherit", "inherit");
+        for fake in [old, small] {
+            assert_eq!(heap_of(&fake, "rd mr"), plain, "{enabled}");
+            assert_eq!(heap_of(&fake, "rd mr hg"), advised, "{enabled}");
+            assert_eq!(heap_of(&fake, "rd mr nh"), declined, "{enabled}");
+        }
+    }
 }
 
 #[test]
-fn hugetlb_below_the_pmd_size_is_not_huge() {
+fn shared_memory_may_be_huge_on_the_advice_of_another_process() {
+    for (enabled, unknown) in [("never", kib(4)), ("advise", kib(4 * 4))] {
+        let fake = Fake::new(4096);
+        fake.thp(2 << 20, "madvise", enabled);
+        fake.write("proc/7/smaps", smaps());
+        let shared = usage(&fake.root(), 7).unwrap().kind(Kind::Shared);
+        assert_eq!(shared.unknown, unknown, "{enabled}");
+    }
+}
+
+#[test]
+fn two_mebibytes_are_huge_whatever_a_pmd_maps() {
     let fake = Fake::new(64 << 10);
     fake.write("proc/7/smaps", smaps());
     let observer = Observer::new(&fake.root()).unwrap();
     let heap = observer.usage(7).unwrap().kind(Kind::Heap);
     assert_eq!(heap.folios[&PageSize::SIZE_2M], kib(4096));
-    assert_eq!(
-        heap.huge,
-        kib(4096),
-        "the THPs alone: a PMD maps 512 MiB here"
-    );
+    assert_eq!(heap.huge, kib(4096 + 4096), "hugetlb and THPs");
 }
 
 #[test]

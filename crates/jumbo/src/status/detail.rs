@@ -11,6 +11,7 @@ use crate::kernel::{FileError, Root};
 use crate::units::{Bytes, PageSize};
 
 use super::process::Observer;
+use super::usage::HUGE;
 use super::{Kind, Missing, Usage};
 
 /// A process's memory, and why not more of it is huge.
@@ -55,7 +56,7 @@ pub struct MappingDetail {
     pub path: String,
     /// Resident, hugetlb included.
     pub bytes: Bytes,
-    /// Of that in THPs mapped by PMD and in hugetlb pages of at least that size.
+    /// Of that in THPs mapped by PMD and in hugetlb pages of at least 2 MiB.
     pub huge: Bytes,
     /// The program gave MADV_HUGEPAGE.
     pub advised: bool,
@@ -173,7 +174,7 @@ impl Lens {
             }
             if wanted {
                 let hugetlb = mapping.hugetlb();
-                let is_huge = mapping.kernel_page_size.is_some_and(|size| size >= pmd);
+                let is_huge = mapping.kernel_page_size.is_some_and(|size| size >= HUGE);
                 let flag = |set, letter| if set { letter } else { '-' };
                 detail.mappings.push(MappingDetail {
                     start: mapping.start,

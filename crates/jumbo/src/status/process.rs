@@ -1,8 +1,9 @@
 //! One process's memory by kind and folio size: [`Observer`] and [`usage`].
 //!
-//! smaps says how much is mapped by PMD and how much is hugetlb. What is smaller than that has a
-//! folio size that only the kernel's page flags know, and those are for root. Without them the answer
-//! is *unknown*, except where the kernel's controls leave the base page as the only size.
+//! smaps says how much is mapped by PMD and how much is hugetlb. The rest has a folio size that only
+//! the kernel's page flags know, and those are for root: a THP of which a part was unmapped or got
+//! other permissions is still one folio, mapped by base pages. Without the flags the answer is
+//! *unknown*, except where the kernel's controls leave the base page as the only size.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ use crate::kernel::thp::{self, Thp};
 use crate::kernel::{self, FileError, Root};
 use crate::units::{Bytes, PageSize};
 
+use super::usage::HUGE;
 use super::{Kind, Usage};
 
 /// Looks at processes, again and again: what does not change between two looks is read once.
@@ -20,14 +22,24 @@ pub struct Observer {
     root: Root,
     base: PageSize,
     pmd: PageSize,
-    small: SmallFolios,
+    larger: Larger,
 }
 
-/// Whether folios between the base page and the PMD size can be there, as the controls stand.
+/// Where folios larger than the base page can be, of whatever size, as the controls stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SmallFolios {
-    anon: bool,
+struct Larger {
+    anon: Where,
+    /// Whether advised or not: the folios are those of every process that maps them, and it takes the
+    /// advice of one.
     shared: bool,
+}
+
+/// What `enabled` says, the most generous size first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Where {
+    Nowhere,
+    Advised,
+    Anywhere,
 }
 
 /// The usage of one process; see [`Observer`] to look more than once.
@@ -48,7 +60,7 @@ impl Observer {
             root: root.clone(),
             base: kernel::base_page(root),
             pmd: thp::pmd_size(root)?,
-            small: SmallFolios::read(root),
+            larger: Larger::read(root),
         })
     }
 
@@ -149,7 +161,6 @@ impl Observer {
         let (hugetlb, pmd_mapped) = (mapping.hugetlb(), mapping.pmd_mapped());
         entry.mapped += mapping.size();
         entry.bytes += mapping.rss + hugetlb;
-        entry.huge += pmd_mapped;
 
         let mut add = |size: PageSize, bytes: Bytes| {
             if bytes > Bytes(0) {
@@ -160,10 +171,18 @@ impl Observer {
         add(hugetlb_size, hugetlb);
         add(self.pmd, pmd_mapped);
         let mut rest = mapping.rss.0.saturating_sub(pmd_mapped.0);
+        let mut huge = if hugetlb_size >= HUGE {
+            hugetlb
+        } else {
+            Bytes(0)
+        };
         let mut take = |size: PageSize, bytes: u64| {
             let taken = bytes.min(rest);
             add(size, Bytes(taken));
             rest -= taken;
+            if size >= HUGE {
+                huge += Bytes(taken);
+            }
         };
         match looked_up {
             // What was looked up a moment after smaps may differ from it: smaps has the last word.
@@ -175,21 +194,29 @@ impl Observer {
             }
             None => take(self.base, self.surely_base_pages(kind, mapping).0),
         }
+        entry.huge += pmd_mapped + huge;
         entry.unknown += Bytes(rest);
-        if hugetlb_size >= self.pmd {
-            entry.huge += hugetlb;
-        }
     }
 
     /// What cannot be in larger folios, as the kernel's controls stand.
+    ///
+    /// Whether a whole huge page fits into the mapping does not matter: mprotect(2) of half a THP
+    /// leaves two mappings that are both too small for the folio they share.
     fn surely_base_pages(&self, kind: Kind, mapping: &Mapping<'_>) -> Bytes {
+        // Where there are some, however the controls stand, there may be parts of others.
+        let some = mapping.pmd_mapped() > Bytes(0);
+        let anon = match self.larger.anon {
+            Where::Nowhere => some,
+            Where::Advised => some || mapping.advised,
+            Where::Anywhere => some || !mapping.declined,
+        };
         match kind {
-            Kind::Heap | Kind::Stack if self.small.anon => Bytes(0),
-            Kind::Shared if self.small.shared => Bytes(0),
+            Kind::Heap | Kind::Stack if anon => Bytes(0),
+            Kind::Shared if some || self.larger.shared => Bytes(0),
             Kind::Heap | Kind::Stack | Kind::Shared => mapping.rss,
             // Page cache comes in folios of the file system's choice; what was copied on write out of
-            // it, and bss unless it may have small folios, is in base pages.
-            Kind::Data if mapping.inode == 0 && self.small.anon => Bytes(0),
+            // it is in base pages, and so is bss unless it may have larger folios.
+            Kind::Data if mapping.inode == 0 && anon => Bytes(0),
             Kind::Text | Kind::Data | Kind::File => Bytes(
                 mapping
                     .anonymous
@@ -200,35 +227,40 @@ impl Observer {
     }
 }
 
-impl SmallFolios {
+impl Larger {
     fn read(root: &Root) -> Self {
-        match Thp::read_controls(root) {
-            Ok(Some(thp)) => {
-                let off = |choice: &thp::Choice| choice.is("never") || choice.is("deny");
-                let below = || {
-                    thp.sizes
-                        .keys()
-                        .copied()
-                        .filter(|size| *size < thp.pmd_size)
+        let thp = match Thp::read_controls(root) {
+            Ok(Some(thp)) => thp,
+            Ok(None) => {
+                return Self {
+                    anon: Where::Nowhere,
+                    shared: false,
                 };
-                Self {
-                    anon: below()
-                        .filter_map(|size| thp.anon(size))
-                        .any(|choice| !off(choice)),
-                    shared: below()
-                        .filter_map(|size| thp.shared(size))
-                        .any(|choice| !off(choice)),
-                }
             }
-            Ok(None) => Self {
-                anon: false,
-                shared: false,
-            },
             // Controls that cannot be read rule nothing out.
-            Err(_) => Self {
-                anon: true,
-                shared: true,
-            },
+            Err(_) => {
+                return Self {
+                    anon: Where::Anywhere,
+                    shared: true,
+                };
+            }
+        };
+        // Kernels without a control for each size have the PMD size all the same.
+        let sizes = || thp.sizes.keys().copied().chain([thp.pmd_size]);
+        let place = |choice: &thp::Choice| match choice.current.as_str() {
+            "never" => Where::Nowhere,
+            "madvise" => Where::Advised,
+            _ => Where::Anywhere,
+        };
+        Self {
+            anon: sizes()
+                .filter_map(|size| thp.anon(size))
+                .map(place)
+                .max()
+                .unwrap_or(Where::Nowhere),
+            shared: sizes()
+                .filter_map(|size| thp.shared(size))
+                .any(|choice| !choice.is("never") && !choice.is("deny")),
         }
     }
 }

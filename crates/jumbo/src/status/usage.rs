@@ -6,6 +6,10 @@ use serde::Serialize;
 
 use crate::units::{Bytes, PageSize};
 
+/// Folios of at least this count as huge, whatever one PMD maps: 2 MiB on x86-64, 32 or 512 MiB where
+/// base pages are larger.
+pub(super) const HUGE: PageSize = PageSize::SIZE_2M;
+
 /// What a mapping is to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -31,12 +35,14 @@ pub struct KindUsage {
     pub mapped: Bytes,
     /// Resident, hugetlb included.
     pub bytes: Bytes,
-    /// Resident in folios of at least the PMD size (2 MiB on x86-64), mapped as such: THP and hugetlb.
+    /// Resident in folios of at least 2 MiB: hugetlb, THPs mapped by PMD, and, where folio sizes were
+    /// looked up, huge folios mapped by base pages, as a THP is of which a part was unmapped. Where they
+    /// were not, those are in `unknown`, and this is a lower bound.
     pub huge: Bytes,
     /// Resident by folio size, where it is known.
     pub folios: BTreeMap<PageSize, Bytes>,
-    /// Resident, below the PMD size, of a folio size that could not be looked up (it takes
-    /// CAP_SYS_ADMIN to read /proc/kpageflags).
+    /// Resident, not mapped by PMD, of a folio size that was not looked up: it takes CAP_SYS_ADMIN to
+    /// read /proc/kpageflags, and time.
     pub unknown: Bytes,
 }
 
