@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         // Whoever reads our output may stop when it has enough (`jumbo status | head`).
         if !view::is_broken_pipe(&error) {
-            eprintln!("jumbo: {error:#}");
+            view::tell(&format!("{error:#}"));
         }
         ExitCode::FAILURE
     })

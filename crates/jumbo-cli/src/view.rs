@@ -134,6 +134,11 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Says something on stderr. That nobody can hear it (it is full, or gone) is no reason to panic.
+pub(crate) fn tell(message: &str) {
+    let _ = writeln!(io::stderr(), "jumbo: {message}");
+}
+
 /// True where nobody reads standard output any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {

@@ -2,14 +2,14 @@
 //!
 //! The stages, a file each: [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
 //! gets into it), [`launch`] (the environment and the start), [`supervise`] (standing in for the
-//! program), [`sample`] (looking at it), [`report`], [`shortfall`] and [`text`]
-//! (saying what came of it); [`dry_run`]
-//! instead of the last four.
+//! program), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
+//! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
 //! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
 //! write it is exec'd in place; with one it is a child, and the report says so.
 
 mod args;
+mod destination;
 mod dry_run;
 mod launch;
 mod program;
@@ -59,7 +59,7 @@ impl Failure {
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(run(args).unwrap_or_else(|failure| {
         if !start::is_stderr_closed() {
-            eprintln!("jumbo: {}", failure.message);
+            crate::view::tell(&failure.message);
         }
         ExitCode::from(failure.code)
     }))
@@ -76,6 +76,17 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     match &settings.report {
         None => Err(launch.exec()),
-        Some(wanted) => supervise::run(&root, &settings, wanted, &launch),
+        Some(wanted) => {
+            if let Some(file) = &wanted.file {
+                destination::check(file).map_err(|error| {
+                    Failure::own(format!(
+                        "cannot write a report to {}: {error}; \
+                         hint: name a file in a folder that you may write to",
+                        file.display()
+                    ))
+                })?;
+            }
+            supervise::run(&root, &settings, wanted, &launch)
+        }
     }
 }

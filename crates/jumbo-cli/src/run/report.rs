@@ -3,10 +3,7 @@
 //! The shape is documented in docs/report.md.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -19,6 +16,7 @@ use jumbo::units::Bytes;
 use serde::Serialize;
 
 use super::args::{Settings, Wanted};
+use super::destination;
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::shortfall::{self, Evidence};
@@ -356,43 +354,8 @@ impl Report {
             false => text::render(self),
         };
         match &wanted.file {
-            Some(file) => replace(file, text.as_bytes()),
+            Some(file) => destination::write(file, text.as_bytes()),
             None => io::stderr().lock().write_all(text.as_bytes()),
         }
     }
-}
-
-/// Writes a file that is either as it was or complete. What is no regular file (a pipe, /dev/fd/3) is
-/// written to directly.
-fn replace(file: &Path, content: &[u8]) -> io::Result<()> {
-    if fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
-        return fs::OpenOptions::new()
-            .write(true)
-            .open(file)?
-            .write_all(content);
-    }
-    // Through a symbolic link, to what it points to.
-    let target = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let folder = match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut part = tempfile::NamedTempFile::new_in(folder)?;
-    part.write_all(content)?;
-    // A file that is there keeps its mode; a new one gets what the umask leaves.
-    let mode = match fs::metadata(&target) {
-        Ok(metadata) => metadata.permissions().mode(),
-        Err(_) => 0o666 & !umask(),
-    };
-    part.as_file()
-        .set_permissions(fs::Permissions::from_mode(mode))?;
-    part.persist(&target)?;
-    Ok(())
-}
-
-/// This process's umask, which can only be read by setting it; nothing else runs meanwhile.
-fn umask() -> u32 {
-    let umask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(umask);
-    umask.bits()
 }

@@ -4,7 +4,7 @@
 //! sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others send us is
 //! passed on. When the program stops we stop as it did, and when it ends we end as it did.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -22,6 +22,7 @@ use super::args::{Settings, Wanted};
 use super::launch::Launch;
 use super::report::{Report, Seen};
 use super::sample::Sampler;
+use crate::view::tell;
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,8 @@ pub(super) fn run(
     let end = watch(&child, &signals, &mut sampler)
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
+    // From here on a signal is for us: writing may wait, for a pipe's reader say.
+    signals.release();
     let fallbacks = fallbacks()
         .zip(before)
         .map(|(after, before)| after.saturating_sub(before));
@@ -88,10 +91,7 @@ pub(super) fn run(
             .as_deref()
             .map_or("stderr".into(), |file| file.display().to_string());
         // The exit status is the program's own: a report that cannot be written must not change it.
-        let _ = writeln!(
-            io::stderr(),
-            "jumbo: cannot write the report to {file}: {error}"
-        );
+        tell(&format!("cannot write the report to {file}: {error}"));
     }
     Ok(end_as(end.change))
 }

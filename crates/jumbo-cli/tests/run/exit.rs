@@ -86,6 +86,15 @@ fn what_cannot_be_started_says_so_in_one_line() {
 }
 
 #[test]
+fn an_error_that_nobody_can_be_told_keeps_its_exit_code() {
+    for mode in MODES {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let status = run(mode).arg("/nonexistent").stderr(full).status();
+        assert_eq!(status.unwrap().code(), Some(127), "{mode:?}");
+    }
+}
+
+#[test]
 fn a_file_in_path_that_may_not_be_executed_is_126() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(first.path().join("tool"), "#!/bin/sh\nexit 3").unwrap();

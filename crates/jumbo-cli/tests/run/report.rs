@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{jumbo, output, stderr};
+use crate::support::{Running, jumbo, kill, output, stderr, until};
 
 const PYTHON: &str =
     "a = [bytes(1000 + i % 7) for i in range(100000)]; import time; time.sleep(0.3)";
@@ -138,17 +138,86 @@ fn a_report_file_alone_asks_for_text_and_keeps_its_mode() {
 
 #[test]
 fn a_report_that_cannot_be_written_changes_no_exit_status() {
-    let output = output(jumbo().args([
-        "run",
-        "--report-file",
-        "/nonexistent/report",
-        "--",
-        "sh",
-        "-c",
-        "exit 9",
-    ]));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gone/report");
+    fs::create_dir(folder.path().join("gone")).unwrap();
+    let mut command = jumbo();
+    command.args(["run", "--report-file"]).arg(&file);
+    command
+        .current_dir(&folder)
+        .args(["--", "sh", "-c", "rmdir gone; exit 9"]);
+    let output = output(&mut command);
     assert_eq!(output.status.code(), Some(9));
-    assert!(stderr(&output).contains("/nonexistent/report"));
+    assert!(stderr(&output).contains("gone/report"));
+}
+
+#[test]
+fn an_unusable_report_file_is_an_error_before_the_start() {
+    for file in ["/nonexistent/report", "/tmp"] {
+        let output = output(jumbo().args(["run", "--report-file", file, "--", "echo", "ran"]));
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains(file) && said.contains("hint:"), "{said}");
+        assert!(output.stdout.is_empty(), "the program ran");
+    }
+}
+
+#[test]
+fn what_exists_is_written_in_place() {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let [file, link, dangling, made] =
+        ["file", "link", "dangling", "made"].map(|name| folder.path().join(name));
+    fs::write(&file, "x".repeat(1 << 20)).unwrap();
+    symlink(&file, &link).unwrap();
+    symlink(&made, &dangling).unwrap();
+    let inode = fs::metadata(&file).unwrap().ino();
+    for (name, target) in [(&file, &file), (&link, &file), (&dangling, &made)] {
+        let mut command = jumbo();
+        command.args(["run", "--report-file"]).arg(name).arg("true");
+        assert!(output(&mut command).status.success());
+        let said = fs::read_to_string(target).unwrap();
+        assert!(said.starts_with("jumbo: true") && !said.contains("xxx"));
+    }
+    assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
+    assert!(fs::symlink_metadata(&dangling).unwrap().is_symlink());
+}
+
+#[test]
+fn a_report_to_the_program_s_own_output_file_comes_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("output");
+    let mut command = jumbo();
+    command.args(["run", "--report-file", "/dev/stdout", "echo", "hello"]);
+    command.stdout(fs::File::create(&file).unwrap());
+    assert!(command.status().unwrap().success());
+    let said = fs::read_to_string(&file).unwrap();
+    assert!(said.starts_with("hello\njumbo: echo exited"), "{said}");
+}
+
+#[test]
+fn writing_to_a_pipe_without_a_reader_can_be_interrupted() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut command = jumbo();
+    command.args(["run", "--report-file"]).arg(&pipe);
+    let mut running = Running::start(command.args(["env", "--ignore-signal=TERM", "sleep", "0.2"]));
+    let mut status = None;
+    until("the end", || {
+        // What arrives before the program has ended is passed on to it, which ignores it.
+        kill(running.pid(), "TERM");
+        status = running.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().signal(), Some(15));
 }
 
 #[test]

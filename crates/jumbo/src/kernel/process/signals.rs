@@ -101,6 +101,12 @@ impl Signals {
         }
     }
 
+    /// Drops what has arrived and has signals delivered to this process again, as they were before.
+    pub fn release(self) {
+        while let Ok(Some(_)) = self.next() {}
+        self.give_back();
+    }
+
     /// Puts the mask and SIGCHLD back as they were: a child does so before it becomes the program.
     pub(super) fn give_back(&self) {
         // SAFETY: both values are what the kernel returned in `take`.
