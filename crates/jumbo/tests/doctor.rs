@@ -294,7 +294,18 @@ fn a_heap_on_small_pages() {
         (finding.id, finding.cost),
         ("small-heap", Cost::Slow(Bytes::from_kib(GIB / 2)))
     );
-    assert!(finding.hint.contains("jumbo run -- python3"));
+    let command = "`jumbo run -- /usr/bin/python3 --flag`";
+    assert!(finding.hint.contains(command), "{}", finding.hint);
+}
+
+#[test]
+fn what_a_process_writes_into_its_command_line_is_quoted() {
+    let finding = only(|fake| {
+        fake.process(7, "x", &[("RssAnon", GIB)], &[("AnonHugePages", 0)]);
+        fake.write("proc/7/cmdline", "a\0\0; rm -rf ~\0$(id)`id`\0it's\0");
+    });
+    let command = r#"jumbo run -- a '' '; rm -rf ~' '$(id)`id`' "it's"`"#;
+    assert!(finding.hint.contains(command), "{}", finding.hint);
 }
 
 #[test]

@@ -108,13 +108,32 @@ pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
     Ok(value.map(|value| value.trim() != "0"))
 }
 
-/// The command line of `pid`, its arguments with blanks between them; empty for kernel threads.
+/// The program of `pid` and its arguments, as it shows them itself; empty for kernel threads.
+///
+/// # Errors
+/// [`FileError::Io`] where the process is gone.
+pub fn arguments(root: &Root, pid: u32) -> Result<Vec<String>, FileError> {
+    let text = root.read(format!("proc/{pid}/cmdline"))?;
+    // The last argument ends in a NUL like the others, unless the program wrote a title there.
+    let text = text.strip_suffix('\0').unwrap_or(&text);
+    let split = || text.split('\0').map(str::to_owned).collect();
+    Ok(if text.is_empty() { Vec::new() } else { split() })
+}
+
+/// [`arguments`] as a shell takes them, quoted where that is needed: a process writes there what it
+/// likes, and the line may be copied into a shell.
 ///
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn command(root: &Root, pid: u32) -> Result<String, FileError> {
-    let arguments = root.read(format!("proc/{pid}/cmdline"))?;
-    Ok(arguments.trim_end_matches('\0').replace('\0', " "))
+    let arguments = arguments(root, pid)?;
+    Ok(quoted(arguments.iter().map(String::as_str)))
+}
+
+/// Words as a shell takes them.
+pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    // Only a NUL cannot be quoted, and there is none in arguments and paths.
+    shlex::try_join(words).unwrap_or_default()
 }
 
 /// The name of `pid`'s main thread, at most 15 bytes. Any user may read it.
@@ -155,6 +174,8 @@ mod tests {
         assert!(!name(&root, pid).unwrap().is_empty());
         let memory = memory(&root, pid).unwrap().unwrap();
         assert!(memory.anon > Bytes(0) && memory.thp_enabled == own_thp_enabled(&root).unwrap());
+        let arguments = arguments(&root, pid).unwrap();
+        assert_eq!(arguments, std::env::args().collect::<Vec<_>>());
         assert!(!command(&root, pid).unwrap().is_empty());
         assert!(all(&root).unwrap().contains(&pid));
     }

@@ -21,7 +21,7 @@ pub struct Detail {
     pub pid: u32,
     /// Its name, as ps(1) shows it.
     pub name: String,
-    /// Its command line.
+    /// Its command line, quoted as for a shell.
     pub command: String,
     /// The largest resident set it ever had, without hugetlb.
     pub peak: Option<Bytes>,
@@ -271,9 +271,10 @@ pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     }
     let named = |pid: &u32| {
         let comm = task::name(root, *pid).is_ok_and(|name| name == text);
-        comm || task::command(root, *pid).is_ok_and(|command| {
-            let program = command.split(' ').next().unwrap_or_default();
-            program.rsplit('/').next() == Some(text)
+        comm || task::arguments(root, *pid).is_ok_and(|arguments| {
+            // A title that the program wrote there goes on after a blank.
+            let program = arguments.first().and_then(|first| first.split(' ').next());
+            program.and_then(|program| program.rsplit('/').next()) == Some(text)
         })
     };
     Ok(pids.into_iter().filter(named).collect())

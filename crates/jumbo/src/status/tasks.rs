@@ -17,6 +17,8 @@ pub struct Task {
     pub pid: u32,
     /// Its name, as ps(1) shows it.
     pub name: String,
+    /// Its command line, quoted as for a shell.
+    pub command: String,
     /// Its memory by kind.
     #[serde(flatten)]
     pub memory: task::Memory,
@@ -129,6 +131,16 @@ impl Tasks {
             tasks.missing.push(missing);
         }
         tasks.largest = all;
+        // The kernel reads a command line out of the process's memory: only for those that are shown.
+        for list in [
+            &mut tasks.largest,
+            &mut tasks.pool_holders,
+            &mut tasks.thp_disabled,
+        ] {
+            for task in list {
+                task.command = task::command(root, task.pid).unwrap_or_default();
+            }
+        }
         tasks
     }
 }
@@ -138,6 +150,7 @@ fn brief(root: &Root, pid: u32) -> Option<Task> {
     Some(Task {
         pid,
         name: task::name(root, pid).ok()?,
+        command: String::new(),
         memory,
         huge: None,
     })

@@ -1,6 +1,7 @@
 //! Rules about the host's memory as a whole.
 
 use super::{Cost, Finding, LARGE, Snapshot};
+use crate::kernel::task::quoted;
 use crate::units::Bytes;
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
@@ -123,7 +124,7 @@ fn cgroup_full(snapshot: &Snapshot) -> Option<Finding> {
         .hint(format!(
             "`echo {} > {}`",
             limit.limit.0 + limit.limit.0 / 4,
-            limit.file.display()
+            quoted([&*limit.file.to_string_lossy()])
         ))
     })
 }

@@ -4,6 +4,7 @@ use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::cgroup::Limit;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::memory::DESCRIPTOR;
+use crate::kernel::task::quoted;
 use crate::units::{Bytes, PageSize};
 
 /// Making the pools again disturbs whoever uses them, so saving less than this is not worth it.
@@ -114,7 +115,7 @@ fn limited(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
         .hint(format!(
             "`echo {} > {}`",
             limit.usage.0 + pool.unused().bytes(pool.size).0,
-            limit.file.display()
+            quoted([&*limit.file.to_string_lossy()])
         )),
     )
 }
@@ -135,7 +136,7 @@ fn unmapped(snapshot: &Snapshot) -> Option<Finding> {
         let files = if mounts.is_empty() {
             String::new()
         } else {
-            format!("`ls -l {}` shows files, ", mounts.join(" "))
+            format!("`ls -l {}` shows files, ", quoted(mounts))
         };
         Finding::new(
             "pool-unmapped",
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn releases_are_compared_as_numbers() {
-        assert_eq!(release("6.18.44-fc-v657"), Some((6, 18)));
+        assert_eq!(release("6.18.3-1-generic"), Some((6, 18)));
         assert_eq!(release("7.3-rc1"), Some((7, 3)));
         assert_eq!(release("unknown"), None);
     }

@@ -45,7 +45,7 @@ fn small_heap(task: &Task) -> Option<Finding> {
         )
         .hint(format!(
             "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
-            task.name, task.pid
+            task.command, task.pid
         )),
     )
 }
@@ -60,7 +60,7 @@ fn disabled(task: &Task) -> Option<Finding> {
             format!(
                 "it or a parent of it asked for that, and children inherit it: \
                  `jumbo run -- {}` from a shell whose /proc/self/status says `THP_enabled: 1`",
-                task.name
+                task.command
             )
         };
         Finding::new(
