@@ -180,12 +180,18 @@ fn a_pool_that_nobody_uses() {
 #[test]
 fn a_pool_that_is_used_up() {
     let finding = only(|fake| {
-        mapper(fake, 70).pool(2048, [100, 30, 30, 0, 0]);
+        mapper(fake, 120).pool(2048, [150, 30, 30, 50, 50]);
     });
     assert_eq!((finding.id, finding.cost), ("pool-exhausted", Cost::Fails));
     let fake = Fake::healthy();
     mapper(&fake, 70).pool(2048, [100, 30, 30, 0, 50]);
     assert_eq!(findings(&fake), [], "it may grow");
+    let fake = Fake::healthy();
+    mapper(&fake, 70).pool(2048, [100, 30, 30, 0, 0]);
+    assert_eq!(findings(&fake), [], "it is as large as its user needs");
+    fake.write("proc/vmstat", "htlb_buddy_alloc_fail 3\n");
+    assert_eq!(ids(&fake), ["pool-exhausted", "pool-growth"]);
+    assert!(findings(&fake)[0].title.contains("since boot"));
 }
 
 #[test]

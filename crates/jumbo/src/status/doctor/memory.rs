@@ -33,7 +33,7 @@ fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
             "fragmented",
             Cost::Slow(scattered),
             format!(
-                "{scattered} of {free} free memory are in pieces smaller than {}",
+                "{scattered} of {free} free memory are in pieces smaller than {}, and since boot compaction has failed",
                 host.pmd_size
             ),
         )
@@ -45,9 +45,9 @@ fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
                 host.pmd_size
             ),
         )
-        .evidence("/proc/vmstat compact_fail", failed)
+        .evidence("/proc/vmstat compact_fail, since boot", failed)
         .evidence(
-            "/proc/vmstat compact_success",
+            "/proc/vmstat compact_success, since boot",
             host.events.get("compact_success").unwrap_or(0),
         )
         .hint(

@@ -10,13 +10,16 @@ use crate::units::{Bytes, PageSize};
 /// Making the pools again disturbs whoever uses them, so saving less than this is not worth it.
 const WORTH_REMAKING: Bytes = Bytes(16 << 20);
 
+/// How often a page for a pool, of any size, was not to be had.
+const GROWTH_FAILED: &str = "htlb_buddy_alloc_fail";
+
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     let pools = || snapshot.host.pools.iter().flatten();
     pools()
         .flat_map(|pool| {
             [
                 unused(pool),
-                exhausted(pool),
+                exhausted(snapshot, pool),
                 limited(snapshot, pool),
                 larger(snapshot, pool),
             ]
@@ -63,25 +66,43 @@ fn unused(pool: &Pool) -> Option<Finding> {
     })
 }
 
-fn exhausted(pool: &Pool) -> Option<Finding> {
-    let full = pool.total.0 > 0 && pool.unused().0 == 0 && pool.may_grow_by().0 == 0;
-    full.then(|| {
-        Finding::new(
-            "pool-exhausted",
-            Cost::Fails,
-            format!(
-                "the pool of {} pages is used up: the next mapping fails",
-                pool.size
-            ),
-        )
-        .evidence(file(pool.size, "free_hugepages"), pool.free)
-        .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
-        .evidence(file(pool.size, "nr_overcommit_hugepages"), pool.overcommit)
-        .hint(format!(
-            "`echo {} > {}` lets it grow on demand by as much again",
-            pool.surplus.0 + pool.total.0,
-            file(pool.size, "nr_overcommit_hugepages")
-        ))
+/// A pool that is used up. One made for its user is, by design; it is amiss only where somebody has
+/// asked for more than there was: the pool grew as far as it may, or tried and found no memory.
+fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
+    if pool.total.0 == 0 || pool.unused().0 > 0 || pool.may_grow_by().0 > 0 {
+        return None;
+    }
+    let failed = snapshot
+        .host
+        .events
+        .get(GROWTH_FAILED)
+        .filter(|failed| *failed > 0);
+    let why = match failed {
+        _ if pool.overcommit.0 > 0 => "has grown as far as it may",
+        Some(_) => "may not grow, and since boot one could not be made as large as was asked",
+        None => return None,
+    };
+    let finding = Finding::new(
+        "pool-exhausted",
+        Cost::Fails,
+        format!(
+            "the pool of {} pages is used up and {why}: the next mapping fails",
+            pool.size
+        ),
+    )
+    .evidence(file(pool.size, "free_hugepages"), pool.free)
+    .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
+    .evidence(file(pool.size, "nr_overcommit_hugepages"), pool.overcommit)
+    .hint(format!(
+        "`echo {} > {}` lets it grow on demand by as much again",
+        pool.surplus.0 + pool.total.0,
+        file(pool.size, "nr_overcommit_hugepages")
+    ));
+    Some(match failed {
+        Some(failed) => {
+            finding.evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
+        }
+        None => finding,
     })
 }
 
@@ -155,7 +176,7 @@ fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
     let failed = snapshot
         .host
         .events
-        .get("htlb_buddy_alloc_fail")
+        .get(GROWTH_FAILED)
         .filter(|failed| *failed > 0)?;
     let done = snapshot
         .host
@@ -168,8 +189,8 @@ fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
             Cost::Unknown,
             "since boot a hugetlb pool could not grow: no memory in one piece",
         )
-        .evidence("/proc/vmstat htlb_buddy_alloc_fail", failed)
-        .evidence("/proc/vmstat htlb_buddy_alloc_success", done)
+        .evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
+        .evidence("/proc/vmstat htlb_buddy_alloc_success, since boot", done)
         .hint("`echo 1 > /proc/sys/vm/compact_memory`, then set nr_hugepages again"),
     )
 }

@@ -95,10 +95,11 @@ fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         Finding::new(
             "defrag-always",
             Cost::Slow(Pages(stalls).bytes(thp.pmd_size)),
-            "every fault for a huge page may wait for memory to be compacted",
+            "every fault for a huge page may wait for memory to be compacted (the cost counts those that \
+             did since boot)",
         )
         .evidence(format!("{FOLDER}/defrag"), &defrag.current)
-        .evidence("/proc/vmstat compact_stall", stalls)
+        .evidence("/proc/vmstat compact_stall, since boot", stalls)
         .hint(format!(
             "`echo defer+madvise > {FOLDER}/defrag` waits only where the program asked for THPs"
         ))
@@ -163,12 +164,12 @@ fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             Cost::Wasted(Pages(collapsed).bytes(thp.pmd_size)),
             format!(
                 "khugepaged makes a {} page out of a single touched one, and none is split again \
-                 (the cost is at most this)",
+                 (the cost is at most this: all that it made since boot)",
                 thp.pmd_size
             ),
         )
         .evidence(format!("{FOLDER}/khugepaged/max_ptes_none"), max_ptes_none)
-        .evidence("/proc/vmstat thp_collapse_alloc", collapsed)
+        .evidence("/proc/vmstat thp_collapse_alloc, since boot", collapsed)
         .hint(format!(
             "`echo {} > {FOLDER}/khugepaged/max_ptes_none`; it also lets the kernel split huge pages \
              that are mostly zeroes, under memory pressure",
@@ -213,8 +214,8 @@ fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
             "since boot many faults for a huge page found none and fell back to base pages",
         )
-        .evidence("/proc/vmstat thp_fault_fallback", failed)
-        .evidence("/proc/vmstat thp_fault_alloc", done)
+        .evidence("/proc/vmstat thp_fault_fallback, since boot", failed)
+        .evidence("/proc/vmstat thp_fault_alloc, since boot", done)
         .hint(
             "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
              `sysctl vm.compaction_proactiveness=60` keeps at it",
@@ -243,8 +244,8 @@ fn fallback_charge(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
             "since boot many huge pages were refused by a control group at its memory limit",
         )
-        .evidence("/proc/vmstat thp_fault_fallback_charge", failed)
-        .evidence("/proc/vmstat thp_fault_alloc", done)
+        .evidence("/proc/vmstat thp_fault_fallback_charge, since boot", failed)
+        .evidence("/proc/vmstat thp_fault_alloc, since boot", done)
         .hint(raise),
     )
 }
@@ -255,10 +256,11 @@ fn split_at_swap(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         Finding::new(
             "swap-splits",
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
-            "huge pages are split before they are swapped out: the swap space is fragmented or full",
+            "since boot many huge pages were split before they were swapped out: the swap space was fragmented \
+             or full",
         )
-        .evidence("/proc/vmstat thp_swpout_fallback", failed)
-        .evidence("/proc/vmstat thp_swpout", done)
+        .evidence("/proc/vmstat thp_swpout_fallback, since boot", failed)
+        .evidence("/proc/vmstat thp_swpout, since boot", done)
         .hint("`sysctl vm.swappiness=10` swaps less; a larger swap space has more room in one piece"),
     )
 }
