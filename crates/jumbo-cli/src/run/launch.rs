@@ -77,13 +77,17 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Starts the program as a child.
-    pub(super) fn spawn(&self, ledger: Option<&str>, signals: &Signals) -> Result<Child, Failure> {
+    /// Starts the program as a child. The inner error: no child can be made.
+    pub(super) fn spawn(
+        &self,
+        ledger: Option<&str>,
+        signals: &Signals,
+    ) -> Result<Result<Child, SpawnError>, Failure> {
         let image = self.image(ledger)?;
-        Child::spawn(&image, signals).map_err(|error| match error {
-            SpawnError::Exec(error) => start_failure(self.name(), &error),
-            SpawnError::Fork(_) => Failure::own(error.to_string()),
-        })
+        match Child::spawn(&image, signals) {
+            Err(SpawnError::Exec(error)) => Err(start_failure(self.name(), &error)),
+            made => Ok(made),
+        }
     }
 
     fn name(&self) -> &OsStr {

@@ -12,7 +12,7 @@ use std::time::Instant;
 use jumbo::heap::ledger::Ledger;
 use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
-use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by};
+use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
 use jumbo::kernel::thp::Thp;
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,8 +37,19 @@ pub(super) fn run(
     wanted: &Wanted,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
-    let signals = Signals::take()
-        .map_err(|error| Failure::own(format!("cannot read signals from a descriptor: {error}")))?;
+    // A program is worth more than its report: where we cannot be its parent it takes our place.
+    let in_place = |why: String| {
+        tell(&format!("there will be no report: {why}"));
+        launch.exec()
+    };
+    let signals = match Signals::take() {
+        Ok(signals) => signals,
+        Err(error) => {
+            return Err(in_place(format!(
+                "cannot read signals from a descriptor: {error}"
+            )));
+        }
+    };
     // A program is worth more than its figures: without a ledger it runs and the report says so.
     let (ledger, trouble) = match Ledger::create() {
         Ok(made) => (Some(made), None),
@@ -51,7 +62,13 @@ pub(super) fn run(
     let ledger = ledger.as_ref().map(|(ledger, _)| *ledger);
 
     let started = Instant::now();
-    let child = launch.spawn(path.as_deref(), &signals)?;
+    let child = match launch.spawn(path.as_deref(), &signals)? {
+        Ok(child) => child,
+        Err(error) => {
+            signals.release();
+            return Err(in_place(error.to_string()));
+        }
+    };
     // From here on nothing is worth giving up the program for.
     let fallbacks = || {
         let events = Events::read(root).ok()?;
@@ -60,7 +77,8 @@ pub(super) fn run(
     let controls = || Thp::read_controls(root).ok().flatten();
     let (before, first) = (fallbacks(), controls());
     let mut sampler = Sampler::new(root, child.pid(), ledger);
-    let end = watch(&child, &signals, &mut sampler)
+    let end = watch(root, &child, &signals, &mut sampler)
+        .or_else(|_| child.wait().map(|(change, faults)| End { change, faults }))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
     // From here on a signal is for us: writing may wait, for a pipe's reader say.
@@ -108,20 +126,29 @@ fn end_as(change: Change) -> ExitCode {
 }
 
 /// Passes signals on until the program has ended.
-fn watch(child: &Child, signals: &Signals, sampler: &mut Sampler<'_>) -> io::Result<End> {
+fn watch(
+    root: &Root,
+    child: &Child,
+    signals: &Signals,
+    sampler: &mut Sampler<'_>,
+) -> io::Result<End> {
     loop {
         sampler.look();
         wait(signals, sampler.deadline())?;
         while let Some(signal) = signals.next()? {
-            if is_for_program(&signal) {
+            if is_for_program(root, child, &signal) {
                 child.send(signal);
             }
         }
         while let Some((change, faults)) = child.poll()? {
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
-                Change::Stopped(signal) => stop_with(child, signals, signal)?,
-                Change::Continued => {}
+                // The job is stopped only where there is a shell to see it: elsewhere nobody would
+                // continue us, and the program would end unnoticed.
+                Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
+                    stop_with(root, child, signals, signal)?;
+                }
+                Change::Stopped(_) | Change::Continued => {}
             }
         }
     }
@@ -140,13 +167,13 @@ fn wait(signals: &Signals, deadline: Instant) -> io::Result<()> {
 
 /// The program was stopped: stops this process in the same way, so that the shell sees its job
 /// stopped, and continues the program when we are continued.
-fn stop_with(child: &Child, signals: &Signals, signal: i32) -> io::Result<()> {
+fn stop_with(root: &Root, child: &Child, signals: &Signals, signal: i32) -> io::Result<()> {
     signals.stop_by(signal);
     let mut continued = false;
     while let Some(signal) = signals.next()? {
         if signal.number == libc::SIGCONT {
             continued = true;
-        } else if is_for_program(&signal) {
+        } else if is_for_program(root, child, &signal) {
             child.send(signal);
         }
     }
@@ -164,7 +191,7 @@ fn stop_with(child: &Child, signals: &Signals, signal: i32) -> io::Result<()> {
 }
 
 /// True for a signal that was meant for the program and has not reached it.
-fn is_for_program(signal: &Signal) -> bool {
+fn is_for_program(root: &Root, child: &Child, signal: &Signal) -> bool {
     let from_terminal = [
         libc::SIGINT,
         libc::SIGQUIT,
@@ -184,8 +211,14 @@ fn is_for_program(signal: &Signal) -> bool {
         // the session leader alone.
         return signal.number == libc::SIGHUP && is_session_leader();
     }
-    // Our own SIGPIPE, when stderr has gone.
-    signal.sender != std::process::id()
+    // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE, when
+    // stderr has gone.
+    signal.sender != std::process::id() && !tree::is_within(root, signal.sender, child.pid())
+}
+
+/// True where this session has a terminal, and so a shell that controls jobs.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 fn is_session_leader() -> bool {

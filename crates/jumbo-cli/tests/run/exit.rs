@@ -95,6 +95,29 @@ fn an_error_that_nobody_can_be_told_keeps_its_exit_code() {
 }
 
 #[test]
+fn without_descriptors_the_program_runs_and_there_is_no_report() {
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    crate::support::library();
+    // One is enough for the loader, and too few for the pipe to a child.
+    let script = format!("ulimit -n 4; exec {jumbo} run --report -- sh -c 'echo $$ alive; exit 4'");
+    let child = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert_eq!(output.stdout, format!("{pid} alive\n").as_bytes());
+    assert!(
+        said.contains("no report") && said.lines().count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
 fn a_file_in_path_that_may_not_be_executed_is_126() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(first.path().join("tool"), "#!/bin/sh\nexit 3").unwrap();

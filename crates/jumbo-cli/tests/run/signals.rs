@@ -102,31 +102,31 @@ fn the_value_of_a_queued_signal_comes_along() {
 }
 
 #[test]
-fn stopping_the_program_stops_jumbo_and_continuing_jumbo_continues_it() {
-    for signal in ["STOP", "TSTP"] {
-        let mut jumbo = Running::start(run(Mode::Parent).args(["sleep", "60"]));
-        let program = child_of(jumbo.pid());
-        until("exec", || {
-            fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
-        });
-        // The test's own process group may be orphaned, where the terminal's stop signals do not stop.
-        kill(program, signal);
-        if signal == "TSTP" && state(program) != Some('T') {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-            if state(program) != Some('T') {
-                continue;
-            }
-        }
-        until("the stop of both", || {
-            state(program) == Some('T') && state(jumbo.pid()) == Some('T')
-        });
-        kill(jumbo.pid(), "CONT");
-        until("both going on", || {
-            state(program) == Some('S') && state(jumbo.pid()) == Some('S')
-        });
-        kill(jumbo.pid(), "TERM");
-        assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
-    }
+fn without_a_terminal_jumbo_goes_on_while_the_program_is_stopped() {
+    let mut command = Command::new("setsid");
+    command.args([env!("CARGO_BIN_EXE_jumbo"), "run"]);
+    command.args(["--report-file=/dev/null", "--", "sleep", "60"]);
+    crate::support::library();
+    let mut jumbo = Running::start(&mut command);
+    let program = child_of(jumbo.pid());
+    until("exec", || {
+        fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
+    });
+    kill(program, "STOP");
+    until("the stop", || state(program) == Some('T'));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_ne!(state(jumbo.pid()), Some('T'));
+    kill(jumbo.pid(), "CONT");
+    until("the program going on", || state(program) == Some('S'));
+    kill(jumbo.pid(), "TERM");
+    assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
+}
+
+#[test]
+fn what_the_program_sends_to_its_parent_does_not_come_back() {
+    let script = "kill -USR1 $PPID; (/bin/kill -USR1 $PPID); sleep 0.1; echo alive";
+    let said = crate::support::stdout(run(Mode::Parent).args(["sh", "-c", script]));
+    assert_eq!(said, "alive\n");
 }
 
 #[test]

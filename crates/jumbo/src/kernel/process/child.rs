@@ -74,7 +74,7 @@ impl Child {
         let mut errno = [0; 4];
         match std::fs::File::from(read).read_exact(&mut errno) {
             Ok(()) => {
-                let _ = child.reap();
+                let _ = child.wait();
                 let error = io::Error::from_raw_os_error(i32::from_ne_bytes(errno));
                 Err(SpawnError::Exec(error))
             }
@@ -122,8 +122,19 @@ impl Child {
         state.trim_start().starts_with('T')
     }
 
-    fn reap(&self) -> io::Result<Option<(Change, Faults)>> {
-        self.wait4(0)
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// The errno of wait4(2).
+    pub fn wait(&self) -> io::Result<(Change, Faults)> {
+        loop {
+            match self.wait4(0) {
+                Ok(Some(end)) => return Ok(end),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     #[expect(

@@ -52,7 +52,9 @@ impl Signals {
         // SAFETY: -1 asks for a new descriptor; the set is ours.
         let fd = unsafe { libc::signalfd(-1, &raw const all, flags) };
         if fd < 0 {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            put_back(&mask, &sigchld);
+            return Err(error);
         }
         // SAFETY: a new descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -109,17 +111,22 @@ impl Signals {
 
     /// Puts the mask and SIGCHLD back as they were: a child does so before it becomes the program.
     pub(super) fn give_back(&self) {
-        // SAFETY: both values are what the kernel returned in `take`.
-        unsafe {
-            libc::sigaction(libc::SIGCHLD, &raw const self.sigchld, ptr::null_mut());
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, ptr::null_mut());
-        }
+        put_back(&self.mask, &self.sigchld);
     }
 }
 
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[expect(unsafe_code, reason = "signal sets and dispositions are C structures")]
+fn put_back(mask: &libc::sigset_t, sigchld: &libc::sigaction) {
+    // SAFETY: both values are what the kernel returned in `Signals::take`, handlers included.
+    unsafe {
+        libc::sigaction(libc::SIGCHLD, sigchld, ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut());
     }
 }
 

@@ -19,6 +19,23 @@ pub fn children(root: &Root, pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// True where `pid` is `ancestor` or was started by it, through whatever generations. False where a
+/// process between them is gone.
+pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
+    let mut pid = pid;
+    while pid > 1 {
+        if pid == ancestor {
+            return true;
+        }
+        let stat = root.read(format!("proc/{pid}/stat")).unwrap_or_default();
+        // The name, in brackets, may hold any byte; state and parent follow it.
+        let rest = stat.rsplit(')').next().unwrap_or_default();
+        let parent = rest.split_ascii_whitespace().nth(1);
+        pid = parent.and_then(|pid| pid.parse().ok()).unwrap_or_default();
+    }
+    false
+}
+
 /// The resident memory of `pid` that is neither file nor shared, as the kernel's counters have it (they
 /// lag behind by a few pages per thread). Zero for a zombie.
 ///
@@ -67,6 +84,8 @@ mod tests {
             .spawn()
             .unwrap();
         assert!(children(&root, own).contains(&sleep.id()));
+        assert!(is_within(&root, sleep.id(), own) && is_within(&root, own, own));
+        assert!(!is_within(&root, own, sleep.id()));
         assert!(is_same_memory(own, own) && !is_same_memory(own, sleep.id()));
         assert!(resident_anonymous(&root, own).unwrap() > Bytes(0));
         sleep.kill().unwrap();
