@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
@@ -202,8 +203,10 @@ const BUILT_IN: [(&str, &str); 3] = [
 ];
 
 fn read_profile(asked: &Path) -> Result<Profile, Failure> {
-    let is_name = asked.components().count() == 1 && asked.extension().is_none();
-    let (shown, text) = match asked.to_str().filter(|_| is_name && !asked.exists()) {
+    // A folder of that name (`redis`, say) is no profile.
+    let is_file = || fs::metadata(asked).is_ok_and(|metadata| metadata.is_file());
+    let name = asked.to_str().filter(|name| !name.contains('/'));
+    let (shown, text) = match name.filter(|_| !is_file()) {
         Some(name) => named_profile(name)?,
         None => {
             let text = fs::read_to_string(asked).map_err(|error| {
@@ -222,13 +225,22 @@ fn read_profile(asked: &Path) -> Result<Profile, Failure> {
 
 fn named_profile(name: &str) -> Result<(String, String), Failure> {
     let home = std::env::var_os("XDG_CONFIG_HOME")
+        .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")));
     let folders = [home, Some(PathBuf::from("/etc"))];
     for folder in folders.into_iter().flatten() {
         let file = folder.join(format!("jumbo/profiles/{name}.toml"));
-        if let Ok(text) = fs::read_to_string(&file) {
-            return Ok((file.display().to_string(), text));
+        let shown = file.display().to_string();
+        match fs::read_to_string(&file) {
+            Ok(text) => return Ok((shown, text)),
+            // HOME may be /dev/null.
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {}
+            Err(error) => {
+                return Err(Failure::own(format!(
+                    "cannot read profile {shown}: {error}\nhint: name a file: --profile ./{name}.toml"
+                )));
+            }
         }
     }
     let built_in = BUILT_IN.iter().find(|(known, _)| *known == name);

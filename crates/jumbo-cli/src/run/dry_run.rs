@@ -19,7 +19,10 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     let text = if settings.json {
         let environment: serde_json::Map<_, _> = changes
             .iter()
-            .map(|(name, value)| ((*name).to_owned(), String::from_utf8_lossy(value).into()))
+            .map(|(name, value)| {
+                let value = value.as_deref().map(String::from_utf8_lossy);
+                ((*name).to_owned(), json!(value))
+            })
             .collect();
         let command = settings.command.iter().map(|arg| arg.to_string_lossy());
         let plan = json!({
@@ -63,7 +66,10 @@ fn describe(
     });
     lines.push(String::from("\nenvironment"));
     for (name, value) in changes {
-        lines.push(format!("  {name}={}", String::from_utf8_lossy(value)));
+        lines.push(match value {
+            Some(value) => format!("  {name}={}", String::from_utf8_lossy(value)),
+            None => format!("  without {name}"),
+        });
     }
     match &launch.plan.tunable {
         Tunable::Set(_) => {}

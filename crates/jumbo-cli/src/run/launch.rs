@@ -1,7 +1,7 @@
 //! The environment that the program gets, and its start: [`Launch`].
 
 use std::ffi::{CString, OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
@@ -19,11 +19,14 @@ pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: Plan,
     command: &'a [OsString],
-    library: PathBuf,
+    /// `None` where nothing is preloaded.
+    library: Option<PathBuf>,
+    /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
+    outer_tunable: Option<Vec<u8>>,
 }
 
-/// A variable and its new value.
-pub(super) type Change = (&'static str, Vec<u8>);
+/// A variable and its new value; `None`: it is taken out.
+pub(super) type Change = (&'static str, Option<Vec<u8>>);
 
 impl<'a> Launch<'a> {
     pub(super) fn prepare(
@@ -38,33 +41,53 @@ impl<'a> Launch<'a> {
         let host = Host {
             pmd: pmd.map_err(|error| Failure::own(error.to_string()))?,
         };
-        let tunables = std::env::var_os("GLIBC_TUNABLES").map(OsString::into_vec);
-        let plan = Plan::new(settings.options, host, &program.reach, tunables.as_deref());
+        let tunables = inherited("GLIBC_TUNABLES");
+        // What a `jumbo run` around this one set is not the user's.
+        let outer = inherited(Orders::VARIABLE).and_then(|text| String::from_utf8(text).ok());
+        let outer = outer.is_some_and(|text| Orders::decode(&text).tunable);
+        let without = tunables.as_deref().filter(|_| outer);
+        let without = without.and_then(variables::without_tunable);
+        let users = without.as_deref().or(tunables.as_deref());
+        let mut plan = Plan::new(settings.options, host, &program.reach, users);
+        let library = match plan.preload.then(find_library).transpose() {
+            // It would have been for the program's children alone.
+            Err(_) if !program.reach.is_reached() => {
+                plan.preload = false;
+                None
+            }
+            found => found?,
+        };
         Ok(Self {
             program,
             plan,
             command: &settings.command,
-            library: find_library()?,
+            library,
+            outer_tunable: without,
         })
     }
 
     /// What is set in the environment; `ledger` is where the library finds the ledger.
     pub(super) fn changes(&self, ledger: Option<&str>) -> Vec<Change> {
         let mut changes = Vec::new();
-        if self.plan.preload {
-            let current = std::env::var_os("LD_PRELOAD").map(OsString::into_vec);
-            let library = self.library.as_os_str().as_bytes();
+        if let Some(library) = &self.library {
+            let current = inherited("LD_PRELOAD");
+            let library = library.as_os_str().as_bytes();
             if let Some(value) = variables::preload(current.as_deref(), library) {
-                changes.push(("LD_PRELOAD", value));
+                changes.push(("LD_PRELOAD", Some(value)));
             }
             let orders = Orders {
                 ledger,
                 ..self.plan.orders.clone()
             };
-            changes.push((Orders::VARIABLE, orders.encode().into_bytes()));
+            changes.push((Orders::VARIABLE, Some(orders.encode().into_bytes())));
         }
-        if let Tunable::Set(value) = &self.plan.tunable {
-            changes.push(("GLIBC_TUNABLES", value.clone()));
+        match (&self.plan.tunable, &self.outer_tunable) {
+            (Tunable::Set(value), _) => changes.push(("GLIBC_TUNABLES", Some(value.clone()))),
+            (_, Some(value)) => {
+                let value = Some(value.clone()).filter(|value| !value.is_empty());
+                changes.push(("GLIBC_TUNABLES", value));
+            }
+            (_, None) => {}
         }
         changes
     }
@@ -112,17 +135,40 @@ impl<'a> Launch<'a> {
 /// The environment with the changes made in place; what is new comes last.
 fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<Vec<CString>> {
     for (name, value) in changes {
-        let entry = CString::new([name.as_bytes(), b"=", value].concat())?;
-        let is_it = |entry: &CString| {
-            let rest = entry.as_bytes().strip_prefix(name.as_bytes());
-            rest.is_some_and(|rest| rest.starts_with(b"="))
-        };
-        match environment.iter().position(is_it) {
-            Some(index) => environment[index] = entry,
-            None => environment.push(entry),
+        // Of a variable that is there twice the loader takes the last.
+        let index = environment
+            .iter()
+            .rposition(|entry| value_of(entry, name).is_some());
+        let entry = value
+            .as_ref()
+            .map(|value| CString::new([name.as_bytes(), b"=", value].concat()));
+        match (index, entry.transpose()?) {
+            (Some(index), Some(entry)) => environment[index] = entry,
+            (None, Some(entry)) => environment.push(entry),
+            (Some(index), None) => {
+                environment.remove(index);
+            }
+            (None, None) => {}
         }
     }
     Ok(environment)
+}
+
+/// What the environment says last of `name`; `std::env::var_os` gives the first.
+fn inherited(name: &str) -> Option<Vec<u8>> {
+    let environment = inherited_environment();
+    let mut found = environment
+        .iter()
+        .rev()
+        .filter_map(|entry| value_of(entry, name));
+    found.next().map(<[u8]>::to_vec)
+}
+
+fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {
+    entry
+        .as_bytes()
+        .strip_prefix(name.as_bytes())?
+        .strip_prefix(b"=")
 }
 
 /// libjumbo_preload.so: where JUMBO_PRELOAD says, or beside the command, or in a `lib` next to its `bin`.

@@ -138,6 +138,10 @@ enum Look {
 }
 
 fn look(path: &Path) -> io::Result<Look> {
+    // Opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
     let mut file = File::open(path)?;
     let mut start = Vec::with_capacity(FIRST_LINE);
     (&mut file)

@@ -68,6 +68,55 @@ fn jumbo_under_jumbo_is_loaded_once() {
 }
 
 #[test]
+fn the_tunable_of_an_outer_jumbo_is_not_the_user_s() {
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    let outer = |inner: &str, users: &str| {
+        let mut command = run(Mode::Exec);
+        command.env("GLIBC_TUNABLES", users);
+        environment(command.args([jumbo, "run", inner, "--"]))
+    };
+    let users = "glibc.malloc.check=3";
+    assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
+    assert!(!outer("--heap=off", "").contains_key("GLIBC_TUNABLES"));
+    // The library takes out what is ours.
+    assert_eq!(outer("--no-follow", users)["GLIBC_TUNABLES"], users);
+    let users = "glibc.malloc.hugetlb=1";
+    assert_eq!(outer("--heap=off", users)["GLIBC_TUNABLES"], users);
+}
+
+#[test]
+fn of_a_variable_given_twice_the_last_counts() {
+    let python = "import ctypes, sys\n\
+        words = [word.encode() for word in sys.argv[1:]]\n\
+        array = ctypes.c_char_p * (len(words) + 1)\n\
+        given = (ctypes.c_char_p * 4)(b'LD_PRELOAD=', b'LD_PRELOAD=libc.so.6', b'PATH=/usr/bin:/bin')\n\
+        ctypes.CDLL(None).execve(words[0], array(*words), given)";
+    let mut command = Command::new("python3");
+    command.args(["-c", python, env!("CARGO_BIN_EXE_jumbo")]);
+    let expected = format!("LD_PRELOAD=\0LD_PRELOAD=libc.so.6:{}", library().display());
+    let said = stdout(command.args(["run", "--quiet", "cat", "/proc/self/environ"]));
+    assert!(said.starts_with(&expected), "{said}");
+}
+
+#[test]
+fn a_folder_is_no_profile_and_one_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("redis")).unwrap();
+    let mut command = jumbo();
+    command.current_dir(&folder).env("XDG_CONFIG_HOME", "");
+    let with = environment(command.args(["run", "--profile", "redis"]));
+    assert!(with.contains_key("JUMBO_ORDERS"));
+
+    std::fs::create_dir_all(folder.path().join("jumbo/profiles/redis.toml")).unwrap();
+    let mut command = jumbo();
+    command.env("XDG_CONFIG_HOME", folder.path());
+    let output = crate::support::output(command.args(["run", "--profile", "redis", "true"]));
+    let said = crate::support::stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("redis.toml"), "{said}");
+}
+
+#[test]
 fn heap_off_sets_no_tunable() {
     let with = environment(jumbo().args(["run", "--heap=off", "--quiet"]));
     assert!(!with.contains_key("GLIBC_TUNABLES"));

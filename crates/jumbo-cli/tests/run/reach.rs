@@ -43,6 +43,41 @@ fn compile(folder: &Path, arguments: &[&str]) -> Option<PathBuf> {
 }
 
 #[test]
+fn a_pipe_for_an_interpreter_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, pipe) = (folder.path().join("script"), folder.path().join("pipe"));
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    fs::write(&script, format!("#!{}\n", pipe.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    for mode in MODES {
+        assert_eq!(output(run(mode).arg(&script)).status.code(), Some(126));
+    }
+}
+
+#[test]
+fn a_static_program_runs_without_the_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(binary) = compile(folder.path(), &["-static"]) else {
+        skip(
+            "a_static_program_runs_without_the_library",
+            "no static libc",
+        );
+        return;
+    };
+    let mut command = jumbo();
+    command.env("JUMBO_PRELOAD", "/nonexistent.so");
+    let output = output(command.args(["run", "--quiet", "--"]).arg(&binary));
+    assert_eq!(output.stdout, b"- -\n", "{output:?}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
 fn a_dynamic_program_and_a_script_are_reached() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");

@@ -11,7 +11,7 @@ pub struct Executable {
     pub machine: Machine,
     /// Its loader (PT_INTERP); `None` where it is statically linked.
     pub loader: Option<String>,
-    /// It carries a note of the Go linker.
+    /// It carries a note of the Go linker, or Go's build information.
     pub go: bool,
 }
 
@@ -100,5 +100,11 @@ where
             }
         }
     }
+    // Stripped of its notes a Go program keeps this; one without readable sections has none to show.
+    let sections = header.sections(endian, data);
+    executable.go |= sections.is_ok_and(|sections| {
+        let found = sections.section_by_name(endian, b".go.buildinfo");
+        found.is_some()
+    });
     Ok(executable)
 }

@@ -39,6 +39,15 @@ pub fn tunables(current: Option<&[u8]>) -> Result<Vec<u8>, String> {
     }
 }
 
+/// `GLIBC_TUNABLES` without the entry that [`tunables`] added last; `None` where it is not there.
+pub fn without_tunable(current: &[u8]) -> Option<Vec<u8>> {
+    let ours = format!("{HUGETLB_TUNABLE}=1").into_bytes();
+    let mut entries: Vec<&[u8]> = current.split(|byte| *byte == b':').collect();
+    let index = entries.iter().rposition(|entry| *entry == ours)?;
+    entries.remove(index);
+    Some(entries.join(&b':'))
+}
+
 fn join(current: &[u8], more: &[u8]) -> Vec<u8> {
     match current {
         [] => more.to_vec(),
@@ -64,6 +73,15 @@ mod tests {
         );
         assert_eq!(add(Some("a.so:/l/j.so")), None);
         assert_eq!(add(Some("/l/j.so a.so")), None);
+    }
+
+    #[test]
+    fn what_was_added_can_be_taken_out() {
+        for before in ["", "glibc.malloc.check=3"] {
+            let added = tunables(Some(before.as_bytes())).unwrap();
+            assert_eq!(without_tunable(&added).unwrap(), before.as_bytes());
+        }
+        assert_eq!(without_tunable(b"glibc.malloc.hugetlb=2"), None);
     }
 
     #[test]
