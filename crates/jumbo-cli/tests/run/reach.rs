@@ -61,6 +61,22 @@ fn a_pipe_for_an_interpreter_is_not_waited_for() {
 }
 
 #[test]
+fn go_is_known_by_its_build_information() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "go_is_known_by_its_build_information";
+    let Some(binary) = compile(folder.path(), &["-static"]) else {
+        skip(name, "no static libc");
+        return;
+    };
+    assert!(!reason(&binary).contains("Go"));
+    let section = format!(".go.buildinfo={}", folder.path().join("look.c").display());
+    let mut objcopy = Command::new("objcopy");
+    objcopy.args(["--add-section", &section]).arg(&binary);
+    assert!(objcopy.status().unwrap().success());
+    assert!(reason(&binary).contains("Go"), "{}", reason(&binary));
+}
+
+#[test]
 fn a_static_program_runs_without_the_library() {
     let folder = tempfile::tempdir().unwrap();
     let Some(binary) = compile(folder.path(), &["-static"]) else {
