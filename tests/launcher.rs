@@ -84,9 +84,12 @@ fn a_program_that_ignores_sigterm_goes_on() {
         "trap 'echo caught INT' INT; trap '' TERM; echo ready; read line; echo got $line; exit 9";
     for reported in [false, true] {
         let program = Program::shell(script);
-        let mut running = match reported {
-            false => program.start_jumbo(&[]),
-            true => program.start_reported(&[]).0,
+        // The report's folder has to be there for as long as the program runs.
+        let (mut running, _report) = if reported {
+            let (running, report) = program.start_reported(&[]);
+            (running, Some(report))
+        } else {
+            (program.start_jumbo(&[]), None)
         };
         running.wait_for_line("ready");
         running.signal(Signal::TERM);
