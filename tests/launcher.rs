@@ -167,7 +167,7 @@ fn children_are_covered_unless_told_otherwise() {
     let program = Program::shell(&script);
     let (ran, report) = program.reported();
     assert_eq!(ran.shell_status(), 6, "{ran:?}");
-    crate::memory::assert_huge(&report, 200 * MIB, 0.9);
+    crate::memory::assert_huge(&report, 100 * MIB, 0.9);
     let (ran, report) = program.reported_with(&["--no-follow"]);
     assert_eq!(ran.shell_status(), 6, "{ran:?}");
     if !host::thp_is_always() {
