@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use jumbo::heap::ledger::{Ledger, flag};
 use jumbo::heap::{self, HeldLocks, Settings};
+use jumbo::ledger::{Ledger, flag};
 use jumbo::policy::Orders;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};

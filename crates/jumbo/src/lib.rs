@@ -4,6 +4,8 @@
 //! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
 //!
 //! - [`heap`]: large allocations in an address window of their own; what the preload library calls.
+//! - [`reaper`]: memory given back after the program's end, so that nobody waits for it.
+//! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
 //!
@@ -11,6 +13,8 @@
 
 pub mod heap;
 pub mod kernel;
+pub mod ledger;
 pub mod policy;
+pub mod reaper;
 pub mod status;
 pub mod units;

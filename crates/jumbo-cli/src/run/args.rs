@@ -7,7 +7,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use jumbo::policy::{self, MAX_WASTE, Options, Profile};
+use jumbo::policy::{self, FreeMode, MAX_FREE_WORKERS, MAX_WASTE, Options, Profile, ReaperMode};
 
 use super::Failure;
 
@@ -44,6 +44,25 @@ pub(crate) struct Args {
     /// pages: the ends of blocks that do not fill a huge page.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)))]
     max_waste: Option<u32>,
+
+    /// Free large blocks with several threads: sync, background or off [default: sync]
+    ///
+    /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
+    /// it returns at once and the memory follows. `off`: as without jumbo.
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    free: Option<Free>,
+
+    /// How many threads free at once, the caller among them [default: the CPUs, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)))]
+    free_workers: Option<u32>,
+
+    /// Give the memory back after the program has ended: auto, on or off [default: auto]
+    ///
+    /// A sibling process that shares the memory outlives the program, so that nobody who waits for the
+    /// program waits for its memory. `auto`: once the program asked for more than 1 GiB, and where
+    /// nothing hangs on its memory that must end with it.
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    reaper: Option<Reaper>,
 
     /// Leave the program's children alone
     #[arg(long)]
@@ -99,6 +118,20 @@ enum Switch {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum Free {
+    Sync,
+    Background,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Reaper {
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum ReportFormat {
     Text,
     Json,
@@ -132,6 +165,26 @@ impl From<Switch> for policy::Switch {
     }
 }
 
+impl From<Free> for FreeMode {
+    fn from(mode: Free) -> Self {
+        match mode {
+            Free::Sync => Self::Sync,
+            Free::Background => Self::Background,
+            Free::Off => Self::Off,
+        }
+    }
+}
+
+impl From<Reaper> for ReaperMode {
+    fn from(mode: Reaper) -> Self {
+        match mode {
+            Reaper::Auto => Self::Auto,
+            Reaper::On => Self::On,
+            Reaper::Off => Self::Off,
+        }
+    }
+}
+
 impl From<ReportFormat> for policy::ReportFormat {
     fn from(format: ReportFormat) -> Self {
         match format {
@@ -159,6 +212,20 @@ impl Settings {
                 .or(profile.max_waste)
                 .unwrap_or(defaults.max_waste),
             follow: !(args.no_follow || profile.no_follow.unwrap_or(!defaults.follow)),
+            free: args
+                .free
+                .map(FreeMode::from)
+                .or(profile.free)
+                .unwrap_or(defaults.free),
+            free_workers: args
+                .free_workers
+                .or(profile.free_workers)
+                .unwrap_or(defaults.free_workers),
+            reaper: args
+                .reaper
+                .map(ReaperMode::from)
+                .or(profile.reaper)
+                .unwrap_or(defaults.reaper),
         };
         let typed = args.report.map(policy::ReportFormat::from);
         let is_asked = typed.is_some() || args.report_file.is_some();

@@ -7,10 +7,11 @@ use std::io::{self, Write as _};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use jumbo::heap::ledger::{Ledger, Slot, flag};
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
-use jumbo::policy::Options;
+use jumbo::ledger::{Ledger, Slot, flag};
+use jumbo::policy::{FreeMode, Options, ReaperMode};
+use jumbo::reaper::State;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
 use serde::Serialize;
@@ -99,6 +100,8 @@ pub(super) struct Requested {
     pub(super) maps: bool,
     pub(super) max_waste: u32,
     pub(super) follow: bool,
+    pub(super) free: FreeMode,
+    pub(super) reaper: ReaperMode,
     /// What stands in GLIBC_TUNABLES because of us.
     pub(super) tunable: Option<&'static str>,
     /// Memory put under MADV_HUGEPAGE, over the whole run.
@@ -116,6 +119,8 @@ pub(super) struct Obtained {
     pub(super) images: u32,
     /// All of them together.
     pub(super) ledger: Counts,
+    /// What became of the reaper, in each process that asked for one.
+    pub(super) reapers: Vec<Reaped>,
 }
 
 /// A ledger slot, or several added up.
@@ -136,6 +141,35 @@ pub(super) struct Counts {
     pub(super) maps_left: Bytes,
     pub(super) arenas_advised: Bytes,
     pub(super) collapsed: Bytes,
+    pub(super) free: FreeCounts,
+}
+
+/// What `gather` did.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct FreeCounts {
+    /// Freed by several threads at once.
+    pub(super) gathered: Bytes,
+    /// Large ranges that the caller freed alone.
+    pub(super) inline: Bytes,
+    /// The part of `gathered` that was freed after the call had returned.
+    pub(super) background: Bytes,
+    /// The most threads at work at once.
+    pub(super) workers: u64,
+    /// Allocations that waited for memory still being freed.
+    pub(super) waits: u64,
+}
+
+/// What became of the reaper in one process.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Reaped {
+    /// The program's process.
+    pub(super) pid: u32,
+    /// The sibling's process; 0 where none was started.
+    pub(super) reaper_pid: u32,
+    pub(super) state: &'static str,
+    pub(super) reason: &'static str,
+    /// What was given back by the time of this report: the reaper does not wait for it.
+    pub(super) freed: Bytes,
 }
 
 impl From<Change> for Exit {
@@ -177,6 +211,13 @@ impl Counts {
             maps_left: bytes(&slot.maps_left),
             arenas_advised: bytes(&slot.arenas_advised),
             collapsed: bytes(&slot.collapsed),
+            free: FreeCounts {
+                gathered: bytes(&slot.free_gathered),
+                inline: bytes(&slot.free_inline),
+                background: bytes(&slot.free_background),
+                workers: slot.free_workers.load(Relaxed),
+                waits: slot.free_waits.load(Relaxed),
+            },
         }
     }
 
@@ -199,7 +240,28 @@ impl Counts {
             maps_left: self.maps_left + other.maps_left,
             arenas_advised: self.arenas_advised + other.arenas_advised,
             collapsed: self.collapsed + other.collapsed,
+            free: FreeCounts {
+                gathered: self.free.gathered + other.free.gathered,
+                inline: self.free.inline + other.free.inline,
+                background: self.free.background + other.free.background,
+                workers: self.free.workers.max(other.free.workers),
+                waits: self.free.waits.saturating_add(other.free.waits),
+            },
         }
+    }
+}
+
+impl Reaped {
+    /// `None` where no reaper was asked for.
+    fn of(slot: &Slot) -> Option<Self> {
+        let state = State::from_code(slot.reaper.load(Relaxed))?;
+        (state != State::Off).then(|| Self {
+            pid: slot.pid.load(Relaxed),
+            reaper_pid: slot.reaper_pid.load(Relaxed),
+            state: state.name(),
+            reason: state.text(),
+            freed: Bytes(slot.reaper_freed.load(Relaxed)),
+        })
     }
 }
 
@@ -208,6 +270,8 @@ impl Counts {
 pub(super) struct Counted {
     pub(super) images: u32,
     pub(super) total: Counts,
+    /// Of the processes in which a reaper was asked for.
+    pub(super) reapers: Vec<Reaped>,
     by_pid: BTreeMap<u32, Counts>,
 }
 
@@ -222,6 +286,7 @@ impl Counted {
             counted.total = counted.total.add(counts);
             let theirs = counted.by_pid.entry(slot.pid.load(Relaxed)).or_default();
             *theirs = theirs.add(counts);
+            counted.reapers.extend(Reaped::of(slot));
         }
         counted
     }
@@ -263,6 +328,8 @@ impl Requested {
             maps: options.maps,
             max_waste: options.max_waste,
             follow: options.follow,
+            free: options.free,
+            reaper: options.reaper,
             tunable: tunable.then_some("glibc.malloc.hugetlb=1"),
             advised: counted.total.advised,
             large_calls: counted.total.large_calls,
@@ -336,6 +403,7 @@ impl Report {
                 huge_share: heap.and_then(|heap| heap.huge_share),
                 images: counted.images,
                 ledger: counted.total,
+                reapers: counted.reapers,
             },
             peak: kinds,
             shortfalls,

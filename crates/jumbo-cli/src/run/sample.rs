@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use jumbo::heap::ledger::Ledger;
 use jumbo::kernel::process::tree;
 use jumbo::kernel::{Root, task};
+use jumbo::ledger::Ledger;
 use jumbo::status::process::Observer;
 use jumbo::status::{Kind, Usage};
 use jumbo::units::Bytes;

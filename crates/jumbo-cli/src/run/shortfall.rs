@@ -2,7 +2,7 @@
 
 use std::io;
 
-use jumbo::heap::ledger::{SLOTS, flag};
+use jumbo::ledger::{SLOTS, flag};
 use jumbo::policy::{Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::Bytes;
 use serde::Serialize;

@@ -9,11 +9,11 @@ use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use jumbo::heap::ledger::Ledger;
 use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
 use jumbo::kernel::thp::Thp;
+use jumbo::ledger::Ledger;
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -83,6 +83,27 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             None => String::new(),
         }
     )?;
+    let free = &ledger.free;
+    if free.gathered > Bytes(0) {
+        writeln!(
+            out,
+            "  freed     {} by up to {} threads at once{}",
+            free.gathered,
+            free.workers,
+            match free.background {
+                Bytes(0) => String::new(),
+                background => format!(", {background} of it in the background"),
+            }
+        )?;
+    }
+    // `waiting` says nothing that anybody has to know.
+    let reapers = report.obtained.reapers.iter();
+    for reaper in reapers
+        .filter(|reaper| reaper.state != "waiting")
+        .take(PROCESSES)
+    {
+        writeln!(out, "  reaper    {}: {}", reaper.pid, reaper.reason)?;
+    }
     for shortfall in &report.shortfalls {
         writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;
     }

@@ -11,8 +11,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::ledger::Slot;
-use super::{ARENAS, LOCKED, PMD, memory, stats};
+use super::{ARENAS, LOCKED, PMD, memory};
+use crate::ledger::Slot;
+use crate::ledger::stats;
 
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
 const HEAP_MAX: usize = 64 << 20;

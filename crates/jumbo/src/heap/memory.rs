@@ -15,7 +15,8 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::extents::{Record, Table};
-use super::{BASE_PAGE, TABLE_BASE, stats};
+use super::{BASE_PAGE, TABLE_BASE};
+use crate::ledger::stats;
 
 /// An identity of the calling thread: the thread pointer of the ABI, unique among live threads.
 #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,6 @@
 //! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end;
 //! - [`maps`] places and advises the program's own anonymous mappings;
 //! - [`arena`] advises glibc's thread arenas;
-//! - [`ledger`] is what was done, for the launcher to read;
 //! - `memory` is the one leaf that touches memory, `lock` what makes it safe to ask in a signal handler.
 //!
 //! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
@@ -18,16 +17,14 @@
 pub mod arena;
 mod extents;
 mod frontier;
-pub mod ledger;
 mod lock;
 pub mod maps;
 mod memory;
-mod stats;
 mod window;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ledger::{Ledger, Slot};
+use crate::ledger::{Ledger, Slot, stats};
 use lock::Lock;
 use memory::Deferred;
 use window::{Resized, Window};
@@ -103,7 +100,7 @@ pub fn start(settings: Settings) -> bool {
     fits
 }
 
-/// Counts into `ledger` from now on, as process `pid`, with these [`ledger::flag`]s.
+/// Counts into `ledger` from now on, as process `pid`, with these [`crate::ledger::flag`]s.
 pub fn report_to(ledger: &'static Ledger, pid: u32, flags: u32) {
     stats::attach(ledger, pid);
     stats::slot().flags.store(flags, Ordering::Relaxed);

@@ -17,7 +17,8 @@ use rustix::io::Errno;
 use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
-use super::{BASE_PAGE, HEAP_BASE, HEAP_END, Settings, stats};
+use super::{BASE_PAGE, HEAP_BASE, HEAP_END, Settings};
+use crate::ledger::stats;
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
 const KEEP_BLOCK: usize = 32 << 20;

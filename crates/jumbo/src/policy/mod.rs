@@ -11,7 +11,7 @@ mod profile;
 mod reach;
 pub mod variables;
 
-pub use order::Orders;
+pub use order::{FreeMode, MAX_FREE_WORKERS, Orders, ReaperMode};
 pub use plan::{Host, Memory, Options, Plan, Tunable};
 pub use profile::{MAX_WASTE, Profile, ProfileError, ReportFormat, Switch};
 pub use reach::{Privilege, Reach, Unreached};

@@ -5,6 +5,8 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+
 /// What the preload library is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders<'a> {
@@ -19,6 +21,13 @@ pub struct Orders<'a> {
     /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES (so it is to be taken out again
     /// where children are not covered).
     pub tunable: bool,
+    /// How large frees are done (`--free`).
+    pub free: FreeMode,
+    /// How many threads may free at once, the caller among them (`--free-workers`); 0: as many as the
+    /// process has CPUs, at most 4.
+    pub free_workers: u32,
+    /// Whether a sibling gives the memory back after the program's end (`--reaper`).
+    pub reaper: ReaperMode,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
     pub pmd: usize,
     /// Where the ledger is mapped from, if anybody wants one.
@@ -33,8 +42,68 @@ impl Default for Orders<'_> {
             max_waste: 5,
             follow: true,
             tunable: false,
+            free: FreeMode::Sync,
+            free_workers: 0,
+            reaper: ReaperMode::Auto,
             pmd: 2 << 20,
             ledger: None,
+        }
+    }
+}
+
+/// The most threads that can be asked for with `--free-workers`.
+pub const MAX_FREE_WORKERS: u32 = 64;
+
+/// When a large free returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FreeMode {
+    /// When all of it is free.
+    #[default]
+    Sync,
+    /// At once; the memory follows.
+    Background,
+    /// Large frees are the kernel's business, on the caller's thread.
+    Off,
+}
+
+/// Whether a sibling process gives the memory back when the program has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReaperMode {
+    /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
+    #[default]
+    Auto,
+    /// From the start, whatever hangs on the memory.
+    On,
+    /// Never.
+    Off,
+}
+
+impl FreeMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sync, Self::Background, Self::Off];
+
+    /// As it is typed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Background => "background",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl ReaperMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::On, Self::Off];
+
+    /// As it is typed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
         }
     }
 }
@@ -46,12 +115,15 @@ impl<'a> Orders<'a> {
     /// The text for the environment.
     pub fn encode(&self) -> String {
         let mut text = format!(
-            "heap={},maps={},max_waste={},follow={},tunable={},pmd={}",
+            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={},pmd={}",
             u8::from(self.heap),
             u8::from(self.maps),
             self.max_waste,
             u8::from(self.follow),
             u8::from(self.tunable),
+            self.free.name(),
+            self.free_workers,
+            self.reaper.name(),
             self.pmd
         );
         if let Some(ledger) = self.ledger {
@@ -72,6 +144,19 @@ impl<'a> Orders<'a> {
                 "tunable" => orders.tunable = value != "0",
                 "follow" => orders.follow = value != "0",
                 "max_waste" => orders.max_waste = value.parse().unwrap_or(orders.max_waste),
+                "free" => {
+                    let known = FreeMode::ALL.into_iter().find(|mode| mode.name() == value);
+                    orders.free = known.unwrap_or(orders.free);
+                }
+                "free_workers" => {
+                    orders.free_workers = value.parse().unwrap_or(orders.free_workers);
+                }
+                "reaper" => {
+                    let known = ReaperMode::ALL
+                        .into_iter()
+                        .find(|mode| mode.name() == value);
+                    orders.reaper = known.unwrap_or(orders.reaper);
+                }
                 "pmd" => {
                     orders.pmd = value
                         .parse()
@@ -94,7 +179,17 @@ mod tests {
 
     #[test]
     fn nonsense_keeps_the_defaults() {
-        for text in ["", ",,", "pmd=3", "pmd=x", "what=1", "max_waste=-1", "="] {
+        for text in [
+            "",
+            ",,",
+            "pmd=3",
+            "pmd=x",
+            "what=1",
+            "max_waste=-1",
+            "=",
+            "free=maybe",
+            "reaper=",
+        ] {
             assert_eq!(Orders::decode(text), Orders::default(), "{text}");
         }
     }
@@ -103,10 +198,14 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(
             heap: bool, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
-            let orders =
-                Orders { heap, maps, max_waste, follow, tunable, pmd: 1 << shift, ledger: ledger.as_deref() };
+            let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
+            let orders = Orders {
+                heap, maps, max_waste, follow, tunable, free, free_workers, reaper,
+                pmd: 1 << shift, ledger: ledger.as_deref(),
+            };
             let text = orders.encode();
             prop_assert_eq!(Orders::decode(&text), orders);
         }

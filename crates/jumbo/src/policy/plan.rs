@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Orders, Reach, variables};
+use super::{FreeMode, Orders, Reach, ReaperMode, variables};
 use crate::kernel::thp::Thp;
 use crate::units::PageSize;
 
@@ -18,6 +18,12 @@ pub struct Options {
     pub max_waste: u32,
     /// Children too.
     pub follow: bool,
+    /// How large frees are done.
+    pub free: FreeMode,
+    /// How many threads may free at once; 0: the default.
+    pub free_workers: u32,
+    /// Whether a sibling gives the memory back after the end.
+    pub reaper: ReaperMode,
 }
 
 /// What the host has, as far as a start needs it.
@@ -68,6 +74,9 @@ impl Default for Options {
             maps: orders.maps,
             max_waste: orders.max_waste,
             follow: orders.follow,
+            free: orders.free,
+            free_workers: orders.free_workers,
+            reaper: orders.reaper,
         }
     }
 }
@@ -96,6 +105,9 @@ impl Plan {
             max_waste: options.max_waste,
             follow: options.follow,
             tunable: matches!(tunable, Tunable::Set(_)),
+            free: options.free,
+            free_workers: options.free_workers,
+            reaper: options.reaper,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,
         };

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use toml::de::DeTable;
 
+use super::{FreeMode, MAX_FREE_WORKERS, ReaperMode};
+
 /// What a profile can say. Its keys are the names of the options, and an option on the command line
 /// wins over its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -17,6 +19,12 @@ pub struct Profile {
     pub maps: Option<Switch>,
     /// `--max-waste`
     pub max_waste: Option<u32>,
+    /// `--free`
+    pub free: Option<FreeMode>,
+    /// `--free-workers`
+    pub free_workers: Option<u32>,
+    /// `--reaper`
+    pub reaper: Option<ReaperMode>,
     /// `--no-follow`
     pub no_follow: Option<bool>,
     /// `--report`
@@ -70,10 +78,13 @@ pub enum ProfileError {
     },
 }
 
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 10] = [
     "heap",
     "maps",
     "max-waste",
+    "free",
+    "free-workers",
+    "reaper",
     "no-follow",
     "report",
     "report-file",
@@ -123,6 +134,19 @@ impl Profile {
             });
         }
         let profile: Self = toml::from_str(text).map_err(syntax)?;
+        if let Some(workers) = profile
+            .free_workers
+            .filter(|workers| !(1..=MAX_FREE_WORKERS).contains(workers))
+        {
+            let value = table
+                .get_ref()
+                .get("free-workers")
+                .map(|value| value.span());
+            return Err(ProfileError::Syntax {
+                line: line(value),
+                what: format!("free-workers is {workers}, and must be 1 to {MAX_FREE_WORKERS}"),
+            });
+        }
         if let Some(percent) = profile.max_waste.filter(|percent| *percent > MAX_WASTE) {
             let value = table.get_ref().get("max-waste").map(|value| value.span());
             return Err(ProfileError::Syntax {
@@ -141,13 +165,17 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = Profile::parse(
-            "# all of them\nheap = \"off\"\nmaps = \"on\"\nmax-waste = 10\nno-follow = true\n\
+            "# all of them\nheap = \"off\"\nmaps = \"on\"\nmax-waste = 10\nfree = \"background\"\n\
+             free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Profile {
             heap: Some(Switch::Off),
             maps: Some(Switch::On),
             max_waste: Some(10),
+            free: Some(FreeMode::Background),
+            free_workers: Some(2),
+            reaper: Some(ReaperMode::Off),
             no_follow: Some(true),
             report: Some(ReportFormat::Json),
             report_file: Some(PathBuf::from("/tmp/r")),

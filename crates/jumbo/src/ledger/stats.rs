@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use super::ledger::{Ledger, Slot};
+use super::{Ledger, Slot};
 
 static NOBODY: Slot = Slot::new();
 static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const NOBODY).cast_mut());
 
 /// The slot that this process counts in.
-pub(super) fn slot() -> &'static Slot {
+pub(crate) fn slot() -> &'static Slot {
     #[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
     // SAFETY: SLOT only ever holds addresses of `'static` slots, which are shared by atomics alone.
     unsafe {
@@ -19,14 +19,14 @@ pub(super) fn slot() -> &'static Slot {
 }
 
 /// Counts into a slot of `ledger` from now on. Where it is full, counts go nowhere.
-pub(super) fn attach(ledger: &'static Ledger, pid: u32) {
+pub(crate) fn attach(ledger: &'static Ledger, pid: u32) {
     if let Some(slot) = ledger.claim(pid) {
         SLOT.store(std::ptr::from_ref(slot).cast_mut(), Ordering::Release);
     }
 }
 
 /// One MADV_HUGEPAGE over `length` bytes, and the kernel's answer.
-pub(super) fn advised(length: usize, refused: Option<Errno>) {
+pub(crate) fn advised(length: usize, refused: Option<Errno>) {
     let slot = slot();
     match refused {
         None => Slot::add(&slot.advised, length as u64),
@@ -41,12 +41,12 @@ pub(super) fn advised(length: usize, refused: Option<Errno>) {
 }
 
 /// One successful MADV_COLLAPSE.
-pub(super) fn collapsed(length: usize) {
+pub(crate) fn collapsed(length: usize) {
     Slot::add(&slot().collapsed, length as u64);
 }
 
 /// Sets the live count and lifts the peak after it.
-pub(super) fn live(bytes: u64) {
+pub(crate) fn live(bytes: u64) {
     let slot = slot();
     slot.large_live.store(bytes, Ordering::Relaxed);
     raise(&slot.large_peak, bytes);

@@ -7,6 +7,8 @@
 //! Invariant: counters only, no pointers. A process can write nonsense into its launcher's report and
 //! nothing worse.
 
+pub(crate) mod stats;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -60,6 +62,26 @@ pub struct Slot {
     pub arenas_advised: AtomicU64,
     /// Bytes collapsed with MADV_COLLAPSE.
     pub collapsed: AtomicU64,
+    /// Freed by several threads at once.
+    pub free_gathered: AtomicU64,
+    /// Large ranges freed by the caller alone: huge-mapped, or nothing to gain.
+    pub free_inline: AtomicU64,
+    /// Freed after the call had returned (part of `free_gathered`).
+    pub free_background: AtomicU64,
+    /// Now waiting to be freed in the background.
+    pub free_pending: AtomicU64,
+    /// The most threads that freed at once (a count).
+    pub free_workers: AtomicU64,
+    /// Allocations that waited for memory being freed in the background (a count).
+    pub free_waits: AtomicU64,
+    /// What became of the reaper: a code of [`crate::reaper::State`].
+    pub reaper: AtomicU32,
+    /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
+    pub reaper_pid: AtomicU32,
+    /// What the reaper gave back.
+    pub reaper_freed: AtomicU64,
+    /// How long that took, in nanoseconds.
+    pub reaper_ns: AtomicU64,
 }
 
 /// Bits of [`Slot::flags`].
@@ -154,6 +176,16 @@ impl Slot {
             maps_left: AtomicU64::new(0),
             arenas_advised: AtomicU64::new(0),
             collapsed: AtomicU64::new(0),
+            free_gathered: AtomicU64::new(0),
+            free_inline: AtomicU64::new(0),
+            free_background: AtomicU64::new(0),
+            free_pending: AtomicU64::new(0),
+            free_workers: AtomicU64::new(0),
+            free_waits: AtomicU64::new(0),
+            reaper: AtomicU32::new(0),
+            reaper_pid: AtomicU32::new(0),
+            reaper_freed: AtomicU64::new(0),
+            reaper_ns: AtomicU64::new(0),
         }
     }
 
