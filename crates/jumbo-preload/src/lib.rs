@@ -1,7 +1,7 @@
 //! The library that `jumbo run` loads into a program.
 //!
-//! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]) and a few calls that
-//! bear on them, and calls [`jumbo::heap`], which does the work. [`next`] finds the definitions that
+//! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]), a few calls that
+//! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo::heap`], which does the work. [`next`] finds the definitions that
 //! stand behind ours, [`start`] is the constructor.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
@@ -10,9 +10,10 @@
 //!
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, mremap,
-//! sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise.
+//! sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall.
 
 mod alloc;
 mod maps;
 mod next;
+mod sandbox;
 mod start;

@@ -4,12 +4,13 @@
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
 //! stand-in that does the lookup; afterwards a call through it is a load and a jump.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::alloc;
 
-/// One function behind ours, of type `F`.
+/// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
+#[repr(C)]
 pub(crate) struct Next<F> {
     address: AtomicPtr<c_void>,
     name: &'static CStr,
@@ -101,6 +102,10 @@ next! {
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int,
         else { no_memory(); -1 };
     munlockall: fn() -> c_int, else { no_memory(); -1 };
+    prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int,
+        else { no_memory(); -1 };
+    syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)
+        -> c_long, else { no_memory(); -1 };
 }
 
 /// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there

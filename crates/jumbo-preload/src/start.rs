@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo::heap::{self, HeldLocks, Settings};
+use jumbo::kernel::sandbox;
 use jumbo::ledger::{Ledger, flag};
 use jumbo::policy::Orders;
 use rustix::fs::{Mode, OFlags};
@@ -41,6 +42,8 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 }
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
+    // Before anybody asks.
+    sandbox::detect();
     let glibc = next::malloc_is_glibcs();
     let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();

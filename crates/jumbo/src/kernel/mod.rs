@@ -6,6 +6,7 @@
 //! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`], [`folios`]: one process.
 //! - [`sys`]: the system calls.
+//! - [`sandbox`]: whether system calls of ours could end the program.
 //! - [`process`]: starting a program and standing in for it.
 //! - [`mod@probe`]: what all of that comes to.
 
@@ -16,6 +17,7 @@ pub mod memory;
 pub mod probe;
 pub mod process;
 mod root;
+pub mod sandbox;
 pub mod smaps;
 pub mod sys;
 pub mod task;

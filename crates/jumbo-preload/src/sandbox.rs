@@ -1,0 +1,121 @@
+//! The calls by which a program installs a seccomp filter: prctl(2), syscall(2).
+//!
+//! From then on no system call is made that the program does not make itself; see
+//! [`jumbo::kernel::sandbox`].
+
+use std::ffi::{c_int, c_long, c_ulong};
+
+use jumbo::kernel::sandbox;
+
+use crate::next;
+
+/// SECCOMP_SET_MODE_STRICT and SECCOMP_SET_MODE_FILTER of seccomp(2); the operations behind only ask.
+const SET_MODES: std::ops::RangeInclusive<c_long> = 0..=1;
+
+/// prctl(2). Declared with the five arguments that the kernel looks at; the calling conventions of Linux
+/// let the callee name them all the same.
+///
+/// # Safety
+/// As for prctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(
+    option: c_int,
+    first: c_ulong,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+) -> c_int {
+    // SAFETY: the same call.
+    let call = || unsafe { (next::prctl.get())(option, first, second, third, fourth) };
+    if option == libc::PR_SET_SECCOMP {
+        return entering(call, |answer| *answer == 0);
+    }
+    call()
+}
+
+/// syscall(2): what libseccomp installs filters with.
+///
+/// Only a few numbers are looked at. Any other call jumps on to the C library's function with registers
+/// and stack as they are, because some of them return twice, or on another stack.
+///
+/// # Safety
+/// As for syscall(2).
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall() {
+    std::arch::naked_asm!(
+        "endbr64",
+        "cmp rdi, {seccomp}",
+        "je {watched}",
+        "cmp rdi, {prctl}",
+        "je {watched}",
+        "jmp [rip + {next}]",
+        seccomp = const libc::SYS_seccomp,
+        prctl = const libc::SYS_prctl,
+        watched = sym watched,
+        next = sym next::syscall,
+    )
+}
+
+/// syscall(2): what libseccomp installs filters with.
+///
+/// Only a few numbers are looked at. Any other call jumps on to the C library's function with registers
+/// and stack as they are, because some of them return twice, or on another stack.
+///
+/// # Safety
+/// As for syscall(2).
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall() {
+    std::arch::naked_asm!(
+        "hint #34",
+        "cmp x0, #{seccomp}",
+        "b.eq {watched}",
+        "cmp x0, #{prctl}",
+        "b.eq {watched}",
+        "adrp x16, {next}",
+        "ldr x16, [x16, :lo12:{next}]",
+        "br x16",
+        seccomp = const libc::SYS_seccomp,
+        prctl = const libc::SYS_prctl,
+        watched = sym watched,
+        next = sym next::syscall,
+    )
+}
+
+/// The calls that [`syscall`] looks at, with the arguments as they came.
+///
+/// # Safety
+/// As for syscall(2).
+unsafe extern "C" fn watched(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    // SAFETY: the same call.
+    let call =
+        || unsafe { (next::syscall.get())(number, first, second, third, fourth, fifth, sixth) };
+    match number {
+        libc::SYS_seccomp if SET_MODES.contains(&first) => entering(call, |answer| *answer == 0),
+        libc::SYS_prctl if first == c_long::from(libc::PR_SET_SECCOMP) => {
+            entering(call, |answer| *answer == 0)
+        }
+        _ => call(),
+    }
+}
+
+/// Makes a call that installs a filter where it succeeds.
+fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
+    sandbox::enter();
+    let answer = call();
+    if !succeeded(&answer) {
+        sandbox::leave();
+    }
+    answer
+}
