@@ -9,6 +9,7 @@
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`memory`]: nothing resident that the program did not ask for.
+//! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -25,4 +26,5 @@ mod limits;
 mod mappings;
 mod memory;
 mod real_programs;
+mod status;
 mod support;

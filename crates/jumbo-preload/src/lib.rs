@@ -1,8 +1,9 @@
 //! The library that `jumbo run` loads into a program.
 //!
 //! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]), a few calls that
-//! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo::heap`], which does the work. [`next`] finds the definitions that
-//! stand behind ours, [`start`] is the constructor.
+//! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo::heap`], which
+//! does the work. [`next`] finds the definitions that stand behind ours, [`start`] is the constructor,
+//! [`slot`] shows others where we count.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
 //! back in, errno left alone by what succeeds. A call that is none of our business costs a comparison and
@@ -16,4 +17,5 @@ mod alloc;
 mod maps;
 mod next;
 mod sandbox;
+mod slot;
 mod start;

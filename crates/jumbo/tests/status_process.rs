@@ -5,7 +5,7 @@ mod fake;
 use fake::Fake;
 use jumbo::kernel::Root;
 use jumbo::status::process::{Observer, usage};
-use jumbo::status::{Kind, KindUsage};
+use jumbo::status::{Covered, Kind, KindUsage};
 use jumbo::units::{Bytes, PageSize};
 
 /// One mapping of smaps: header, then the fields that are not zero, in KiB.
@@ -211,4 +211,28 @@ fn memory_of_this_process_is_counted() {
     assert!(after.kind(Kind::Heap).bytes.0 >= before.0 + (60 << 20));
     assert!(after.kind(Kind::Text).bytes > Bytes(0) && after.kind(Kind::Stack).bytes > Bytes(0));
     drop(memory);
+}
+
+#[test]
+fn only_a_process_with_the_library_in_it_has_its_memory_read() {
+    let fake = Fake::new(4096);
+    let plain = "1000-3000 r--p 0 08:01 9   /usr/bin/p\n";
+    fake.write("proc/7/maps", plain);
+    assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);
+    // Its data alone, as it stays mapped where somebody unmapped the rest, leads nowhere.
+    let data = "4000-5000 rw-p 1000 08:01 8   /usr/lib/libjumbo_preload.so\n";
+    fake.write("proc/7/maps", [plain, data].concat());
+    assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);
+
+    let library = "0-1000 r--p 0 08:01 8   /usr/lib/libjumbo_preload.so (deleted)\n";
+    fake.write("proc/7/maps", [library, plain].concat());
+    let error = Covered::read(&fake.root(), 7).unwrap_err();
+    assert!(
+        error.is_missing() && error.to_string().contains("/mem"),
+        "{error}"
+    );
+    // A process can map anything under that name.
+    fake.write("proc/7/mem", vec![7u8; 0x1000]);
+    let error = Covered::read(&fake.root(), 7).unwrap_err();
+    assert!(error.to_string().contains("libjumbo_preload.so"), "{error}");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use jumbo::status::{Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
+use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
 use jumbo::units::{Bytes, PageSize};
 
 use super::ProcessPage;
@@ -84,10 +84,35 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
     for (kind, why) in &process.why_not {
         view.line(format!("  {}: {why}", name(*kind)))?;
     }
+    if let Some(covered) = &process.jumbo {
+        show_covered(view, covered)?;
+    }
     if !process.mappings.is_empty() {
         show_mappings(view, &process.mappings)?;
     }
     Ok(())
+}
+
+fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
+    let Covered { free, reaper } = covered;
+    let background = match free.background {
+        Bytes(0) => String::new(),
+        background => format!(", {background} of it in the background"),
+    };
+    view.line(format!(
+        "  jumbo run: {} freed by up to {} threads at once{background}; {} by the caller alone",
+        free.gathered, free.workers, free.inline
+    ))?;
+    view.line(format!(
+        "  jumbo run: {} threads that free, {} to be freed, {} allocations waited for that",
+        free.threads, free.pending, free.waits
+    ))?;
+    let process = reaper.pid.map(|pid| format!(" (process {pid})"));
+    view.line(format!(
+        "  reaper: {}{}",
+        reaper.reason,
+        process.unwrap_or_default()
+    ))
 }
 
 fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {

@@ -4,7 +4,7 @@
 //! none of the mechanisms above it.
 //!
 //! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
-//! - [`smaps`], [`task`], [`folios`]: one process.
+//! - [`smaps`], [`task`], [`folios`], [`peek`]: one process.
 //! - [`sys`]: the system calls.
 //! - [`sandbox`]: whether system calls of ours could end the program.
 //! - [`process`]: starting a program and standing in for it.
@@ -14,6 +14,7 @@ pub mod cgroup;
 pub mod folios;
 pub mod hugetlb;
 pub mod memory;
+pub mod peek;
 pub mod probe;
 pub mod process;
 mod root;

@@ -70,6 +70,15 @@ impl Smaps {
         root.read(format!("proc/{pid}/smaps")).map(Self)
     }
 
+    /// Reads /proc/PID/maps, whose mappings have addresses, permissions and paths, and nothing that takes
+    /// a walk of the page tables to know.
+    ///
+    /// # Errors
+    /// As [`Smaps::read`].
+    pub fn read_maps(root: &Root, pid: u32) -> Result<Self, FileError> {
+        root.read(format!("proc/{pid}/maps")).map(Self)
+    }
+
     /// Reads /proc/PID/smaps_rollup (Linux 4.14), which has one [`Mapping`] with the sums.
     ///
     /// # Errors

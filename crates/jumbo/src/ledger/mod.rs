@@ -7,7 +7,10 @@
 //! Invariant: counters only, no pointers. A process can write nonsense into its launcher's report and
 //! nothing worse.
 
+mod locator;
 pub(crate) mod stats;
+
+pub use locator::Locator;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,7 +22,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Slots in a ledger; processes past that are counted by [`Ledger::claimed`] alone.
 pub const SLOTS: usize = 1000;
 
-const MAGIC: u32 = 0x6a6d_6231;
+/// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
+const MAGIC: u32 = 0x6a6d_6232;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::{Ledger, Slot};
 
 static NOBODY: Slot = Slot::new();
-static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const NOBODY).cast_mut());
 
 /// The slot that this process counts in.
 pub(crate) fn slot() -> &'static Slot {

@@ -12,7 +12,7 @@ use crate::units::{Bytes, PageSize};
 
 use super::process::Observer;
 use super::usage::HUGE;
-use super::{Kind, Missing, Usage};
+use super::{Covered, Kind, Missing, Usage};
 
 /// A process's memory, and why not more of it is huge.
 #[derive(Clone, Debug, Serialize)]
@@ -35,6 +35,8 @@ pub struct Detail {
     pub proportional: Option<Bytes>,
     /// Why memory of a kind is not huge.
     pub why_not: BTreeMap<Kind, String>,
+    /// What jumbo does in it; `None` where the preload library is not in it, or this user may not look.
+    pub jumbo: Option<Covered>,
     /// Every mapping, where that was asked for.
     pub mappings: Vec<MappingDetail>,
     /// What is not shown, and why.
@@ -134,11 +136,23 @@ impl Lens {
             usage: None,
             proportional: None,
             why_not: BTreeMap::new(),
+            jumbo: None,
             mappings: Vec::new(),
             missing: Vec::new(),
         };
         match self.look_closely(&mut detail) {
-            Ok(()) => Ok(detail),
+            Ok(()) => {
+                // It takes more than the look did: reading a process's memory is what a debugger may.
+                match Covered::read(&self.root, pid) {
+                    Ok(covered) => detail.jumbo = covered,
+                    Err(error) => detail.missing.push(Missing::for_lack_of(
+                        "what jumbo does in it",
+                        &error,
+                        "the right to trace it: CAP_SYS_PTRACE, or its user where Yama allows that",
+                    )),
+                }
+                Ok(detail)
+            }
             Err(error) if error.is_missing() => Err(error),
             Err(error) => {
                 detail.missing.push(Missing::for_lack_of(

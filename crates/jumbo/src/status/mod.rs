@@ -3,10 +3,12 @@
 //! - [`Usage`] and [`Kind`]: a process's memory by kind and folio size.
 //! - [`process`]: how they are read.
 //! - [`Detail`]: one process with everything there is to say.
+//! - [`Covered`]: what the preload library does in a process.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
 //! - [`doctor`]: what of all that is worth mending.
 
+mod covered;
 mod detail;
 pub mod doctor;
 mod host;
@@ -14,6 +16,7 @@ pub mod process;
 mod tasks;
 mod usage;
 
+pub use covered::{Covered, Freeing, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find};
 pub use host::{Formable, Host, Missing, Sysctl};
 pub use tasks::{Huge, Task, Tasks};

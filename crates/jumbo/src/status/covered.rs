@@ -1,0 +1,203 @@
+//! What the preload library does in a process, read out of that process's memory: [`Covered`].
+//!
+//! The library counts in a [`Slot`], and exports a [`Locator`] that leads to it. The library's symbols are
+//! looked up in memory and not in the file, which may have been replaced since it was mapped. All that is
+//! read is the process's own word: numbers, nothing that is followed any further.
+
+use std::mem::offset_of;
+
+use object::elf::{self, Dyn64, FileHeader64, Sym64};
+use object::pod::slice_from_all_bytes;
+use object::read::elf::{Dyn as _, FileHeader as _, GnuHashTable, ProgramHeader as _, Sym as _};
+use object::{Endianness, StringTable};
+use serde::Serialize;
+
+use crate::kernel::peek::Peek;
+use crate::kernel::smaps::Smaps;
+use crate::kernel::{FileError, Root};
+use crate::ledger::{Locator, Slot};
+use crate::reaper::State;
+use crate::units::Bytes;
+
+/// The preload library's file name.
+const LIBRARY: &str = "libjumbo_preload.so";
+
+/// The names of the threads that free begin with this.
+const THREADS: &str = "jumbo-";
+
+/// The first segment of the library holds its headers and symbols; it is some hundred KiB long, and what
+/// claims to be longer is not read further.
+const MOST_OF_IMAGE: u64 = 4 << 20;
+
+/// What the preload library does in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Covered {
+    /// How large frees are done.
+    pub free: Freeing,
+    /// What gives the memory back at the end.
+    pub reaper: Reaping,
+}
+
+/// What `gather` did and does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Freeing {
+    /// Its threads now, at work or asleep (a count).
+    pub threads: usize,
+    /// Now waiting to be freed in the background.
+    pub pending: Bytes,
+    /// Freed by several threads at once.
+    pub gathered: Bytes,
+    /// Large ranges that the caller freed alone.
+    pub inline: Bytes,
+    /// The part of `gathered` that was freed after the call had returned.
+    pub background: Bytes,
+    /// The most threads that freed at once (a count).
+    pub workers: u64,
+    /// Allocations that waited for memory being freed in the background (a count).
+    pub waits: u64,
+}
+
+/// What became of the reaper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Reaping {
+    /// One word.
+    pub state: &'static str,
+    /// A sentence.
+    pub reason: &'static str,
+    /// The sibling's process, as the process's namespace has it; `None` where none was started.
+    pub pid: Option<u32>,
+}
+
+impl Covered {
+    /// What jumbo does in `pid`; `None` where the preload library is not in it.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]: the process is gone, or this user may not trace it. [`FileError::Content`]: its
+    /// library is another version of jumbo than this one.
+    pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
+        let maps = Smaps::read_maps(root, pid)?;
+        let library = maps.mappings().find(|mapping| {
+            let path = mapping
+                .path
+                .strip_suffix(" (deleted)")
+                .unwrap_or(mapping.path);
+            mapping.offset == 0 && path.rsplit('/').next() == Some(LIBRARY)
+        });
+        let Some(library) = library else {
+            return Ok(None);
+        };
+        let peek = Peek::open(root, pid)?;
+        let slot = read_slot(&peek, library.start, library.size())?;
+        let bytes = |offset| Bytes(word(&slot, offset));
+        let state = State::from_code(half(&slot, offset_of!(Slot, reaper))).unwrap_or_default();
+        let reaper_pid = half(&slot, offset_of!(Slot, reaper_pid));
+        Ok(Some(Self {
+            free: Freeing {
+                threads: threads(root, pid)?,
+                pending: bytes(offset_of!(Slot, free_pending)),
+                gathered: bytes(offset_of!(Slot, free_gathered)),
+                inline: bytes(offset_of!(Slot, free_inline)),
+                background: bytes(offset_of!(Slot, free_background)),
+                workers: word(&slot, offset_of!(Slot, free_workers)),
+                waits: word(&slot, offset_of!(Slot, free_waits)),
+            },
+            reaper: Reaping {
+                state: state.name(),
+                reason: state.text(),
+                pid: (reaper_pid != 0).then_some(reaper_pid),
+            },
+        }))
+    }
+}
+
+/// The bytes of the slot that the library mapped at `base` counts in.
+fn read_slot(peek: &Peek, base: u64, size: Bytes) -> Result<Vec<u8>, FileError> {
+    let length = usize::try_from(size.0.min(MOST_OF_IMAGE)).unwrap_or(usize::MAX);
+    let image = peek.read(base, length)?;
+    let strange = |what: &str| peek.misread(format!("{LIBRARY} in it {what}"));
+    let (dynamic, length) =
+        dynamic_segment(&image).ok_or_else(|| strange("has no dynamic segment"))?;
+    let dynamic = peek.read(base.wrapping_add(dynamic), length)?;
+    let symbol = symbol(&image, base, &dynamic, Locator::SYMBOL.as_bytes())
+        .ok_or_else(|| strange("is of an earlier version, which does not show its counters"))?;
+    let locator = peek.read(base.wrapping_add(symbol), size_of::<Locator>())?;
+    let ours = Locator::new();
+    if half(&locator, offset_of!(Locator, magic)) != ours.magic
+        || half(&locator, offset_of!(Locator, size)) != ours.size
+    {
+        return Err(strange("is of another version than this command"));
+    }
+    let pointer = peek.read(word(&locator, offset_of!(Locator, slot)), 8)?;
+    peek.read(word(&pointer, 0), size_of::<Slot>())
+}
+
+/// Where the dynamic segment is, counted from where the library is mapped, and its length.
+fn dynamic_segment(image: &[u8]) -> Option<(u64, usize)> {
+    let header = FileHeader64::<Endianness>::parse(image).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, image).ok()?;
+    let dynamic = segments
+        .iter()
+        .find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)?;
+    let length = usize::try_from(dynamic.p_memsz(endian)).ok()?;
+    (length <= 1 << 16).then(|| (dynamic.p_vaddr(endian), length))
+}
+
+/// Where the symbol `name` is, counted from `base`. `image` is the first segment, where its file's offsets
+/// and its addresses are the same.
+fn symbol(image: &[u8], base: u64, dynamic: &[u8], name: &[u8]) -> Option<u64> {
+    let endian = FileHeader64::<Endianness>::parse(image)
+        .ok()?
+        .endian()
+        .ok()?;
+    let entries = slice_from_all_bytes::<Dyn64<Endianness>>(dynamic).ok()?;
+    let value = |tag| {
+        let entry = entries.iter().find(|entry| entry.d_tag(endian) == tag)?;
+        Some(entry.d_val(endian))
+    };
+    // glibc makes addresses of the offsets, where the segment can be written; elsewhere they are as in the file.
+    let table = |tag| {
+        let value = value(tag)?;
+        let offset = usize::try_from(value.checked_sub(base).unwrap_or(value)).ok()?;
+        image.get(offset..)
+    };
+    let hash = table(elf::DT_GNU_HASH)?;
+    let hash = GnuHashTable::<FileHeader64<Endianness>>::parse(endian, hash).ok()?;
+    let count = hash.symbol_table_length(endian)? as usize;
+    let symbols =
+        table(elf::DT_SYMTAB)?.get(..count.checked_mul(size_of::<Sym64<Endianness>>())?)?;
+    let symbols = slice_from_all_bytes::<Sym64<Endianness>>(symbols).ok()?;
+    let text = table(elf::DT_STRTAB)?;
+    let strings = StringTable::new(text, 0, text.len() as u64);
+    let found = symbols
+        .iter()
+        .find(|symbol| symbol.name(endian, strings) == Ok(name))?;
+    (found.st_value(endian) != 0).then(|| found.st_value(endian))
+}
+
+/// The threads of `pid` that are jumbo's.
+fn threads(root: &Root, pid: u32) -> Result<usize, FileError> {
+    let folder = format!("proc/{pid}/task");
+    let names = root.list(&folder)?;
+    // The first thread may be named anything, `jumbo-app` too.
+    let others = names.iter().filter(|thread| **thread != pid.to_string());
+    Ok(others
+        .filter(|thread| {
+            // A thread that ends meanwhile is none.
+            root.read(format!("{folder}/{thread}/comm"))
+                .is_ok_and(|name| name.starts_with(THREADS))
+        })
+        .count())
+}
+
+/// The eight bytes at `offset`, as this machine orders them; 0 where there are none.
+fn word(bytes: &[u8], offset: usize) -> u64 {
+    let word = bytes.get(offset..).and_then(<[u8]>::first_chunk);
+    word.map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
+/// The four bytes at `offset`.
+fn half(bytes: &[u8], offset: usize) -> u32 {
+    let half = bytes.get(offset..).and_then(<[u8]>::first_chunk);
+    half.map_or(0, |half| u32::from_ne_bytes(*half))
+}
