@@ -14,8 +14,10 @@
 //! sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall.
 
 mod alloc;
+mod bytes;
 mod maps;
 mod next;
+mod reaper;
 mod sandbox;
 mod slot;
 mod start;

@@ -11,7 +11,7 @@ use jumbo::policy::Orders;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{alloc, maps, next};
+use crate::{alloc, maps, next, reaper};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -83,6 +83,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
+    reaper::begin(orders.reaper);
 }
 
 static LEDGER: std::sync::atomic::AtomicPtr<Ledger> =
@@ -135,6 +136,7 @@ unsafe extern "C" fn after_fork_child() {
     if let Some(ledger) = unsafe { ledger.as_ref() } {
         heap::forked_with(ledger, pid());
     }
+    reaper::forked();
 }
 
 /// Takes what the launcher added out of the environment, so that children run without us. The strings

@@ -1,5 +1,30 @@
-//! Memory given back after the program's end, by a sibling process that shares it: [`State`].
+//! Memory given back after the program's end, by a sibling process that shares it.
+//!
+//! A process that ends tears its address space down itself, on one thread, and whoever waits for it waits
+//! for that. The sibling shares the address space, so that the program is not its last user: the program
+//! ends at once, however it ended, and the sibling gives the memory back with several threads.
+//!
+//! - [`start`] and [`retire`] (`launch`) are called inside the program; `control` is what both look at.
+//! - `sibling` is what the sibling does: it is stripped (`confine`), put under a seccomp filter (`filter`),
+//!   and sleeps on one futex until the program has ended and nobody else uses the memory.
+//! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
+//!   empties the rest (`zap`). `raw` makes its system calls.
+//! - [`State`] is what became of it, and why.
+//!
+//! Invariants: it frees nothing while any process or thread uses the memory; it holds no privilege, no
+//! file of the program's, no terminal and no working directory; whatever goes wrong in it ends it, and the
+//! kernel frees the memory as it would have without it.
 
+mod confine;
+mod control;
+mod filter;
+mod launch;
+mod mapping;
+mod raw;
+mod release;
+mod sibling;
 mod state;
+mod zap;
 
+pub use launch::{forked, is_running, note, prepare, retire, start};
 pub use state::State;

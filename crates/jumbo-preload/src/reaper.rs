@@ -1,0 +1,84 @@
+//! When the sibling of [`jumbo::reaper`] is started and ended.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use jumbo::policy::ReaperMode;
+use jumbo::reaper::{self, State};
+
+/// What was ordered: 0 off, else one more than the place of the mode in [`ReaperMode::ALL`].
+static MODE: AtomicU8 = AtomicU8::new(0);
+
+const ON: u8 = 1;
+
+/// Gets ready, and starts the sibling where it is wanted at once. At the end of the constructor: in the
+/// main thread, and with the ledger in place.
+pub(crate) fn begin(mode: ReaperMode) {
+    if mode == ReaperMode::Off {
+        return;
+    }
+    let Some(image) = image() else {
+        return reaper::note(State::Kernel);
+    };
+    // SAFETY: `image` is where this library was found; the functions are in `bytes`; a library in
+    // LD_PRELOAD is never unloaded.
+    unsafe { reaper::prepare(workers(), &image) };
+    if mode == ReaperMode::On {
+        MODE.store(ON, Ordering::Release);
+        reaper::start();
+    }
+}
+
+/// In the child of a fork, when it counts in a slot of its own.
+pub(crate) fn forked() {
+    match MODE.load(Ordering::Acquire) {
+        0 => {}
+        _ => {
+            reaper::forked();
+            reaper::start();
+        }
+    }
+}
+
+/// The CPUs that this process may use, at most 4.
+fn workers() -> usize {
+    let allowed = rustix::thread::sched_getaffinity(None);
+    allowed.map_or(1, |cpus| cpus.count().clamp(1, 4) as usize)
+}
+
+/// The addresses of this library, from its first segment to the end of its last.
+fn image() -> Option<Range<usize>> {
+    let mut found = None;
+    // SAFETY: `look` is given the pointer to `found`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
+    found
+}
+
+/// # Safety
+/// Called by dl_iterate_phdr(3) with an object and with what [`image`] passes.
+unsafe extern "C" fn look(
+    object: *mut libc::dl_phdr_info,
+    _size: usize,
+    found: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (object, found) = unsafe { (&*object, &mut *found.cast::<Option<Range<usize>>>()) };
+    let base = usize::try_from(object.dlpi_addr).unwrap_or(0);
+    // SAFETY: an object's table has as many entries as it says.
+    let segments =
+        (0..usize::from(object.dlpi_phnum)).map(|at| unsafe { &*object.dlpi_phdr.add(at) });
+    let (mut first, mut last) = (usize::MAX, 0);
+    for segment in segments.filter(|segment| segment.p_type == libc::PT_LOAD) {
+        let start = base + usize::try_from(segment.p_vaddr).unwrap_or(0);
+        let end = start + usize::try_from(segment.p_memsz).unwrap_or(0);
+        (first, last) = (first.min(start), last.max(end));
+    }
+    let page = rustix::param::page_size();
+    let range = first & !(page - 1)..last.next_multiple_of(page);
+    if range.contains(&(look as *const () as usize)) {
+        *found = Some(range);
+        return 1;
+    }
+    0
+}

@@ -1,0 +1,171 @@
+//! What the sibling may still ask of the kernel: [`install`].
+//!
+//! A seccomp filter (seccomp(2), Linux 3.5) that names each call and, where it can, the arguments. The
+//! sibling keeps the user ID that the program had at its start, and executes memory that the program can
+//! write; so whatever is not needed to give memory back ends it.
+//!
+//! What is left: reading its two descriptors, waiting and waking, giving back memory (which the program
+//! can do itself), asking whether it is alone, threads of its own, ending. As root it could be made to
+//! fill the host's table of threads: RLIMIT_NPROC does not bind root, a pids cgroup does.
+#![expect(unsafe_code, reason = "hands the filter to the kernel")]
+
+use super::raw;
+
+/// The flags of the sibling's threads, exactly.
+pub(super) const THREAD: u32 = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_CHILD_CLEARTID)
+    .cast_unsigned();
+
+/// The sibling's descriptors are 0 to this one.
+pub(super) const LAST_DESCRIPTOR: u32 = 1;
+
+/// MADV_DONTNEED_LOCKED of madvise(2), Linux 5.18.
+pub(super) const MADV_DONTNEED_LOCKED: i32 = 24;
+
+#[cfg(target_arch = "x86_64")]
+const ARCH: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCH: u32 = 0xc000_00b7;
+
+const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+
+/// Offsets in `struct seccomp_data`: the number, the architecture, the halves of each argument.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const fn low(argument: u32) -> u32 {
+    let half = if cfg!(target_endian = "big") { 4 } else { 0 };
+    16 + 8 * argument + half
+}
+const fn high(argument: u32) -> u32 {
+    let half = if cfg!(target_endian = "big") { 0 } else { 4 };
+    16 + 8 * argument + half
+}
+
+type Step = libc::sock_filter;
+
+const fn load(offset: u32) -> Step {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+const fn answer(action: u32) -> Step {
+    step(libc::BPF_RET | libc::BPF_K, action, 0, 0)
+}
+/// Skips so many steps where the loaded word is `value`, and so many where it is not.
+const fn equal(value: u32, then: u8, other: u8) -> Step {
+    step(
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        value,
+        then,
+        other,
+    )
+}
+const fn greater(value: u32, then: u8, other: u8) -> Step {
+    step(
+        libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K,
+        value,
+        then,
+        other,
+    )
+}
+#[expect(clippy::cast_possible_truncation, reason = "codes have 8 bits")]
+const fn step(code: u32, k: u32, jt: u8, jf: u8) -> Step {
+    Step {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    }
+}
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "numbers of system calls are small"
+)]
+const fn call(number: libc::c_long, otherwise: u8) -> Step {
+    equal(number as u32, 0, otherwise)
+}
+const fn number(value: i32) -> u32 {
+    value.cast_unsigned()
+}
+
+const LENGTH: u16 = 52;
+
+/// Each rule: is it this call? else skip the rule. Then the argument, then an answer.
+static FILTER: [Step; LENGTH as usize] = [
+    load(ARCHITECTURE),
+    equal(ARCH, 1, 0),
+    answer(KILL),
+    load(NUMBER),
+    call(libc::SYS_futex, 4),
+    load(low(1)),
+    greater(number(libc::FUTEX_WAKE), 1, 0),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_madvise, 5),
+    load(low(2)),
+    equal(number(libc::MADV_DONTNEED), 1, 0),
+    equal(number(MADV_DONTNEED_LOCKED), 0, 1),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_munmap, 1),
+    answer(ALLOW),
+    call(libc::SYS_read, 4),
+    load(low(0)),
+    greater(LAST_DESCRIPTOR, 1, 0),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_lseek, 4),
+    load(low(0)),
+    greater(LAST_DESCRIPTOR, 1, 0),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_unshare, 6),
+    load(low(0)),
+    equal(number(libc::CLONE_VM), 0, 3),
+    load(high(0)),
+    equal(0, 0, 1),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_clone, 6),
+    load(low(0)),
+    equal(THREAD, 0, 3),
+    load(high(0)),
+    equal(0, 0, 1),
+    answer(ALLOW),
+    answer(KILL),
+    call(libc::SYS_exit, 1),
+    answer(ALLOW),
+    call(libc::SYS_exit_group, 1),
+    answer(ALLOW),
+    call(libc::SYS_clock_gettime, 1),
+    answer(ALLOW),
+    // Of a wait that was interrupted by a stop or by the freezer.
+    call(libc::SYS_restart_syscall, 1),
+    answer(ALLOW),
+    call(libc::SYS_sched_yield, 1),
+    answer(ALLOW),
+    answer(KILL),
+];
+
+/// Puts this thread under the filter. It has PR_SET_NO_NEW_PRIVS.
+pub(super) fn install() -> bool {
+    let program = libc::sock_fprog {
+        len: LENGTH,
+        filter: FILTER.as_ptr().cast_mut(),
+    };
+    let arguments = [
+        libc::PR_SET_SECCOMP.cast_unsigned() as usize,
+        libc::SECCOMP_MODE_FILTER as usize,
+        (&raw const program).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel copies the program, and checks it.
+    unsafe { raw::call(libc::SYS_prctl, arguments) == 0 }
+}

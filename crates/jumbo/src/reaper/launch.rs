@@ -1,0 +1,255 @@
+//! Starting and ending the sibling, from inside the program: [`prepare`], [`start`], [`retire`], [`forked`].
+//!
+//! Here the program's own rules hold: no lock of jumbo's is held, errno is left alone, and no signal
+//! handler runs in between, since all signals are blocked for as long as one thread is at it.
+#![expect(unsafe_code, reason = "makes processes, and blocks signals")]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::control::{CONTROL, MAX_WORKERS};
+use super::raw::{self, plain};
+use super::{State, sibling};
+use crate::kernel::sandbox;
+use crate::ledger::stats;
+
+/// How long a sibling may take to get ready, or to end: only a stopped one, or a host that does not
+/// schedule it, takes more than a millisecond.
+const BOUND: Duration = Duration::from_secs(2);
+/// How often a sibling that sleeps is told again: it may have been about to.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// The process that was prepared; another one, made by a bare clone(2) or vfork(2), leaves it alone.
+static OWNER: AtomicUsize = AtomicUsize::new(0);
+/// One thread at a time starts or ends it: 1 while one is at it.
+static BUSY: AtomicU32 = AtomicU32::new(0);
+
+/// Gets ready, in the program's main thread and before it has others.
+///
+/// `workers` is how many threads are to give the memory back, `image` the addresses of the shared object
+/// or executable that holds this code.
+///
+/// # Safety
+/// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
+/// sibling unmaps everything else. Nobody unmaps the image for as long as the process runs.
+pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
+    let [start, end] = &CONTROL.image;
+    start.store(image.start, Ordering::Relaxed);
+    end.store(image.end, Ordering::Relaxed);
+    let workers = workers.clamp(1, MAX_WORKERS);
+    CONTROL.workers.store(workers, Ordering::Relaxed);
+    let page = rustix::param::page_size();
+    CONTROL.page.store(page, Ordering::Relaxed);
+    own();
+}
+
+/// In the child of a fork(2): it has no sibling, and may start one.
+pub fn forked() {
+    BUSY.store(0, Ordering::Relaxed);
+    CONTROL.clear();
+    own();
+}
+
+fn own() {
+    let word = raw::tid_word().map_or(0, |word| word.as_ptr().expose_provenance());
+    CONTROL.tid_word.store(word, Ordering::Relaxed);
+    OWNER.store(pid(), Ordering::Release);
+}
+
+fn pid() -> usize {
+    usize::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0)
+}
+
+/// Whether this process has a sibling.
+pub fn is_running() -> bool {
+    CONTROL.alive.load(Ordering::Acquire) != 0 && OWNER.load(Ordering::Acquire) == pid()
+}
+
+/// Starts the sibling, unless this process has one. What came of it is counted, and returned.
+///
+/// Not while a lock is held that the allocator or a fork may want.
+pub fn start() -> State {
+    let state = match obstacle() {
+        Some(state) => state,
+        None => match exclusively(launch) {
+            Some(state) => state,
+            // Another thread is at it.
+            None => return State::Waiting,
+        },
+    };
+    note(state);
+    state
+}
+
+/// Counts what became of the reaper.
+pub fn note(state: State) {
+    let slot = stats::slot();
+    if state == State::Running {
+        let alive = CONTROL.alive.load(Ordering::Relaxed);
+        slot.reaper_pid.store(alive, Ordering::Relaxed);
+    }
+    slot.reaper.store(state as u32, Ordering::Release);
+}
+
+/// Ends the sibling without freeing anything, and counts `reason`. True where there was one and it is gone.
+///
+/// The kernel may take another moment to see that the memory is not shared any more: a call that wants
+/// that is to be tried again.
+pub fn retire(reason: State) -> bool {
+    if !is_running() || exclusively(end) != Some(true) {
+        return false;
+    }
+    note(reason);
+    true
+}
+
+/// Why no sibling is to be made.
+fn obstacle() -> Option<State> {
+    let owner = OWNER.load(Ordering::Acquire);
+    if sandbox::is_entered() {
+        Some(State::Seccomp)
+    } else if owner == 1 || children_elsewhere() {
+        Some(State::PidOne)
+    } else if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
+        Some(State::Kernel)
+    } else {
+        None
+    }
+}
+
+/// Whether children of this process are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
+/// first would be its PID 1, and end it for all others. Linux 4.12; where /proc does not say, there is no
+/// sibling either.
+fn children_elsewhere() -> bool {
+    let read = |path: &std::ffi::CStr, name: &mut [u8; 64]| {
+        rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
+    };
+    let (mut own, mut childrens) = ([0u8; 64], [0u8; 64]);
+    let known = read(c"/proc/self/ns/pid", &mut own)
+        && read(c"/proc/self/ns/pid_for_children", &mut childrens);
+    !known || own != childrens
+}
+
+fn launch() -> State {
+    if CONTROL.alive.load(Ordering::Acquire) != 0 {
+        return State::Running;
+    }
+    let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
+    let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed) as usize);
+    if main_thread == 0 {
+        // It has ended already: there is nothing to wait for.
+        return State::Kernel;
+    }
+    CONTROL.clear();
+    let slot = std::ptr::from_ref(stats::slot()).cast_mut();
+    CONTROL.slot.store(slot, Ordering::Relaxed);
+    let made = if takes_orphans() {
+        let made = sibling::spawn_direct();
+        let child = u32::try_from(made).unwrap_or(0);
+        CONTROL.child.store(child, Ordering::Relaxed);
+        made
+    } else {
+        let made = sibling::spawn_intermediate();
+        reap(made);
+        made
+    };
+    if made < 0 {
+        return State::Clone;
+    }
+    let state = ready();
+    if state == State::Running {
+        return state;
+    }
+    // It ends by itself; where it does not, it is told to.
+    end();
+    state
+}
+
+/// What the sibling says of itself.
+fn ready() -> State {
+    let start = Instant::now();
+    loop {
+        let ready = CONTROL.ready.load(Ordering::Acquire);
+        if ready != 0 {
+            return State::from_code(ready).unwrap_or(State::Unconfined);
+        }
+        if CONTROL.alive.load(Ordering::Acquire) == 0 || start.elapsed() > BOUND {
+            return State::Unconfined;
+        }
+        raw::wait(&CONTROL.ready, 0, AGAIN);
+    }
+}
+
+/// Tells the sibling to end, until it has. False where it does not: it is stopped.
+fn end() -> bool {
+    CONTROL.retire.store(1, Ordering::Release);
+    let start = Instant::now();
+    let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
+    loop {
+        let alive = CONTROL.alive.load(Ordering::Acquire);
+        if alive == 0 {
+            break;
+        }
+        if start.elapsed() > BOUND {
+            return false;
+        }
+        if let Some(word) = word {
+            raw::wake(word);
+        }
+        raw::wake(&CONTROL.retire);
+        raw::wait(&CONTROL.alive, alive, AGAIN);
+    }
+    let child = CONTROL.child.swap(0, Ordering::Relaxed);
+    reap(isize::try_from(child).unwrap_or(0));
+    true
+}
+
+/// PR_GET_CHILD_SUBREAPER of prctl(2), Linux 3.4: orphans among the program's descendants become its
+/// children.
+fn takes_orphans() -> bool {
+    let mut answer: libc::c_int = 0;
+    let option = libc::PR_GET_CHILD_SUBREAPER.cast_unsigned() as usize;
+    let to = (&raw mut answer).expose_provenance();
+    // SAFETY: the kernel writes one int to `answer`.
+    unsafe { raw::call(libc::SYS_prctl, [option, to, 0, 0, 0, 0]) };
+    answer != 0
+}
+
+/// Waits for a child that has no exit signal, and is about to end. Where a wait of the program's own with
+/// __WALL was faster there is nothing to do.
+fn reap(child: isize) {
+    const EINTR: isize = -(libc::EINTR as isize);
+    let options = libc::__WALL.cast_unsigned() as usize;
+    while child > 0 && plain(libc::SYS_wait4, [child.cast_unsigned(), 0, options]) == EINTR {}
+}
+
+/// Runs `work` in one thread at a time, with all signals blocked, so that no handler of the program's
+/// sees it half done. `None` where another thread is at it.
+fn exclusively<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let before = mask(libc::SIG_BLOCK, u64::MAX);
+    let (ok, no) = (Ordering::Acquire, Ordering::Relaxed);
+    let result = BUSY.compare_exchange(0, 1, ok, no).is_ok().then(|| {
+        let result = work();
+        BUSY.store(0, Ordering::Release);
+        result
+    });
+    mask(libc::SIG_SETMASK, before);
+    result
+}
+
+/// rt_sigprocmask(2) with the kernel's own set of 64 signals: those of the C library are among them.
+fn mask(how: libc::c_int, signals: u64) -> u64 {
+    let mut before = 0u64;
+    let arguments = [
+        how.cast_unsigned() as usize,
+        (&raw const signals).expose_provenance(),
+        (&raw mut before).expose_provenance(),
+        size_of::<u64>(),
+        0,
+        0,
+    ];
+    // SAFETY: the kernel reads one set and writes the other.
+    unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
+    before
+}
