@@ -1,4 +1,4 @@
-//! Fresh processes, one a sample: [`Launch`] says how one is started, [`answer`] runs it.
+//! Fresh processes, one a sample: [`Launch`] says how one is started, [`worker`] what, [`answer`] runs it.
 //!
 //! A process that has freed memory is not the process that allocated it: its allocator keeps some, its address
 //! space is laid out differently. So no two samples ever come from one process.
@@ -6,10 +6,12 @@
 //! A worker asks the kernel to be killed with its parent ([`die_with_parent`]), so an interrupted measurement
 //! leaves no gigabytes behind.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use jumbo::policy::{FreeMode, ReaperMode};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
 
@@ -22,8 +24,21 @@ pub enum Launch {
     Plain,
     /// With glibc's own switch for huge pages.
     Tunable,
-    /// With `jumbo run`.
-    Jumbo,
+    /// With `jumbo run`, with these options.
+    Jumbo(Options),
+}
+
+/// Options of `jumbo run`; what is `None` or false is not typed, and has its default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `--free`.
+    pub free: Option<FreeMode>,
+    /// `--free-workers`.
+    pub free_workers: Option<u32>,
+    /// `--reaper`.
+    pub reaper: Option<ReaperMode>,
+    /// `--supervise`: jumbo stays the program's parent.
+    pub supervise: bool,
 }
 
 /// What a user may have set that changes how `malloc` behaves, and would change every side at once.
@@ -39,13 +54,39 @@ const NEUTRAL: [&str; 9] = [
     "MALLOC_TRIM_THRESHOLD_",
 ];
 
+impl Options {
+    /// None of them.
+    pub const NONE: Self = Self {
+        free: None,
+        free_workers: None,
+        reaper: None,
+        supervise: false,
+    };
+
+    /// As they are typed.
+    fn words(self) -> Vec<String> {
+        let free = self.free.map(|mode| format!("--free={}", mode.name()));
+        let workers = self.free_workers.map(|n| format!("--free-workers={n}"));
+        let reaper = self.reaper.map(|mode| format!("--reaper={}", mode.name()));
+        let supervise = self.supervise.then(|| "--supervise".to_owned());
+        let all = [free, workers, reaper, supervise];
+        all.into_iter().flatten().collect()
+    }
+}
+
 impl Launch {
+    /// `jumbo run` as most people type it.
+    pub const JUMBO: Self = Self::Jumbo(Options::NONE);
+
     /// The name of this side in a table.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::Plain => "plain",
-            Self::Tunable => "hugetlb=1",
-            Self::Jumbo => "jumbo run",
+            Self::Plain => "plain".into(),
+            Self::Tunable => "hugetlb=1".into(),
+            Self::Jumbo(options) => {
+                let words = std::iter::once("jumbo run".to_owned()).chain(options.words());
+                words.collect::<Vec<_>>().join(" ").into()
+            }
         }
     }
 
@@ -53,9 +94,10 @@ impl Launch {
     pub fn command(self, jumbo: &Path, program: &OsStr) -> Command {
         let mut command = match self {
             Self::Plain | Self::Tunable => Command::new(program),
-            Self::Jumbo => {
+            Self::Jumbo(options) => {
                 let mut command = Command::new(jumbo);
-                command.args(["run", "--report=none", "--"]).arg(program);
+                command.args(["run", "--report=none"]).args(options.words());
+                command.arg("--").arg(program);
                 command
             }
         };
@@ -68,6 +110,16 @@ impl Launch {
         command.stdin(Stdio::null());
         command
     }
+}
+
+/// The words after `jumbo` that start a worker: the program that is measured.
+const WORKER: [&str; 2] = ["bench", "worker"];
+
+/// The command that starts a worker this way; `words` say which, and what it is to do.
+pub fn worker(launch: Launch, jumbo: &Path, words: &[&str]) -> Command {
+    let mut command = launch.command(jumbo, jumbo.as_os_str());
+    command.args(WORKER).args(words);
+    command
 }
 
 /// Runs `command` to its end and parses the JSON that it prints.
@@ -109,7 +161,7 @@ pub fn die_with_parent() {
 }
 
 /// The command as a user would type it.
-fn line(command: &Command) -> String {
+pub(crate) fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)
@@ -157,9 +209,25 @@ mod tests {
     }
 
     #[test]
+    fn options_are_typed_where_they_are_set() {
+        assert_eq!(Launch::JUMBO.name(), "jumbo run");
+        let options = Options {
+            free: Some(FreeMode::Background),
+            free_workers: Some(4),
+            reaper: Some(ReaperMode::Off),
+            supervise: true,
+        };
+        let command = Launch::Jumbo(options).command(Path::new("/j"), OsStr::new("/p"));
+        assert_eq!(
+            line(&command),
+            "/j run --report=none --free=background --free-workers=4 --reaper=off --supervise -- /p"
+        );
+    }
+
+    #[test]
     fn the_sides_differ_in_nothing_but_the_launch() {
         let jumbo = Path::new("/j");
-        for launch in [Launch::Plain, Launch::Tunable, Launch::Jumbo] {
+        for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {
             let command = launch.command(jumbo, OsStr::new("/p"));
             assert!(line(&command).ends_with("/p"));
             let set: Vec<_> = command

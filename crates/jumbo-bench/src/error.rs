@@ -39,7 +39,7 @@ pub enum Error {
     #[error("the run named `{variant}` is not what its name says: {found}")]
     Claim {
         /// The name of the side.
-        variant: &'static str,
+        variant: String,
         /// What it had, and what it should have had.
         found: String,
         /// What to do.
@@ -56,6 +56,21 @@ pub enum Error {
     /// Memory cannot be touched before it is measured.
     #[error("cannot warm up memory: {0}")]
     Warm(io::Error),
+    /// A worker cannot be kept off huge pages.
+    #[error("cannot keep a process on base pages (PR_SET_THP_DISABLE): {0}")]
+    BasePages(io::Error),
+    /// A mapping to be measured cannot be made or unmapped.
+    #[error("cannot map, advise or unmap memory: {0}")]
+    Map(io::Error),
+    /// Memory that was freed is taken by somebody else, or was never given back.
+    #[error("{0} of the memory that was freed did not become free")]
+    NotBack(Bytes),
+    /// A process that was to end goes on.
+    #[error("`{0}` goes on though its memory is free")]
+    Endless(String),
+    /// A worker, or the one who measures it, is not to be talked to, waited for or ended.
+    #[error("cannot direct the process that is measured: {0}")]
+    Pipe(io::Error),
     /// The allocator under test has no memory.
     #[error("malloc of {0} failed")]
     Malloc(Bytes),
@@ -73,6 +88,7 @@ impl Error {
         match self {
             Self::Claim { hint, .. } => Some(hint),
             Self::Memory { .. } => Some("measure less, with --size"),
+            Self::NotBack(_) => Some("measure on a machine on which nothing else takes memory"),
             _ => None,
         }
     }

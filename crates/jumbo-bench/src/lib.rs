@@ -7,15 +7,21 @@
 //! - [`machine`]: where it was measured.
 //! - [`child`]: a fresh process for each sample, started the same way but for the one thing compared.
 //!
-//! The tables: [`heap`].
+//! - [`memory`]: what a process has, and when memory is free again. [`claim`]: whether that is what was to be measured.
+//!
+//! The tables: [`heap`], [`free`], [`exit`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
 
 pub mod child;
+mod claim;
 mod error;
+pub mod exit;
+pub mod free;
 pub mod heap;
 pub mod machine;
+pub mod memory;
 pub mod rounds;
 pub mod stats;
 pub mod table;

@@ -1,6 +1,6 @@
-//! Alternating rounds: [`alternate`].
+//! Alternating rounds: [`alternate`], [`alternate_all`].
 
-/// Measures `N` variants once in each round and returns the samples of each variant, round by round.
+/// Measures so many variants once in each round and returns the samples of each variant, round by round.
 ///
 /// The order rotates from round to round and every second round runs backwards, so that no variant always comes
 /// first or always follows the same other one: what a run leaves behind (a fragmented machine, a warm or a
@@ -8,22 +8,35 @@
 ///
 /// # Errors
 /// The first one of `measure`, which is given the round and the variant.
-pub fn alternate<const N: usize, S, E>(
+pub fn alternate_all<S, E>(
     rounds: usize,
+    variants: usize,
     mut measure: impl FnMut(usize, usize) -> Result<S, E>,
-) -> Result<[Vec<S>; N], E> {
-    let mut samples = std::array::from_fn(|_| Vec::with_capacity(rounds));
+) -> Result<Vec<Vec<S>>, E> {
+    let mut samples: Vec<_> = (0..variants).map(|_| Vec::with_capacity(rounds)).collect();
     for round in 0..rounds {
-        for variant in order::<N>(round) {
+        for variant in order(round, variants) {
             samples[variant].push(measure(round, variant)?);
         }
     }
     Ok(samples)
 }
 
-fn order<const N: usize>(round: usize) -> [usize; N] {
-    let mut order = std::array::from_fn(|variant| variant);
-    order.rotate_left(round % N.max(1));
+/// [`alternate_all`] where the number of variants is known beforehand.
+///
+/// # Errors
+/// As [`alternate_all`].
+pub fn alternate<const N: usize, S, E>(
+    rounds: usize,
+    measure: impl FnMut(usize, usize) -> Result<S, E>,
+) -> Result<[Vec<S>; N], E> {
+    let mut samples = alternate_all(rounds, N, measure)?.into_iter();
+    Ok(std::array::from_fn(|_| samples.next().unwrap_or_default()))
+}
+
+fn order(round: usize, variants: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..variants).collect();
+    order.rotate_left(round % variants.max(1));
     if round % 2 == 1 {
         order.reverse();
     }

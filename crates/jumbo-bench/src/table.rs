@@ -1,5 +1,6 @@
 //! [`Table`] and [`Row`]: two sides of one run, held against each other.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -16,8 +17,8 @@ pub struct Table {
     rounds: usize,
     machine: Machine,
     rows: Vec<Row>,
-    ratios: BTreeMap<&'static str, Spread>,
-    values: BTreeMap<&'static str, Value>,
+    ratios: BTreeMap<Cow<'static, str>, Spread>,
+    values: BTreeMap<Cow<'static, str>, Value>,
 }
 
 /// A spread that needs its unit to be understood.
@@ -32,9 +33,9 @@ struct Value {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The row's key in `ratios` or `values`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What was measured.
-    pub measure: &'static str,
+    pub measure: Cow<'static, str>,
     /// Of both sides, and of a difference.
     pub unit: Unit,
     /// What jumbo is held against.
@@ -54,7 +55,7 @@ pub struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
     /// What ran.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its samples, one a round.
     #[serde(flatten)]
     pub spread: Spread,
@@ -88,6 +89,8 @@ pub enum Verdict {
 pub enum Unit {
     /// Milliseconds.
     Ms,
+    /// Microseconds.
+    Us,
     /// Nanoseconds.
     Ns,
     /// Bytes.
@@ -95,7 +98,7 @@ pub enum Unit {
 }
 
 /// A side's name and its samples, one a round.
-pub type Samples<'a> = (&'static str, &'a [f64]);
+pub type Samples<'a, N = &'static str> = (N, &'a [f64]);
 
 impl Table {
     /// A table without rows.
@@ -115,14 +118,20 @@ impl Table {
     pub fn push(&mut self, row: Row) {
         match row.comparison {
             Comparison::Ratio(ratio) => {
-                self.ratios.insert(row.name, ratio);
+                self.ratios.insert(row.name.clone(), ratio);
             }
             Comparison::Difference(spread) => {
                 let unit = row.unit;
-                self.values.insert(row.name, Value { spread, unit });
+                self.values.insert(row.name.clone(), Value { spread, unit });
             }
         }
         self.rows.push(row);
+    }
+
+    /// Adds a figure that is compared with nothing: it stands in `values`, and in no row.
+    pub fn value(&mut self, name: impl Into<Cow<'static, str>>, unit: Unit, samples: &[f64]) {
+        let spread = Spread::of(samples);
+        self.values.insert(name.into(), Value { spread, unit });
     }
 
     /// The rows, from the top.
@@ -144,14 +153,18 @@ impl Table {
 impl Row {
     /// A row whose sides are divided.
     pub fn ratio(
-        (name, measure, unit): (&'static str, &'static str, Unit),
-        baseline: Samples<'_>,
-        candidate: Samples<'_>,
+        (name, measure, unit): (
+            impl Into<Cow<'static, str>>,
+            impl Into<Cow<'static, str>>,
+            Unit,
+        ),
+        baseline: Samples<'_, impl Into<Cow<'static, str>>>,
+        candidate: Samples<'_, impl Into<Cow<'static, str>>>,
     ) -> Self {
         let ratio = Spread::of(&paired(baseline.1, candidate.1, |b, c| b / c));
         Self {
-            name,
-            measure,
+            name: name.into(),
+            measure: measure.into(),
             unit,
             baseline: Side::of(baseline),
             candidate: Side::of(candidate),
@@ -163,14 +176,18 @@ impl Row {
 
     /// A row whose sides are subtracted.
     pub fn difference(
-        (name, measure, unit): (&'static str, &'static str, Unit),
-        baseline: Samples<'_>,
-        candidate: Samples<'_>,
+        (name, measure, unit): (
+            impl Into<Cow<'static, str>>,
+            impl Into<Cow<'static, str>>,
+            Unit,
+        ),
+        baseline: Samples<'_, impl Into<Cow<'static, str>>>,
+        candidate: Samples<'_, impl Into<Cow<'static, str>>>,
     ) -> Self {
         let difference = Spread::of(&paired(baseline.1, candidate.1, |b, c| c - b));
         Self {
-            name,
-            measure,
+            name: name.into(),
+            measure: measure.into(),
             unit,
             baseline: Side::of(baseline),
             candidate: Side::of(candidate),
@@ -191,9 +208,9 @@ impl Row {
 }
 
 impl Side {
-    fn of((name, samples): Samples<'_>) -> Self {
+    fn of((name, samples): Samples<'_, impl Into<Cow<'static, str>>>) -> Self {
         Self {
-            name,
+            name: name.into(),
             spread: Spread::of(samples),
         }
     }
@@ -238,6 +255,7 @@ mod tests {
             ("direct", &[1.0, 1.0]),
             ("jumbo run", &[3.0, 2.0]),
         ));
+        table.value("wait_ms", Unit::Ms, &[1.0, 3.0]);
         assert_eq!(
             serde_json::to_value(&table).unwrap(),
             json!({
@@ -265,7 +283,10 @@ mod tests {
                     },
                 ],
                 "ratios": {"heap_total": {"median": 3.0, "min": 2.0, "max": 4.0}},
-                "values": {"startup_ms": {"median": 1.5, "min": 1.0, "max": 2.0, "unit": "ms"}},
+                "values": {
+                    "startup_ms": {"median": 1.5, "min": 1.0, "max": 2.0, "unit": "ms"},
+                    "wait_ms": {"median": 2.0, "min": 1.0, "max": 3.0, "unit": "ms"},
+                },
             })
         );
     }

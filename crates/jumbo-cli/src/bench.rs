@@ -2,16 +2,16 @@
 
 mod render;
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::heap::{self, worker};
-use jumbo_bench::{Progress, Settings, child};
+use jumbo_bench::{Progress, Settings, child, exit, free, heap};
 
 use crate::view::{self, Align, View};
 
@@ -26,6 +26,10 @@ pub(crate) struct Args {
 enum Table {
     /// Allocate, pointer-chase and free: plain, glibc's hugetlb tunable, `jumbo run`; and what jumbo costs
     Heap(Heap),
+    /// Free a large block: by one thread, by several, in the background; and what must not become slower
+    Free(Free),
+    /// End a large process: until `waitpid` returns, and until its memory is back
+    Exit(Exit),
     /// The program that a table measures
     #[command(subcommand, hide = true)]
     Worker(Worker),
@@ -38,6 +42,30 @@ struct Heap {
     /// Bytes of objects to allocate; 2G, or 256M with --quick
     #[arg(long, value_parser = load_size)]
     size: Option<Bytes>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Free {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of the block; 8G, or 1G with --quick
+    #[arg(long, value_parser = block_size)]
+    size: Option<Bytes>,
+    /// How many threads free it: a row for each number
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16,32", value_parser = workers)]
+    workers: Vec<NonZeroU32>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Exit {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of memory that the process has; 8G, or 1G with --quick
+    #[arg(long, value_parser = held_size)]
+    size: Option<Bytes>,
+    /// How many threads give it back [default: as `jumbo run`]
+    #[arg(long, value_name = "N", value_parser = workers)]
+    workers: Option<NonZeroU32>,
 }
 
 /// What all tables take.
@@ -56,8 +84,27 @@ struct Common {
 
 #[derive(Debug, Subcommand)]
 enum Worker {
-    Load { size: Bytes },
+    Load {
+        size: Bytes,
+    },
     Free,
+    Release {
+        size: Bytes,
+        #[arg(long)]
+        back: bool,
+    },
+    UnmapHuge {
+        size: Bytes,
+        times: usize,
+    },
+    UnmapSmall {
+        times: usize,
+    },
+    Hold {
+        size: Bytes,
+        #[arg(long)]
+        reaper: bool,
+    },
 }
 
 /// With fewer the spread says little.
@@ -67,6 +114,8 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.table {
         None => list()?,
         Some(Table::Heap(heap)) => measure_heap(&heap)?,
+        Some(Table::Free(free)) => measure_free(&free)?,
+        Some(Table::Exit(exit)) => measure_exit(&exit)?,
         Some(Table::Worker(worker)) => work(&worker)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -96,23 +145,37 @@ fn tables() -> Vec<[String; 2]> {
 }
 
 fn measure_heap(args: &Heap) -> anyhow::Result<()> {
-    let default = if args.common.quick {
-        256 << 20
-    } else {
-        2 << 30
+    let size = args.common.size(args.size, 2 << 30, 256 << 20);
+    args.common
+        .measure(|settings, progress| heap::measure(settings, size, progress))
+}
+
+fn measure_free(args: &Free) -> anyhow::Result<()> {
+    let size = args.common.size(args.size, 8 << 30, 1 << 30);
+    args.common
+        .measure(|settings, progress| free::measure(settings, size, &args.workers, progress))
+}
+
+fn measure_exit(args: &Exit) -> anyhow::Result<()> {
+    let load = exit::Load {
+        size: args.common.size(args.size, 8 << 30, 1 << 30),
+        workers: args.workers,
     };
-    let size = args.size.unwrap_or(Bytes(default));
-    let progress = Bar::new();
-    let table = heap::measure(&args.common.settings()?, size, &progress).map_err(hinted)?;
-    progress.0.finish_and_clear();
-    args.common.print(&table)
+    args.common
+        .measure(|settings, progress| exit::measure(settings, load, progress))
 }
 
 fn work(worker: &Worker) -> anyhow::Result<()> {
     child::die_with_parent();
     let sample = match *worker {
-        Worker::Load { size } => serde_json::to_string(&worker::load(size)?)?,
-        Worker::Free => serde_json::to_string(&worker::small_free()?)?,
+        Worker::Load { size } => serde_json::to_string(&heap::worker::load(size)?)?,
+        Worker::Free => serde_json::to_string(&heap::worker::small_free()?)?,
+        Worker::Release { size, back } => serde_json::to_string(&free::worker::free(size, back)?)?,
+        Worker::UnmapHuge { size, times } => {
+            serde_json::to_string(&free::worker::unmap_huge(size, times)?)?
+        }
+        Worker::UnmapSmall { times } => serde_json::to_string(&free::worker::unmap_small(times)?)?,
+        Worker::Hold { size, reaper } => return Ok(exit::worker::hold(size, reaper)?),
     };
     println!("{sample}");
     Ok(())
@@ -129,6 +192,24 @@ impl Common {
             jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
             rounds,
         })
+    }
+
+    /// The size that was asked for, or that of a table, or of its quick form.
+    fn size(&self, asked: Option<Bytes>, full: u64, quick: u64) -> Bytes {
+        asked.unwrap_or(Bytes(if self.quick { quick } else { full }))
+    }
+
+    fn measure(
+        &self,
+        table: impl FnOnce(
+            &Settings,
+            &dyn Progress,
+        ) -> Result<jumbo_bench::table::Table, jumbo_bench::Error>,
+    ) -> anyhow::Result<()> {
+        let progress = Bar::new();
+        let table = table(&self.settings()?, &progress).map_err(hinted)?;
+        progress.0.finish_and_clear();
+        self.print(&table)
     }
 
     fn print(&self, table: &jumbo_bench::table::Table) -> anyhow::Result<()> {
@@ -150,14 +231,31 @@ fn hinted(error: jumbo_bench::Error) -> anyhow::Error {
 }
 
 fn load_size(text: &str) -> Result<Bytes, String> {
+    at_least(heap::MIN_SIZE, text)
+}
+
+fn block_size(text: &str) -> Result<Bytes, String> {
+    at_least(free::MIN_SIZE, text)
+}
+
+fn held_size(text: &str) -> Result<Bytes, String> {
+    at_least(exit::MIN_SIZE, text)
+}
+
+fn at_least(least: Bytes, text: &str) -> Result<Bytes, String> {
     let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
-    if size < heap::MIN_SIZE {
-        return Err(format!(
-            "the least size that can be measured is {}",
-            heap::MIN_SIZE
-        ));
+    if size < least {
+        return Err(format!("the least size that can be measured is {least}"));
     }
     Ok(size)
+}
+
+fn workers(text: &str) -> Result<NonZeroU32, String> {
+    let workers: NonZeroU32 = text.parse().map_err(|error| format!("{error}"))?;
+    if workers.get() > MAX_FREE_WORKERS {
+        return Err(format!("at most {MAX_FREE_WORKERS} threads free at once"));
+    }
+    Ok(workers)
 }
 
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
@@ -195,7 +293,18 @@ mod tests {
     #[test]
     fn the_list_has_the_tables_and_not_the_worker() {
         let commands: Vec<_> = tables().into_iter().map(|[command, _]| command).collect();
-        assert_eq!(commands, ["jumbo bench heap"]);
+        assert_eq!(
+            commands,
+            ["jumbo bench heap", "jumbo bench free", "jumbo bench exit"]
+        );
+    }
+
+    #[test]
+    fn as_many_threads_as_jumbo_run_takes() {
+        assert!(workers("1").is_ok() && workers("64").is_ok());
+        for wrong in ["0", "65", "-1", "two"] {
+            assert!(workers(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
@@ -203,5 +312,6 @@ mod tests {
         assert_eq!(load_size("2G"), Ok(Bytes(2 << 30)));
         assert!(load_size("1M").unwrap_err().contains("32 MiB"));
         assert!(load_size("much").is_err());
+        assert!(block_size("1M").is_err() && held_size("1M").is_err());
     }
 }

@@ -18,23 +18,22 @@ use std::time::Instant;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, answer, run};
-use crate::machine::{Machine, kib_field};
+use crate::child::{self, Launch, answer, run};
+use crate::claim;
+use crate::machine::Machine;
+use crate::memory::{Memory, room, warm};
 use crate::rounds::alternate;
 use crate::stats::median;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings};
-use worker::{FreeSample, LoadSample, Memory};
+use worker::{FreeSample, LoadSample};
 
 /// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
 
-/// The words after `jumbo` that start the worker.
-const WORKER: [&str; 2] = ["bench", "worker"];
-
 /// The variants of each measurement, the baseline twice.
-const LOADS: [Launch; 4] = [Launch::Plain, Launch::Plain, Launch::Tunable, Launch::Jumbo];
-const COSTS: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::Jumbo];
+const LOADS: [Launch; 4] = [Launch::Plain, Launch::Plain, Launch::Tunable, Launch::JUMBO];
+const COSTS: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::JUMBO];
 
 /// A start takes a millisecond and a `free` a few nanoseconds, so the differences drown in noise unless each round
 /// looks at many.
@@ -54,7 +53,7 @@ const AGAIN: &str = "plain again";
 pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Result<Table, Error> {
     let root = Root::host();
     let machine = Machine::read(&root)?;
-    check_memory(&root, size)?;
+    room(&root, footprint(size))?;
     let rounds = settings.rounds.get();
     progress.begin(LOADS.len() * (rounds + 1) + 2 * rounds);
 
@@ -218,7 +217,7 @@ fn run_load(settings: &Settings, launch: Launch, size: Bytes) -> Result<LoadSamp
         1
     };
     loop {
-        raw::warm(footprint(size)).map_err(Error::Warm)?;
+        warm(footprint(size)).map_err(Error::Warm)?;
         let sample: LoadSample = worker_answer(settings, launch, &["load", &size.0.to_string()])?;
         tries -= 1;
         match check_claim(launch, &sample.memory).and_then(|()| check_huge(launch, &sample.memory))
@@ -257,33 +256,14 @@ fn worker_answer<T: serde::de::DeserializeOwned>(
     launch: Launch,
     words: &[&str],
 ) -> Result<T, Error> {
-    let mut command = launch.command(&settings.jumbo, settings.jumbo.as_os_str());
-    answer(command.args(WORKER).args(words))
+    answer(&mut child::worker(launch, &settings.jumbo, words))
 }
 
 /// Whether the process was started the way it should have been, as far as every worker can tell.
 fn check_claim(launch: Launch, memory: &Memory) -> Result<(), Error> {
-    let wrong = |found: String, hint| {
-        let variant = launch.name();
-        Err(Error::Claim {
-            variant,
-            found,
-            hint,
-        })
-    };
-    match (launch, memory.preloaded) {
-        (Launch::Jumbo, false) => wrong(
-            "the preload library is not in it".to_owned(),
-            "`jumbo run --dry-run -- true` shows what `jumbo run` does",
-        ),
-        (Launch::Plain | Launch::Tunable, true) => wrong(
-            "jumbo's preload library is in it".to_owned(),
-            "see /etc/ld.so.preload",
-        ),
-        (Launch::Plain, false) if memory.huge > Bytes(0) => wrong(
-            format!("{} of it are in huge pages", memory.huge),
-            "compare with base pages: set /sys/kernel/mm/transparent_hugepage/enabled to `madvise`",
-        ),
+    claim::launched(launch, memory)?;
+    match launch {
+        Launch::Plain => claim::no_huge_pages(launch, memory),
         _ => Ok(()),
     }
 }
@@ -294,30 +274,19 @@ fn check_huge(launch: Launch, memory: &Memory) -> Result<(), Error> {
     if launch == Launch::Plain || memory.huge.0 >= memory.resident.0 / 2 {
         return Ok(());
     }
-    Err(Error::Claim {
-        variant: launch.name(),
-        found: format!(
+    claim::refuse(
+        launch,
+        format!(
             "{} of its {} are in huge pages, less than half",
             memory.huge, memory.resident
         ),
-        hint: "`jumbo doctor` shows what keeps memory off huge pages on this host",
-    })
+        claim::DOCTOR,
+    )
 }
 
 /// What a load of `size` bytes takes with its bookkeeping, and with what alignment wastes.
 fn footprint(size: Bytes) -> Bytes {
     size + Bytes(size.0 / 4)
-}
-
-/// The load must not meet the OOM killer: it would take a bystander as well.
-fn check_memory(root: &Root, size: Bytes) -> Result<(), Error> {
-    let meminfo = root.read("proc/meminfo")?;
-    let available = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
-    let needed = footprint(size);
-    if needed > available {
-        return Err(Error::Memory { needed, available });
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -340,8 +309,8 @@ mod tests {
             (Launch::Plain, memory(0, true), false),
             (Launch::Tunable, memory(90, false), true),
             (Launch::Tunable, memory(90, true), false),
-            (Launch::Jumbo, memory(90, true), true),
-            (Launch::Jumbo, memory(90, false), false),
+            (Launch::JUMBO, memory(90, true), true),
+            (Launch::JUMBO, memory(90, false), false),
         ] {
             assert_eq!(
                 check_claim(launch, &memory).is_ok(),
@@ -349,15 +318,5 @@ mod tests {
                 "{launch:?} {memory:?}"
             );
         }
-    }
-
-    #[test]
-    fn a_load_that_does_not_fit_is_refused() {
-        let error = check_memory(&Root::host(), Bytes(1 << 60)).unwrap_err();
-        assert!(
-            error.hint().is_some_and(|hint| hint.contains("--size")),
-            "{error}"
-        );
-        check_memory(&Root::host(), MIN_SIZE).unwrap();
     }
 }

@@ -2,14 +2,11 @@
 //!
 //! [`Objects`] owns the allocations and keeps the rest of the crate safe: pointers never leave this file.
 
-use std::io;
 use std::marker::PhantomData;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use jumbo::units::Bytes;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::plan::{STOP, Stop};
 
@@ -140,24 +137,6 @@ pub(super) fn time_frees(batches: usize, objects: usize, size: u32) -> Result<Ve
             Ok(start.elapsed())
         })
         .collect()
-}
-
-/// Touches `bytes` of memory and gives them back, so that the host of a virtual machine has pages behind them.
-///
-/// It is done right before each sample: with free page reporting the kernel hands free memory back to the host within
-/// seconds, and the first touch after that waits for the host, up to a hundred times as long as for a fault.
-pub(super) fn warm(bytes: Bytes) -> io::Result<()> {
-    let length = usize::try_from(bytes.0).map_err(io::Error::other)?;
-    let (rw, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new anonymous mapping, of which nobody else knows, is touched and unmapped.
-    unsafe {
-        let start = mmap_anonymous(null_mut(), length, rw, private)?;
-        // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
-        let _ = madvise(start, length, Advice::LinuxHugepage);
-        let touched = madvise(start, length, Advice::LinuxPopulateWrite);
-        munmap(start, length)?;
-        Ok(touched?)
-    }
 }
 
 #[cfg(test)]

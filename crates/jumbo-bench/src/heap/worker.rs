@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::Plan;
 use super::raw::{Objects, time_frees};
 use crate::Error;
-use crate::machine::kib_field;
+use crate::memory::Memory;
 use crate::stats::median;
 
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
@@ -41,38 +41,10 @@ pub struct FreeSample {
     pub memory: Memory,
 }
 
-/// What a process had, and whether jumbo was in it.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Memory {
-    /// Resident, in bytes, pages of a huge page pool included.
-    pub resident: Bytes,
-    /// The part of it in huge pages: transparent ones and those of a pool.
-    pub huge: Bytes,
-    /// The preload library is mapped.
-    pub preloaded: bool,
-}
-
 impl LoadSample {
     /// All phases.
     pub fn total_ms(&self) -> f64 {
         self.alloc_ms + self.chase_ms + self.free_ms
-    }
-}
-
-impl Memory {
-    /// What this process has now.
-    ///
-    /// # Errors
-    /// [`Error::File`].
-    fn read(root: &Root) -> Result<Self, Error> {
-        let rollup = root.read("proc/self/smaps_rollup")?;
-        let bytes = |name| kib_field(&rollup, name).unwrap_or_default();
-        let pool = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
-        Ok(Self {
-            resident: bytes("Rss") + pool,
-            huge: bytes("AnonHugePages") + pool,
-            preloaded: root.read("proc/self/maps")?.contains("libjumbo_preload"),
-        })
     }
 }
 

@@ -56,10 +56,10 @@ fn cells(row: &Row) -> [String; 8] {
         }
     };
     [
-        row.measure.to_owned(),
-        row.baseline.name.to_owned(),
+        row.measure.clone().into_owned(),
+        row.baseline.name.clone().into_owned(),
         side(&row.baseline),
-        row.candidate.name.to_owned(),
+        row.candidate.name.clone().into_owned(),
         side(&row.candidate),
         comparison,
         match row.verdict {
@@ -76,6 +76,7 @@ fn cells(row: &Row) -> [String; 8] {
 fn scale(unit: Unit) -> (f64, &'static str) {
     match unit {
         Unit::Ms => (1.0, " ms"),
+        Unit::Us => (1.0, " us"),
         Unit::Ns => (1.0, " ns"),
         Unit::Bytes => (f64::from(1 << 20), " MiB"),
     }

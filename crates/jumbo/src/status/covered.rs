@@ -10,7 +10,7 @@ use object::elf::{self, Dyn64, FileHeader64, Sym64};
 use object::pod::slice_from_all_bytes;
 use object::read::elf::{Dyn as _, FileHeader as _, GnuHashTable, ProgramHeader as _, Sym as _};
 use object::{Endianness, StringTable};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
 use crate::kernel::smaps::Smaps;
@@ -39,7 +39,7 @@ pub struct Covered {
 }
 
 /// What `gather` did and does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freeing {
     /// Its threads now, at work or asleep (a count).
     pub threads: usize,

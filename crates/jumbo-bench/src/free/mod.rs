@@ -1,0 +1,194 @@
+//! `jumbo bench free`: giving back a large block with one thread, with several, and without waiting for it.
+//!
+//! The block comes from `malloc` and goes by `free`, touched in base pages: that is where time is lost. The rows on what
+//! must not become slower (huge-mapped ranges, small ones) go by `munmap`, which is where jumbo looks at each
+//! range that a program gives back.
+//!
+//! That several threads freed is not concluded from the time: each sample has the preload library's own count of
+//! them, and is refused where it is not what the row says.
+
+mod plan;
+pub mod worker;
+
+use std::num::NonZeroU32;
+
+use jumbo::kernel::Root;
+use jumbo::units::Bytes;
+
+use crate::child::{self, Launch, answer};
+use crate::machine::Machine;
+use crate::memory::{room, warm};
+use crate::rounds::{alternate, alternate_all};
+use crate::stats::median;
+use crate::table::{Row, Table, Unit};
+use crate::{Error, Progress, Settings, claim};
+use plan::{Back, Side};
+use worker::{FreeSample, SMALL, UnmapSample};
+
+/// The least size of the block: below, jumbo leaves it to the caller.
+pub const MIN_SIZE: Bytes = Bytes(256 << 20);
+
+/// The size of the huge-mapped range: a quarter of the block, and no more than this, because a huge page is given back so
+/// fast that more of them would say nothing more.
+const MOST_HUGE: Bytes = Bytes(512 << 20);
+
+/// So much of a huge-mapped range must be in huge pages, in percent.
+const MOST: u64 = 90;
+
+/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many: so many
+/// processes, and so many times in each.
+const PROCESSES: usize = 5;
+const TIMES: usize = 9;
+
+/// How often a sample is tried whose memory somebody else took.
+const TRIES: usize = 3;
+
+/// What an inline row compares: the baseline twice.
+const INLINE: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::JUMBO];
+
+/// Measures the table, with a block of `size` bytes and with so many threads.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(
+    settings: &Settings,
+    size: Bytes,
+    workers: &[NonZeroU32],
+    progress: &dyn Progress,
+) -> Result<Table, Error> {
+    let root = Root::host();
+    let machine = Machine::read(&root)?;
+    room(&root, footprint(size))?;
+    let rounds = settings.rounds.get();
+    let sides = plan::sides(workers);
+    progress.begin(sides.len() * (rounds + 1) + 2 * rounds);
+
+    // As in the heap's table the first round is the warm-up.
+    let mut frees = alternate_all(rounds + 1, sides.len(), |round, side| {
+        let side = &sides[side];
+        progress.step(&match round {
+            0 => format!("warm-up: {}", side.name()),
+            _ => format!("round {round} of {rounds}: {}", side.name()),
+        });
+        free(settings, side, size)
+    })?;
+    for samples in &mut frees {
+        samples.remove(0);
+    }
+    let (mut huge, mut small) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        progress.step(&format!("round {round} of {rounds}: huge-mapped ranges"));
+        huge.push(inline(|launch| unmap_huge(settings, launch, size))?);
+        progress.step(&format!("round {round} of {rounds}: small ranges"));
+        small.push(inline(|launch| unmap_small(settings, launch))?);
+    }
+
+    let mut table = Table::new("free", format!("{size} in base pages"), rounds, machine);
+    push_frees(&mut table, &sides, &frees);
+    push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge);
+    push_inline(&mut table, "small_inline", "munmap of 1 to 64 MiB", &small);
+    Ok(table)
+}
+
+fn push_frees(table: &mut Table, sides: &[Side], frees: &[Vec<FreeSample>]) {
+    let call = |side: usize| -> Vec<f64> { frees[side].iter().map(|s| s.call_ms).collect() };
+    let back = |side: usize| -> Vec<f64> { frees[side].iter().filter_map(|s| s.back_ms).collect() };
+    let baseline = sides[0].name();
+    for (index, side) in sides.iter().enumerate().skip(1) {
+        let what = (side.key(), side.measure(), Unit::Ms);
+        let (before, after) = ((baseline.clone(), &*call(0)), (side.name(), &*call(index)));
+        let mut row = Row::ratio(what, before, after);
+        if let Some(figure) = side.published() {
+            row = row.published(figure);
+        }
+        table.push(row);
+        if side.back == Back::Asked && side.is_jumbo() {
+            table.push(Row::ratio(
+                (
+                    "free_background_back",
+                    "free, until the memory is back",
+                    Unit::Ms,
+                ),
+                (baseline.clone(), &back(0)),
+                (side.name(), &back(index)),
+            ));
+        }
+    }
+}
+
+fn push_inline(
+    table: &mut Table,
+    name: &'static str,
+    measure: &'static str,
+    rounds: &[[f64; INLINE.len()]],
+) {
+    let samples = |side: usize| rounds.iter().map(|round| round[side]).collect::<Vec<_>>();
+    let [plain, again, jumbo] = [0, 1, 2].map(samples);
+    table.push(Row::ratio(
+        (format!("{name}_aa"), format!("{measure}, A/A"), Unit::Us),
+        ("plain", &plain),
+        ("plain again", &again),
+    ));
+    table.push(Row::ratio(
+        (name, measure, Unit::Us),
+        ("plain", &plain),
+        ("jumbo run", &jumbo),
+    ));
+}
+
+/// The median of each of [`INLINE`], of alternating samples.
+fn inline(measure: impl Fn(Launch) -> Result<f64, Error>) -> Result<[f64; INLINE.len()], Error> {
+    let samples = alternate(PROCESSES, |_, side| measure(INLINE[side]))?;
+    Ok(samples.map(|samples: Vec<f64>| median(&samples)))
+}
+
+/// One sample of `free`.
+fn free(settings: &Settings, side: &Side, size: Bytes) -> Result<FreeSample, Error> {
+    let bytes = size.0.to_string();
+    let mut words = vec!["release", bytes.as_str()];
+    if side.back == Back::Asked {
+        words.push("--back");
+    }
+    let mut tries = TRIES;
+    loop {
+        warm(footprint(size)).map_err(Error::Warm)?;
+        let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
+        claim::base_pages(side.launch, &sample.memory, size)?;
+        side.check(&sample, size)?;
+        tries -= 1;
+        if side.back == Back::Asked && sample.back_ms.is_none() {
+            if tries == 0 {
+                return Err(Error::NotBack(size));
+            }
+            continue;
+        }
+        return Ok(sample);
+    }
+}
+
+fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, Error> {
+    let size = MOST_HUGE.min(Bytes(size.0 / 4));
+    warm(footprint(size)).map_err(Error::Warm)?;
+    let words = ["unmap-huge", &size.0.to_string(), &TIMES.to_string()];
+    let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
+    claim::launched(launch, &sample.memory)?;
+    if sample.memory.huge.0 < size.0 / 100 * MOST {
+        let found = format!("{} of {size} are in huge pages", sample.memory.huge);
+        return claim::refuse(launch, found, claim::DOCTOR);
+    }
+    Ok(sample.unmap_us)
+}
+
+fn unmap_small(settings: &Settings, launch: Launch) -> Result<f64, Error> {
+    let size = SMALL[SMALL.len() - 1];
+    warm(footprint(size)).map_err(Error::Warm)?;
+    let words = ["unmap-small", &TIMES.to_string()];
+    let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
+    claim::base_pages(launch, &sample.memory, size)?;
+    Ok(sample.unmap_us)
+}
+
+/// What a block of `size` bytes takes with its page tables and the program around it.
+fn footprint(size: Bytes) -> Bytes {
+    size + Bytes(size.0 / 50) + Bytes(64 << 20)
+}

@@ -1,0 +1,151 @@
+//! The leaf that calls `malloc`, `free`, `mmap` and `munmap` by name, as a C program would: [`Block`], [`Mapping`].
+//!
+//! By name, and so through libc, because that is where the preload library stands; rustix would go past it.
+//! Neither is freed when dropped: when that happens is what is measured, and the process ends soon after.
+
+use std::io;
+use std::ptr::{NonNull, null_mut};
+
+use jumbo::units::Bytes;
+
+/// What one huge page maps where one is wanted; where it is more, the claim of the side fails.
+const HUGE: usize = 2 << 20;
+
+/// One allocation.
+pub(crate) struct Block(Range);
+
+/// One private anonymous mapping.
+pub(crate) struct Mapping(Range);
+
+/// Memory that this process alone has, and no one else knows of.
+struct Range {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl Block {
+    /// `malloc`; `None` where there is no memory.
+    pub(crate) fn allocate(size: Bytes) -> Option<Self> {
+        let length = usize::try_from(size.0).ok()?;
+        // SAFETY: malloc may be called with any size.
+        let start = unsafe { libc::malloc(length) }.cast::<u8>();
+        let start = NonNull::new(start)?;
+        Some(Self(Range { start, length }))
+    }
+
+    /// Writes to each base page.
+    pub(crate) fn touch(&mut self) {
+        self.0.touch();
+    }
+
+    /// `free`.
+    pub(crate) fn free(self) {
+        // SAFETY: it came from malloc, and `self` was the only one to know of it.
+        unsafe { libc::free(self.0.start.as_ptr().cast()) };
+    }
+}
+
+impl Mapping {
+    /// `mmap`.
+    pub(crate) fn new(size: Bytes) -> io::Result<Self> {
+        let length = usize::try_from(size.0).map_err(io::Error::other)?;
+        let (rw, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+        let start = unsafe { libc::mmap(null_mut(), length, rw, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self(Range { start, length }))
+    }
+
+    /// `mmap` of a range that begins and ends with a huge page, advised to be of such.
+    pub(crate) fn huge(size: Bytes) -> io::Result<Self> {
+        let wide = Self::new(size + Bytes(HUGE as u64))?;
+        let before = wide.0.start.addr().get().wrapping_neg() % HUGE;
+        let (head, rest) = wide.0.split(before);
+        let (aligned, tail) = rest.split(wide.0.length - HUGE);
+        for end in [head, tail] {
+            if end.length > 0 {
+                Self(end).unmap()?;
+            }
+        }
+        let address = aligned.start.as_ptr().cast();
+        // SAFETY: the advice is on memory that is ours, and changes nothing in it.
+        match unsafe { libc::madvise(address, aligned.length, libc::MADV_HUGEPAGE) } {
+            0 => Ok(Self(aligned)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Writes to each base page.
+    pub(crate) fn touch(&mut self) {
+        self.0.touch();
+    }
+
+    /// `munmap`.
+    pub(crate) fn unmap(self) -> io::Result<()> {
+        // SAFETY: the range was mapped by `new`, and `self` was the only one to know of it.
+        match unsafe { libc::munmap(self.0.start.as_ptr().cast(), self.0.length) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Range {
+    fn touch(&mut self) {
+        for offset in (0..self.length).step_by(rustix::param::page_size()) {
+            // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
+            // nobody ever reads it: a compiler may leave out such an allocation as a whole.
+            unsafe { self.start.add(offset).write_volatile(1) };
+        }
+    }
+
+    /// The first `length` bytes, and what is left.
+    fn split(&self, length: usize) -> (Self, Self) {
+        let length = length.min(self.length);
+        let head = Self {
+            start: self.start,
+            length,
+        };
+        let tail = Self {
+            // SAFETY: `length` leads at most to the end of the range.
+            start: unsafe { self.start.add(length) },
+            length: self.length - length,
+        };
+        (head, tail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_touched_and_freed() {
+        let mut block = Block::allocate(Bytes(1 << 20)).unwrap();
+        block.touch();
+        block.free();
+        assert!(Block::allocate(Bytes(u64::MAX)).is_none());
+    }
+
+    #[test]
+    fn a_mapping_is_whole_or_begins_with_a_huge_page() {
+        let size = Bytes(3 * HUGE as u64);
+        let mut mapping = Mapping::new(size).unwrap();
+        mapping.touch();
+        mapping.unmap().unwrap();
+        // Refused by a kernel without THP only.
+        if let Ok(mut mapping) = Mapping::huge(size) {
+            assert_eq!(mapping.0.start.addr().get() % HUGE, 0);
+            assert_eq!(mapping.0.length as u64, size.0);
+            mapping.touch();
+            mapping.unmap().unwrap();
+        }
+        assert!(Mapping::new(Bytes(0)).is_err());
+    }
+}

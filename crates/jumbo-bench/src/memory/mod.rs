@@ -1,0 +1,94 @@
+//! Memory, as the tables need it: what a process has, what is free, and blocks to measure on.
+//!
+//! - [`Memory`]: what a worker says it had when it was measured.
+//! - [`Watch`]: whether memory that was taken is free again, by one probe for all sides.
+//! - [`Block`], [`Mapping`]: memory by `malloc` and by `mmap`, both called by name.
+//! - [`warm`], [`room`]: what is done before a sample.
+//!
+//! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
+
+#[expect(
+    unsafe_code,
+    reason = "measures malloc, free, mmap and munmap themselves, called by name on raw pointers"
+)]
+mod block;
+#[expect(unsafe_code, reason = "touches memory of which nobody else knows")]
+mod warm;
+mod watch;
+
+pub(crate) use block::{Block, Mapping};
+pub(crate) use warm::warm;
+pub(crate) use watch::Watch;
+
+use jumbo::kernel::Root;
+use jumbo::units::Bytes;
+use rustix::thread::disable_transparent_huge_pages;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::machine::kib_field;
+
+/// What a process had, and whether jumbo was in it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Memory {
+    /// Resident, in bytes, pages of a huge page pool included.
+    pub resident: Bytes,
+    /// The part of it in huge pages: transparent ones and those of a pool.
+    pub huge: Bytes,
+    /// The preload library is mapped.
+    pub preloaded: bool,
+}
+
+impl Memory {
+    /// What this process has now.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn read(root: &Root) -> Result<Self, Error> {
+        let rollup = root.read("proc/self/smaps_rollup")?;
+        let bytes = |name| kib_field(&rollup, name).unwrap_or_default();
+        let pool = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
+        Ok(Self {
+            resident: bytes("Rss") + pool,
+            huge: bytes("AnonHugePages") + pool,
+            preloaded: root.read("proc/self/maps")?.contains("libjumbo_preload"),
+        })
+    }
+}
+
+/// Has this process get base pages from now on, whatever it or anybody in it advises.
+///
+/// # Errors
+/// [`Error::BasePages`].
+pub(crate) fn base_pages_only() -> Result<(), Error> {
+    disable_transparent_huge_pages(true).map_err(|errno| Error::BasePages(errno.into()))
+}
+
+/// That a measurement that takes `needed` at once does not meet the OOM killer: it would take a bystander as
+/// well.
+///
+/// # Errors
+/// [`Error::Memory`], [`Error::File`].
+pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
+    let meminfo = root.read("proc/meminfo")?;
+    let available = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
+    if needed > available {
+        return Err(Error::Memory { needed, available });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let error = room(&Root::host(), Bytes(1 << 60)).unwrap_err();
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("--size")),
+            "{error}"
+        );
+        room(&Root::host(), Bytes(1 << 20)).unwrap();
+    }
+}

@@ -1,0 +1,151 @@
+//! Whether memory that was taken is free again: [`Watch`].
+//!
+//! The whole machine's free memory is asked, because that is what the next program needs, and because it is the one
+//! thing that can be asked on all sides: a process that is gone has no counters left.
+
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::{FileError, Root};
+use jumbo::units::Bytes;
+
+use crate::Error;
+
+/// Memory is back when all but this part of what was taken is free again, in percent of it...
+const TOLERANCE: u64 = 1;
+
+/// ... or all but this much, which programs that have nothing to do with it take and give back all the time.
+const LEAST: u64 = 8 << 20;
+
+/// The share of a CPU that asking may take: as one part of so many. What it takes it takes from the threads that
+/// free.
+const SHARE: u32 = 10;
+
+/// The least time between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// After so long, and a second for each GiB, the memory is somebody else's.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// Waits until memory that is taken after this was made is free again.
+pub(crate) struct Watch {
+    root: Root,
+    /// How much must be free.
+    level: Bytes,
+    bound: Duration,
+}
+
+impl Watch {
+    /// To be made before `size` bytes are taken.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
+        let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
+        Ok(Self {
+            root: root.clone(),
+            level: Bytes(free(root)?.0.saturating_sub(tolerated)),
+            bound: BOUND + Duration::from_secs(size.0 >> 30),
+        })
+    }
+
+    /// One look: whether the memory is back, and when to look again if it is not.
+    ///
+    /// # Errors
+    /// [`Error::NotBack`] where it was not for so long `since` that it will not be any more; [`Error::File`].
+    pub(crate) fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
+        let clock = Instant::now();
+        let free = free(&self.root)?;
+        if free >= self.level {
+            return Ok(None);
+        }
+        if since.elapsed() > self.bound {
+            let missing = Bytes(self.level.0 - free.0);
+            return Err(Error::NotBack(missing));
+        }
+        Ok(Some(PAUSE.max(clock.elapsed() * SHARE)))
+    }
+
+    /// Looks until it is back, and returns how long that took `since`.
+    ///
+    /// # Errors
+    /// As [`Watch::look`].
+    pub(crate) fn wait(&self, since: Instant) -> Result<Duration, Error> {
+        while let Some(pause) = self.look(since)? {
+            std::thread::sleep(pause);
+        }
+        Ok(since.elapsed())
+    }
+}
+
+/// Memory that a program can have at once: free pages, those on the lists of each CPU (up to an eighth of a zone,
+/// which MemFree leaves out), and the page cache, into and out of which files move all the time.
+fn free(root: &Root) -> Result<Bytes, FileError> {
+    let zones = root.read("proc/zoneinfo")?;
+    let pages: u64 = zones.lines().filter_map(pages).sum();
+    Ok(Bytes(pages * rustix::param::page_size() as u64))
+}
+
+/// The pages that a line of /proc/zoneinfo counts, where they are such.
+fn pages(line: &str) -> Option<u64> {
+    let (name, count) = line.trim_start().split_once(char::is_whitespace)?;
+    ["nr_free_pages", "nr_file_pages", "count:"]
+        .contains(&name)
+        .then(|| count.trim().parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fake(zones: &str) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        std::fs::write(folder.path().join("proc/zoneinfo"), zones).unwrap();
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    const ZONES: &str = "\
+Node 0, zone      DMA
+  per-node stats
+      nr_file_pages 7
+      nr_free_cma  9
+  pages free     1000
+      nr_free_pages 1000
+      nr_free_pages_blocks 512
+  pagesets
+    cpu: 0
+              count:    20
+              high:     378
+    cpu: 1
+              count:    0
+Node 0, zone   Normal
+      nr_free_pages 300
+";
+
+    #[test]
+    fn free_pages_are_those_of_all_zones_with_the_lists_of_each_cpu() {
+        let (_folder, root) = fake(ZONES);
+        let page = rustix::param::page_size() as u64;
+        assert_eq!(free(&root).unwrap(), Bytes(1327 * page));
+        assert!(free(&Root::host()).unwrap() > Bytes(1 << 20));
+    }
+
+    #[test]
+    fn memory_is_back_within_a_hundredth() {
+        let (folder, root) = fake(ZONES);
+        let page = rustix::param::page_size() as u64;
+        let zones =
+            |left: u64| ZONES.replace("nr_free_pages 300", &format!("nr_free_pages {left}"));
+        std::fs::write(folder.path().join("proc/zoneinfo"), zones(1_000_000)).unwrap();
+        let watch = Watch::new(&root, Bytes(500_000 * page)).unwrap();
+        let now = Instant::now();
+        for (left, back) in [(1_000_000, true), (995_000, true), (994_999, false)] {
+            let zones = zones(left);
+            std::fs::write(folder.path().join("proc/zoneinfo"), zones).unwrap();
+            assert_eq!(watch.look(now).unwrap().is_none(), back, "{left}");
+        }
+        let long_ago = now.checked_sub(BOUND * 2).unwrap();
+        assert!(matches!(watch.look(long_ago), Err(Error::NotBack(_))));
+    }
+}
