@@ -34,6 +34,16 @@ pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
     })
 }
 
+/// True where `pid`, a process or one thread, is on its way out (PF_EXITING): its program runs no more.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
+    const PF_EXITING: u32 = 0x4;
+    let stat: Stat = parse(root, &format!("proc/{pid}/stat"))?;
+    Ok(stat.flags & PF_EXITING != 0)
+}
+
 /// The largest resident set `pid` ever had (`VmHWM`), without hugetlb. Any user may read it. `None`
 /// for a kernel thread or zombie, which has no memory.
 ///

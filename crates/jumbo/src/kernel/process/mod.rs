@@ -4,6 +4,7 @@
 //! - [`Image`]: a program with its arguments and environment, ready for `execve`.
 //! - [`Signals`]: every signal of this process, read from a descriptor instead of delivered.
 //! - [`tree`]: the processes that a program consists of.
+//! - [`Standing`]: what a process is to whoever wants to end it; [`Stop`]: why a traced one stands still.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
 //!   process was given.
 //!
@@ -12,9 +13,13 @@
 mod child;
 mod image;
 mod signals;
+mod standing;
 pub mod start;
+mod stop;
 pub mod tree;
 
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};
 pub use signals::{Signal, Signals, die_by};
+pub use standing::Standing;
+pub use stop::Stop;

@@ -1,11 +1,14 @@
 //! System calls that rustix lacks, behind functions that are safe to call.
 
 mod collapse;
+mod pidfd;
+pub mod ptrace;
 mod release;
 mod scratch;
 mod userfault;
 
 pub use collapse::{collapse, collapse_in};
+pub use pidfd::send_signal;
 pub use release::release;
 pub use scratch::{Scratch, Sharing};
 pub use userfault::userfault_user_mode;
