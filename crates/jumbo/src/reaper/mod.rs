@@ -11,10 +11,14 @@
 //!   empties the rest (`zap`). `raw` makes its system calls.
 //! - [`State`] is what became of it, and why.
 //!
+//! All of these are code inside the program. [`beside`] is the other way, from outside: for a process that
+//! nobody prepared, a supervisor frees its memory beside the kernel.
+//!
 //! Invariants: it frees nothing while any process or thread uses the memory; it holds no privilege, no
 //! file of the program's, no terminal and no working directory; whatever goes wrong in it ends it, and the
 //! kernel frees the memory as it would have without it.
 
+pub mod beside;
 mod confine;
 mod control;
 mod filter;

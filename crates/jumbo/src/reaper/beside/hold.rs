@@ -1,0 +1,246 @@
+//! [`Hold`]: a thread of a process, seized so that the process stops before it gives up its memory.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use super::{Process, Reason, Teardown, locks};
+use crate::kernel::process::{Standing, Stop};
+use crate::kernel::sys::ptrace;
+use crate::kernel::task;
+use crate::units::Bytes;
+
+/// How long the thread that is held waits at its end for others that do not seem to end.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// And for others that are about to.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// One traced thread of a process. Nothing of the process changes by it but what ptrace(2) brings about:
+/// `TracerPid` is set, nobody else can trace it, a privileged program that it executes gets no
+/// privileges, and a signal without a handler interrupts what the thread waits in.
+///
+/// All calls are to be made from the thread that seized. The hold ends when that ends; dropping it early
+/// leaves stops unanswered.
+#[derive(Debug)]
+pub struct Hold {
+    process: Process,
+    thread: Pid,
+    stopped: bool,
+}
+
+/// What came of a held process.
+#[derive(Debug)]
+pub enum News {
+    /// It goes on, whatever it was.
+    None,
+    /// It was stopped by this signal, as it would be without us.
+    Stopped(i32),
+    /// It ends: its memory is being given back. The hold is over.
+    Ends(Teardown),
+    /// The hold is over, and why.
+    Lost(Reason),
+}
+
+impl Hold {
+    /// Memory below this is gone sooner than a thread of ours has begun.
+    pub const LEAST: Bytes = Bytes(16 << 20);
+
+    /// Seizes a thread of `process`: the first, or where that has ended the next.
+    ///
+    /// # Errors
+    /// [`Reason::Denied`], [`Reason::Traced`]; [`Reason::Late`]: it has ended.
+    pub fn seize(process: &Process) -> Result<Self, Reason> {
+        Self::seize_but(process, None)
+    }
+
+    fn seize_but(process: &Process, without: Option<Pid>) -> Result<Self, Reason> {
+        let mut reason = Reason::Late;
+        for thread in process.threads() {
+            // Beyond its stop a thread is of no use, and would have to be waited for.
+            if without == Some(thread) || is_ending(process, thread) {
+                continue;
+            }
+            match ptrace::seize(thread) {
+                Ok(()) if process.has(thread) => {
+                    return Ok(Self::of(process, thread));
+                }
+                // Its ID was another's by the time it was seized, or execve(2) in it made it the first.
+                Ok(()) => match Self::first(process) {
+                    Some(hold) => return Ok(hold),
+                    None => abandon(thread),
+                },
+                Err(Errno::SRCH) => {}
+                Err(errno) => match standing(process, thread) {
+                    None => {}
+                    Some(standing) if standing.is_zombie() => {}
+                    Some(standing) if standing.tracer == own() => {
+                        return Ok(Self::of(process, thread));
+                    }
+                    Some(Standing { tracer: 0, .. }) => return Err(Reason::Denied(errno)),
+                    Some(standing) => reason = Reason::Traced(standing.tracer),
+                },
+            }
+        }
+        Err(reason)
+    }
+
+    fn of(process: &Process, thread: Pid) -> Self {
+        Self {
+            process: process.clone(),
+            thread,
+            stopped: false,
+        }
+    }
+
+    /// The hold of the first thread, if that is ours.
+    fn first(process: &Process) -> Option<Self> {
+        let first = Pid::from_raw(i32::try_from(process.pid()).ok()?)?;
+        let ours = standing(process, first)?.tracer == own();
+        ours.then(|| Self::of(process, first))
+    }
+
+    /// The ID of the thread that is held.
+    pub fn thread(&self) -> u32 {
+        self.thread.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// True while the process is in a group stop.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Answers the thread's stops as if nobody traced it. To be called upon each SIGCHLD. Not where the
+    /// thread's process is a child of this one: its end is there for whoever waits for the child, who
+    /// passes the stops to [`Hold::answer`].
+    pub fn poll(&mut self) -> News {
+        loop {
+            match ptrace::wait_any(self.thread).map(|status| status.map(Stop::of)) {
+                Ok(None) => return News::None,
+                Ok(Some(Some(stop))) => match self.answer(stop) {
+                    News::None => {}
+                    news => return news,
+                },
+                // It was killed without a stop, or execve(2) in another thread took its place.
+                Ok(Some(None)) | Err(_) => return self.move_on(None),
+            }
+        }
+    }
+
+    /// Answers a stop of the thread.
+    pub fn answer(&mut self, stop: Stop) -> News {
+        self.stopped = matches!(stop, Stop::Group(_));
+        match stop {
+            Stop::Exit => self.at_exit(),
+            // Where it fails the thread was killed meanwhile, and the next news tells.
+            Stop::Group(signal) => {
+                let _ = stop.pass(self.thread);
+                News::Stopped(signal)
+            }
+            Stop::Signal(_) | Stop::Trap => {
+                let _ = stop.pass(self.thread);
+                News::None
+            }
+        }
+    }
+
+    /// Ends the hold of a thread that stands at `stop`.
+    pub fn leave(self, stop: Stop) {
+        let _ = stop.detach(self.thread);
+    }
+
+    /// Holds another thread than the one that is gone, or than `done`.
+    fn move_on(&mut self, done: Option<Pid>) -> News {
+        match Self::seize_but(&self.process, done) {
+            Ok(hold) => {
+                *self = hold;
+                News::None
+            }
+            Err(reason) => News::Lost(reason),
+        }
+    }
+
+    fn at_exit(&mut self) -> News {
+        if !self.is_last() {
+            let _ = Stop::Exit.detach(self.thread);
+            return self.move_on(Some(self.thread));
+        }
+        let memory = task::memory(self.process.root(), self.thread());
+        let memory = memory.ok().flatten().unwrap_or_default();
+        let standing = standing(&self.process, self.thread).unwrap_or_default();
+        let checked = if memory.anon < Self::LEAST {
+            Err(Reason::Small)
+        } else if standing.is_dumping {
+            // Before 5.16 this stop comes before the core, which needs us out of its way.
+            Err(Reason::Dumping)
+        } else {
+            locks::check(&self.process, self.thread)
+        };
+        News::Ends(Teardown::begin(&self.process, self.thread, memory, checked))
+    }
+
+    /// Waits until all other threads have ended; false where they live on, so that it is not the process
+    /// that ends but one thread of it, or where they take too long.
+    fn is_last(&self) -> bool {
+        let started = Instant::now();
+        while !self.is_alone() {
+            let waited = started.elapsed();
+            if waited > PATIENCE {
+                let threads = self.process.threads();
+                let mut others = threads.iter().filter(|thread| **thread != self.thread);
+                if waited > LIMIT || others.any(|thread| !is_condemned(&self.process, *thread)) {
+                    return false;
+                }
+            }
+            std::thread::sleep((waited / 8).clamp(Duration::from_micros(20), PATIENCE / 4));
+        }
+        true
+    }
+
+    fn is_alone(&self) -> bool {
+        let Ok(standing) = Standing::read(self.process.root(), self.process.pid()) else {
+            return true;
+        };
+        // The first thread stays as a zombie until all have ended.
+        let dead = u32::from(standing.is_zombie() && self.thread() != self.process.pid());
+        standing.threads <= 1 + dead
+    }
+}
+
+fn standing(process: &Process, thread: Pid) -> Option<Standing> {
+    let thread = thread.as_raw_nonzero().get().unsigned_abs();
+    Standing::read(process.root(), thread).ok()
+}
+
+/// True where `thread` is beyond the point at which it would stop for us.
+fn is_ending(process: &Process, thread: Pid) -> bool {
+    let thread = thread.as_raw_nonzero().get().unsigned_abs();
+    task::is_exiting(process.root(), thread).unwrap_or(true)
+}
+
+/// True where `thread` ends, or is to be killed as soon as it runs.
+fn is_condemned(process: &Process, thread: Pid) -> bool {
+    const KILL: u64 = 1 << (libc::SIGKILL - 1);
+    standing(process, thread).is_none_or(|standing| standing.pending & KILL != 0)
+        || is_ending(process, thread)
+}
+
+fn own() -> u32 {
+    let thread = rustix::thread::gettid();
+    thread.as_raw_nonzero().get().unsigned_abs()
+}
+
+/// Lets go of a thread that is none of the process's. It runs, so it has to be stopped for that.
+fn abandon(thread: Pid) {
+    let _ = ptrace::interrupt(thread);
+    for _ in 0..1000 {
+        match ptrace::wait_any(thread).map(|status| status.map(Stop::of)) {
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            Ok(Some(Some(stop))) => {
+                let _ = stop.detach(thread);
+                return;
+            }
+            Ok(Some(None)) | Err(_) => return,
+        }
+    }
+}

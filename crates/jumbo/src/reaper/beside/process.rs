@@ -1,0 +1,97 @@
+//! [`Process`]: a process that will end, by descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Result;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::kernel::{Root, sys};
+
+/// A process that cannot be taken for another that gets its ID later. Clones share the descriptor, which
+/// can be polled: it is readable once the process has ended, waited for or not.
+#[derive(Clone, Debug)]
+pub struct Process {
+    root: Root,
+    pid: u32,
+    fd: Arc<OwnedFd>,
+}
+
+impl Process {
+    /// Opens `pid`; `root` is where its files in /proc are.
+    ///
+    /// # References
+    /// pidfd_open(2); Linux 5.3.
+    ///
+    /// # Errors
+    /// ESRCH: there is none; EINVAL or ENOENT: that is a thread other than the first of its process.
+    pub fn open(root: &Root, pid: u32) -> Result<Self> {
+        let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let known = known.ok_or(rustix::io::Errno::SRCH)?;
+        Ok(Self {
+            root: root.clone(),
+            pid,
+            fd: Arc::new(pidfd_open(known, PidfdFlags::empty())?),
+        })
+    }
+
+    /// Its ID.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// EPERM: not allowed; ESRCH: it has ended and been waited for.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        sys::send_signal(&*self.fd, signal)
+    }
+
+    /// True once it has ended.
+    pub fn is_gone(&self) -> bool {
+        let mut ready = [PollFd::new(&*self.fd, PollFlags::IN)];
+        matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1..))
+    }
+
+    pub(super) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// Its threads, the first of them first.
+    pub(super) fn threads(&self) -> Vec<Pid> {
+        let names = self.root.list(format!("proc/{}/task", self.pid));
+        let mut threads: Vec<u32> = names
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect();
+        threads.sort_unstable_by_key(|thread| (*thread != self.pid, *thread));
+        let threads = threads
+            .into_iter()
+            .filter_map(|tid| i32::try_from(tid).ok());
+        threads.filter_map(Pid::from_raw).collect()
+    }
+
+    /// True where `thread` is one of its threads, now.
+    pub(super) fn has(&self, thread: Pid) -> bool {
+        let path = format!("proc/{}/task/{thread}", self.pid);
+        self.root.path(path).exists() && !self.is_gone()
+    }
+
+    /// How long `thread` has run on a CPU so far; `None` where the kernel does not say
+    /// (CONFIG_SCHED_INFO), or where it is gone and waited for.
+    pub(super) fn cpu_time(&self, thread: Pid) -> Option<Duration> {
+        let text = self.root.read(format!("proc/{thread}/schedstat")).ok()?;
+        let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
+        Some(Duration::from_nanos(nanoseconds))
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
