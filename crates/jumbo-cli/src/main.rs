@@ -5,8 +5,10 @@
 
 mod bench;
 mod doctor;
+mod kill;
 mod manual;
 mod run;
+mod signal;
 mod status;
 mod view;
 
@@ -27,6 +29,7 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Doctor(doctor::Args),
+    Kill(kill::Args),
     Bench(bench::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),
+        Command::Kill(args) => kill::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),

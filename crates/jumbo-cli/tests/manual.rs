@@ -24,7 +24,15 @@ fn every_shell_completes_the_options_of_run() {
 fn there_is_a_page_for_every_command() {
     let folder = tempfile::tempdir().unwrap();
     jumbo(&["man", "--dir", folder.path().to_str().unwrap()]);
-    for command in ["run", "status", "doctor", "bench", "completions", "man"] {
+    for command in [
+        "run",
+        "status",
+        "doctor",
+        "kill",
+        "bench",
+        "completions",
+        "man",
+    ] {
         let page = folder.path().join(format!("jumbo-{command}.1"));
         assert!(page.exists(), "{}", page.display());
     }

@@ -1,0 +1,113 @@
+//! `jumbo kill`: ends processes and gives their memory back from both sides.
+//!
+//! The stages, a file each: [`target`] (which process, whether it can be ended, and what became of it),
+//! [`watch`] (the signal, and the wait for what comes of it), [`show`].
+//!
+//! Invariant: a process that does not end is left as it was. Tracing is done by a thread that has ended
+//! before anything is printed, and its end takes the tracing away, whatever the process is doing.
+
+mod show;
+mod target;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use jumbo::kernel::Root;
+use jumbo::kernel::process::{Signals, die_by};
+
+use crate::signal::Number;
+use target::Target;
+use watch::End;
+
+/// End processes, their memory given back by two CPUs at once
+///
+/// Sends the signal, and when a process begins to end, however long that takes it, holds it for the
+/// moment until a thread of jumbo frees its memory beside the kernel. For any process, whether it was
+/// started by jumbo or not. Returns when all are gone, and prints what was gained.
+///
+/// Until then jumbo traces the processes: a debugger cannot attach. A process that goes on is left as it
+/// was; so are all when jumbo is interrupted.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo kill 4711
+  jumbo kill --signal KILL --json 4711 4712
+  jumbo kill --timeout 0.5 4711 || jumbo kill --signal KILL 4711
+
+Exit status: 0 all processes are gone; 1 one is not, or could not be ended; 2 wrong usage; 128+N
+when signal N interrupted jumbo.")]
+pub(crate) struct Args {
+    /// The signal, by name or number
+    #[arg(long, short, value_name = "SIGNAL", default_value = "TERM")]
+    signal: Number,
+
+    /// How long a process may take to begin its end
+    #[arg(long, short, value_name = "SECS", default_value = "10", value_parser = seconds)]
+    timeout: Duration,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// The processes
+    #[arg(required = true, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pids: Vec<u32>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| String::from("that is no number"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let root = Root::host();
+    let mut pids = args.pids;
+    let mut seen = std::collections::BTreeSet::new();
+    pids.retain(|pid| seen.insert(*pid));
+
+    let signals = Signals::take().context("cannot read signals from a descriptor")?;
+    let tracer = std::thread::Builder::new().name("jumbo-trace".to_owned());
+    let (signal, timeout) = (args.signal, args.timeout);
+    let tracer = tracer.spawn(move || {
+        let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
+        let end = watch::run(&mut targets, signal, timeout, &signals);
+        // Whoever holds a process lets go of it by ending.
+        let settled: Vec<_> = targets
+            .into_iter()
+            .map(|target| target.settle(signal))
+            .collect();
+        (end, settled, signals)
+    });
+    let tracer = tracer.context("cannot make a thread")?;
+    let Ok((end, settled, signals)) = tracer.join() else {
+        anyhow::bail!("the thread that traces has failed");
+    };
+    // From here on a signal is for us: writing may wait, for a pipe's reader say.
+    signals.release();
+    if let End::Interrupted(number) = end {
+        for one in settled.iter().filter(|one| !one.is_gone()) {
+            let signal = args.signal;
+            crate::view::tell(&format!(
+                "interrupted: {} was sent {signal} and has not ended",
+                one.pid
+            ));
+        }
+        die_by(number);
+        return Ok(ExitCode::from(
+            u8::try_from(128 + number).unwrap_or(u8::MAX),
+        ));
+    }
+    match args.json {
+        true => show::json(args.signal, &settled)?,
+        false => show::text(args.signal, &settled)?,
+    }
+    let all = settled.iter().all(target::Settled::is_gone);
+    Ok(if all {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

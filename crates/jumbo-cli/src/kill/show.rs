@@ -1,0 +1,130 @@
+//! What became of the targets, for people and for programs.
+
+use std::time::Duration;
+
+use jumbo::reaper::beside::{Gain, Reason, Way};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use super::target::{Outcome, Settled};
+use crate::signal::Number;
+use crate::view::{self, View};
+
+#[derive(Serialize)]
+struct Page<'a> {
+    signal: String,
+    processes: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    pid: u32,
+    name: &'a str,
+    outcome: &'static str,
+    /// Why it is not gone.
+    reason: Option<&'a str>,
+    /// From the signal to its end.
+    wait_ms: Option<f64>,
+    /// Why it was not held.
+    unheld: Option<Reason>,
+    gain: Option<Gain>,
+}
+
+pub(super) fn json(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
+    view::json(&Page {
+        signal: signal.to_string(),
+        processes: settled.iter().map(Row::of).collect(),
+    })
+}
+
+impl<'a> Row<'a> {
+    fn of(one: &'a Settled) -> Self {
+        let (outcome, reason) = match &one.outcome {
+            Outcome::Ended => ("ended", None),
+            Outcome::WasEnded { .. } => ("had-ended", None),
+            Outcome::Alive(why) => ("alive", Some(why.as_str())),
+            Outcome::Failed { why, .. } => ("failed", Some(why.as_str())),
+        };
+        Self {
+            pid: one.pid,
+            name: &one.name,
+            outcome,
+            reason,
+            wait_ms: one.waited.map(|waited| waited.as_secs_f64() * 1e3),
+            unheld: one.unheld,
+            gain: one.gain,
+        }
+    }
+}
+
+pub(super) fn text(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
+    let mut view = View::stdout();
+    for one in settled {
+        let who = match one.name.as_str() {
+            "" => one.pid.to_string(),
+            name => format!("{} {name}", one.pid),
+        };
+        match &one.outcome {
+            Outcome::Ended => {
+                let waited = one.waited.map(duration).unwrap_or_default();
+                view.line(format!("{who}: ended, {waited} after {signal}"))?;
+                for line in lines(one) {
+                    view.line(format!("  {line}"))?;
+                }
+            }
+            Outcome::WasEnded { parent } => view.line(format!(
+                "{who}: had ended before; its parent {parent} has not waited for it"
+            ))?,
+            Outcome::Alive(why) => {
+                let hint =
+                    "hint: SIGKILL can be neither handled, blocked nor ignored: --signal KILL";
+                view::tell(&format!("{who} goes on: {why}\n{hint}"));
+            }
+            Outcome::Failed { why, hint } => {
+                let hint = hint
+                    .map(|hint| format!("\nhint: {hint}"))
+                    .unwrap_or_default();
+                view::tell(&format!("cannot end {who}: {why}{hint}"));
+            }
+        }
+    }
+    view.finish()?;
+    Ok(())
+}
+
+/// What was gained, and what was not.
+fn lines(one: &Settled) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(gain) = &one.gain {
+        let time = gain
+            .teardown_ms
+            .map(|ms| duration(Duration::from_secs_f64(ms / 1e3)));
+        let time = time.unwrap_or_default();
+        let anonymous = gain.anonymous;
+        lines.push(match gain.released {
+            Some(ours) if gain.reason.is_none() => format!(
+                "{anonymous} given back in {time} from both sides, about {ours} of it by jumbo"
+            ),
+            _ => format!("{anonymous} given back in {time} by the kernel alone"),
+        });
+        if gain.left > Bytes(0) {
+            lines.push(format!(
+                "{} shared or hugetlb, which is the kernel's alone to unmap",
+                gain.left
+            ));
+        }
+        lines.extend(gain.reason.map(|reason| format!("less: {reason}")));
+        if gain.way == Way::Raced && gain.reason.is_none() {
+            lines.push(String::from("raced, and won"));
+        }
+    }
+    lines.extend(one.unheld.map(|reason| format!("not held: {reason}")));
+    lines
+}
+
+fn duration(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
+        seconds => format!("{seconds:.2} s"),
+    }
+}

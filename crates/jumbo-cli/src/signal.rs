@@ -1,0 +1,92 @@
+//! Signals by name or number, as kill(1) takes them.
+
+/// The standard signals by number, from 1 on (signal(7)).
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+/// The real-time signals that programs can use: the first two are glibc's own.
+const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
+
+/// A signal that can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Number(pub(crate) i32);
+
+impl std::str::FromStr for Number {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let upper = text.to_ascii_uppercase();
+        let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+        let by_name = NAMES.iter().zip(1..).find(|(known, _)| **known == name);
+        let offset = |rest: &str| match rest {
+            "" => Some(0),
+            rest => rest.parse::<i32>().ok(),
+        };
+        let number = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
+            (Some(rest), _) => offset(rest).map(|offset| REAL_TIME.start().saturating_add(offset)),
+            (_, Some(rest)) => offset(rest).map(|offset| REAL_TIME.end().saturating_add(offset)),
+            (None, None) => match by_name {
+                Some((_, number)) => Some(number),
+                None => name.parse().ok().filter(|number| (1..=64).contains(number)),
+            },
+        };
+        let real_time = name.starts_with("RTM");
+        number
+            .filter(|number| !real_time || REAL_TIME.contains(number))
+            .map(Self)
+            .ok_or_else(|| {
+                String::from("there is no such signal; TERM, SIGKILL, 15 and RTMIN+1 are some")
+            })
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let index = usize::try_from(self.0 - 1).unwrap_or(usize::MAX);
+        match (NAMES.get(index), self.0 - REAL_TIME.start()) {
+            (Some(name), _) => write!(f, "SIG{name}"),
+            (None, 0) => write!(f, "SIGRTMIN"),
+            (None, above @ 1..) => write!(f, "SIGRTMIN+{above}"),
+            (None, _) => write!(f, "{}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_signals() {
+        for (text, number) in [
+            ("TERM", libc::SIGTERM),
+            ("SIGKILL", libc::SIGKILL),
+            ("sigusr1", libc::SIGUSR1),
+            ("sys", libc::SIGSYS),
+            ("stkflt", libc::SIGSTKFLT),
+            ("9", 9),
+            ("64", 64),
+            ("RTMIN", 34),
+            ("RTMIN+1", 35),
+            ("SIGRTMAX", 64),
+            ("RTMAX-1", 63),
+        ] {
+            assert_eq!(text.parse(), Ok(Number(number)), "{text}");
+        }
+        for text in [
+            "", "0", "65", "-1", "NONE", "RTMIN-1", "RTMAX+1", "RTMIN+31", "SIG", "1.5",
+        ] {
+            assert!(text.parse::<Number>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_signal_is_read_back_as_it_is_shown() {
+        for number in 1..=64 {
+            let shown = Number(number).to_string();
+            assert_eq!(shown.parse(), Ok(Number(number)), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What cannot be ended.
+
+use std::process::{Command, Output};
+
+use crate::victim::{Installed, Victim, is_root, jumbo, kill, row, skip, until};
+
+#[track_caller]
+fn assert_refused(output: &Output, why: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said.contains(why) && output.stdout.is_empty(), "{said}");
+}
+
+#[test]
+fn a_process_that_is_not_there() {
+    let output = jumbo(&[], 4_194_305).output().unwrap();
+    assert_refused(&output, "cannot end 4194305: no such process");
+}
+
+#[test]
+fn itself() {
+    let script = "exec \"$0\" kill $$";
+    let output = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_jumbo")])
+        .output()
+        .unwrap();
+    assert_refused(&output, "that is this command itself");
+}
+
+#[test]
+fn init_and_threads_of_the_kernel() {
+    assert_refused(
+        &jumbo(&["-s", "WINCH"], 1).output().unwrap(),
+        "the init process",
+    );
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
+        assert_refused(&jumbo(&[], 2).output().unwrap(), "a thread of the kernel");
+    }
+}
+
+#[test]
+fn one_thread_of_a_process() {
+    let victim = Victim::start("threading.Thread(target=time.sleep, args=(600,)).start()");
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", victim.pid())).unwrap();
+    let mut tids = tasks.map(|task| {
+        task.unwrap()
+            .file_name()
+            .into_string()
+            .unwrap()
+            .parse()
+            .unwrap()
+    });
+    let other: u32 = tids.find(|tid| *tid != victim.pid()).unwrap();
+    let output = jumbo(&[], other).output().unwrap();
+    assert_refused(&output, &format!("a thread of process {}", victim.pid()));
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    for arguments in [
+        &["0"][..],
+        &["x"],
+        &[],
+        &["-s", "NONE", "1"],
+        &["-t", "-1", "1"],
+        &["-s", "0", "1"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+            .arg("kill")
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_zombie_has_ended_already() {
+    let mut child = Command::new("true").spawn().unwrap();
+    until("its end", || {
+        crate::victim::status(child.id(), "State").starts_with('Z')
+    });
+    let (row, code) = kill(&[], child.id());
+    assert_eq!(
+        (code, row["outcome"].as_str()),
+        (Some(0), Some("had-ended")),
+        "{row}"
+    );
+    let page = jumbo(&[], child.id()).output().unwrap();
+    let page = String::from_utf8(page.stdout).unwrap();
+    assert!(
+        page.contains(&format!("its parent {} has not", std::process::id())),
+        "{page}"
+    );
+    child.wait().unwrap();
+}
+
+#[test]
+fn another_user_s_process() {
+    if !is_root() {
+        return skip(
+            "another_user_s_process",
+            "only root can become another user",
+        );
+    }
+    let victim = Victim::plain();
+    let installed = Installed::new();
+    let pid = victim.pid().to_string();
+    let output = installed.as_nobody().args(["kill", &pid]).output().unwrap();
+    assert_refused(&output, "not permitted\nhint: ");
+    assert_eq!(victim.status("TracerPid"), "0");
+}
+
+/// A process of one's own is ended without root; one that may not be looked at is left to the kernel.
+#[test]
+fn without_root_one_s_own_is_held_and_an_undumpable_one_is_not() {
+    use std::os::unix::process::CommandExt as _;
+    if !is_root() {
+        return skip("without_root", "only root can become another user");
+    }
+    let installed = Installed::new();
+    for (script, held) in [("", true), ("libc.prctl(4, 0, 0, 0, 0)", false)] {
+        let python = crate::victim::with_memory(script);
+        let mut command = Command::new("python3");
+        command.args(["-c", &python]).uid(65534).gid(65534);
+        let victim = Victim::of(&mut command);
+        let pid = victim.pid().to_string();
+        let output = installed
+            .as_nobody()
+            .args(["kill", "--json", &pid])
+            .output()
+            .unwrap();
+        let row = row(&output);
+        assert_eq!(output.status.code(), Some(0), "{row}");
+        assert_eq!(
+            row["gain"]["way"],
+            if held { "held" } else { "kernel" },
+            "{row}"
+        );
+        let unheld = row["unheld"].as_str().unwrap_or_default();
+        assert_eq!(unheld.contains("may not be traced"), !held, "{row}");
+    }
+}

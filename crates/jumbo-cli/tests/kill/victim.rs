@@ -1,0 +1,192 @@
+//! Processes to be ended, and the command that ends them.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// What a victim holds, in base pages.
+pub(crate) const SIZE: u64 = 300 << 20;
+
+pub(crate) const NOBODY: u32 = 65534;
+
+/// Takes `SIZE` of base pages, filled with a pattern, and has `say` tell that a step is done.
+const PRELUDE: &str = "
+import ctypes, mmap, os, signal, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def take(size):
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory[::4096] = b'J' * (size // 4096)
+    return memory
+def say(word):
+    sys.stdout.write(word + '\\n')
+    sys.stdout.flush()
+def forever():
+    while True:
+        signal.pause()
+";
+
+/// A Python program that said `ready`; killed and waited for when the test ends.
+pub(crate) struct Victim {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    said: Vec<String>,
+}
+
+impl Victim {
+    /// One with `SIZE` of memory that waits for ever.
+    pub(crate) fn plain() -> Self {
+        Self::start("")
+    }
+
+    /// One with `SIZE` of memory that runs `script` and then waits for ever.
+    pub(crate) fn start(script: &str) -> Self {
+        Self::of(Command::new("python3").args(["-c", &with_memory(script)]))
+    }
+
+    /// A command that says `ready`.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut victim = Self {
+            child,
+            stdout,
+            said: Vec::new(),
+        };
+        victim.expect("ready");
+        victim
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it says `word`.
+    pub(crate) fn expect(&mut self, word: &str) {
+        loop {
+            let mut line = String::new();
+            let read = self.stdout.read_line(&mut line).unwrap();
+            assert!(read > 0, "it ended before it said `{word}`");
+            if line.trim_end() == word {
+                return;
+            }
+            self.said.push(line.trim_end().to_owned());
+        }
+    }
+
+    /// The rest of a line that it said before.
+    pub(crate) fn said(&self, prefix: &str) -> &str {
+        let mut lines = self.said.iter();
+        lines.find_map(|line| line.strip_prefix(prefix)).unwrap()
+    }
+
+    /// A field of its /proc/PID/status.
+    pub(crate) fn status(&self, key: &str) -> String {
+        status(self.pid(), key)
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.pid()).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// The signal that ended it.
+    pub(crate) fn ended_by(mut self) -> Option<i32> {
+        use std::os::unix::process::ExitStatusExt as _;
+        self.child.wait().unwrap().signal()
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn with_memory(script: &str) -> String {
+    format!("{PRELUDE}\nmemory = take({SIZE})\n{script}\nsay('ready')\nforever()\n")
+}
+
+pub(crate) fn status(pid: u32, key: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let found = lines.find(|(name, _)| *name == key);
+    found.map_or_else(String::new, |(_, value)| value.trim().to_owned())
+}
+
+pub(crate) fn jumbo(arguments: &[&str], pid: u32) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+    command.arg("kill").args(arguments).arg(pid.to_string());
+    command
+}
+
+/// `jumbo kill --json ARGUMENTS PID`: its row, and its exit code.
+pub(crate) fn kill(arguments: &[&str], pid: u32) -> (Value, Option<i32>) {
+    let output = jumbo(arguments, pid).arg("--json").output().unwrap();
+    (row(&output), output.status.code())
+}
+
+pub(crate) fn row(output: &Output) -> Value {
+    let page: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    page["processes"][0].clone()
+}
+
+/// A copy of the command where every user can run it: the build folder may be closed to others.
+pub(crate) struct Installed {
+    folder: tempfile::TempDir,
+}
+
+impl Installed {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        // cp(1) makes it: a descriptor open for writing here could be inherited by what another test
+        // starts, and a file that anybody writes cannot be run (ETXTBSY).
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_jumbo"))
+            .arg(folder.path())
+            .status();
+        assert!(copied.unwrap().success());
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(folder.path(), open).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn as_nobody(&self) -> Command {
+        let mut command = Command::new(self.folder.path().join("jumbo"));
+        command.uid(NOBODY).gid(NOBODY);
+        command
+    }
+}
+
+/// Waits until `condition` holds; fails after 30 seconds.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+pub(crate) fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
+        "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)"
+    );
+    eprintln!("SKIP {name}: {reason}");
+}
