@@ -64,6 +64,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     reaper: Option<Reaper>,
 
+    /// Free the program's memory from two sides when it ends, however it does
+    ///
+    /// jumbo stays the program's parent and traces it (not its children), so that a thread of jumbo can
+    /// free its memory beside the kernel. Works without the preload library, and for programs that are
+    /// killed. A debugger cannot attach then, and a set-user-ID program that takes PROGRAM's place gets no
+    /// privileges, unless jumbo is root. Where a reaper runs in the program that gives the memory back: see
+    /// --reaper=off.
+    #[arg(long)]
+    supervise: bool,
+
     /// Leave the program's children alone
     #[arg(long)]
     no_follow: bool,
@@ -143,6 +153,7 @@ enum ReportFormat {
 pub(super) struct Settings {
     pub(super) options: Options,
     pub(super) report: Option<Wanted>,
+    pub(super) supervise: bool,
     pub(super) dry_run: bool,
     pub(super) json: bool,
     pub(super) command: Vec<OsString>,
@@ -196,6 +207,11 @@ impl From<ReportFormat> for policy::ReportFormat {
 }
 
 impl Settings {
+    /// True where jumbo stays, as the program's parent.
+    pub(super) fn is_parent(&self) -> bool {
+        self.report.is_some() || self.supervise
+    }
+
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
         let profile = args.profile.as_deref().map(read_profile);
         let profile = profile.transpose()?.unwrap_or_default();
@@ -240,6 +256,7 @@ impl Settings {
         Ok(Self {
             options,
             report,
+            supervise: args.supervise || profile.supervise.unwrap_or(false),
             json: args.json || matches!(typed, Some(policy::ReportFormat::Json)),
             dry_run: args.dry_run,
             command: args.command,

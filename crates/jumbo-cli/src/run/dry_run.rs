@@ -29,7 +29,8 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "program": command.collect::<Vec<_>>(),
             "path": program.path,
             "binary": program.binary,
-            "mode": if settings.report.is_some() { "parent" } else { "exec" },
+            "mode": if settings.is_parent() { "parent" } else { "exec" },
+            "supervise": settings.supervise,
             "reach": { "reached": program.reach.is_reached(), "reason": program.reach.reason() },
             "environment": environment,
             "memory": memory,
@@ -60,10 +61,15 @@ fn describe(
         None => String::from("reached      yes, through LD_PRELOAD"),
         Some(reason) => format!("reached      no: {reason}"),
     });
-    lines.push(match settings.report {
-        None => String::from("started      in place of jumbo, with its process ID"),
-        Some(_) => String::from("started      as a child of jumbo, which reports at the end"),
-    });
+    let started = match (&settings.report, settings.supervise) {
+        (None, false) => "in place of jumbo, with its process ID",
+        (Some(_), false) => "as a child of jumbo, which reports at the end",
+        (None, true) => "as a child of jumbo, which helps to free its memory at the end",
+        (Some(_), true) => {
+            "as a child of jumbo, which helps to free its memory at the end, and reports"
+        }
+    };
+    lines.push(format!("started      {started}"));
     lines.push(String::from("\nenvironment"));
     for (name, value) in changes {
         lines.push(match value {

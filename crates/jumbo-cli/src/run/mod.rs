@@ -2,15 +2,16 @@
 //!
 //! The stages, a file each: [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
 //! gets into it), [`launch`] (the environment and the start), [`supervise`] (standing in for the
-//! program), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
+//! program), [`held`] (its end held, with `--supervise`), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
 //! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
 //! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
-//! write it is exec'd in place; with one it is a child, and the report says so.
+//! write and without `--supervise` it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
 mod destination;
 mod dry_run;
+mod held;
 mod launch;
 mod program;
 mod report;
@@ -74,19 +75,21 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
         dry_run::print(&root, &settings, &launch)?;
         return Ok(ExitCode::SUCCESS);
     }
-    match &settings.report {
-        None => Err(launch.exec()),
-        Some(wanted) => {
-            if let Some(file) = &wanted.file {
-                destination::check(file).map_err(|error| {
-                    Failure::own(format!(
-                        "cannot write a report to {}: {error}; \
-                         hint: name a file in a folder that you may write to",
-                        file.display()
-                    ))
-                })?;
-            }
-            supervise::run(&root, &settings, wanted, &launch)
-        }
+    if !settings.is_parent() {
+        return Err(launch.exec());
     }
+    let file = settings
+        .report
+        .as_ref()
+        .and_then(|wanted| wanted.file.as_ref());
+    if let Some(file) = file {
+        destination::check(file).map_err(|error| {
+            Failure::own(format!(
+                "cannot write a report to {}: {error}; \
+                 hint: name a file in a folder that you may write to",
+                file.display()
+            ))
+        })?;
+    }
+    supervise::run(&root, &settings, &launch)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
 use jumbo::ledger::{Ledger, Slot, flag};
-use jumbo::policy::{FreeMode, Options, ReaperMode};
+use jumbo::policy::{FreeMode, ReaperMode};
 use jumbo::reaper::State;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::args::{Settings, Wanted};
 use super::destination;
+use super::held::Supervised;
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::shortfall::{self, Evidence};
@@ -102,6 +103,7 @@ pub(super) struct Requested {
     pub(super) follow: bool,
     pub(super) free: FreeMode,
     pub(super) reaper: ReaperMode,
+    pub(super) supervise: bool,
     /// What stands in GLIBC_TUNABLES because of us.
     pub(super) tunable: Option<&'static str>,
     /// Memory put under MADV_HUGEPAGE, over the whole run.
@@ -121,6 +123,8 @@ pub(super) struct Obtained {
     pub(super) ledger: Counts,
     /// What became of the reaper, in each process that asked for one.
     pub(super) reapers: Vec<Reaped>,
+    /// What `--supervise` came to; `None` without it.
+    pub(super) supervised: Option<Supervised>,
 }
 
 /// A ledger slot, or several added up.
@@ -177,7 +181,7 @@ impl From<Change> for Exit {
         match change {
             Change::Exited(code) => Self::Code(code),
             Change::Killed(signal) | Change::Stopped(signal) => Self::Signal(signal),
-            Change::Continued => Self::Signal(libc::SIGCONT),
+            Change::Trapped(_) | Change::Continued => Self::Signal(libc::SIGCONT),
         }
     }
 }
@@ -322,7 +326,8 @@ impl Kinds {
 }
 
 impl Requested {
-    fn new(options: Options, tunable: bool, counted: &Counted) -> Self {
+    fn new(settings: &Settings, tunable: bool, counted: &Counted) -> Self {
+        let options = settings.options;
         Self {
             heap: options.heap,
             maps: options.maps,
@@ -330,6 +335,7 @@ impl Requested {
             follow: options.follow,
             free: options.free,
             reaper: options.reaper,
+            supervise: settings.supervise,
             tunable: tunable.then_some("glibc.malloc.hugetlb=1"),
             advised: counted.total.advised,
             large_calls: counted.total.large_calls,
@@ -351,6 +357,7 @@ pub(super) struct Seen<'a> {
     pub(super) fallbacks: Option<u64>,
     /// At the start and at the end: what ruled huge pages out at either counts.
     pub(super) controls: [Option<Thp>; 2],
+    pub(super) supervised: Option<Supervised>,
 }
 
 impl Report {
@@ -397,13 +404,14 @@ impl Report {
                 minor: seen.end.faults.minor,
                 major: seen.end.faults.major,
             },
-            requested: Requested::new(settings.options, launch.plan.orders.tunable, &counted),
+            requested: Requested::new(settings, launch.plan.orders.tunable, &counted),
             obtained: Obtained {
                 huge: heap.map(|heap| heap.usage.huge).unwrap_or_default(),
                 huge_share: heap.and_then(|heap| heap.huge_share),
                 images: counted.images,
                 ledger: counted.total,
                 reapers: counted.reapers,
+                supervised: seen.supervised,
             },
             peak: kinds,
             shortfalls,

@@ -1,4 +1,5 @@
-//! Standing in for the program while it runs, so that a report can be written when it ends.
+//! Standing in for the program while it runs, so that a report can be written when it ends, or its
+//! memory freed from two sides.
 //!
 //! The program is in our process group and session, so that the terminal treats both as one job: what it
 //! sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others send us is
@@ -18,7 +19,8 @@ use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Failure;
-use super::args::{Settings, Wanted};
+use super::args::Settings;
+use super::held::Held;
 use super::launch::Launch;
 use super::report::{Report, Seen};
 use super::sample::Sampler;
@@ -34,12 +36,14 @@ pub(super) struct End {
 pub(super) fn run(
     root: &Root,
     settings: &Settings,
-    wanted: &Wanted,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
     // A program is worth more than its report: where we cannot be its parent it takes our place.
     let in_place = |why: String| {
-        tell(&format!("there will be no report: {why}"));
+        tell(&match settings.report {
+            Some(_) => format!("there will be no report: {why}"),
+            None => format!("the program is not supervised: {why}"),
+        });
         launch.exec()
     };
     let signals = match Signals::take() {
@@ -51,9 +55,10 @@ pub(super) fn run(
         }
     };
     // A program is worth more than its figures: without a ledger it runs and the report says so.
-    let (ledger, trouble) = match Ledger::create() {
-        Ok(made) => (Some(made), None),
-        Err(errno) => (None, Some(errno)),
+    let (ledger, trouble) = match settings.report.as_ref().map(|_| Ledger::create()) {
+        Some(Ok(made)) => (Some(made), None),
+        Some(Err(errno)) => (None, Some(errno)),
+        None => (None, None),
     };
     let own = std::process::id();
     let path = ledger
@@ -70,19 +75,24 @@ pub(super) fn run(
         }
     };
     // From here on nothing is worth giving up the program for.
+    let mut held = settings.supervise.then(|| Held::start(root, &child));
     let fallbacks = || {
         let events = Events::read(root).ok()?;
         events.get("thp_fault_fallback")
     };
     let controls = || Thp::read_controls(root).ok().flatten();
     let (before, first) = (fallbacks(), controls());
-    let mut sampler = Sampler::new(root, child.pid(), ledger);
-    let end = watch(root, &child, &signals, &mut sampler)
-        .or_else(|_| child.wait().map(|(change, faults)| End { change, faults }))
+    let mut sampler = (settings.report.as_ref()).map(|_| Sampler::new(root, child.pid(), ledger));
+    let end = watch(root, &child, &signals, sampler.as_mut(), held.as_mut())
+        .or_else(|_| wait_out(&child, held.as_mut()))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
     // From here on a signal is for us: writing may wait, for a pipe's reader say.
     signals.release();
+    let supervised = held.map(Held::finish);
+    let (Some(wanted), Some(sampler)) = (&settings.report, sampler) else {
+        return Ok(end_as(end.change));
+    };
     let fallbacks = fallbacks()
         .zip(before)
         .map(|(after, before)| after.saturating_sub(before));
@@ -101,6 +111,7 @@ pub(super) fn run(
             trouble,
             fallbacks,
             controls: [first, controls()],
+            supervised,
         },
     );
     if let Err(error) = report.write(wanted) {
@@ -121,7 +132,7 @@ fn end_as(change: Change) -> ExitCode {
             ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
         }
         Change::Exited(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
-        Change::Stopped(_) | Change::Continued => ExitCode::SUCCESS,
+        Change::Stopped(_) | Change::Trapped(_) | Change::Continued => ExitCode::SUCCESS,
     }
 }
 
@@ -130,17 +141,26 @@ fn watch(
     root: &Root,
     child: &Child,
     signals: &Signals,
-    sampler: &mut Sampler<'_>,
+    mut sampler: Option<&mut Sampler<'_>>,
+    mut held: Option<&mut Held>,
 ) -> io::Result<End> {
     loop {
-        sampler.look();
-        wait(signals, sampler.deadline())?;
+        if let Some(sampler) = &mut sampler {
+            sampler.look();
+        }
+        wait(signals, sampler.as_ref().map(|sampler| sampler.deadline()))?;
         while let Some(signal) = signals.next()? {
             if is_for_program(root, child, &signal) {
                 child.send(signal);
             }
         }
+        if let Some(held) = &mut held {
+            held.look(child);
+        }
         while let Some((change, faults)) = child.poll()? {
+            let Some(change) = pass(child, held.as_deref_mut(), change) else {
+                continue;
+            };
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
                 // The job is stopped only where there is a shell to see it: elsewhere nobody would
@@ -148,16 +168,39 @@ fn watch(
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
                     stop_with(root, child, signals, signal)?;
                 }
-                Change::Stopped(_) | Change::Continued => {}
+                Change::Stopped(_) | Change::Trapped(_) | Change::Continued => {}
+            }
+            if let Some(held) = &mut held {
+                held.resume();
             }
         }
     }
 }
 
+/// What `change` would be if nobody traced the program.
+fn pass(child: &Child, held: Option<&mut Held>, change: Change) -> Option<Change> {
+    match held {
+        Some(held) => held.pass(child, change, has_terminal),
+        None => Some(change),
+    }
+}
+
+/// The rest of [`watch`] where that has failed: the program runs and its end is waited for.
+fn wait_out(child: &Child, mut held: Option<&mut Held>) -> io::Result<End> {
+    loop {
+        let (change, faults) = child.wait()?;
+        match held.as_deref_mut() {
+            _ if change.is_end() => return Ok(End { change, faults }),
+            Some(held) => drop(held.pass(child, change, || false)),
+            None => {}
+        }
+    }
+}
+
 /// Waits until a signal has arrived, or until `deadline`.
-fn wait(signals: &Signals, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = Timespec::try_from(left).ok();
+fn wait(signals: &Signals, deadline: Option<Instant>) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     let mut ready = [PollFd::new(signals, PollFlags::IN)];
     match poll(&mut ready, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -104,6 +104,9 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
     {
         writeln!(out, "  reaper    {}: {}", reaper.pid, reaper.reason)?;
     }
+    if let Some(supervised) = &report.obtained.supervised {
+        writeln!(out, "  ended     {}", supervised.text())?;
+    }
     for shortfall in &report.shortfalls {
         writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;
     }

@@ -25,6 +25,8 @@ pub struct Profile {
     pub free_workers: Option<u32>,
     /// `--reaper`
     pub reaper: Option<ReaperMode>,
+    /// `--supervise`
+    pub supervise: Option<bool>,
     /// `--no-follow`
     pub no_follow: Option<bool>,
     /// `--report`
@@ -78,13 +80,14 @@ pub enum ProfileError {
     },
 }
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "heap",
     "maps",
     "max-waste",
     "free",
     "free-workers",
     "reaper",
+    "supervise",
     "no-follow",
     "report",
     "report-file",
@@ -166,7 +169,7 @@ mod tests {
     fn every_option_can_be_set() {
         let profile = Profile::parse(
             "# all of them\nheap = \"off\"\nmaps = \"on\"\nmax-waste = 10\nfree = \"background\"\n\
-             free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
+             free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Profile {
@@ -176,6 +179,7 @@ mod tests {
             free: Some(FreeMode::Background),
             free_workers: Some(2),
             reaper: Some(ReaperMode::Off),
+            supervise: Some(true),
             no_follow: Some(true),
             report: Some(ReportFormat::Json),
             report_file: Some(PathBuf::from("/tmp/r")),

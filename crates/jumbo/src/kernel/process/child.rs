@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 
-use super::{Image, Signals};
+use super::{Image, Signals, Stop};
 
 /// A program that runs as a child of this process, in its session and process group.
 ///
@@ -24,10 +24,29 @@ pub enum Change {
     Exited(i32),
     /// It was ended by this signal.
     Killed(i32),
-    /// It was stopped by this signal.
+    /// It was stopped by this signal. Where it is traced the signal has yet to be delivered:
+    /// [`Change::stop`].
     Stopped(i32),
+    /// It stands still for its tracer, which is this process.
+    Trapped(Stop),
     /// It was continued.
     Continued,
+}
+
+impl Change {
+    /// What stands still for its tracer, where this process is that.
+    pub fn stop(self) -> Option<Stop> {
+        match self {
+            Self::Stopped(signal) => Some(Stop::Signal(signal)),
+            Self::Trapped(stop) => Some(stop),
+            Self::Exited(_) | Self::Killed(_) | Self::Continued => None,
+        }
+    }
+
+    /// True for the last change there is.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::Exited(_) | Self::Killed(_))
+    }
 }
 
 /// What the kernel counted for a [`Child`] and for those of its children that were waited for.
@@ -122,14 +141,14 @@ impl Child {
         state.trim_start().starts_with('T')
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has ended, or where it is traced stands still.
     ///
     /// # Errors
     /// The errno of wait4(2).
     pub fn wait(&self) -> io::Result<(Change, Faults)> {
         loop {
             match self.wait4(0) {
-                Ok(Some(end)) => return Ok(end),
+                Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -158,10 +177,12 @@ impl Child {
             Change::Exited(libc::WEXITSTATUS(status))
         } else if libc::WIFSIGNALED(status) {
             Change::Killed(libc::WTERMSIG(status))
-        } else if libc::WIFSTOPPED(status) {
-            Change::Stopped(libc::WSTOPSIG(status))
         } else {
-            Change::Continued
+            match Stop::of(status) {
+                Some(Stop::Signal(signal)) => Change::Stopped(signal),
+                Some(stop) => Change::Trapped(stop),
+                None => Change::Continued,
+            }
         };
         let faults = Faults {
             minor: usage.ru_minflt.unsigned_abs(),

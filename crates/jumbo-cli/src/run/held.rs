@@ -1,0 +1,185 @@
+//! `--supervise`: the program is held at its end, until a thread of ours frees its memory beside the
+//! kernel: [`Held`].
+//!
+//! Invariant: what the program does, and what its parent sees of it, is what it would be untraced.
+
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::kernel::process::{Change, Child, Stop};
+use jumbo::reaper::beside::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use crate::view::tell;
+
+/// How long a program that is left in a group stop may take to be in it again.
+const TO_STOP: Duration = Duration::from_millis(100);
+
+/// The program, held or not.
+pub(super) struct Held {
+    process: Option<Process>,
+    state: State,
+}
+
+enum State {
+    /// It runs, and stops for us.
+    Hold(Hold),
+    /// It was let go while jumbo itself is stopped.
+    Paused,
+    /// It ends.
+    Ending(Teardown),
+    /// It is left to the kernel.
+    Alone(Reason),
+}
+
+/// What came of it: the shape in the report.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Supervised {
+    /// The program's anonymous memory when it began to end; like the others `None` where that was not
+    /// seen.
+    anonymous: Option<Bytes>,
+    /// About how much of it jumbo gave back.
+    released: Option<Bytes>,
+    worked_ms: Option<f64>,
+    /// From the beginning of the end until the program was gone.
+    teardown_ms: Option<f64>,
+    /// Why the kernel was alone.
+    reason: Option<Reason>,
+}
+
+impl Held {
+    /// Holds a program that has started: only then is it known what it may, and so whether it may be
+    /// traced.
+    pub(super) fn start(root: &Root, child: &Child) -> Self {
+        let process = Process::open(root, child.pid()).map_err(Reason::Denied);
+        let mut held = Self {
+            state: State::Paused,
+            process: None,
+        };
+        match process {
+            Ok(process) => held.process = Some(process),
+            Err(reason) => held.state = State::Alone(reason),
+        }
+        held.resume();
+        if let State::Alone(reason @ (Reason::Denied(_) | Reason::Traced(_))) = held.state {
+            tell(&format!("the program is not supervised: {reason}"));
+        }
+        held
+    }
+
+    /// Holds it again after [`Held::pass`] has let it go.
+    pub(super) fn resume(&mut self) {
+        if let (State::Paused, Some(process)) = (&self.state, &self.process) {
+            self.state = match Hold::seize(process) {
+                Ok(hold) => State::Hold(hold),
+                Err(reason) => State::Alone(reason),
+            };
+        }
+    }
+
+    /// Does what is due before the child is looked at: after that there may be nothing to see.
+    pub(super) fn look(&mut self, child: &Child) {
+        match &mut self.state {
+            // The first thread's stops come with the child's changes.
+            State::Hold(hold) if hold.thread() != child.pid() => {
+                let news = hold.poll();
+                self.note(news);
+            }
+            State::Ending(teardown) => {
+                teardown.look();
+            }
+            State::Hold(_) | State::Paused | State::Alone(_) => {}
+        }
+    }
+
+    /// Answers a stop of the program, and returns what an untraced one would have brought. `may_stop`:
+    /// jumbo stops with it, and then nobody could answer the next.
+    pub(super) fn pass(
+        &mut self,
+        child: &Child,
+        change: Change,
+        may_stop: impl FnOnce() -> bool,
+    ) -> Option<Change> {
+        let Some(stop) = change.stop() else {
+            return Some(change);
+        };
+        match std::mem::replace(&mut self.state, State::Paused) {
+            State::Hold(hold) if hold.thread() != child.pid() => {
+                self.state = State::Hold(hold);
+                Some(change)
+            }
+            State::Hold(hold) => match stop {
+                Stop::Group(signal) if may_stop() => {
+                    hold.leave(stop);
+                    let since = Instant::now();
+                    while !child.is_stopped() && since.elapsed() < TO_STOP {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                    Some(Change::Stopped(signal))
+                }
+                _ => {
+                    let mut hold = hold;
+                    let news = hold.answer(stop);
+                    self.state = State::Hold(hold);
+                    self.note(news);
+                    None
+                }
+            },
+            other => {
+                self.state = other;
+                Some(change)
+            }
+        }
+    }
+
+    fn note(&mut self, news: News) {
+        match news {
+            News::None | News::Stopped(_) => {}
+            News::Ends(teardown) => self.state = State::Ending(teardown),
+            News::Lost(reason) => self.state = State::Alone(reason),
+        }
+    }
+
+    /// What came of it, once the program has ended.
+    pub(super) fn finish(self) -> Supervised {
+        match self.state {
+            State::Ending(teardown) => Supervised::from(teardown.finish()),
+            State::Alone(reason) => Supervised::without(reason),
+            State::Hold(_) | State::Paused => Supervised::without(Reason::Late),
+        }
+    }
+}
+
+impl From<Gain> for Supervised {
+    fn from(gain: Gain) -> Self {
+        Self {
+            anonymous: Some(gain.anonymous),
+            released: gain.released,
+            worked_ms: gain.released.map(|_| gain.worked_ms),
+            teardown_ms: gain.teardown_ms,
+            reason: gain.reason,
+        }
+    }
+}
+
+impl Supervised {
+    fn without(reason: Reason) -> Self {
+        Self {
+            reason: Some(reason),
+            ..Self::default()
+        }
+    }
+
+    /// A line for people.
+    pub(super) fn text(&self) -> String {
+        match (self.reason, self.released, self.anonymous) {
+            (None, Some(released), Some(anonymous)) => format!(
+                "{anonymous} given back in {:.1} ms from both sides, about {released} of it by jumbo",
+                self.teardown_ms.unwrap_or_default()
+            ),
+            (Some(reason), ..) => format!("memory given back by the kernel alone: {reason}"),
+            (None, ..) => String::from("memory given back by the kernel alone"),
+        }
+    }
+}
