@@ -19,6 +19,7 @@ use crate::memory::{Block, Memory, base_pages_only};
 pub(super) struct Ready {
     /// The worker, which a launcher may stand in front of.
     pub(super) pid: u32,
+    /// What its block has.
     pub(super) memory: Memory,
     /// The sibling that will give the memory back; `None` where there is none.
     pub(super) reaper: Option<u32>,
@@ -50,7 +51,7 @@ pub fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
     block.touch();
     let ready = Ready {
         pid: std::process::id(),
-        memory: Memory::read(&root)?,
+        memory: Memory::read_of(&root, &block.addresses())?,
         reaper: if reaper { sibling(&root)? } else { None },
     };
     say(&ready)?;

@@ -21,7 +21,7 @@ pub struct FreeSample {
     pub call_ms: f64,
     /// From the call until the memory was free; `None` where nobody asked, or it never was.
     pub back_ms: Option<f64>,
-    /// What the process had before.
+    /// What the block had before.
     pub memory: Memory,
     /// What the preload library counted; `None` where it is not in the process.
     pub freed: Option<Freeing>,
@@ -32,7 +32,7 @@ pub struct FreeSample {
 pub struct UnmapSample {
     /// One `munmap`, or one of each size.
     pub unmap_us: f64,
-    /// What the process had when it had least of it in huge pages.
+    /// What the mapping had when it had least of it in huge pages.
     pub memory: Memory,
 }
 
@@ -61,7 +61,7 @@ pub fn free(size: Bytes, back: bool) -> Result<FreeSample, Error> {
     let watch = back.then(|| Watch::new(&root, size)).transpose()?;
     let mut block = Block::allocate(size).ok_or(Error::Malloc(size))?;
     block.touch();
-    let memory = Memory::read(&root)?;
+    let memory = Memory::read_of(&root, &block.addresses())?;
 
     let clock = Instant::now();
     block.free();
@@ -92,7 +92,7 @@ pub fn unmap_huge(size: Bytes, times: usize) -> Result<UnmapSample, Error> {
     for _ in 0..times {
         let mut mapping = Mapping::huge(size).map_err(Error::Map)?;
         mapping.touch();
-        let memory = Memory::read(&root)?;
+        let memory = Memory::read_of(&root, &mapping.addresses())?;
         if least.is_none_or(|least| memory.huge < least.huge) {
             least = Some(memory);
         }
@@ -122,7 +122,7 @@ pub fn unmap_small(times: usize) -> Result<UnmapSample, Error> {
     // The largest once more: what it had is what they all had.
     let mut mapping = Mapping::new(SMALL[SMALL.len() - 1]).map_err(Error::Map)?;
     mapping.touch();
-    let memory = Memory::read(&Root::host())?;
+    let memory = Memory::read_of(&Root::host(), &mapping.addresses())?;
     Ok(UnmapSample { unmap_us, memory })
 }
 

@@ -4,6 +4,7 @@
 //! Neither is freed when dropped: when that happens is what is measured, and the process ends soon after.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
 use jumbo::units::Bytes;
@@ -12,13 +13,13 @@ use jumbo::units::Bytes;
 const HUGE: usize = 2 << 20;
 
 /// One allocation.
-pub(crate) struct Block(Range);
+pub(crate) struct Block(Stretch);
 
 /// One private anonymous mapping.
-pub(crate) struct Mapping(Range);
+pub(crate) struct Mapping(Stretch);
 
 /// Memory that this process alone has, and no one else knows of.
-struct Range {
+struct Stretch {
     start: NonNull<u8>,
     length: usize,
 }
@@ -30,12 +31,17 @@ impl Block {
         // SAFETY: malloc may be called with any size.
         let start = unsafe { libc::malloc(length) }.cast::<u8>();
         let start = NonNull::new(start)?;
-        Some(Self(Range { start, length }))
+        Some(Self(Stretch { start, length }))
     }
 
     /// Writes to each base page.
     pub(crate) fn touch(&mut self) {
         self.0.touch();
+    }
+
+    /// Where it is.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.0.addresses()
     }
 
     /// `free`.
@@ -59,7 +65,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self(Range { start, length }))
+        Ok(Self(Stretch { start, length }))
     }
 
     /// `mmap` of a range that begins and ends with a huge page, advised to be of such.
@@ -86,6 +92,11 @@ impl Mapping {
         self.0.touch();
     }
 
+    /// Where it is.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.0.addresses()
+    }
+
     /// `munmap`.
     pub(crate) fn unmap(self) -> io::Result<()> {
         // SAFETY: the range was mapped by `new`, and `self` was the only one to know of it.
@@ -96,13 +107,18 @@ impl Mapping {
     }
 }
 
-impl Range {
+impl Stretch {
     fn touch(&mut self) {
         for offset in (0..self.length).step_by(rustix::param::page_size()) {
             // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
             // nobody ever reads it: a compiler may leave out such an allocation as a whole.
             unsafe { self.start.add(offset).write_volatile(1) };
         }
+    }
+
+    fn addresses(&self) -> Range<u64> {
+        let start = self.start.addr().get() as u64;
+        start..start + self.length as u64
     }
 
     /// The first `length` bytes, and what is left.

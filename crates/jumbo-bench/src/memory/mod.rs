@@ -20,7 +20,10 @@ pub(crate) use block::{Block, Mapping};
 pub(crate) use warm::warm;
 pub(crate) use watch::Watch;
 
+use std::ops::Range;
+
 use jumbo::kernel::Root;
+use jumbo::kernel::smaps::Smaps;
 use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 use serde::{Deserialize, Serialize};
@@ -51,9 +54,34 @@ impl Memory {
         Ok(Self {
             resident: bytes("Rss") + pool,
             huge: bytes("AnonHugePages") + pool,
-            preloaded: root.read("proc/self/maps")?.contains("libjumbo_preload"),
+            preloaded: preloaded(root)?,
         })
     }
+
+    /// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have
+    /// had huge ones before, in the heap of its start-up: those are not what is measured.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn read_of(root: &Root, addresses: &Range<u64>) -> Result<Self, Error> {
+        let smaps = Smaps::read(root, std::process::id())?;
+        let mut memory = Self {
+            resident: Bytes(0),
+            huge: Bytes(0),
+            preloaded: preloaded(root)?,
+        };
+        for mapping in smaps.mappings() {
+            if mapping.start < addresses.end && addresses.start < mapping.end {
+                memory.resident += mapping.rss + mapping.hugetlb();
+                memory.huge += mapping.pmd_mapped() + mapping.hugetlb();
+            }
+        }
+        Ok(memory)
+    }
+}
+
+fn preloaded(root: &Root) -> Result<bool, Error> {
+    Ok(root.read("proc/self/maps")?.contains("libjumbo_preload"))
 }
 
 /// Has this process get base pages from now on, whatever it or anybody in it advises.
@@ -81,6 +109,21 @@ pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_blocks_memory_is_that_of_its_mapping() {
+        let root = Root::host();
+        let mut mapping = Mapping::new(Bytes(8 << 20)).unwrap();
+        let resident = |mapping: &Mapping| {
+            let memory = Memory::read_of(&root, &mapping.addresses()).unwrap();
+            memory.resident.0
+        };
+        let before = resident(&mapping);
+        mapping.touch();
+        assert!(resident(&mapping) >= before + (8 << 20));
+        assert_eq!(Memory::read_of(&root, &(0..1)).unwrap().resident, Bytes(0));
+        mapping.unmap().unwrap();
+    }
 
     #[test]
     fn what_does_not_fit_is_refused() {
