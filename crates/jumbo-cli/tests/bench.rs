@@ -151,6 +151,31 @@ fn the_json_of_the_heap_table() {
 }
 
 #[test]
+fn the_json_of_the_exit_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_exit_table: {why}");
+    }
+    let _alone = alone();
+    let table = table(&["exit", "--json", "--rounds", "1", "--size", "128M"]);
+    assert_eq!(table["table"], "exit");
+    let (mut ratios, mut values) = (Vec::new(), Vec::new());
+    for end in ["exit", "kill", "crash"] {
+        for ratio in ["wait", "wait_aa", "memory_back", "memory_back_aa"] {
+            ratios.push(format!("{end}_{ratio}"));
+        }
+        for value in ["wait_small_ms", "wait_ms", "wait_growth_ms"] {
+            values.push(format!("{end}_{value}"));
+        }
+        values.push(format!("plain_{end}_wait_small_ms"));
+        values.push(format!("plain_{end}_wait_ms"));
+    }
+    let mut ratios: Vec<_> = ratios.iter().map(String::as_str).collect();
+    ratios.extend(["supervise_memory_back", "jumbo_kill_memory_back"]);
+    let values: Vec<_> = values.iter().map(|value| (value.as_str(), "ms")).collect();
+    assert_whole(&table, &ratios, &values);
+}
+
+#[test]
 fn an_interrupted_measurement_takes_its_worker_with_it() {
     let _alone = alone();
     for table in ["heap", "free", "exit"] {

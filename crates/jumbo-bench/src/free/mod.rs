@@ -28,9 +28,8 @@ use worker::{FreeSample, SMALL, UnmapSample};
 /// The least size of the block: below, jumbo leaves it to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
-/// The size of the huge-mapped range: a quarter of the block, and no more than this, because a huge page is given back so
-/// fast that more of them would say nothing more.
-const MOST_HUGE: Bytes = Bytes(512 << 20);
+/// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
+const HUGE: Bytes = Bytes(512 << 20);
 
 /// So much of a huge-mapped range must be in huge pages, in percent.
 const MOST: u64 = 90;
@@ -40,7 +39,7 @@ const MOST: u64 = 90;
 const PROCESSES: usize = 5;
 const TIMES: usize = 9;
 
-/// How often a sample is tried whose memory somebody else took.
+/// How often a sample is tried whose memory, or whose CPUs, somebody else took.
 const TRIES: usize = 3;
 
 /// What an inline row compares: the baseline twice.
@@ -70,7 +69,7 @@ pub fn measure(
             0 => format!("warm-up: {}", side.name()),
             _ => format!("round {round} of {rounds}: {}", side.name()),
         });
-        free(settings, side, size)
+        free(settings, side, size, machine.cores)
     })?;
     for samples in &mut frees {
         samples.remove(0);
@@ -143,7 +142,7 @@ fn inline(measure: impl Fn(Launch) -> Result<f64, Error>) -> Result<[f64; INLINE
 }
 
 /// One sample of `free`.
-fn free(settings: &Settings, side: &Side, size: Bytes) -> Result<FreeSample, Error> {
+fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<FreeSample, Error> {
     let bytes = size.0.to_string();
     let mut words = vec!["release", bytes.as_str()];
     if side.back == Back::Asked {
@@ -154,20 +153,24 @@ fn free(settings: &Settings, side: &Side, size: Bytes) -> Result<FreeSample, Err
         warm(footprint(size)).map_err(Error::Warm)?;
         let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
         claim::base_pages(side.launch, &sample.memory, size)?;
-        side.check(&sample, size)?;
-        tries -= 1;
-        if side.back == Back::Asked && sample.back_ms.is_none() {
-            if tries == 0 {
-                return Err(Error::NotBack(size));
+        let checked = side.check(&sample, size, cpus).and_then(|()| {
+            let lost = side.back == Back::Asked && sample.back_ms.is_none();
+            if lost {
+                Err(Error::NotBack(size))
+            } else {
+                Ok(())
             }
-            continue;
+        });
+        tries -= 1;
+        match checked {
+            Err(_) if tries > 0 => {}
+            checked => return checked.map(|()| sample),
         }
-        return Ok(sample);
     }
 }
 
 fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, Error> {
-    let size = MOST_HUGE.min(Bytes(size.0 / 4));
+    let size = HUGE.min(size);
     warm(footprint(size)).map_err(Error::Warm)?;
     let words = ["unmap-huge", &size.0.to_string(), &TIMES.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
