@@ -1,0 +1,69 @@
+//! The end of the main thread while others go on: pthread_exit(3), thrd_exit(3).
+//!
+//! A process ends with its last thread, and a worker of [`jumbo::gather`] is one. So, before the main thread
+//! leaves the process to its other threads, the workers go, for good: later frees are done by their
+//! callers alone. (A main thread that is cancelled is not seen; the process then ends when the last worker
+//! has been idle for 100 ms.)
+
+//!
+//! Both unwind the stack of their thread, which Rust's frames do not take part in. So ours are not there any
+//! more when that begins: each function is a few instructions that jump on to the next definition.
+
+use std::arch::naked_asm;
+use std::ffi::{c_int, c_void};
+
+use jumbo::gather;
+
+use crate::next;
+
+/// pthread_exit(3).
+///
+/// # Safety
+/// As for pthread_exit(3).
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_exit(value: *mut c_void) -> ! {
+    // As the calling conventions have it: the argument is kept over the call, on an aligned stack.
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("push rdi", "call {}", "pop rdi", "jmp rax", sym leave_pthread);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        "stp x0, x30, [sp, #-16]!", "bl {}", "mov x16, x0", "ldp x0, x30, [sp], #16", "br x16",
+        sym leave_pthread
+    );
+}
+
+/// thrd_exit(3).
+///
+/// # Safety
+/// As for thrd_exit(3).
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thrd_exit(value: c_int) -> ! {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("push rdi", "call {}", "pop rdi", "jmp rax", sym leave_thrd);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        "stp x0, x30, [sp, #-16]!", "bl {}", "mov x16, x0", "ldp x0, x30, [sp], #16", "br x16",
+        sym leave_thrd
+    );
+}
+
+extern "C" fn leave_pthread() -> *mut c_void {
+    leave();
+    next::pthread_exit.address()
+}
+
+extern "C" fn leave_thrd() -> *mut c_void {
+    leave();
+    next::thrd_exit.address()
+}
+
+fn leave() {
+    // Linux names the first thread after the process.
+    if rustix::thread::gettid() == rustix::process::getpid() {
+        gather::retire_for_good();
+    }
+    // Where nobody has called any of ours so far.
+    next::prepare();
+}

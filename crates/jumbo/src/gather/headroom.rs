@@ -1,0 +1,249 @@
+//! How much memory can still be had: [`headroom`], which background mode asks for.
+//!
+//! What is freed in the background counts as used for a moment longer. That is harmless only if as much
+//! again could be had at once: by this process's limits, by its memory cgroup and all above it, and
+//! of the host. Where one of them cannot be read it is taken to be short, and the free is synchronous.
+//!
+//! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time.
+
+use std::ffi::CStr;
+
+use rustix::fs::{Mode, OFlags};
+
+/// The longest path that is followed.
+const PATH: usize = 512;
+/// How /proc/self/cgroup is read, at most: a line for each v1 hierarchy.
+const TEXT: usize = 4096;
+
+/// The bytes that this process could still allocate and touch; `None` where that cannot be known. Called
+/// with a lock held that keeps fork(2) away, so that no child has the descriptors.
+pub(super) fn headroom() -> Option<usize> {
+    let host = available()?;
+    let group = group()?;
+    Some(host.min(group))
+}
+
+/// MemAvailable of /proc/meminfo (Linux 3.14).
+fn available() -> Option<usize> {
+    let mut text = [0u8; TEXT];
+    let text = read(c"/proc/meminfo", &mut text)?;
+    let key = b"MemAvailable:";
+    let line = text
+        .split(|byte| *byte == b'\n')
+        .find(|line| line.starts_with(key))?;
+    number(&line[key.len()..])?.checked_mul(1024)
+}
+
+/// What the memory cgroups of this process leave.
+fn group() -> Option<usize> {
+    let mut text = [0u8; TEXT];
+    let Some(text) = read(c"/proc/self/cgroup", &mut text) else {
+        // A kernel without cgroups has no such file; a mount that hides it has no limits to be read.
+        return exists(c"/proc/meminfo").then_some(usize::MAX);
+    };
+    let groups = Groups::parse(text)?;
+    groups.room(|path, buffer| read(path, buffer).map(<[u8]>::len))
+}
+
+/// Where the memory controller is, as /proc/self/cgroup has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Groups<'a> {
+    version: u8,
+    path: &'a [u8],
+}
+
+/// Where a version of the controller is mounted, and how it names its files.
+struct Version {
+    mounts: &'static [&'static [u8]],
+    limit: &'static [u8],
+    usage: &'static [u8],
+}
+
+const V1: Version = Version {
+    mounts: &[b"/sys/fs/cgroup/memory"],
+    limit: b"/memory.limit_in_bytes\0",
+    usage: b"/memory.usage_in_bytes\0",
+};
+
+const V2: Version = Version {
+    mounts: &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"],
+    limit: b"/memory.max\0",
+    usage: b"/memory.current\0",
+};
+
+impl<'a> Groups<'a> {
+    fn parse(text: &'a [u8]) -> Option<Self> {
+        let mut found = None;
+        for line in text.split(|byte| *byte == b'\n') {
+            let mut fields = line.splitn(3, |byte| *byte == b':');
+            let (Some(number), Some(controllers), Some(path)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if controllers
+                .split(|byte| *byte == b',')
+                .any(|name| name == b"memory")
+            {
+                return Some(Self { version: 1, path });
+            }
+            if number == b"0" && controllers.is_empty() {
+                found = Some(Self { version: 2, path });
+            }
+        }
+        found
+    }
+
+    /// The least room of this group and those above it, by the files that `read` reads. In a container
+    /// the path may be one that only the host knows: then the groups are those that can be found going up.
+    fn room(&self, mut read: impl FnMut(&CStr, &mut [u8]) -> Option<usize>) -> Option<usize> {
+        let version = if self.version == 1 { V1 } else { V2 };
+        let mut value = |mount: &[u8], folder: &[u8], file: &[u8]| {
+            let mut path = [0u8; PATH];
+            let path = joined(&mut path, [mount, folder, file])?;
+            let mut text = [0u8; 32];
+            let length = read(path, &mut text)?;
+            let text = text.get(..length)?;
+            // `max`: there is no limit.
+            Some(if text.starts_with(b"max") {
+                usize::MAX
+            } else {
+                number(text)?
+            })
+        };
+        let (mut least, mut seen) = (usize::MAX, false);
+        for mount in version.mounts {
+            let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
+            loop {
+                if let Some(limit) = value(mount, folder, version.limit) {
+                    seen = true;
+                    // Near the largest number there is (v1), or `max`.
+                    if limit < 1 << 60 {
+                        let usage = value(mount, folder, version.usage)?;
+                        least = least.min(limit.saturating_sub(usage));
+                    }
+                }
+                let Some(above) = folder.iter().rposition(|byte| *byte == b'/') else {
+                    break;
+                };
+                folder = &folder[..above];
+            }
+            // The root of a v2 hierarchy has no limit file.
+            if !seen && self.version == 2 && self.path == b"/" {
+                seen = value(mount, b"", b"/cgroup.procs\0").is_some()
+                    || value(mount, b"", b"/cgroup.max.depth\0").is_some();
+            }
+            if seen {
+                return Some(least);
+            }
+        }
+        None
+    }
+}
+
+/// `parts`, the last of which ends with a zero, as a path.
+fn joined<'a>(buffer: &'a mut [u8; PATH], parts: [&[u8]; 3]) -> Option<&'a CStr> {
+    let mut length = 0;
+    for part in parts {
+        let end = length + part.len();
+        buffer.get_mut(length..end)?.copy_from_slice(part);
+        length = end;
+    }
+    CStr::from_bytes_with_nul(&buffer[..length]).ok()
+}
+
+/// The number at the start of a text, behind blanks.
+fn number(text: &[u8]) -> Option<usize> {
+    let text = text.trim_ascii_start();
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let mut length = 0;
+    loop {
+        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]));
+        match more {
+            Ok(0) => return Some(&buffer[..length]),
+            Ok(more) => length += more,
+            Err(_) => return None,
+        }
+    }
+}
+
+fn exists(path: &CStr) -> bool {
+    rustix::fs::stat(path).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers from a list of files.
+    fn files<'a>(
+        files: &'a [(&'a str, &'a str)],
+    ) -> impl FnMut(&CStr, &mut [u8]) -> Option<usize> + 'a {
+        move |path, buffer| {
+            let path = path.to_str().unwrap();
+            let (_, text) = files.iter().find(|(name, _)| *name == path)?;
+            buffer[..text.len()].copy_from_slice(text.as_bytes());
+            Some(text.len())
+        }
+    }
+
+    #[test]
+    fn the_tightest_group_counts() {
+        let text = b"4:memory,x:/a/b\n1:cpu:/\n0::/c\n";
+        let groups = Groups::parse(text).unwrap();
+        assert_eq!(
+            groups,
+            Groups {
+                version: 1,
+                path: b"/a/b"
+            }
+        );
+        let room = groups.room(files(&[
+            (
+                "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
+            ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "400\n"),
+            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n"),
+            ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "400\n"),
+        ]));
+        assert_eq!(room, Some(600));
+    }
+
+    #[test]
+    fn a_group_without_a_limit_has_all_room() {
+        let groups = Groups::parse(b"0::/a\n").unwrap();
+        let none = groups.room(files(&[("/sys/fs/cgroup/a/memory.max", "max\n")]));
+        assert_eq!(none, Some(usize::MAX));
+        let over = groups.room(files(&[
+            ("/sys/fs/cgroup/a/memory.max", "10"),
+            ("/sys/fs/cgroup/a/memory.current", "11"),
+        ]));
+        assert_eq!(over, Some(0));
+        let root = Groups::parse(b"0::/\n").unwrap();
+        let files = [("/sys/fs/cgroup/cgroup.procs", "1")];
+        assert_eq!(root.room(self::files(&files)), Some(usize::MAX));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_known() {
+        assert_eq!(Groups::parse(b""), None);
+        let groups = Groups::parse(b"4:memory:/a/b\n").unwrap();
+        assert_eq!(groups.room(files(&[])), None);
+        let limit = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
+        assert_eq!(groups.room(files(&[limit])), None, "no usage");
+    }
+
+    #[test]
+    fn this_host_has_some() {
+        let room = headroom();
+        assert!(room.is_none_or(|room| room > 1 << 20), "{room:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Giving memory back with several threads, or later: [`Gather`], [`unmap`], [`discard`].
+//!
+//! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's lock
+//! shared, so several threads that each zap a part of a range do work at the same time, and one
+//! munmap(2) of what is empty then takes a moment.
+//!
+//! - [`Gather`] is for programs that know what they free: it collects ranges in a `batch`.
+//! - [`unmap`], [`discard`] and [`Leaving`] are for the preload library and for [`crate::heap`]: munmap(2),
+//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `window` of
+//!   ours first.
+//! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
+//!   threads, `memory` the leaf that frees, `headroom` what background mode asks beforehand.
+//!
+//! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
+//! make a free slower. So is everything where a thread cannot be made, where a seccomp filter is at work,
+//! and in a signal handler that interrupted this very code.
+//!
+//! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
+
+mod batch;
+mod collect;
+mod handover;
+mod headroom;
+mod memory;
+mod queue;
+mod unmap;
+mod window;
+mod workers;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use handover::Handover;
+use memory::Kernel;
+
+pub use batch::{FreeError, Operation};
+pub use collect::{Freed, Gather, Mode, Tunables};
+pub use unmap::{Leaving, discard, unmap};
+
+static HANDOVER: Handover = Handover::new();
+
+/// What is smaller is left to the kernel without a look: even on base pages one thread frees it in a few
+/// milliseconds, and huge-mapped, the looking would show.
+pub const LEAST: usize = 128 << 20;
+
+/// How [`unmap`], [`discard`] and [`Leaving`] work.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// When a free returns.
+    pub mode: Mode,
+    /// How many threads may free at once; 0: as many as there are CPUs for this process, at most 4.
+    pub threads: u32,
+    /// From which size on a range is looked at, in bytes: [`LEAST`], but for tests.
+    pub least: usize,
+}
+
+/// From which size on frees are ours; at first none are.
+static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+static MOST: AtomicU32 = AtomicU32::new(0);
+static BACKGROUND: AtomicBool = AtomicBool::new(false);
+
+/// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
+pub fn start(settings: Settings) {
+    let threads = match settings.threads {
+        0 => default_threads(),
+        some => some,
+    };
+    let later = settings.mode == Mode::Background;
+    BACKGROUND.store(later, Ordering::Relaxed);
+    MOST.store(threads, Ordering::Relaxed);
+    // One thread that waits for itself is what the kernel does.
+    if later || threads > 1 {
+        FROM.store(settings.least, Ordering::Relaxed);
+    }
+}
+
+/// Whether a range of that length is worth a call of [`unmap`] or [`discard`].
+#[inline(always)]
+pub fn is_large(length: usize) -> bool {
+    length >= FROM.load(Ordering::Relaxed)
+}
+
+/// The CPUs that this thread may run on, at most 4.
+fn default_threads() -> u32 {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
+    cpus.clamp(1, 4)
+}
+
+/// Finishes what is being freed in the background and ends the workers, so that the process has no
+/// thread of ours: for calls that the kernel refuses to a process of several threads (unshare(2),
+/// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
+/// False where they have not ended within ten seconds.
+pub fn retire() -> bool {
+    workers::retire(false)
+}
+
+/// [`retire`], and no worker is made any more: the main thread is about to end by itself
+/// (pthread_exit(3)), and the process is to end with its own last thread.
+pub fn retire_for_good() -> bool {
+    workers::retire(true)
+}
+
+/// True while memory is being freed in the background.
+#[inline(always)]
+pub fn is_pending() -> bool {
+    HANDOVER.pending() != 0
+}
+
+/// Helps to free what is being freed in the background, and waits until it is. True if there was
+/// anything: what could not be allocated may be had now.
+#[cold]
+pub fn settle() -> bool {
+    let waited = HANDOVER.help(&Kernel);
+    if waited {
+        use crate::ledger::{Slot, stats};
+        Slot::add(&stats::slot().free_waits, 1);
+    }
+    waited
+}
+
+/// The program is about to allocate `bytes`. While memory is freed in the background it may have, in sum,
+/// what could be had beyond that memory; then it waits.
+#[inline(always)]
+pub fn about_to_allocate(bytes: usize) {
+    if is_pending() {
+        unmap::spend(bytes);
+    }
+}
+
+/// Which locks a fork holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldLocks {
+    window: bool,
+    queue: bool,
+}
+
+impl HeldLocks {
+    /// As a number below 4.
+    pub const fn bits(self) -> u8 {
+        self.window as u8 | (self.queue as u8) << 1
+    }
+
+    /// From [`HeldLocks::bits`].
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
+            window: bits & 1 != 0,
+            queue: bits & 2 != 0,
+        }
+    }
+}
+
+/// Before fork(2): no window is half made, and nobody is in the queue.
+pub fn before_fork() -> HeldLocks {
+    HeldLocks {
+        window: window::WINDOW.acquire(),
+        queue: HANDOVER.before_fork(),
+    }
+}
+
+/// After fork(2), in both processes.
+pub fn after_fork(held: HeldLocks) {
+    if held.queue {
+        HANDOVER.after_fork();
+    }
+    if held.window {
+        window::WINDOW.release();
+    }
+}
+
+/// In the child of a fork: it has no workers, and nothing of what its parent was freeing.
+pub fn forked() {
+    HANDOVER.forked();
+}

@@ -1,0 +1,134 @@
+//! Where a range goes when it is unmapped: [`Window`].
+//!
+//! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
+//! be mapped again by anybody, as munmap(2) has it, while the memory is given back with several threads, or
+//! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
+//! was, and the caller has the kernel unmap it, with the kernel's own answer.
+//!
+//! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
+//! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
+//! its shadow; each window is reserved before it is used, so that a mapping of somebody else's is never
+//! replaced.
+//!
+//! Invariant: while this lock is free, each window that holds memory is kept out of the children of forks.
+
+use std::ops::Range;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::memory;
+use crate::kernel::sys::{self, Pagemap};
+use crate::sync::Lock;
+
+const BASE: usize = 0x3400_0000_0000;
+const END: usize = 0x4000_0000_0000;
+/// What one page table of the second highest level maps, with 4 KiB pages.
+const ALIKE: usize = 1 << 30;
+/// How many places are tried.
+const TRIES: usize = 4;
+/// How many pages of a range are looked at.
+const SAMPLES: usize = 8;
+/// Where it cannot be seen how a range is mapped, the ones from this size on are taken to be on base pages.
+const UNSEEN: usize = 1 << 30;
+
+/// The next place, and the lock that keeps forks away from what is half done.
+#[derive(Debug)]
+pub(super) struct Window {
+    next: usize,
+}
+
+pub(super) static WINDOW: Lock<Window> = Lock::new(Window { next: BASE });
+
+/// True where it pays to free a range with several threads: most of it is there, on base pages, which are
+/// to be anonymous or not. Huge-mapped memory is freed by one thread in no time.
+pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous: bool) -> bool {
+    let page = rustix::param::page_size();
+    // With the lock held, so that no fork(2) copies the descriptor.
+    let Ok(pagemap) = Pagemap::open() else {
+        return length >= UNSEEN;
+    };
+    let step = length / SAMPLES;
+    let mut base = 0;
+    for sample in 0..SAMPLES {
+        let at = (address + sample * step + step / 2) & !(page - 1);
+        match pagemap.is_base(at, page, anonymous) {
+            Ok(true) => base += 1,
+            Ok(false) => {}
+            Err(Errno::NOTTY) => return length >= UNSEEN,
+            Err(_) => return false,
+        }
+        // Neither can this many be reached any more, nor missed.
+        if base + SAMPLES - 1 - sample < SAMPLES / 2 {
+            return false;
+        }
+    }
+    true
+}
+
+/// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
+/// is the caller's to unmap; `None` where nothing has changed.
+pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
+    // Until the memory is free, the window counts as the range did. Where that is limited, another
+    // thread could be refused what it was not refused before.
+    let limited = [Resource::As, Resource::Data]
+        .into_iter()
+        .any(|resource| getrlimit(resource).current.is_some());
+    if limited || length > (END - BASE) / 4 {
+        return None;
+    }
+    // In a signal handler that interrupted us here the kernel unmaps it.
+    WINDOW.with(|window| window.take(address, length)).flatten()
+}
+
+impl Window {
+    fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
+        let page = rustix::param::page_size();
+        let suits = memory::is_whole_and_unlocked(address, length).is_ok()
+            && pays(self, address, length, true)
+            && memory::is_ordinary(address, page).is_ok()
+            && memory::is_ordinary(address + length - page, page).is_ok();
+        if !suits {
+            return None;
+        }
+        let place = self.reserve(address % ALIKE, length)?;
+        // SAFETY: the caller's range is to be unmapped, by its owner's wish; the place is a reservation
+        // of our own.
+        #[expect(unsafe_code, reason = "moves the range")]
+        let moved = unsafe { sys::move_mapping(address, place, length) };
+        if moved.is_err() {
+            // SAFETY: as above; the place is ours by convention, so nobody maps anything there, and the
+            // range is still its owner's, who is in here.
+            #[expect(unsafe_code, reason = "takes the move back")]
+            unsafe {
+                sys::move_back(address, place, length);
+            }
+            let _ = memory::unmap(place, length);
+            return None;
+        }
+        if memory::keep_from_children(place, length).is_err() {
+            // The children of a fork would keep it: then there is no later.
+            let _ = memory::unmap(place, length);
+            return Some(place..place);
+        }
+        Some(place..place + length)
+    }
+
+    /// Addresses for `length` bytes, `offset` beyond a multiple of [`ALIKE`].
+    fn reserve(&mut self, offset: usize, length: usize) -> Option<usize> {
+        for _ in 0..TRIES {
+            let mut place = self.next + offset;
+            if place + length > END {
+                place = BASE + offset;
+            }
+            self.next = (place + length).next_multiple_of(ALIKE);
+            match memory::reserve(place, length) {
+                Ok(()) => return Some(place),
+                // Somebody's mapping, or a window that is not empty yet.
+                Err(Errno::EXIST) => {}
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,148 @@
+//! The threads that free: [`make`].
+//!
+//! They are threads of the C library's, so that its setuid(2) reaches them, debuggers and seccomp(2) with
+//! TSYNC know them, and nothing about them surprises anybody: detached, named `jumbo-free/N`, with every
+//! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
+//! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
+//! a bare system call for one thread alone, from being dropped everywhere. In a process with
+//! capabilities they leave at once.
+#![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
+
+use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::CapabilitySet;
+
+use super::HANDOVER;
+use super::memory::Kernel;
+
+/// How long a worker sleeps before it leaves.
+const LINGER: Duration = Duration::from_millis(100);
+/// A worker needs a few hundred bytes; the rest is for the program's static thread-local variables, which
+/// the C library keeps on the same mapping.
+const STACK: usize = 256 << 10;
+/// After a thread could not be made, so many frees do without.
+const BACK_OFF: u32 = 64;
+/// How long [`retire`] waits.
+const BOUND: Duration = Duration::from_secs(10);
+/// How long it then waits for the kernel to let go of a thread.
+const LETTING_GO: Duration = Duration::from_millis(50);
+
+static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
+
+/// Makes up to `count` workers, and gives how many it made. Never under a lock: the C library allocates.
+pub(super) fn make(count: u32) -> u32 {
+    let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        left.checked_sub(1)
+    });
+    if count == 0 || refused.is_ok() {
+        return 0;
+    }
+    // SAFETY: errno is this thread's own; what succeeds must leave it alone.
+    let errno = unsafe { *libc::__errno_location() };
+    let made = (0..count).take_while(|_| make_one()).count();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    let made = u32::try_from(made).unwrap_or(0);
+    if made < count {
+        BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
+    }
+    made
+}
+
+fn make_one() -> bool {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut all, mut before) = (
+        MaybeUninit::<libc::sigset_t>::uninit(),
+        MaybeUninit::<libc::sigset_t>::uninit(),
+    );
+    // SAFETY: each value is initialised by the first call that takes it, and used only where that
+    // succeeded; the start routine is a function of this library, which is never unloaded. A thread is
+    // born with its maker's signal mask, so the mask is full until it is there; the C library keeps the
+    // signals that it needs itself out of it.
+    unsafe {
+        let attributes = attributes.as_mut_ptr();
+        if libc::pthread_attr_init(attributes) != 0 {
+            return false;
+        }
+        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes, STACK);
+        libc::sigfillset(all.as_mut_ptr());
+        let masked =
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
+        let made = masked && {
+            let mut thread = MaybeUninit::uninit();
+            let create = |thread: *mut libc::pthread_t| {
+                libc::pthread_create(thread, attributes, start, ptr::null_mut())
+            };
+            create(thread.as_mut_ptr()) == 0
+        };
+        if masked {
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        }
+        libc::pthread_attr_destroy(attributes);
+        made
+    }
+}
+
+extern "C" fn start(_: *mut c_void) -> *mut c_void {
+    let thread = rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .unsigned_abs();
+    let number = HANDOVER.arrive(thread);
+    let mut name = *b"jumbo-free/00\0";
+    let (tens, ones) = (number / 10 % 10, number % 10);
+    let digit = |value: usize| b'0' + u8::try_from(value).unwrap_or(0);
+    if tens > 0 {
+        (name[11], name[12]) = (digit(tens), digit(ones));
+    } else {
+        (name[11], name[12]) = (digit(ones), 0);
+    }
+    if let Ok(name) = CStr::from_bytes_until_nul(&name) {
+        let _ = rustix::thread::set_name(name);
+    }
+    HANDOVER.serve(number, linger(), &Kernel);
+    ptr::null_mut()
+}
+
+/// How long a worker may sleep here. An instant where the process has a privilege that it could drop.
+fn linger() -> Duration {
+    let none = |sets: rustix::thread::CapabilitySets| sets.permitted == CapabilitySet::empty();
+    if rustix::thread::capabilities(None).is_ok_and(none) {
+        LINGER
+    } else {
+        Duration::ZERO
+    }
+}
+
+/// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
+/// them. False where they have not left within ten seconds.
+pub(super) fn retire(for_good: bool) -> bool {
+    HANDOVER.help(&Kernel);
+    let Some(left) = HANDOVER.retire(BOUND, for_good) else {
+        return false;
+    };
+    let deadline = Instant::now() + LETTING_GO;
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    for thread in left.into_iter().filter(|thread| *thread != 0) {
+        while exists(process, thread) && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+    true
+}
+
+/// tgkill(2) with signal 0.
+fn exists(process: i32, thread: u32) -> bool {
+    // SAFETY: no signal is sent; errno is put back.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let found = libc::syscall(libc::SYS_tgkill, process, thread, 0) == 0;
+        *libc::__errno_location() = errno;
+        found
+    }
+}

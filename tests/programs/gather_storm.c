@@ -1,0 +1,177 @@
+/* Threads map, fill with a pattern, check, free and map again at the same addresses, with munmap, MADV_DONTNEED
+ * and free(), while another thread forks. Nothing foreign may be seen, and at the end nothing may be left: what
+ * smaps says is what it was at the start.
+ *
+ * gather_storm LEAST MORE SECONDS: ranges of LEAST MiB and up to MORE on top, for so long. */
+#include "check.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+
+enum { THREADS = 3 };
+
+static atomic_int stop;
+static atomic_ulong operations, children;
+static size_t least, most;
+
+/* One word in each page says whose it is. */
+static void mark(char *from, size_t size, uint64_t owner)
+{
+    for (size_t at = 0; at < size; at += 4096)
+        *(uint64_t *)(from + at) = owner + at;
+}
+
+static void check_marks(const char *from, size_t size, uint64_t owner)
+{
+    for (size_t at = 0; at < size; at += 4096)
+        CHECK(*(const uint64_t *)(from + at) == owner + at);
+}
+
+static void check_marks_zero(const char *from, size_t size)
+{
+    for (size_t at = 0; at < size; at += 4096)
+        CHECK(*(const uint64_t *)(from + at) == 0);
+}
+
+static void mapped(uint64_t *random, uint64_t owner)
+{
+    size_t size = (least + next_random(random) % most) & ~(size_t)4095;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *start = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    CHECK(start != MAP_FAILED);
+    check_marks_zero(start, size);
+    mark(start, size, owner);
+    check_marks(start, size, owner);
+    switch (next_random(random) % 4) {
+    case 0: {
+        /* The middle of it: the ends stay. */
+        size_t edge = 3 * 4096;
+        CHECK(munmap(start + edge, size - 2 * edge) == 0);
+        /* Free to be mapped again, unless another thread was quicker. */
+        char *again = mmap(start + edge, size - 2 * edge, PROT_READ | PROT_WRITE,
+                           flags | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(again == start + edge || errno == EEXIST);
+        if (again == start + edge) {
+            check_marks_zero(again, size - 2 * edge);
+            mark(again, size - 2 * edge, owner + 1);
+            check_marks(again, size - 2 * edge, owner + 1);
+            CHECK(munmap(again, size - 2 * edge) == 0);
+        }
+        check_marks(start, edge, owner);
+        check_marks(start + size - edge, edge, owner + size - edge);
+        CHECK(munmap(start, edge) == 0 && munmap(start + size - edge, edge) == 0);
+        return;
+    }
+    case 1:
+        CHECK(madvise(start, size, MADV_DONTNEED) == 0);
+        check_marks_zero(start, size);
+        mark(start, size, owner + 2);
+        check_marks(start, size, owner + 2);
+        break;
+    }
+    CHECK(munmap(start, size) == 0);
+}
+
+static void allocated(uint64_t *random, uint64_t owner)
+{
+    /* The ends of a block are kept where they are less than a huge page. */
+    size_t size = least + 4 * MIB + next_random(random) % most;
+    char *block = malloc(size);
+    CHECK(block != NULL);
+    mark(block, size - 4096, owner);
+    if (next_random(random) % 3 == 0) {
+        block = realloc(block, 1 * MIB);
+        CHECK(block != NULL);
+        check_marks(block, 1 * MIB, owner);
+    } else {
+        check_marks(block, size - 4096, owner);
+    }
+    free(block);
+}
+
+static void *storm(void *number)
+{
+    uint64_t id = (uint64_t)(uintptr_t)number, random = id * 7919 + 1;
+    while (!atomic_load(&stop)) {
+        uint64_t owner = (id << 56) + (atomic_fetch_add(&operations, 1) << 36);
+        if (next_random(&random) % 3)
+            mapped(&random, owner);
+        else
+            allocated(&random, owner);
+    }
+    return NULL;
+}
+
+/* Private memory, in bytes, as the kernel counts it. */
+static size_t private_memory(void)
+{
+    char line[512];
+    size_t sum = 0, kib;
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    CHECK(smaps != NULL);
+    while (fgets(line, sizeof line, smaps))
+        if (sscanf(line, "Private_Dirty: %zu kB", &kib) == 1 || sscanf(line, "Private_Clean: %zu kB", &kib) == 1)
+            sum += kib * KIB;
+    fclose(smaps);
+    return sum;
+}
+
+static void in_child(uint64_t seed)
+{
+    uint64_t random = seed + 1;
+    /* A lock that a thread of the parent held is nobody's now: this ends a child that waits. */
+    alarm(60);
+    if (seed % 3 == 0)
+        mapped(&random, seed << 40);
+    else if (seed % 3 == 1)
+        allocated(&random, seed << 40);
+    _exit(0);
+}
+
+int main(int count, char **arguments)
+{
+    CHECK(count == 4);
+    least = strtoul(arguments[1], NULL, 10) * MIB;
+    most = strtoul(arguments[2], NULL, 10) * MIB;
+    time_t end = time(NULL) + strtol(arguments[3], NULL, 10);
+    /* Base pages are what threads are for. */
+    CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+    size_t before = private_memory();
+    pthread_t ids[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&ids[i], NULL, storm, (void *)(uintptr_t)(i + 1)) == 0);
+    while (time(NULL) < end) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0)
+            in_child(atomic_load(&children));
+        int status = -1;
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        atomic_fetch_add(&children, 1);
+    }
+    atomic_store(&stop, 1);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(ids[i], NULL) == 0);
+    /* What is being freed in the background is free soon; what is lost never is. The thread's stacks and arenas
+     * may stay, but nothing as large as what was freed. */
+    size_t after = 0;
+    for (int tries = 0; tries < 1000; tries++) {
+        malloc_trim(0);
+        after = private_memory();
+        if (after < before + least)
+            break;
+        struct timespec moment = {0, 10000000};
+        nanosleep(&moment, NULL);
+    }
+    CHECK(after < before + least);
+    CHECK(atomic_load(&operations) > 0 && atomic_load(&children) > 0);
+    fprintf(stderr, "%lu operations, %lu children, %zu KiB before, %zu KiB after\n", atomic_load(&operations),
+            atomic_load(&children), before / KIB, after / KIB);
+    puts("nothing foreign, nothing lost");
+    return 0;
+}
