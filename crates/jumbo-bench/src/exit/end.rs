@@ -215,28 +215,25 @@ impl Holder {
     ) -> Result<(u64, ExitStatus, u64), Error> {
         let start = Instant::now();
         let (mut ended, mut back) = (None, None);
+        // A look takes longer than some ends do, so the end is waited for first.
+        let mut pause = Watch::PAUSE;
         loop {
-            if ended.is_none() {
-                let status = self.child.try_wait().map_err(Error::Pipe)?;
-                ended = status.map(|status| (now_ns(), status));
+            if ended.is_some() {
+                std::thread::sleep(pause);
+            } else if ready(child, pause)? {
+                let status = self.child.wait().map_err(Error::Pipe)?;
+                ended = Some((now_ns(), status));
+            } else if back.is_some() {
+                return Err(Error::Endless(self.command.clone()));
             }
-            let mut pause = PATIENCE;
             if back.is_none() {
-                // All of it is taken when the end begins, so no look comes too early.
                 match memory.look(start)? {
                     Some(later) => pause = later,
-                    None => back = Some(now_ns()),
+                    None => (back, pause) = (Some(now_ns()), PATIENCE),
                 }
             }
-            match (ended, back) {
-                (Some((at, status)), Some(back)) => return Ok((at, status, back)),
-                (Some(_), None) => std::thread::sleep(pause),
-                (None, None) => drop(ready(child, pause)?),
-                (None, Some(_)) => {
-                    if !ready(child, pause)? {
-                        return Err(Error::Endless(self.command.clone()));
-                    }
-                }
+            if let (Some((at, status)), Some(back)) = (ended, back) {
+                return Ok((at, status, back));
             }
         }
     }
@@ -256,9 +253,7 @@ impl Holder {
 
     /// Leaves nothing behind where a sample failed.
     fn clear(&mut self) {
-        if let Ok(worker) = pid(self.ready.pid) {
-            let _ = kill_process(worker, Signal::KILL);
-        }
+        // Whom a launcher stands in front of dies with the launcher.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

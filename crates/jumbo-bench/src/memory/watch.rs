@@ -20,9 +20,6 @@ const LEAST: u64 = 8 << 20;
 /// free.
 const SHARE: u32 = 10;
 
-/// The least time between two looks.
-const PAUSE: Duration = Duration::from_millis(1);
-
 /// After so long, and a second for each GiB, the memory is somebody else's.
 const BOUND: Duration = Duration::from_secs(5);
 
@@ -35,6 +32,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// The least time between two looks.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+
     /// To be made before `size` bytes are taken.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Watch {
             let missing = Bytes(self.level.0 - free.0);
             return Err(Error::NotBack(missing));
         }
-        Ok(Some(PAUSE.max(clock.elapsed() * SHARE)))
+        Ok(Some(Self::PAUSE.max(clock.elapsed() * SHARE)))
     }
 
     /// Looks until it is back, and returns how long that took `since`.
