@@ -8,6 +8,7 @@
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
 //! - [`mappings`]: `mmap` and its kin.
+//! - [`supervise`]: servers whose end is held.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
@@ -27,4 +28,5 @@ mod mappings;
 mod memory;
 mod real_programs;
 mod status;
+mod supervise;
 mod support;

@@ -106,6 +106,16 @@ impl Running {
             .unwrap();
     }
 
+    /// True once it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
+        let mut ready = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut ready, Some(&rustix::time::Timespec::default())).unwrap() > 0
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }

@@ -10,5 +10,6 @@ mod hosts;
 mod reach;
 mod report;
 mod signals;
+mod supervise;
 mod support;
 mod terminal;

@@ -103,9 +103,21 @@ fn the_value_of_a_queued_signal_comes_along() {
 
 #[test]
 fn without_a_terminal_jumbo_goes_on_while_the_program_is_stopped() {
+    for mode in ["--report-file=/dev/null", "--supervise"] {
+        stop_without_a_terminal(mode);
+    }
+}
+
+fn stop_without_a_terminal(mode: &str) {
     let mut command = Command::new("setsid");
-    command.args([env!("CARGO_BIN_EXE_jumbo"), "run"]);
-    command.args(["--report-file=/dev/null", "--", "sleep", "60"]);
+    command.args([
+        env!("CARGO_BIN_EXE_jumbo"),
+        "run",
+        mode,
+        "--",
+        "sleep",
+        "60",
+    ]);
     crate::support::library();
     let mut jumbo = Running::start(&mut command);
     let program = child_of(jumbo.pid());
@@ -113,7 +125,7 @@ fn without_a_terminal_jumbo_goes_on_while_the_program_is_stopped() {
         fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
     });
     kill(program, "STOP");
-    until("the stop", || state(program) == Some('T'));
+    until("the stop", || matches!(state(program), Some('T' | 't')));
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_ne!(state(jumbo.pid()), Some('T'));
     kill(jumbo.pid(), "CONT");
@@ -145,7 +157,7 @@ fn killing_jumbo_kills_the_program() {
 
 #[test]
 fn an_alarm_set_before_reaches_the_program() {
-    for mode in ["--quiet", "--report-file=/dev/null"] {
+    for mode in ["--quiet", "--report-file=/dev/null", "--supervise"] {
         let perl = "alarm 1; exec @ARGV";
         let mut command = Command::new("perl");
         command.args([

@@ -112,6 +112,12 @@ fn ctrl_c_reaches_the_program_once() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
+    for options in ["--report", "--report --supervise"] {
+        stop_and_continue(options);
+    }
+}
+
+fn stop_and_continue(options: &str) {
     let Some(mut session) = Session::start("bash --norc --noprofile -i") else {
         skip(
             "ctrl_z_stops_the_job_and_fg_continues_it",
@@ -120,7 +126,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
         return;
     };
     session.send(&format!(
-        "{JUMBO} run --report -- sh -c 'echo re''ady; read line; echo got $line; exit 5'\n"
+        "{JUMBO} run {options} -- sh -c 'echo re''ady; read line; echo got $line; exit 5'\n"
     ));
     session.expect("ready");
     session.send("\x1a");
@@ -133,6 +139,30 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.expect("exited with 5");
     session.send("echo status $?.\n");
     session.expect("status 5.");
+}
+
+/// jumbo is stopped with the job; whoever continues the program alone is obeyed all the same.
+#[test]
+fn a_program_continued_alone_goes_on() {
+    for options in ["--report", "--supervise --quiet"] {
+        let Some(mut session) = Session::start("bash --norc --noprofile -i") else {
+            skip("a_program_continued_alone_goes_on", "there is no script(1)");
+            return;
+        };
+        // Not a shell that starts sleep(1): stopped in between they wait for each other (vfork).
+        let program = "$| = 1; $SIG{CONT} = sub { print \"cont\".\"inued\\n\" }; \
+            $SIG{TERM} = sub { exit 6 }; print \"re\".\"ady\\n\"; sleep 1 while 1";
+        session.send(&format!("{JUMBO} run {options} -- perl -e '{program}'\n"));
+        session.expect("ready");
+        session.send("\x1a");
+        session.expect("Stopped");
+        session.send("program=$(cat /proc/$(jobs -p)/task/*/children); kill -CONT $program\n");
+        session.expect("continued");
+        session.send("kill -TERM $program; fg\n");
+        session.expect("run");
+        session.send("echo status $?.\n");
+        session.expect("status 6.");
+    }
 }
 
 #[test]
