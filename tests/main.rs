@@ -7,6 +7,7 @@
 //! - [`real_programs`]: CPython, Redis, PostgreSQL, Node, a Go and a static binary.
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
+//! - [`free`]: large frees, with several threads and later.
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`supervise`]: servers whose end is held.
 //! - [`memory`]: nothing resident that the program did not ask for.
@@ -22,6 +23,7 @@
 )]
 
 mod allocator;
+mod free;
 mod launcher;
 mod limits;
 mod mappings;

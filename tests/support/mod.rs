@@ -14,7 +14,7 @@ pub(crate) mod running;
 pub(crate) mod smaps;
 pub(crate) mod wait;
 
-pub(crate) use build::{Source, compile};
+pub(crate) use build::{Compiled, Source, compile};
 pub(crate) use program::{Program, Ran, assert_same};
 pub(crate) use report::Report;
 pub(crate) use running::Running;

@@ -10,8 +10,9 @@
 //! a jump.
 //!
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
-//! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, mremap,
-//! sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall.
+//! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,
+//! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall;
+//! pthread_exit, thrd_exit.
 
 mod alloc;
 mod bytes;
@@ -21,3 +22,4 @@ mod reaper;
 mod sandbox;
 mod slot;
 mod start;
+mod threads;

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use jumbo::gather;
 use jumbo::heap::{self, maps};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
@@ -186,9 +187,24 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     if moved != MAP_FAILED {
         heap::copy(addr.addr(), moved.addr(), old);
         // SAFETY: the program gives the old mapping up for the new one.
-        unsafe { libc::munmap(addr, old) };
+        unsafe { munmap(addr, old) };
     }
     moved
+}
+
+/// munmap(2). A large range may be freed by several threads, or later; in any case its addresses are free
+/// when this returns.
+///
+/// # Safety
+/// As for munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
+    // SAFETY: the caller may unmap the range.
+    if gather::is_large(len) && unsafe { gather::unmap(addr.addr(), len) } {
+        return 0;
+    }
+    // SAFETY: the same call.
+    unsafe { (next::munmap.get())(addr, len) }
 }
 
 /// sbrk(2).
@@ -300,6 +316,17 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     ];
     if !passing.contains(&advice) {
         heap::changed(addr.addr());
+    }
+    if advice == libc::MADV_DONTNEED && gather::is_large(len) {
+        // SAFETY: the caller drops what the range holds.
+        match unsafe { gather::discard(addr.addr(), len) } {
+            Some(Ok(())) => return 0,
+            Some(Err(errno)) => {
+                next::set_errno(errno.raw_os_error());
+                return -1;
+            }
+            None => {}
+        }
     }
     // SAFETY: the same call.
     unsafe { (next::madvise.get())(addr, len, advice) }

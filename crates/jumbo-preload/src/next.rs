@@ -93,6 +93,9 @@ next! {
         -> *mut c_void, else failed_map();
     mremap: fn(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)
         -> *mut c_void, else failed_map();
+    pthread_exit: fn(_value: *mut c_void), else nothing();
+    thrd_exit: fn(_value: c_int), else nothing();
+    munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else { no_memory(); -1 };
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else { no_memory(); -1 };
     mlockall: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
@@ -106,6 +109,12 @@ next! {
         else { no_memory(); -1 };
     syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)
         -> c_long, else { no_memory(); -1 };
+}
+
+/// Has everything looked up, if nobody has called anything so far.
+pub(crate) fn prepare() {
+    // SAFETY: a block like any other; asking for it does the lookup.
+    unsafe { (free.get())((malloc.get())(1)) };
 }
 
 /// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there

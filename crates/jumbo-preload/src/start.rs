@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use jumbo::gather;
 use jumbo::heap::{self, HeldLocks, Settings};
 use jumbo::kernel::sandbox;
 use jumbo::ledger::{Ledger, flag};
-use jumbo::policy::Orders;
+use jumbo::policy::{FreeMode, Orders};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -71,6 +72,18 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         maps::cover(orders.pmd);
         flags |= flag::MAPS;
     }
+    let mode = match orders.free {
+        FreeMode::Sync => Some(gather::Mode::Sync),
+        FreeMode::Background => Some(gather::Mode::Background),
+        FreeMode::Off => None,
+    };
+    if let Some(mode) = mode {
+        gather::start(gather::Settings {
+            mode,
+            threads: orders.free_workers,
+            least: orders.free_least.unwrap_or(gather::LEAST),
+        });
+    }
     if heap::thp_disabled() {
         flags |= flag::THP_DISABLED;
     }
@@ -112,7 +125,7 @@ static NESTED: AtomicU8 = AtomicU8::new(0);
 unsafe extern "C" fn before_fork() {
     let held = heap::before_fork();
     if held == HeldLocks::default() {
-        // Only the thread that holds both is refused both: it is in a fork already.
+        // Only the thread that holds all is refused all: it is in a fork already.
         NESTED.fetch_add(1, Ordering::Relaxed);
     } else {
         HELD.store(held.bits(), Ordering::Relaxed);

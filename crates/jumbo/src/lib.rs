@@ -4,6 +4,7 @@
 //! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
 //!
 //! - [`heap`]: large allocations in an address window of their own; what the preload library calls.
+//! - [`gather`]: memory given back with several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, so that nobody waits for it.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
@@ -11,10 +12,12 @@
 //!
 //! Arrows point down: a mechanism never reaches into another's insides.
 
+pub mod gather;
 pub mod heap;
 pub mod kernel;
 pub mod ledger;
 pub mod policy;
 pub mod reaper;
 pub mod status;
+mod sync;
 pub mod units;

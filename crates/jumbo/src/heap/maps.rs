@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use super::frontier::Frontier;
-use super::lock::Lock;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
 use crate::ledger::Slot;
 use crate::ledger::stats;
+use crate::sync::Lock;
 
 /// Mappings below that are not packed: it is mostly files' buffers and stacks that are so small.
 pub const SMALL: usize = 256 << 10;

@@ -16,30 +16,9 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::extents::{Record, Table};
 use super::{BASE_PAGE, TABLE_BASE};
+use crate::gather::Leaving;
+use crate::kernel::sys;
 use crate::ledger::stats;
-
-/// An identity of the calling thread: the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 Linux the first word of the thread control block, at fs:0, is its own address
-    // (the psABI's TLS variant II), set up before any code of a library runs.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
-    }
-    pointer
-}
-
-/// An identity of the calling thread: the thread pointer of the ABI, unique among live threads.
-#[cfg(target_arch = "aarch64")]
-pub(super) fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: reading tpidr_el0 has no side effect; it holds the thread pointer on arm64 Linux.
-    unsafe {
-        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
-    }
-    pointer
-}
 
 fn at(address: usize) -> *mut core::ffi::c_void {
     ptr::with_exposed_provenance_mut(address)
@@ -80,6 +59,15 @@ fn map_as(address: usize, length: usize, prot: ProtFlags, flags: MapFlags) -> Re
 pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
     // SAFETY: the caller is the window, and the extent has just been freed by its owner.
     unsafe { mm::munmap(at(address), length) }
+}
+
+/// Like [`unmap`] for a large range, of which `leaving` then frees the memory. False where nothing was done.
+pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut Leaving>) -> bool {
+    let Some(leaving) = leaving else {
+        return false;
+    };
+    // SAFETY: as for `unmap`.
+    unsafe { leaving.take(address, length) }
 }
 
 /// Gives the memory of freed pages back and keeps them mapped.
@@ -128,47 +116,15 @@ pub(super) fn collapse(address: usize, length: usize) {
 
 /// Moves the pages at `from` to `to`, over whatever is mapped there; both lie in the window.
 pub(super) fn relocate(from: usize, to: usize, length: usize) -> Result<()> {
-    let flags = MremapFlags::MAYMOVE;
     // SAFETY: both ranges are extents that the caller took for this purpose: the source's owner asked
     // for the move, and the target was never handed out.
-    unsafe { mm::mremap_fixed(at(from), length, length, flags, at(to)).map(drop) }
+    unsafe { sys::move_mapping(from, to, length) }
 }
 
-/// Puts the pages back that a failed [`relocate`] may have moved: they are the ones at the start.
-///
-/// Before Linux 6.17 a move is all or nothing and there is nothing to do. If they cannot be put back
-/// the program cannot go on: what it holds is in two places.
+/// Puts the pages back that a failed [`relocate`] may have moved.
 pub(super) fn restore(from: usize, to: usize, length: usize) {
-    let (mut moved, mut whole) = (0, length);
-    // The first page that is still at its old place, by bisection.
-    while moved < whole {
-        let middle = moved + (whole - moved) / 2 / BASE_PAGE * BASE_PAGE;
-        if is_mapped(from + middle) {
-            whole = middle;
-        } else {
-            moved = middle + BASE_PAGE;
-        }
-    }
-    if moved > 0 && relocate(to, from, moved).is_err() {
-        // SAFETY: abort(3) may always be called.
-        unsafe { libc::abort() }
-    }
-}
-
-/// Whether anything is mapped at the page at `address`. mincore(2), Linux 2.3.99.
-fn is_mapped(address: usize) -> bool {
-    let mut residency = 0u8;
-    // SAFETY: `residency` has room for the one page that is asked about.
-    unsafe {
-        quietly(|| {
-            libc::syscall(
-                libc::SYS_mincore,
-                at(address),
-                BASE_PAGE,
-                &raw mut residency,
-            )
-        }) == 0
-    }
+    // SAFETY: both ranges are extents of the window that the caller has taken, and the heap's lock is held.
+    unsafe { sys::move_back(from, to, length) }
 }
 
 /// Makes a system call that rustix lacks and puts errno back: what succeeds must leave it alone.

@@ -9,7 +9,7 @@
 //! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end;
 //! - [`maps`] places and advises the program's own anonymous mappings;
 //! - [`arena`] advises glibc's thread arenas;
-//! - `memory` is the one leaf that touches memory, `lock` what makes it safe to ask in a signal handler.
+//! - `memory` is the one leaf that touches memory.
 //!
 //! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
 //! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
@@ -17,15 +17,15 @@
 pub mod arena;
 mod extents;
 mod frontier;
-mod lock;
 pub mod maps;
 mod memory;
 mod window;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::gather::{self, Leaving};
 use crate::ledger::{Ledger, Slot, stats};
-use lock::Lock;
+use crate::sync::{Lock, thread_pointer};
 use memory::Deferred;
 use window::{Resized, Window};
 
@@ -121,9 +121,16 @@ pub const fn is_ours(address: usize) -> bool {
 /// the window cannot serve: the caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     let slot = stats::slot();
-    let taken = (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
-        .then(|| with_window(|window| window.take(size, align)))
-        .flatten();
+    gather::about_to_allocate(size);
+    let take = || {
+        (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
+            .then(|| with_window(|window, _| window.take(size, align)))
+            .flatten()
+    };
+    let mut taken = take();
+    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::settle() {
+        taken = take();
+    }
     let Some(Ok((address, zero))) = taken else {
         Slot::add(&slot.large_fallback, size as u64);
         return None;
@@ -138,7 +145,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 /// Frees the block at `address`; false where no block begins there (a bug of the program's).
 pub fn release(address: usize) -> bool {
     let keep = !STICKY.load(Ordering::Relaxed);
-    with_window(|window| window.release(address, keep)).unwrap_or_else(|| {
+    with_window(|window, leaving| window.release(address, keep, leaving)).unwrap_or_else(|| {
         // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
         DEFERRED.push(address);
         true
@@ -147,12 +154,12 @@ pub fn release(address: usize) -> bool {
 
 /// How many bytes the block at `address` has room for; `None` where no block begins there.
 pub fn room(address: usize) -> Option<usize> {
-    with_window(|window| window.room(address)).unwrap_or_else(|| window::peek(address))
+    with_window(|window, _| window.room(address)).unwrap_or_else(|| window::peek(address))
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
 pub fn resize(address: usize, size: usize) -> Resize {
-    match with_window(|window| window.resize(address, size)) {
+    match with_window(|window, leaving| window.resize(address, size, leaving)) {
         Some(Resized::InPlace) => Resize::Done(address),
         Some(Resized::Moved(to)) => Resize::Done(to),
         Some(Resized::No(room)) => Resize::Copy(room),
@@ -171,7 +178,7 @@ pub fn copy(from: usize, to: usize, length: usize) {
 
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
-    with_window(Window::trim).unwrap_or(false)
+    with_window(|window, leaving| window.trim(leaving)).unwrap_or(false)
 }
 
 /// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
@@ -184,7 +191,7 @@ pub fn changed(address: usize) {
 
 /// An identity of the calling thread, unique among those that live.
 pub fn thread() -> usize {
-    memory::thread_pointer()
+    thread_pointer()
 }
 
 /// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
@@ -192,7 +199,7 @@ pub fn lock_future(locked: bool) {
     LOCKED.store(locked, Ordering::Relaxed);
 }
 
-/// Before fork(2): no other thread is inside the heap while the address space is copied. Gives which
+/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
 /// locks were taken, for [`after_fork`].
 pub fn before_fork() -> HeldLocks {
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
@@ -200,11 +207,13 @@ pub fn before_fork() -> HeldLocks {
     HeldLocks {
         window: WINDOW.acquire(),
         maps: maps::PACK.acquire(),
+        gather: gather::before_fork(),
     }
 }
 
 /// After fork(2), in both processes.
 pub fn after_fork(held: HeldLocks) {
+    gather::after_fork(held.gather);
     if held.maps {
         maps::PACK.release();
     }
@@ -218,12 +227,13 @@ pub fn after_fork(held: HeldLocks) {
 pub struct HeldLocks {
     window: bool,
     maps: bool,
+    gather: gather::HeldLocks,
 }
 
 impl HeldLocks {
     /// As a number, for a place that only an atomic can be in.
     pub const fn bits(self) -> u8 {
-        self.window as u8 | (self.maps as u8) << 1
+        self.window as u8 | (self.maps as u8) << 1 | self.gather.bits() << 2
     }
 
     /// From [`HeldLocks::bits`].
@@ -231,12 +241,15 @@ impl HeldLocks {
         Self {
             window: bits & 1 != 0,
             maps: bits & 2 != 0,
+            gather: gather::HeldLocks::from_bits(bits >> 2),
         }
     }
 }
 
-/// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)).
+/// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)), and nobody
+/// but this thread is here.
 pub fn forked() {
+    gather::forked();
     LOCKED.store(false, Ordering::Relaxed);
 }
 
@@ -257,11 +270,15 @@ pub fn thp_disabled() -> bool {
     rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
 }
 
-fn with_window<R>(work: impl FnOnce(&mut Window) -> R) -> Option<R> {
-    WINDOW.with(|window| {
+/// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock.
+fn with_window<R>(work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
+    let mut leaving = Leaving::new();
+    let result = WINDOW.with(|window| {
         DEFERRED.drain(|address| {
-            window.release(address, true);
+            window.release(address, true, &mut leaving);
         });
-        work(window)
-    })
+        work(window, &mut leaving)
+    });
+    leaving.finish();
+    result
 }

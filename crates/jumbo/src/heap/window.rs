@@ -18,6 +18,7 @@ use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::{BASE_PAGE, HEAP_BASE, HEAP_END, Settings};
+use crate::gather::Leaving;
 use crate::ledger::stats;
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
@@ -110,7 +111,8 @@ impl Window {
         let place = self.placement(align, 0);
         let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > 0 {
-            self.purge(0);
+            // Freed at once, or it would be no help.
+            self.purge(0, &mut None);
             taken = self.take_pages(pages, place);
         }
         let (page, zero) = taken?;
@@ -119,7 +121,7 @@ impl Window {
     }
 
     /// Frees the block at `address`. False where none begins there.
-    pub(super) fn release(&mut self, address: usize, keep: bool) -> bool {
+    pub(super) fn release(&mut self, address: usize, keep: bool, leaving: &mut Leaving) -> bool {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
@@ -129,7 +131,7 @@ impl Window {
             self.unmapped(page, pages);
             return true;
         }
-        self.release_pages(page, pages);
+        self.release_pages(page, pages, leaving);
         true
     }
 
@@ -140,7 +142,7 @@ impl Window {
     }
 
     /// Resizes without copying, where that can be done.
-    pub(super) fn resize(&mut self, address: usize, size: usize) -> Resized {
+    pub(super) fn resize(&mut self, address: usize, size: usize, leaving: &mut Leaving) -> Resized {
         let Some((page, old)) = self.block(address) else {
             return Resized::Unknown;
         };
@@ -152,7 +154,7 @@ impl Window {
             if new < old {
                 let tail = self.extents.split(page, old, new);
                 self.count(old - new, false);
-                self.release_pages(tail, old - new);
+                self.release_pages(tail, old - new, leaving);
             }
             return Resized::InPlace;
         }
@@ -165,14 +167,15 @@ impl Window {
     }
 
     /// Gives all free memory back. True if there was any.
-    pub(super) fn trim(&mut self) -> bool {
+    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
         let before = self.dirty;
-        self.purge(0);
+        self.purge(0, &mut Some(leaving));
         self.dirty < before
     }
 
-    /// Gives free memory back until at most `keep` bytes of it may be resident.
-    fn purge(&mut self, keep: usize) {
+    /// Gives free memory back until at most `keep` bytes of it may be resident. Large ranges are handed
+    /// to `leaving`, where there is one, to be freed without the heap's lock.
+    fn purge(&mut self, keep: usize, leaving: &mut Option<&mut Leaving>) {
         while self.dirty > keep {
             let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
                 return;
@@ -188,7 +191,9 @@ impl Window {
                     self.add_dirty(page, pages);
                     return;
                 }
-            } else if memory::unmap(inner.start, inner.len()).is_ok() {
+            } else if memory::take_away(inner.start, inner.len(), leaving)
+                || memory::unmap(inner.start, inner.len()).is_ok()
+            {
                 // The edges are smaller than a huge page: they stay as they are.
                 self.carve(page, pages, &inner, Self::add_dirty);
             } else {
@@ -463,13 +468,13 @@ impl Window {
         Some(to)
     }
 
-    fn release_pages(&mut self, page: u32, pages: u32) {
+    fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut Leaving) {
         let length = pages as usize * BASE_PAGE;
         if length <= KEEP_BLOCK {
             self.largest_kept = self.largest_kept.max(length);
         }
         self.add_dirty(page, pages);
-        self.purge(self.keep());
+        self.purge(self.keep(), &mut Some(leaving));
     }
 
     fn add_dirty(&mut self, page: u32, pages: u32) {

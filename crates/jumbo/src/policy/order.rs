@@ -26,6 +26,9 @@ pub struct Orders<'a> {
     /// How many threads may free at once, the caller among them (`--free-workers`); 0: as many as the
     /// process has CPUs, at most 4.
     pub free_workers: u32,
+    /// From which size on a free is large, in bytes, where it is not the usual one. Not on the command
+    /// line: for tests.
+    pub free_least: Option<usize>,
     /// Whether a sibling gives the memory back after the program's end (`--reaper`).
     pub reaper: ReaperMode,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
@@ -44,6 +47,7 @@ impl Default for Orders<'_> {
             tunable: false,
             free: FreeMode::Sync,
             free_workers: 0,
+            free_least: None,
             reaper: ReaperMode::Auto,
             pmd: 2 << 20,
             ledger: None,
@@ -126,6 +130,9 @@ impl<'a> Orders<'a> {
             self.reaper.name(),
             self.pmd
         );
+        if let Some(least) = self.free_least {
+            let _ = write!(text, ",free_least={least}");
+        }
         if let Some(ledger) = self.ledger {
             // Writing to a String cannot fail.
             let _ = write!(text, ",ledger={ledger}");
@@ -150,6 +157,9 @@ impl<'a> Orders<'a> {
                 }
                 "free_workers" => {
                     orders.free_workers = value.parse().unwrap_or(orders.free_workers);
+                }
+                "free_least" => {
+                    orders.free_least = value.parse().ok().or(orders.free_least);
                 }
                 "reaper" => {
                     let known = ReaperMode::ALL
@@ -198,12 +208,13 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(
             heap: bool, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            free_least: Option<usize>,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
             let orders = Orders {
-                heap, maps, max_waste, follow, tunable, free, free_workers, reaper,
+                heap, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper,
                 pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.encode();

@@ -107,6 +107,7 @@ impl Plan {
             tunable: matches!(tunable, Tunable::Set(_)),
             free: options.free,
             free_workers: options.free_workers,
+            free_least: None,
             reaper: options.reaper,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,

@@ -1,15 +1,19 @@
 //! System calls that rustix lacks, behind functions that are safe to call.
 
 mod collapse;
+mod pagemap;
 mod pidfd;
 pub mod ptrace;
 mod release;
+mod remap;
 mod scratch;
 mod userfault;
 
 pub use collapse::{collapse, collapse_in};
+pub use pagemap::Pagemap;
 pub use pidfd::send_signal;
 pub use release::release;
+pub use remap::{move_back, move_mapping};
 pub use scratch::{Scratch, Sharing};
 pub use userfault::userfault_user_mode;
 
