@@ -12,6 +12,7 @@
 //! - [`supervise`]: servers whose end is held.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
+//! - [`reaper`]: memory given back after the program's end.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -29,6 +30,7 @@ mod limits;
 mod mappings;
 mod memory;
 mod real_programs;
+mod reaper;
 mod status;
 mod supervise;
 mod support;

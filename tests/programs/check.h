@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define KIB ((size_t)1 << 10)
@@ -25,6 +26,14 @@
             _exit(99);                                                                    \
         }                                                                                 \
     } while (0)
+
+/* The time, by a clock that all processes share. */
+static inline long microseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000L + now.tv_nsec / 1000;
+}
 
 /* xorshift64: the same numbers in every run. */
 static inline uint64_t next_random(uint64_t *state)

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use jumbo::heap::{self, Resize};
 
 use crate::next::{self, set_errno};
+use crate::reaper::auto;
 
 /// The least size that is diverted.
 static LARGE_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -35,7 +36,9 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if isize::try_from(size).is_err() || !align.is_power_of_two() {
         return None;
     }
-    heap::allocate(size, align, zeroed).map(with_exposed_provenance_mut)
+    let block = heap::allocate(size, align, zeroed)?;
+    auto::asked();
+    Some(with_exposed_provenance_mut(block))
 }
 
 /// Lets the heap look at what glibc returned.
@@ -44,7 +47,9 @@ fn small(pointer: *mut c_void) -> *mut c_void {
     if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
         // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its
         // start), and the program has not seen it yet.
-        unsafe { heap::arena::seen(pointer.addr()) };
+        if unsafe { heap::arena::seen(pointer.addr()) } {
+            auto::region();
+        }
     }
     pointer
 }
@@ -157,7 +162,10 @@ fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         heap::room(pointer.addr())
     } else {
         match heap::resize(pointer.addr(), size) {
-            Resize::Done(block) => return with_exposed_provenance_mut(block),
+            Resize::Done(block) => {
+                auto::asked();
+                return with_exposed_provenance_mut(block);
+            }
             Resize::Copy(room) => Some(room),
             Resize::Unknown => None,
         }

@@ -2,7 +2,7 @@
 //!
 //! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]), a few calls that
 //! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo::heap`], which
-//! does the work. [`next`] finds the definitions that stand behind ours, [`start`] is the constructor,
+//! does the work; [`sharing`] meets what bears on the sibling of [`reaper`]. [`next`] finds the definitions that stand behind ours, [`start`] is the constructor,
 //! [`slot`] shows others where we count.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
@@ -11,8 +11,8 @@
 //!
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,
-//! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall;
-//! pthread_exit, thrd_exit.
+//! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall; unshare, setns,
+//! shmat, io_setup, flock, fcntl, fcntl64; pthread_exit, thrd_exit.
 
 mod alloc;
 mod bytes;
@@ -20,6 +20,7 @@ mod maps;
 mod next;
 mod reaper;
 mod sandbox;
+mod sharing;
 mod slot;
 mod start;
 mod threads;

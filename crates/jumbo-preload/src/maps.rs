@@ -16,6 +16,7 @@ use libc::{
 };
 
 use crate::next;
+use crate::reaper::auto;
 
 /// Mappings below 2 GiB, which only x86-64 has a flag for.
 #[cfg(target_arch = "x86_64")]
@@ -47,10 +48,14 @@ pub unsafe extern "C" fn mmap(
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd != 0 && len >= maps::SMALL && flags & MAP_ANONYMOUS != 0 {
         // SAFETY: the caller's promise.
-        return unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) };
+        let mapped = unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) };
+        auto::mapped(mapped, len, prot, flags);
+        return mapped;
     }
     // SAFETY: the same call.
-    unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) }
+    let mapped = unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
+    auto::mapped_file(mapped, flags, fd);
+    mapped
 }
 
 /// mmap(2), by its other name.

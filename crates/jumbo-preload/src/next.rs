@@ -109,6 +109,12 @@ next! {
         else { no_memory(); -1 };
     syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)
         -> c_long, else { no_memory(); -1 };
+    unshare: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
+    setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else { no_memory(); -1 };
+    shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
+    flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else { no_memory(); -1 };
+    fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int,
+        else { no_memory(); -1 };
 }
 
 /// Has everything looked up, if nobody has called anything so far.

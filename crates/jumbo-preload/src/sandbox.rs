@@ -1,13 +1,15 @@
 //! The calls by which a program installs a seccomp filter: prctl(2), syscall(2).
 //!
 //! From then on no system call is made that the program does not make itself; see
-//! [`jumbo::kernel::sandbox`].
+//! [`jumbo::kernel::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
 
 use std::ffi::{c_int, c_long, c_ulong};
 
 use jumbo::kernel::sandbox;
+use jumbo::reaper::State;
 
-use crate::next;
+use crate::reaper::auto;
+use crate::{next, sharing};
 
 /// SECCOMP_SET_MODE_STRICT and SECCOMP_SET_MODE_FILTER of seccomp(2); the operations behind only ask.
 const SET_MODES: std::ops::RangeInclusive<c_long> = 0..=1;
@@ -50,9 +52,18 @@ pub unsafe extern "C" fn syscall() {
         "je {watched}",
         "cmp rdi, {prctl}",
         "je {watched}",
+        "cmp rdi, {unshare}",
+        "je {watched}",
+        "cmp rdi, {setns}",
+        "je {watched}",
+        "cmp rdi, {io_setup}",
+        "je {watched}",
         "jmp [rip + {next}]",
         seccomp = const libc::SYS_seccomp,
         prctl = const libc::SYS_prctl,
+        unshare = const libc::SYS_unshare,
+        setns = const libc::SYS_setns,
+        io_setup = const libc::SYS_io_setup,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -75,11 +86,20 @@ pub unsafe extern "C" fn syscall() {
         "b.eq {watched}",
         "cmp x0, #{prctl}",
         "b.eq {watched}",
+        "cmp x0, #{unshare}",
+        "b.eq {watched}",
+        "cmp x0, #{setns}",
+        "b.eq {watched}",
+        "cmp x0, #{io_setup}",
+        "b.eq {watched}",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
         seccomp = const libc::SYS_seccomp,
         prctl = const libc::SYS_prctl,
+        unshare = const libc::SYS_unshare,
+        setns = const libc::SYS_setns,
+        io_setup = const libc::SYS_io_setup,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -105,6 +125,15 @@ unsafe extern "C" fn watched(
         libc::SYS_seccomp if SET_MODES.contains(&first) => entering(call, |answer| *answer == 0),
         libc::SYS_prctl if first == c_long::from(libc::PR_SET_SECCOMP) => {
             entering(call, |answer| *answer == 0)
+        }
+        libc::SYS_unshare => sharing::unshared(first, call),
+        libc::SYS_setns => sharing::joined(call),
+        libc::SYS_io_setup => {
+            let answer = call();
+            if answer == 0 {
+                auto::acquire(State::Aio);
+            }
+            answer
         }
         _ => call(),
     }

@@ -15,6 +15,8 @@ use super::{ARENAS, LOCKED, PMD, memory};
 use crate::ledger::Slot;
 use crate::ledger::stats;
 
+/// How much address space each look stands for.
+pub const REGION: usize = HEAP_MAX;
 /// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
 const HEAP_MAX: usize = 64 << 20;
 const NON_MAIN_ARENA: usize = 4;
@@ -27,24 +29,26 @@ const WORDS: usize = (1 << (47 - SHIFT)) / 64;
 static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 /// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
-/// time in each 64 MiB.
+/// time in each [`REGION`], when it returns true.
 ///
 /// # Safety
 /// `pointer` was returned by glibc's malloc and is still allocated, or is null.
 #[inline(always)]
 #[expect(unsafe_code, reason = "the caller vouches for the pointer")]
-pub unsafe fn seen(pointer: usize) {
+pub unsafe fn seen(pointer: usize) -> bool {
     // The first 2 MiB of each region never matter: an arena that small is left as it is.
     if pointer & (HEAP_MAX - (2 << 20)) == 0 {
-        return;
+        return false;
     }
     let region = pointer >> SHIFT;
     let (word, bit) = (&SEEN[region / 64 % WORDS], 1 << (region % 64));
-    if word.load(Ordering::Relaxed) & bit == 0 {
-        word.fetch_or(bit, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { look(pointer) };
+    if word.load(Ordering::Relaxed) & bit != 0 {
+        return false;
     }
+    word.fetch_or(bit, Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    unsafe { look(pointer) };
+    true
 }
 
 /// # Safety

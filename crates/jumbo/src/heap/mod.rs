@@ -176,6 +176,11 @@ pub fn copy(from: usize, to: usize, length: usize) {
     memory::copy(from, to, length);
 }
 
+/// Bytes in blocks that are now handed out.
+pub fn live() -> u64 {
+    stats::slot().large_live.load(Ordering::Relaxed)
+}
+
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
     with_window(|window, leaving| window.trim(leaving)).unwrap_or(false)

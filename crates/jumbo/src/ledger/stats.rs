@@ -18,11 +18,11 @@ pub(crate) fn slot() -> &'static Slot {
     }
 }
 
-/// Counts into a slot of `ledger` from now on. Where it is full, counts go nowhere.
+/// Counts into a slot of `ledger` from now on. Where it is full, into one of its own: not into its
+/// parent's.
 pub(crate) fn attach(ledger: &'static Ledger, pid: u32) {
-    if let Some(slot) = ledger.claim(pid) {
-        SLOT.store(std::ptr::from_ref(slot).cast_mut(), Ordering::Release);
-    }
+    let slot = ledger.claim(pid).unwrap_or(&NOBODY);
+    SLOT.store(std::ptr::from_ref(slot).cast_mut(), Ordering::Release);
 }
 
 /// One MADV_HUGEPAGE over `length` bytes, and the kernel's answer.

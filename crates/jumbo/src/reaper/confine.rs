@@ -5,6 +5,9 @@
 //! changes the user ID: that would change the program's dumpability, which belongs to the memory.
 #![expect(unsafe_code, reason = "hands structures to the kernel")]
 
+use std::sync::atomic::Ordering;
+
+use super::control::CONTROL;
 use super::raw::{self, plain};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2), Linux 5.9.
@@ -27,6 +30,31 @@ pub(super) fn confine() -> bool {
         && plain(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
         && refuse_core()
         && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
+        && give_up_real_time()
+        && run_anywhere()
+}
+
+/// On all CPUs that the program was started on: the thread that starts the sibling may be bound to one.
+/// Where that is not allowed any more, it stays where it is.
+fn run_anywhere() -> bool {
+    let (cpus, size) = (&CONTROL.cpus, size_of_val(&CONTROL.cpus));
+    if cpus.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+        let pointer = cpus.as_ptr().expose_provenance();
+        plain(libc::SYS_sched_setaffinity, [0, size, pointer]);
+    }
+    true
+}
+
+/// Giving memory back is no business of real time: nobody waits for it. Other policies stay as they are.
+fn give_up_real_time() -> bool {
+    let policy = plain(libc::SYS_sched_getscheduler, [0; 3]);
+    if policy != libc::SCHED_FIFO as isize && policy != libc::SCHED_RR as isize {
+        return true;
+    }
+    let normal = libc::SCHED_OTHER.cast_unsigned() as usize;
+    let parameter = libc::sched_param { sched_priority: 0 };
+    let pointer = (&raw const parameter).expose_provenance();
+    plain(libc::SYS_sched_setscheduler, [0, normal, pointer]) == 0
 }
 
 fn plain_prctl(option: libc::c_int, value: usize) -> bool {
@@ -45,21 +73,24 @@ fn empty_capabilities() -> bool {
     plain(libc::SYS_capset, pointers) == 0
 }
 
-/// No second core of the same memory. With 1 byte, since 0 means "none" for files alone: a pipe in
-/// core_pattern is given a core all the same (core(5)).
+/// No second core of the same memory. With 1 byte where the hard limit allows it, since 0 means "none" for
+/// files alone: a pipe in core_pattern is given a core all the same (core(5)).
 fn refuse_core() -> bool {
-    let limit = libc::rlimit64 {
-        rlim_cur: 1,
-        rlim_max: 1,
+    let limited = |bytes| {
+        let limit = libc::rlimit64 {
+            rlim_cur: bytes,
+            rlim_max: bytes,
+        };
+        let arguments = [
+            0,
+            libc::RLIMIT_CORE as usize,
+            (&raw const limit).expose_provenance(),
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the kernel reads one limit; there is nothing for it to write.
+        unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
     };
-    let arguments = [
-        0,
-        libc::RLIMIT_CORE as usize,
-        (&raw const limit).expose_provenance(),
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads one limit; there is nothing for it to write.
-    unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
+    limited(1) || limited(0)
 }

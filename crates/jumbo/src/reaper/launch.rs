@@ -41,6 +41,11 @@ pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
     CONTROL.workers.store(workers, Ordering::Relaxed);
     let page = rustix::param::page_size();
     CONTROL.page.store(page, Ordering::Relaxed);
+    let cpus = CONTROL.cpus.as_ptr().expose_provenance();
+    let arguments = [0, size_of_val(&CONTROL.cpus), cpus, 0, 0, 0];
+    // SAFETY: the kernel writes at most so many bytes, to words that may have any value. A host with more
+    // CPUs than that is refused, and nothing is written.
+    unsafe { raw::call(libc::SYS_sched_getaffinity, arguments) };
     own();
 }
 
@@ -48,7 +53,13 @@ pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
 pub fn forked() {
     BUSY.store(0, Ordering::Relaxed);
     CONTROL.clear();
-    own();
+    stats::slot().reaper_pid.store(0, Ordering::Relaxed);
+    if sandbox::is_entered() {
+        note(State::Seccomp);
+    } else {
+        note(State::Off);
+        own();
+    }
 }
 
 fn own() {
@@ -61,9 +72,16 @@ fn pid() -> usize {
     usize::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0)
 }
 
+/// Whether this process is the one that was prepared, or a fork's child that told of itself: not a
+/// vfork(2) child, which runs in its parent's memory.
+pub fn is_owner() -> bool {
+    // Under a filter getpid(2) may be one call too many.
+    sandbox::is_entered() || OWNER.load(Ordering::Acquire) == pid()
+}
+
 /// Whether this process has a sibling.
 pub fn is_running() -> bool {
-    CONTROL.alive.load(Ordering::Acquire) != 0 && OWNER.load(Ordering::Acquire) == pid()
+    CONTROL.alive.load(Ordering::Acquire) != 0 && is_owner()
 }
 
 /// Starts the sibling, unless this process has one. What came of it is counted, and returned.
@@ -106,16 +124,14 @@ pub fn retire(reason: State) -> bool {
 
 /// Why no sibling is to be made.
 fn obstacle() -> Option<State> {
-    let owner = OWNER.load(Ordering::Acquire);
     if sandbox::is_entered() {
-        Some(State::Seccomp)
-    } else if owner == 1 || children_elsewhere() {
-        Some(State::PidOne)
-    } else if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
-        Some(State::Kernel)
-    } else {
-        None
+        return Some(State::Seccomp);
     }
+    let owner = OWNER.load(Ordering::Acquire);
+    if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
+        return Some(State::Kernel);
+    }
+    (owner == 1 || children_elsewhere()).then_some(State::PidOne)
 }
 
 /// Whether children of this process are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
@@ -133,7 +149,13 @@ fn children_elsewhere() -> bool {
 
 fn launch() -> State {
     if CONTROL.alive.load(Ordering::Acquire) != 0 {
-        return State::Running;
+        // One that was told to end, and is stopped, is as good as none.
+        let ending = CONTROL.retire.load(Ordering::Relaxed) != 0;
+        return if ending {
+            State::Retired
+        } else {
+            State::Running
+        };
     }
     let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
     let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed) as usize);
@@ -170,11 +192,13 @@ fn launch() -> State {
 fn ready() -> State {
     let start = Instant::now();
     loop {
+        // In this order: it says what it is before it ends.
+        let gone = CONTROL.alive.load(Ordering::Acquire) == 0;
         let ready = CONTROL.ready.load(Ordering::Acquire);
         if ready != 0 {
             return State::from_code(ready).unwrap_or(State::Unconfined);
         }
-        if CONTROL.alive.load(Ordering::Acquire) == 0 || start.elapsed() > BOUND {
+        if gone || start.elapsed() > BOUND {
             return State::Unconfined;
         }
         raw::wait(&CONTROL.ready, 0, AGAIN);
@@ -227,14 +251,17 @@ fn reap(child: isize) {
 /// Runs `work` in one thread at a time, with all signals blocked, so that no handler of the program's
 /// sees it half done. `None` where another thread is at it.
 fn exclusively<T>(work: impl FnOnce() -> T) -> Option<T> {
-    let before = mask(libc::SIG_BLOCK, u64::MAX);
+    // Under a filter, where nothing is started, no call is made that can be spared.
+    let before = (!sandbox::is_entered()).then(|| mask(libc::SIG_BLOCK, u64::MAX));
     let (ok, no) = (Ordering::Acquire, Ordering::Relaxed);
     let result = BUSY.compare_exchange(0, 1, ok, no).is_ok().then(|| {
         let result = work();
         BUSY.store(0, Ordering::Release);
         result
     });
-    mask(libc::SIG_SETMASK, before);
+    if let Some(before) = before {
+        mask(libc::SIG_SETMASK, before);
+    }
     result
 }
 

@@ -9,6 +9,7 @@
 //!   and sleeps on one futex until the program has ended and nobody else uses the memory.
 //! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
 //!   empties the rest (`zap`). `raw` makes its system calls.
+//! - [`survey()`] finds what would outlive the program.
 //! - [`State`] is what became of it, and why.
 //!
 //! All of these are code inside the program. [`beside`] is the other way, from outside: for a process that
@@ -28,7 +29,9 @@ mod raw;
 mod release;
 mod sibling;
 mod state;
+mod survey;
 mod zap;
 
-pub use launch::{forked, is_running, note, prepare, retire, start};
+pub use launch::{forked, is_owner, is_running, note, prepare, retire, start};
 pub use state::State;
+pub use survey::{Survey, is_device, is_locked, is_mapped, survey};

@@ -1,22 +1,32 @@
-//! When the sibling of [`jumbo::reaper`] is started and ended.
+//! When the sibling of [`jumbo::reaper`] is started and ended: [`begin`], [`forked`], [`without`]; and
+//! [`auto`], for programs that get one when they are large.
+
+pub(crate) mod auto;
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use jumbo::kernel::sandbox;
 use jumbo::policy::ReaperMode;
 use jumbo::reaper::{self, State};
 
-/// What was ordered: 0 off, else one more than the place of the mode in [`ReaperMode::ALL`].
+/// What was ordered: [`ON`], [`AUTO`], or 0.
 static MODE: AtomicU8 = AtomicU8::new(0);
 
 const ON: u8 = 1;
+const AUTO: u8 = 2;
 
 /// Gets ready, and starts the sibling where it is wanted at once. At the end of the constructor: in the
 /// main thread, and with the ledger in place.
 pub(crate) fn begin(mode: ReaperMode) {
-    if mode == ReaperMode::Off {
-        return;
+    let mode = match mode {
+        ReaperMode::Off => return,
+        ReaperMode::On => ON,
+        ReaperMode::Auto => AUTO,
+    };
+    if sandbox::is_entered() {
+        return reaper::note(State::Seccomp);
     }
     let Some(image) = image() else {
         return reaper::note(State::Kernel);
@@ -24,22 +34,59 @@ pub(crate) fn begin(mode: ReaperMode) {
     // SAFETY: `image` is where this library was found; the functions are in `bytes`; a library in
     // LD_PRELOAD is never unloaded.
     unsafe { reaper::prepare(workers(), &image) };
-    if mode == ReaperMode::On {
-        MODE.store(ON, Ordering::Release);
-        reaper::start();
-    }
+    MODE.store(mode, Ordering::Release);
+    enter(mode);
 }
 
 /// In the child of a fork, when it counts in a slot of its own.
 pub(crate) fn forked() {
-    match MODE.load(Ordering::Acquire) {
-        0 => {}
-        _ => {
-            reaper::forked();
-            reaper::start();
-        }
+    let mode = MODE.load(Ordering::Acquire);
+    if mode != 0 {
+        reaper::forked();
+        enter(mode);
     }
 }
+
+fn enter(mode: u8) {
+    if mode == ON {
+        reaper::start();
+    } else {
+        auto::watch();
+    }
+}
+
+/// Makes a call that some kernels refuse to a process whose memory another one shares. Where there is a
+/// sibling it is ended before, and started again after; `refused` tells such an answer, which the kernel
+/// may still give for a moment.
+pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
+    let retired = reaper::retire(State::Retired);
+    let mut answer = call();
+    if !retired {
+        return answer;
+    }
+    for _ in 0..TRIES {
+        if !refused(&answer) {
+            break;
+        }
+        let moment = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000,
+        };
+        let _ = rustix::thread::nanosleep(&moment);
+        answer = call();
+    }
+    let mode = MODE.load(Ordering::Acquire);
+    if mode == ON || auto::is_guarding() {
+        // Where it cannot be there any more (children in another PID namespace), it was ended for this.
+        if reaper::start() != State::Running {
+            reaper::note(State::Retired);
+        }
+    }
+    answer
+}
+
+/// How often a call is tried again: for 20 ms, where the sibling's last instructions take microseconds.
+const TRIES: u32 = 200;
 
 /// The CPUs that this process may use, at most 4.
 fn workers() -> usize {

@@ -1,0 +1,193 @@
+//! `--reaper=auto`: a sibling once the process has asked for much memory of its own, and as long as
+//! nothing that hangs on the memory would outlive the program.
+//!
+//! Counted is what is asked for, not what is touched, since nobody calls us when memory is touched: blocks
+//! of the heap now alive, regions that glibc's heaps grew into, private writable mappings made. Past
+//! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
+//! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device,
+//! mapping a locked file, locking a mapped one. A lock that came with a descriptor from another process
+//! is seen at the start alone.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use jumbo::heap;
+use jumbo::kernel::sandbox;
+use jumbo::reaper::{self, State, Survey};
+
+/// So much memory of its own makes a process large.
+const ENOUGH: u64 = 1 << 30;
+/// After so much more, a process that was found too small is looked at again.
+const STEP: u64 = 256 << 20;
+
+/// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
+static WATCHING: AtomicBool = AtomicBool::new(false);
+/// It has one, which ends when something is acquired that would outlive the program.
+static GUARDING: AtomicBool = AtomicBool::new(false);
+/// The code of the [`State`] that says what was acquired.
+static ACQUIRED: AtomicU32 = AtomicU32::new(0);
+/// Some file may be locked by an open file that this process has.
+static LOCKS: AtomicBool = AtomicBool::new(false);
+
+/// Bytes of the heap that were handed out before this process was forked.
+static INHERITED: AtomicU64 = AtomicU64::new(0);
+/// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
+static ASKED: AtomicU64 = AtomicU64::new(0);
+/// How much is to be asked for until the process is looked at.
+static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH);
+
+/// Starts watching: at the process's start, and in a fork's child. What was acquired stays acquired.
+pub(super) fn watch() {
+    INHERITED.store(heap::live(), Ordering::Relaxed);
+    ASKED.store(0, Ordering::Relaxed);
+    UNTIL.store(ENOUGH, Ordering::Relaxed);
+    GUARDING.store(false, Ordering::Relaxed);
+    reaper::note(State::Waiting);
+    WATCHING.store(true, Ordering::Release);
+}
+
+/// Whether the sibling is to be there again after it was ended for a call.
+pub(super) fn is_guarding() -> bool {
+    GUARDING.load(Ordering::Acquire)
+}
+
+/// The heap has handed out a block. No lock of ours is held.
+#[inline(always)]
+pub(crate) fn asked() {
+    if WATCHING.load(Ordering::Relaxed) {
+        look();
+    }
+}
+
+/// glibc's malloc has grown into another region.
+pub(crate) fn region() {
+    add(heap::arena::REGION);
+}
+
+/// An anonymous mapping was made, or refused.
+#[inline(always)]
+pub(crate) fn mapped(at: *mut c_void, length: usize, prot: c_int, flags: c_int) {
+    let own = prot & libc::PROT_WRITE != 0 && flags & libc::MAP_PRIVATE != 0;
+    if WATCHING.load(Ordering::Relaxed) && own && at != libc::MAP_FAILED {
+        add(length);
+    }
+}
+
+fn add(bytes: usize) {
+    ASKED.fetch_add(bytes as u64, Ordering::Relaxed);
+    asked();
+}
+
+#[cold]
+#[inline(never)]
+fn look() {
+    if sandbox::is_entered() {
+        WATCHING.store(false, Ordering::Relaxed);
+        return reaper::note(State::Seccomp);
+    }
+    let blocks = heap::live().saturating_sub(INHERITED.load(Ordering::Relaxed));
+    let asked = blocks.saturating_add(ASKED.load(Ordering::Relaxed));
+    // A vfork(2) child runs in its parent's memory, and its parent's business is not its own.
+    if asked < UNTIL.load(Ordering::Relaxed) || !reaper::is_owner() {
+        return;
+    }
+    // One thread.
+    if WATCHING.swap(false, Ordering::AcqRel) && !decide() {
+        UNTIL.store(asked.saturating_add(STEP), Ordering::Relaxed);
+        WATCHING.store(true, Ordering::Release);
+    }
+}
+
+/// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
+fn decide() -> bool {
+    let Ok(Survey {
+        private,
+        outlives,
+        locks,
+    }) = reaper::survey()
+    else {
+        reaper::note(State::Kernel);
+        return true;
+    };
+    if (private as u64) < ENOUGH {
+        return false;
+    }
+    if locks {
+        LOCKS.store(true, Ordering::Relaxed);
+    }
+    let acquired =
+        State::from_code(ACQUIRED.load(Ordering::Acquire)).filter(|state| *state != State::Off);
+    if let Some(state) = outlives.or(acquired) {
+        reaper::note(state);
+        return true;
+    }
+    // From here on, what is acquired is told; what was acquired between the survey and now is not: so
+    // there is another one.
+    GUARDING.store(true, Ordering::SeqCst);
+    if reaper::start() == State::Running {
+        match reaper::survey().map(|survey| survey.outlives) {
+            Ok(None) => {}
+            Ok(Some(state)) => acquire(state),
+            Err(_) => acquire(State::Kernel),
+        }
+    } else {
+        GUARDING.store(false, Ordering::SeqCst);
+    }
+    true
+}
+
+/// Something was acquired that would outlive the program.
+pub(crate) fn acquire(state: State) {
+    if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
+        ACQUIRED.store(state as u32, Ordering::Release);
+        GUARDING.store(false, Ordering::SeqCst);
+        reaper::retire(state);
+    }
+}
+
+/// A file was mapped, or not.
+#[inline(always)]
+pub(crate) fn mapped_file(at: *mut c_void, flags: c_int, descriptor: c_int) {
+    if GUARDING.load(Ordering::Relaxed)
+        && at != libc::MAP_FAILED
+        && flags & libc::MAP_ANONYMOUS == 0
+    {
+        look_at_mapped(descriptor);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn look_at_mapped(descriptor: c_int) {
+    // Under a filter the program may map, and not be allowed to ask what.
+    if sandbox::is_entered() {
+        return;
+    }
+    let Some(stat) = stat(descriptor) else {
+        return;
+    };
+    if reaper::is_device(&stat) {
+        acquire(State::Device);
+    } else if LOCKS.load(Ordering::Relaxed) && reaper::is_locked(&stat) {
+        acquire(State::LockedFile);
+    }
+}
+
+/// A lock of an open file was taken: flock(2), or fcntl(2) with F_OFD_SETLK.
+pub(crate) fn locked(descriptor: c_int) {
+    LOCKS.store(true, Ordering::Relaxed);
+    if GUARDING.load(Ordering::SeqCst)
+        && !sandbox::is_entered()
+        && stat(descriptor).is_some_and(|stat| reaper::is_mapped(&stat))
+    {
+        acquire(State::LockedFile);
+    }
+}
+
+fn stat(descriptor: c_int) -> Option<rustix::fs::Stat> {
+    // SAFETY: the program has just used it with success; should another thread have closed it since,
+    // fstat(2) says so.
+    let descriptor = (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })?;
+    rustix::fs::fstat(descriptor).ok()
+}

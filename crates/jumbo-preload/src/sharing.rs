@@ -1,0 +1,133 @@
+//! Calls that bear on the sibling of [`jumbo::reaper`].
+//!
+//! unshare(2) and setns(2), which the kernel refuses for some namespaces while memory is shared: it is
+//! ended before. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
+//! fcntl(2); see [`crate::reaper::auto`].
+
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+
+use jumbo::reaper::State;
+
+use crate::next;
+use crate::reaper::{auto, without};
+
+/// fcntl(2)'s locks that belong to an open file; Linux 3.15.
+const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
+/// What may be unshared while memory is shared, and is by single threads.
+const HARMLESS: c_long = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as c_long;
+
+/// unshare(2).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    // SAFETY: the same call.
+    let call = || c_long::from(unsafe { (next::unshare.get())(flags) });
+    if unshared(c_long::from(flags), call) == 0 {
+        0
+    } else {
+        -1
+    }
+}
+
+/// unshare(2), by whatever name it was called.
+pub(crate) fn unshared(flags: c_long, mut call: impl FnMut() -> c_long) -> c_long {
+    if flags & !HARMLESS == 0 {
+        return call();
+    }
+    joined(call)
+}
+
+/// setns(2).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
+    // SAFETY: the same call.
+    let call = || c_long::from(unsafe { (next::setns.get())(descriptor, kind) });
+    if joined(call) == 0 { 0 } else { -1 }
+}
+
+/// setns(2), by whatever name it was called. Refused while memory is shared: EINVAL, EUSERS.
+pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
+    // SAFETY: errno is this thread's own.
+    let errno = || unsafe { *libc::__errno_location() };
+    let before = errno();
+    let answer = without(call, |answer| {
+        *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&errno())
+    });
+    if answer != -1 {
+        next::set_errno(before);
+    }
+    answer
+}
+
+/// shmat(2).
+///
+/// # Safety
+/// As for shmat(2): SHM_REMAP replaces what is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+    // SAFETY: the same call.
+    let attached = unsafe { (next::shmat.get())(id, at, flags) };
+    if attached != libc::MAP_FAILED {
+        auto::acquire(State::SysvSegment);
+    }
+    attached
+}
+
+/// io_setup(2) as libaio has it: the C library has none. Made here, since libaio may not be there, or not
+/// yet.
+///
+/// # Safety
+/// As for io_setup(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_int {
+    // SAFETY: errno is this thread's own; libaio leaves it alone, and returns the error.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    let before = *errno;
+    // SAFETY: the same call; it goes through our own `syscall`, which looks at it.
+    let answer = unsafe { libc::syscall(libc::SYS_io_setup, c_long::from(events), context) };
+    let error = std::mem::replace(errno, before);
+    if answer == 0 { 0 } else { -error }
+}
+
+/// flock(2).
+///
+/// # Safety
+/// None beyond C's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
+    // SAFETY: the same call.
+    let answer = unsafe { (next::flock.get())(descriptor, operation) };
+    if answer == 0 && operation & libc::LOCK_UN == 0 {
+        auto::locked(descriptor);
+    }
+    answer
+}
+
+/// fcntl(2). Declared with the one argument that any command has at most.
+///
+/// # Safety
+/// As for fcntl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the same call.
+    let answer = unsafe { (next::fcntl.get())(descriptor, command, argument) };
+    if answer == 0 && LOCKS.contains(&command) {
+        auto::locked(descriptor);
+    }
+    answer
+}
+
+/// fcntl(2), by its other name.
+///
+/// # Safety
+/// As for [`fcntl`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the same call: off_t has 64 bits here.
+    unsafe { fcntl(descriptor, command, argument) }
+}

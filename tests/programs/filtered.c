@@ -1,0 +1,60 @@
+/*
+ * A seccomp filter that ends whoever makes a process, looks for one's own number, or opens a file.
+ *
+ *   filtered exec PROGRAM [ARGUMENT...]   inherited by a program: files may be opened there
+ *   filtered prctl MIB                    installed by prctl(2), then so much is asked for
+ *   filtered syscall MIB                  installed by syscall(2)
+ *   filtered refused MIB                  the kernel refuses it
+ */
+#include "check.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static const int forbidden[] = {SYS_clone, SYS_clone3, SYS_unshare, SYS_getpid, SYS_wait4,
+                                SYS_setsid, SYS_capset, SYS_openat};
+
+static void install(const char *how)
+{
+    int files = !strcmp(how, "exec");
+    struct sock_filter steps[64];
+    unsigned short count = 0;
+    steps[count++] =
+        (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (unsigned at = 0; at < sizeof forbidden / sizeof *forbidden; at++) {
+        if (files && (forbidden[at] == SYS_openat || forbidden[at] == SYS_getpid))
+            continue;
+        steps[count++] =
+            (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)forbidden[at], 0, 1);
+        steps[count++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    }
+    steps[count++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog filter = {count, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (!strcmp(how, "syscall"))
+        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == 0);
+    else if (!strcmp(how, "refused"))
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL, 0, 0) == -1 && errno == EFAULT);
+    else
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc > 2);
+    install(argv[1]);
+    if (!strcmp(argv[1], "exec")) {
+        execv(argv[2], argv + 2);
+        CHECK(!"exec");
+    }
+    size_t length = (size_t)atol(argv[2]) * MIB;
+    char *memory = malloc(length);
+    CHECK(memory);
+    memory[length - 1] = 1;
+    free(memory);
+    CHECK(write(1, "went on\n", 8) == 8);
+    return 0;
+}

@@ -1,0 +1,102 @@
+/*
+ * A large program that has something which hangs on its address space.
+ *
+ *   leftovers WHAT WHEN FILE
+ *
+ * WHAT: aio, sysv, flock, ofd, flock-then-map, device, none. WHEN: before it is large, after, or never
+ * (held before, and given up). Large: 1.2 GiB asked for.
+ */
+#include "check.h"
+
+#include <linux/aio_abi.h>
+#include <sys/file.h>
+#include <sys/ipc.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+
+static int segment = -1;
+static void *held;
+static int locked = -1;
+static aio_context_t context;
+
+static int open_file(const char *path)
+{
+    int file = open(path, O_RDWR | O_CREAT, 0600);
+    CHECK(file >= 0 && ftruncate(file, 4096) == 0);
+    return file;
+}
+
+static void lock(int file, int how)
+{
+    if (how == 'f') {
+        CHECK(flock(file, LOCK_EX | LOCK_NB) == 0);
+        return;
+    }
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fcntl(file, F_OFD_SETLK, &all) == 0);
+}
+
+static void acquire(const char *what, const char *path)
+{
+    const int prot = PROT_READ | PROT_WRITE;
+    if (!strcmp(what, "aio")) {
+        CHECK(syscall(SYS_io_setup, 16, &context) == 0);
+    } else if (!strcmp(what, "sysv")) {
+        segment = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+        CHECK(segment >= 0);
+        held = shmat(segment, NULL, 0);
+        CHECK(held != (void *)-1);
+        /* For whoever looks after the end. */
+        printf("segment=%d\n", segment);
+    } else if (!strcmp(what, "flock") || !strcmp(what, "ofd")) {
+        locked = open_file(path);
+        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        CHECK(held != MAP_FAILED);
+        lock(locked, what[0]);
+    } else if (!strcmp(what, "flock-then-map")) {
+        locked = open_file(path);
+        lock(locked, 'f');
+        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        CHECK(held != MAP_FAILED);
+    } else if (!strcmp(what, "device")) {
+        int device = open("/dev/mem", O_RDONLY);
+        if (device < 0 || (held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, device, 0xf0000)) == MAP_FAILED) {
+            device = open("/dev/vga_arbiter", O_RDWR);
+            printf("no device\n");
+            _exit(42);
+        }
+    } else {
+        CHECK(!strcmp(what, "none"));
+    }
+}
+
+static void give_up(const char *what)
+{
+    if (!strcmp(what, "aio"))
+        CHECK(syscall(SYS_io_destroy, context) == 0);
+    else if (!strcmp(what, "sysv"))
+        CHECK(shmdt(held) == 0 && shmctl(segment, IPC_RMID, NULL) == 0);
+    else if (held)
+        CHECK(munmap(held, 4096) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 4);
+    int before = strcmp(argv[2], "after") != 0;
+    if (before)
+        acquire(argv[1], argv[3]);
+    if (!strcmp(argv[2], "never"))
+        give_up(argv[1]);
+    char *large = malloc(1200 * MIB);
+    CHECK(large);
+    for (size_t at = 0; at < 64 * MIB; at += 4096)
+        large[at] = 1;
+    if (!before)
+        acquire(argv[1], argv[3]);
+    printf("ready\n");
+    fflush(stdout);
+    getchar();
+    return 7;
+}

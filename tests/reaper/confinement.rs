@@ -1,0 +1,197 @@
+//! The sibling can do nothing that the program cannot.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal};
+
+use super::{assert_no_sibling, sibling, status};
+use crate::support::{Program, Running, Source, compile, host};
+
+/// A program that waits, and its sibling.
+fn waiting() -> (crate::support::build::Compiled, Running, Pid) {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let program = Program::new(files.path("reaped")).args(["16", "stay"]);
+    let running = program.start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = sibling(&files.path("reaped"));
+    (files, running, pid)
+}
+
+#[test]
+fn it_holds_nothing() {
+    let (files, mut running, pid) = waiting();
+    for key in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+        assert_eq!(status(pid, key), "0000000000000000", "{key}");
+    }
+    let expected = [
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+        ("Threads", "1"),
+        ("TracerPid", "0"),
+    ];
+    for (key, value) in expected {
+        assert_eq!(status(pid, key), value, "{key}");
+    }
+    // All that can be blocked are: no handler of the program's could run, and none is there.
+    assert_eq!(status(pid, "SigBlk"), "fffffffffffbfeff");
+    assert_eq!(status(pid, "SigCgt"), "0000000000000000");
+    let id = pid.as_raw_nonzero().get();
+    let link = |name: &str| fs::read_link(format!("/proc/{id}/{name}")).unwrap();
+    assert_eq!(link("cwd").to_str(), Some("/"));
+    let mut held: Vec<_> = fs::read_dir(format!("/proc/{id}/fd"))
+        .unwrap()
+        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
+        .collect();
+    held.sort();
+    // Two descriptions of its own memory.
+    let own = ["maps", "statm"].map(|name| std::path::PathBuf::from(format!("/proc/{id}/{name}")));
+    assert_eq!(held, own);
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    let (_, stat) = stat.rsplit_once(") ").unwrap();
+    let words: Vec<&str> = stat.split(' ').collect();
+    // Its own session and group, without a terminal; nobody's child but init's, or a subreaper's.
+    let (parent, group, session, terminal) = (words[1], words[2], words[3], words[4]);
+    assert_eq!(
+        (group, session, terminal),
+        (&*id.to_string(), &*id.to_string(), "0")
+    );
+    assert_ne!(parent, running.pid().as_raw_nonzero().to_string());
+    running.write("q");
+    assert_eq!(running.wait().shell_status(), 6);
+    assert_no_sibling(&files.path("reaped"));
+}
+
+#[test]
+fn the_programs_waits_never_see_it() {
+    let files = compile(&[Source::C("childless", &[])]);
+    let path = files.path("childless");
+    for subreaper in ["", "subreaper"] {
+        let program = Program::new(&path).arg(subreaper);
+        let ran = program.jumbo_with(&["--reaper=on"]);
+        assert_eq!(ran.shell_status(), 0, "{subreaper} {ran:?}");
+        assert_no_sibling(&path);
+    }
+}
+
+/// A handler that ran in the sibling would run in the program's memory, with the sibling's identity.
+#[test]
+fn a_signal_for_it_is_not_handled() {
+    let files = compile(&[Source::C("escalate", &[])]);
+    let path = files.path("escalate");
+    let mut running = Program::new(&path)
+        .arg("handler")
+        .start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = sibling(&path);
+    for signal in [Signal::TERM, Signal::HUP, Signal::USR1] {
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+    assert_eq!(sibling(&path), pid);
+    running.write("\n");
+    let ran = running.wait().ok();
+    assert_eq!(ran.number("handled"), 0, "{ran:?}");
+    assert_no_sibling(&path);
+}
+
+/// As root, then as nobody under a seccomp filter: all that the sibling executes and reads is rewritten,
+/// so that it runs code of the program's choice, which makes one call.
+#[test]
+fn code_of_the_programs_choice_does_nothing_in_it() {
+    if !host::root() || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let files = compile(&[Source::C("escalate", &[])]);
+    let path = files.path("escalate");
+    let attack = |name: &str| {
+        let program = Program::new(&path).args(["attack", name]).installed();
+        let mut running = program.start_jumbo(&["--reaper=on"]);
+        running.wait_for_line("ready");
+        let pid = sibling(&path);
+        assert_eq!(status(pid, "Uid"), "0\t0\t0\t0");
+        running.write(&format!("{}\n", pid.as_raw_nonzero()));
+        let ran = running.wait().ok();
+        assert_no_sibling(&path);
+        // The code has run, in the sibling.
+        let who = i64::from(pid.as_raw_nonzero().get());
+        assert_eq!(ran.number("ran").cast_signed(), who, "{name} {ran:?}");
+        ran.number("returned") != 0
+    };
+    // What it is allowed to do, so that it is seen that an answer would be seen.
+    assert!(attack("futex"));
+    for name in [
+        "openat",
+        "open",
+        "kill",
+        "tgkill",
+        "ptrace",
+        "socket",
+        "execve",
+        "fork",
+        "clone",
+        "clone3",
+        "setuid",
+        "mmap",
+        "mprotect",
+        "mremap",
+        "process_vm_readv",
+        "read",
+        "write",
+        "prctl",
+        "dumpable",
+        "unshare-user",
+        "setns",
+        "bpf",
+        "madvise-other",
+        "getpid",
+        "pidfd_open",
+        "io_uring_setup",
+        "unlink",
+        "mount",
+        "keyctl",
+        "rt_sigaction",
+        "x32",
+    ] {
+        assert!(!attack(name), "{name} was answered");
+    }
+}
+
+#[test]
+fn the_program_is_as_dumpable_as_without() {
+    let files = compile(&[Source::C("escalate", &[])]);
+    let program = Program::new(files.path("escalate")).arg("dumpable");
+    for program in [program.clone().unprivileged(), program] {
+        let plain = program.plain().ok();
+        let jumbo = program.jumbo_with(&["--reaper=on"]).ok();
+        assert_eq!(plain.stdout, jumbo.stdout);
+    }
+}
+
+#[test]
+fn a_tracer_does_not_follow_it() {
+    let Some(strace) = host::command("strace") else {
+        return;
+    };
+    let files = compile(&[Source::C("reaped", &[])]);
+    let folder = crate::support::build::world_readable_folder();
+    let log = folder.path().join("log");
+    let program = Program::new(files.path("reaped"))
+        .args(["16", "exit"])
+        .around([
+            strace.as_os_str(),
+            "-f".as_ref(),
+            "-o".as_ref(),
+            log.as_os_str(),
+        ]);
+    let ran = program.jumbo_with(&["--reaper=on"]);
+    assert_eq!(ran.shell_status(), 3, "{ran:?}");
+    let log = fs::read_to_string(&log).unwrap();
+    let mut tasks: Vec<&str> = log
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    tasks.sort_unstable();
+    tasks.dedup();
+    assert_eq!(tasks.len(), 1, "{log}");
+    assert!(log.contains("CLONE_UNTRACED"), "{log}");
+    assert_no_sibling(&files.path("reaped"));
+}

@@ -1,0 +1,143 @@
+//! However the program ends, whoever waits is answered at once, and the memory comes back.
+
+use super::{assert_no_sibling, sibling, siblings, states};
+use crate::support::{MIB, Program, Ran, Report, Source, build, compile, host};
+
+/// Under `waiter`, which tells what was left when the program had ended.
+fn waited(size: &str, how: &str, options: &[&str]) -> (Ran, Report) {
+    let files = compile(&[Source::C("waiter", &[]), Source::C("reaped", &[])]);
+    let program = Program::new(files.path("waiter"))
+        .arg(files.path("reaped"))
+        .args([size, how])
+        .around(["prlimit", "--core=0"]);
+    let (ran, report) = program.reported_with(options);
+    assert_no_sibling(&files.path("reaped"));
+    (ran, report)
+}
+
+/// What the siblings that ended gave back, in bytes.
+fn freed(report: &Report) -> u64 {
+    let reapers = report.at("/obtained/reapers").as_array().unwrap();
+    let freed = |row: &serde_json::Value| row["freed"].as_u64().unwrap();
+    reapers.iter().map(freed).sum()
+}
+
+#[test]
+fn every_end_leaves_the_memory_to_the_sibling() {
+    let ends = [
+        ("exit", 3),
+        ("_exit", 3),
+        ("return", 3),
+        ("abort", 134),
+        ("segv", 139),
+        ("kill", 137),
+        ("exec", 5),
+        ("exec-thread", 5),
+        ("exec-fails", 3),
+    ];
+    for (how, status) in ends {
+        let (ran, report) = waited("300", how, &["--reaper=on"]);
+        assert_eq!(ran.shell_status(), status, "{how} {ran:?}");
+        assert!(ran.stdout.contains("closed=1"), "{how} {ran:?}");
+        // The shell that was run by exec has one of its own.
+        let orphans = if how.starts_with("exec") && status == 5 {
+            2
+        } else {
+            1
+        };
+        assert_eq!(ran.number("orphans"), orphans, "{how} {ran:?}");
+        assert_eq!(ran.number("bad"), 0, "{how} {ran:?}");
+        assert!(states(&report).contains(&"done".into()), "{how} {report:?}");
+        assert!(freed(&report) >= 300 * MIB, "{how} {report:?}");
+    }
+}
+
+/// The same program with and without, in one test: an absolute time says nothing on a busy machine.
+#[test]
+fn waiting_does_not_take_the_time_of_freeing() {
+    for how in ["exit", "kill"] {
+        let fastest = |options: &[&str]| {
+            let waits = (0..3).map(|_| waited("1500", how, options).0.number("waited"));
+            waits.min().unwrap()
+        };
+        let (plain, reaped) = (fastest(&["--reaper=off"]), fastest(&["--reaper=on"]));
+        assert!(
+            reaped * 5 < plain,
+            "{how}: {plain} us without, {reaped} us with"
+        );
+    }
+}
+
+#[test]
+fn off_starts_nothing() {
+    let (ran, report) = waited("16", "exit", &["--reaper=off"]);
+    assert_eq!(ran.number("orphans"), 0, "{ran:?}");
+    assert!(
+        states(&report).iter().all(|state| state == "off"),
+        "{report:?}"
+    );
+}
+
+/// Text, bss and heap of the program, of its libraries, of ours: nothing is left but the sibling's own.
+#[test]
+fn a_killed_program_holds_none_of_its_files() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let running = Program::new(files.path("reaped"))
+        .args(["1000", "stay"])
+        .start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = sibling(&files.path("reaped"));
+    assert_eq!(siblings(&files.path("reaped")), [pid]);
+    running.signal(rustix::process::Signal::KILL);
+    assert_eq!(running.wait().shell_status(), 137);
+    assert_no_sibling(&files.path("reaped"));
+}
+
+#[test]
+fn a_core_dump_is_whole_and_the_only_one() {
+    let Some(gdb) = host::command("gdb") else {
+        return;
+    };
+    let Some(_knob) = host::Knob::set("/proc/sys/kernel/core_pattern", "core.%p") else {
+        return;
+    };
+    let files = compile(&[Source::C("crash", &[])]);
+    let folder = build::world_readable_folder();
+    let program = Program::new(files.path("crash"))
+        .folder(folder.path())
+        .around(["prlimit", "--core=unlimited"]);
+    let ran = program.jumbo_with(&["--reaper=on"]);
+    assert_eq!(ran.shell_status(), 139, "{ran:?}");
+    assert_no_sibling(&files.path("crash"));
+    let cores: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let [core] = cores.as_slice() else {
+        panic!("one core dump, not {cores:?}")
+    };
+    let seen = Program::new(&gdb)
+        .args(["--batch", "-nx", "-ex", "x/s evidence + 0x2800000"])
+        .arg(files.path("crash"))
+        .arg(core)
+        .plain();
+    assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
+}
+
+/// Many in a row: none is left over, neither alive nor dead. JUMBO_TEST_PROCESSES: how many.
+#[test]
+fn thousands_of_short_programs_leave_nothing() {
+    let count = std::env::var("JUMBO_TEST_PROCESSES").unwrap_or_else(|_| "1000".into());
+    let files = compile(&[Source::C("waiter", &[]), Source::C("short", &[])]);
+    // The waiter takes the orphans, so a zombie would be its own: it waits for each.
+    let program = Program::new(files.path("waiter"))
+        .arg(files.path("short"))
+        .arg(&count)
+        .around(["prlimit", "--core=0"]);
+    let ran = program.jumbo_with(&["--reaper=on"]).ok();
+    // One of each program, and one of `short` itself.
+    let expected = count.parse::<u64>().unwrap() + 1;
+    assert_eq!(ran.number("orphans"), expected, "{ran:?}");
+    assert_eq!(ran.number("bad"), 0, "{ran:?}");
+    assert_no_sibling(&files.path("short"));
+}

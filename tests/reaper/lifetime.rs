@@ -1,0 +1,92 @@
+//! It frees nothing while anybody uses the memory, and ends when it is not needed.
+
+use rustix::process::Signal;
+
+use super::{assert_no_sibling, sibling, siblings};
+use crate::support::{Program, Ran, Source, compile};
+
+fn reaped(how: &str) -> Ran {
+    let files = compile(&[Source::C("waiter", &[]), Source::C("reaped", &[])]);
+    let program = Program::new(files.path("waiter")).arg(files.path("reaped"));
+    let ran = program.args(["200", how]).jumbo_with(&["--reaper=on"]);
+    assert_no_sibling(&files.path("reaped"));
+    assert_eq!(ran.number("bad"), 0, "{how} {ran:?}");
+    ran
+}
+
+#[test]
+fn threads_that_go_on_without_the_main_thread_keep_their_memory() {
+    for how in ["last-thread", "join-main"] {
+        let ran = reaped(how);
+        assert_eq!(ran.shell_status(), 4, "{how} {ran:?}");
+        assert!(ran.stdout.contains("checked"), "{how} {ran:?}");
+    }
+}
+
+#[test]
+fn children_that_outlive_their_parents_keep_their_memory() {
+    // The program's and its children's: each of those has a sibling of its own, and is an orphan too.
+    for (how, orphans) in [("orphan", 3), ("daemon", 5)] {
+        let ran = reaped(how);
+        assert_eq!(ran.shell_status(), 3, "{how} {ran:?}");
+        assert!(ran.stdout.contains("checked"), "{how} {ran:?}");
+        // The first child of the daemon's is waited for by nobody but its parent, which is gone.
+        assert!(ran.number("orphans") <= orphans, "{how} {ran:?}");
+    }
+}
+
+#[test]
+fn children_that_are_spawned_leave_it_where_it_is() {
+    for how in ["spawn", "system"] {
+        let ran = reaped(how);
+        assert_eq!(ran.shell_status(), 3, "{how} {ran:?}");
+    }
+}
+
+#[test]
+fn a_vfork_child_that_outlives_its_killed_parent_keeps_its_memory() {
+    let files = compile(&[Source::C("waiter", &[]), Source::C("vforked", &[])]);
+    let program = Program::new(files.path("waiter")).arg(files.path("vforked"));
+    let ran = program.jumbo_with(&["--reaper=on"]);
+    assert_eq!(ran.shell_status(), 137, "{ran:?}");
+    assert!(ran.stdout.contains("checked"), "{ran:?}");
+    assert_eq!(
+        (ran.number("orphans"), ran.number("bad")),
+        (2, 0),
+        "{ran:?}"
+    );
+    assert_no_sibling(&files.path("vforked"));
+}
+
+/// A stopped sibling frees nothing and hinders nobody; when it is continued it goes on.
+#[test]
+fn a_sibling_that_was_stopped_goes_on() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let path = files.path("reaped");
+    let program = Program::new(&path).args(["100", "stay"]);
+    let mut running = program.start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = sibling(&path);
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    running.write("q");
+    assert_eq!(running.wait().shell_status(), 6);
+    assert_eq!(siblings(&path), [pid]);
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    assert_no_sibling(&path);
+}
+
+/// Whoever kills it has the program that they would have had without it.
+#[test]
+fn a_program_whose_sibling_was_killed_runs_on() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let path = files.path("reaped");
+    let program = Program::new(&path).args(["100", "stay"]);
+    let mut running = program.start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    rustix::process::kill_process(sibling(&path), Signal::KILL).unwrap();
+    assert_no_sibling(&path);
+    running.write("q");
+    let ran = running.wait();
+    assert_eq!(ran.shell_status(), 6, "{ran:?}");
+    assert!(ran.stdout.contains("checked"), "{ran:?}");
+}

@@ -1,0 +1,141 @@
+//! Where no sibling is started, and calls that it is ended for.
+
+use super::{assert_no_sibling, siblings, states};
+use crate::support::program::assert_alike;
+use crate::support::{Program, Source, build, compile, host};
+
+#[test]
+fn pid_one_of_a_namespace_gets_none() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("reaped", &[])]);
+    let program = Program::new(files.path("reaped")).args(["16", "exit"]);
+    let program = program.around(["unshare", "--pid", "--fork", "--mount-proc"]);
+    let (ran, report) = program.reported_with(&["--reaper=on"]);
+    // The launcher is PID 1, and the program is not.
+    assert_eq!(ran.shell_status(), 3, "{ran:?}");
+    assert_eq!(states(&report).len(), 1, "{report:?}");
+    // Without a report the launcher becomes the program.
+    let program = Program::new(files.path("reaped")).args(["16", "stay"]);
+    let program = program.around(["unshare", "--pid", "--fork", "--mount-proc"]);
+    let mut running = program.start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    assert_eq!(siblings(&files.path("reaped")), []);
+    running.write("q");
+    assert_eq!(running.wait().shell_status(), 6);
+    assert_no_sibling(&files.path("reaped"));
+}
+
+/// The first child after unshare(1) --pid is PID 1 of the new namespace, and must be the program's own.
+#[test]
+fn children_of_another_namespace_are_the_programs() {
+    if !host::root() {
+        return;
+    }
+    let script = "sh -c 'echo pid $$'; sh -c 'echo never' 2>/dev/null; echo $?";
+    let program = Program::shell(script).around(["unshare", "--pid"]);
+    let plain = program.plain();
+    assert!(plain.stdout.starts_with("pid 1\n"), "{plain:?}");
+    assert_alike(&plain, &program.jumbo_with(&["--reaper=on"]), "jumbo run");
+}
+
+#[test]
+fn a_program_under_a_filter_is_left_alone() {
+    let files = compile(&[Source::C("filtered", &[]), Source::C("reaped", &[])]);
+    let program = Program::new(files.path("filtered"))
+        .args(["exec".as_ref(), files.path("reaped").as_os_str()])
+        .args(["1200", "exit"]);
+    for mode in ["--reaper=on", "--reaper=auto"] {
+        let (ran, report) = program.reported_with(&[mode]);
+        assert_eq!(ran.shell_status(), 3, "{mode} {ran:?}");
+        let states = states(&report);
+        assert_eq!(states.last().unwrap(), "seccomp", "{mode} {report:?}");
+    }
+}
+
+/// Everything that the library would have to do for a sibling ends this program.
+#[test]
+fn a_program_that_installs_a_filter_is_left_alone_from_then_on() {
+    let files = compile(&[Source::C("filtered", &[])]);
+    for how in ["prctl", "syscall"] {
+        let program = Program::new(files.path("filtered")).args([how, "1200"]);
+        let (ran, report) = program.reported_with(&["--reaper=auto"]);
+        assert_eq!(ran.ok().stdout, "went on\n");
+        assert_eq!(states(&report), ["seccomp"], "{how} {report:?}");
+        // One that was there before goes on.
+        let (ran, report) = program.reported_with(&["--reaper=on"]);
+        assert_eq!(ran.ok().stdout, "went on\n");
+        assert!(
+            ["running", "done"].contains(&&*states(&report)[0]),
+            "{how} {report:?}"
+        );
+    }
+    let program = Program::new(files.path("filtered")).args(["refused", "1200"]);
+    let (ran, report) = program.reported_with(&["--reaper=auto"]);
+    assert_eq!(ran.ok().stdout, "went on\n");
+    assert!(
+        ["running", "done"].contains(&&*states(&report)[0]),
+        "{report:?}"
+    );
+    assert_no_sibling(&files.path("filtered"));
+}
+
+#[test]
+fn where_no_process_can_be_made_the_program_runs_without() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("reaped", &[])]);
+    let program = Program::new(files.path("reaped")).args(["16", "exit"]);
+    // `nobody` may have this one process.
+    let program = program
+        .around(["prlimit", "--nproc=1"])
+        .installed()
+        .user("nobody");
+    let plain = program.plain();
+    assert_eq!(plain.shell_status(), 3, "{plain:?}");
+    assert_alike(&plain, &program.jumbo_with(&["--reaper=on"]), "jumbo run");
+}
+
+#[test]
+fn without_proc_there_is_none() {
+    if !host::root() {
+        return;
+    }
+    let script = "mount -t tmpfs none /proc && exec \"$@\"";
+    let around = ["unshare", "--mount", "sh", "-c", script, "sh"];
+    let program = Program::shell("echo alone; exit 3").around(around);
+    let program = program.env("JUMBO_PRELOAD", build::preload());
+    assert_alike(
+        &program.plain(),
+        &program.jumbo_with(&["--reaper=on"]),
+        "jumbo run",
+    );
+}
+
+#[test]
+fn calls_that_want_memory_of_ones_own_answer_as_before() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("unshares", &[])]);
+    let path = files.path("unshares");
+    // Whether there is one again afterwards.
+    let calls = [
+        ("memory", true),
+        ("time", true),
+        ("user", true),
+        ("pid", false),
+    ];
+    for (call, again) in calls {
+        let program = Program::new(&path).arg(call);
+        let plain = program.clone().stdin("\n").plain().ok();
+        let mut running = program.start_jumbo(&["--reaper=on"]);
+        running.wait_for_line("ready");
+        assert_eq!(siblings(&path).len(), usize::from(again), "{call}");
+        running.write("\n");
+        assert_alike(&plain, &running.wait(), call);
+        assert_no_sibling(&path);
+    }
+}
