@@ -111,6 +111,7 @@ next! {
         -> c_long, else { no_memory(); -1 };
     unshare: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
     setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else { no_memory(); -1 };
+    capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else { no_memory(); -1 };
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else { no_memory(); -1 };
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int,

@@ -5,11 +5,20 @@
 
 use std::ffi::{c_int, c_long, c_ulong};
 
+use jumbo::gather;
 use jumbo::kernel::sandbox;
 use jumbo::reaper::State;
 
 use crate::reaper::auto;
 use crate::{next, sharing};
+
+/// prctl(2)'s ways to take privilege from one thread: the workers of [`gather`] would keep it.
+const NARROWING: [c_int; 4] = [
+    libc::PR_SET_NO_NEW_PRIVS,
+    libc::PR_CAPBSET_DROP,
+    libc::PR_CAP_AMBIENT,
+    libc::PR_SET_SECUREBITS,
+];
 
 /// SECCOMP_SET_MODE_STRICT and SECCOMP_SET_MODE_FILTER of seccomp(2); the operations behind only ask.
 const SET_MODES: std::ops::RangeInclusive<c_long> = 0..=1;
@@ -31,6 +40,9 @@ pub unsafe extern "C" fn prctl(
     let call = || unsafe { (next::prctl.get())(option, first, second, third, fourth) };
     if option == libc::PR_SET_SECCOMP {
         return entering(call, |answer| *answer == 0);
+    }
+    if NARROWING.contains(&option) {
+        gather::retire();
     }
     call()
 }
@@ -58,12 +70,15 @@ pub unsafe extern "C" fn syscall() {
         "je {watched}",
         "cmp rdi, {io_setup}",
         "je {watched}",
+        "cmp rdi, {capset}",
+        "je {watched}",
         "jmp [rip + {next}]",
         seccomp = const libc::SYS_seccomp,
         prctl = const libc::SYS_prctl,
         unshare = const libc::SYS_unshare,
         setns = const libc::SYS_setns,
         io_setup = const libc::SYS_io_setup,
+        capset = const libc::SYS_capset,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -92,6 +107,8 @@ pub unsafe extern "C" fn syscall() {
         "b.eq {watched}",
         "cmp x0, #{io_setup}",
         "b.eq {watched}",
+        "cmp x0, #{capset}",
+        "b.eq {watched}",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
@@ -100,6 +117,7 @@ pub unsafe extern "C" fn syscall() {
         unshare = const libc::SYS_unshare,
         setns = const libc::SYS_setns,
         io_setup = const libc::SYS_io_setup,
+        capset = const libc::SYS_capset,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -126,6 +144,14 @@ unsafe extern "C" fn watched(
         libc::SYS_prctl if first == c_long::from(libc::PR_SET_SECCOMP) => {
             entering(call, |answer| *answer == 0)
         }
+        libc::SYS_prctl if NARROWING.map(c_long::from).contains(&first) => {
+            gather::retire();
+            call()
+        }
+        libc::SYS_capset => {
+            gather::retire();
+            call()
+        }
         libc::SYS_unshare => sharing::unshared(first, call),
         libc::SYS_setns => sharing::joined(call),
         libc::SYS_io_setup => {
@@ -141,6 +167,8 @@ unsafe extern "C" fn watched(
 
 /// Makes a call that installs a filter where it succeeds.
 fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
+    // A worker that was there before would run in the program's memory without the filter.
+    gather::retire();
     sandbox::enter();
     let answer = call();
     if !succeeded(&answer) {

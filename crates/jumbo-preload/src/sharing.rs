@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
+use jumbo::gather;
 use jumbo::reaper::State;
 
 use crate::next;
@@ -55,6 +56,8 @@ pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
     // SAFETY: errno is this thread's own.
     let errno = || unsafe { *libc::__errno_location() };
     let before = errno();
+    // The kernel refuses some of these to a process of several threads as well.
+    gather::retire();
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&errno())
     });
@@ -62,6 +65,17 @@ pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
         next::set_errno(before);
     }
     answer
+}
+
+/// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.
+///
+/// # Safety
+/// As for capset(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
+    gather::retire();
+    // SAFETY: the same call.
+    unsafe { (next::capset.get())(header, data) }
 }
 
 /// shmat(2).
