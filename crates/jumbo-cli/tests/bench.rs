@@ -151,6 +151,41 @@ fn the_json_of_the_heap_table() {
 }
 
 #[test]
+fn the_json_of_the_free_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_free_table: {why}");
+    }
+    let _alone = alone();
+    let table = table(&[
+        "free",
+        "--json",
+        "--rounds",
+        "1",
+        "--size",
+        "512M",
+        "--workers",
+        "1,2",
+    ]);
+    assert_eq!(table["table"], "free");
+    assert_whole(
+        &table,
+        &[
+            "free_aa",
+            "free_1_workers",
+            "free_2_workers",
+            "free_background_call",
+            "free_background_back",
+            "huge_inline",
+            "huge_inline_aa",
+            "small_inline",
+            "small_inline_aa",
+        ],
+        &[],
+    );
+    assert!(table["ratios"]["free_4_workers"].is_null(), "{table:#}");
+}
+
+#[test]
 fn the_json_of_the_exit_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_exit_table: {why}");

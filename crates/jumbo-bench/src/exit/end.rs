@@ -17,7 +17,7 @@ use super::plan::{End, Side};
 use super::worker::{ABORT, EXIT, Ending, Ready, now_ns};
 use crate::child::{self, Launch, line};
 use crate::claim::{self, DRY_RUN};
-use crate::memory::{Watch, warm};
+use crate::memory::Watch;
 use crate::{Error, Settings};
 
 /// What an end took, from the call of `exit` or `abort`, or from the signal.
@@ -67,7 +67,6 @@ fn watch_once(
     (end, side): (End, Side),
     (size, workers): (Bytes, Option<NonZeroU32>),
 ) -> Result<Sample, Error> {
-    warm(super::footprint(size)).map_err(Error::Warm)?;
     let memory = Watch::new(&Root::host(), size)?;
     let mut holder = Holder::start(settings, (side, side.launch(workers)), size)?;
     let measured = holder.measure(settings, (end, side), size, &memory);

@@ -5,6 +5,7 @@
 //! probe on all sides ([`crate::memory::Watch`]). What `waitpid` takes is measured at two sizes, because it shall not
 //! depend on them.
 //!
+//! Memory need not be warmed before a sample: the process touches all of it before any clock runs.
 //! Before the end each side is checked: base pages only, and where the sibling is to give them back it sleeps.
 
 mod end;

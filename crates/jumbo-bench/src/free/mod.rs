@@ -4,6 +4,8 @@
 //! must not become slower (huge-mapped ranges, small ones) go by `munmap`, which is where jumbo looks at each
 //! range that a program gives back.
 //!
+//! Memory need not be warmed before a sample: the worker touches all of it itself, before any clock runs.
+//!
 //! That several threads freed is not concluded from the time: each sample has the preload library's own count of
 //! them, and is refused where it is not what the row says.
 
@@ -17,7 +19,7 @@ use jumbo::units::Bytes;
 
 use crate::child::{self, Launch, answer};
 use crate::machine::Machine;
-use crate::memory::{room, warm};
+use crate::memory::room;
 use crate::rounds::{alternate, alternate_all};
 use crate::stats::median;
 use crate::table::{Row, Table, Unit};
@@ -36,8 +38,8 @@ const MOST: u64 = 90;
 
 /// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many: so many
 /// processes, and so many times in each.
-const PROCESSES: usize = 5;
-const TIMES: usize = 9;
+const PROCESSES: usize = 3;
+const TIMES: usize = 7;
 
 /// How often a sample is tried whose memory, or whose CPUs, somebody else took.
 const TRIES: usize = 3;
@@ -150,7 +152,6 @@ fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<Fr
     }
     let mut tries = TRIES;
     loop {
-        warm(footprint(size)).map_err(Error::Warm)?;
         let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
         claim::base_pages(side.launch, &sample.memory, size)?;
         let checked = side.check(&sample, size, cpus).and_then(|()| {
@@ -171,7 +172,6 @@ fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<Fr
 
 fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, Error> {
     let size = HUGE.min(size);
-    warm(footprint(size)).map_err(Error::Warm)?;
     let words = ["unmap-huge", &size.0.to_string(), &TIMES.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
     claim::launched(launch, &sample.memory)?;
@@ -184,7 +184,6 @@ fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, E
 
 fn unmap_small(settings: &Settings, launch: Launch) -> Result<f64, Error> {
     let size = SMALL[SMALL.len() - 1];
-    warm(footprint(size)).map_err(Error::Warm)?;
     let words = ["unmap-small", &TIMES.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
     claim::base_pages(launch, &sample.memory, size)?;
