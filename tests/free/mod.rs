@@ -1,6 +1,11 @@
 //! Large frees: with several threads, and later. What the program sees is what the kernel promises.
 
-use crate::support::{Compiled, Program, Source, build, compile};
+mod group;
+
+use group::Group;
+
+use crate::support::program::assert_alike;
+use crate::support::{Compiled, MIB, Program, Source, build, compile};
 
 /// How long the storms last, in seconds; `JUMBO_STORM_SECONDS` for longer ones.
 fn seconds() -> String {
@@ -53,4 +58,57 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
     let (ran, report) = storm.reported_with(&["--free=off"]);
     ran.ok();
     assert_eq!(report.number("/obtained/ledger/free/gathered"), 0.0);
+}
+
+/// Runs it plain and with jumbo in both modes; it must do the same.
+#[track_caller]
+fn assert_same_in_both_modes(program: &Program) {
+    let plain = program.plain().ok();
+    for mode in ["--free=sync", "--free=background"] {
+        let jumbo = program.jumbo_with(&[mode, "--free-workers=3"]);
+        assert_alike(&plain, &jumbo, mode);
+    }
+}
+
+/// In a group that has room for one block and a half: what is freed later must not be missed.
+#[test]
+fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
+    let files = compiled("free_again");
+    for (limit, size) in [(300, "200"), (300, "135"), (420, "140")] {
+        let Some(group) = Group::new(limit * MIB) else {
+            return;
+        };
+        let program = Program::new(files.path("free_again")).args([size, "4"]);
+        assert_same_in_both_modes(&program.around(group.enter()));
+        assert_eq!(group.kills(), 0, "{size} MiB in {limit} MiB");
+    }
+}
+
+#[test]
+fn a_limit_of_addresses_is_not_reached_by_what_was_freed() {
+    let files = compiled("free_again");
+    let program = Program::new(files.path("free_again")).args(["200", "2"]);
+    for limit in ["--as=419430400", "--data=314572800"] {
+        assert_same_in_both_modes(&program.clone().around(["prlimit", limit]));
+    }
+}
+
+/// Where no thread can be made the caller does it all.
+#[test]
+fn a_user_who_may_have_no_more_threads_can_free() {
+    if !crate::support::host::root() {
+        return;
+    }
+    let files = compiled("free_again");
+    let program = Program::new(files.path("free_again")).args(["140", "2", "alone"]);
+    assert_same_in_both_modes(&program.unprivileged());
+}
+
+/// A worker is a thread of the process's: it must not be the last one.
+#[test]
+fn the_process_ends_with_its_own_last_thread() {
+    let files = compiled("last_thread");
+    // Without privilege workers stay for a moment.
+    assert_same_in_both_modes(&Program::new(files.path("last_thread")).unprivileged());
+    assert_same_in_both_modes(&Program::new(files.path("last_thread")));
 }

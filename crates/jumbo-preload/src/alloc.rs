@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use jumbo::gather;
 use jumbo::heap::{self, Resize};
 
 use crate::next::{self, set_errno};
@@ -54,6 +55,17 @@ fn small(pointer: *mut c_void) -> *mut c_void {
     pointer
 }
 
+/// A block from the program's allocator: asked for again where memory was still being freed, which it was
+/// too soon to be told is not there.
+#[inline(always)]
+fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    let block = ask();
+    if block.is_null() && gather::is_pending() && gather::settle() {
+        return small(ask());
+    }
+    small(block)
+}
+
 /// malloc(3).
 ///
 /// # Safety
@@ -66,7 +78,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::malloc.get())(size) })
+    behind(|| unsafe { (next::malloc.get())(size) })
 }
 
 /// calloc(3).
@@ -82,7 +94,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::calloc.get())(count, size) })
+    behind(|| unsafe { (next::calloc.get())(count, size) })
 }
 
 /// free(3).
@@ -146,7 +158,12 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         }
     }
     // SAFETY: the same call.
-    small(unsafe { (next::realloc.get())(pointer, size) })
+    let resize = || unsafe { (next::realloc.get())(pointer, size) };
+    if size == 0 {
+        // It frees the block, and has none to give.
+        return resize();
+    }
+    behind(resize)
 }
 
 /// A block of the heap gets another size.
@@ -230,7 +247,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::memalign.get())(align, size) })
+    behind(|| unsafe { (next::memalign.get())(align, size) })
 }
 
 /// aligned_alloc(3).
@@ -245,7 +262,7 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::aligned_alloc.get())(align, size) })
+    behind(|| unsafe { (next::aligned_alloc.get())(align, size) })
 }
 
 /// posix_memalign(3).
@@ -263,7 +280,12 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         return 0;
     }
     // SAFETY: the same call.
-    unsafe { (next::posix_memalign.get())(out, align, size) }
+    let ask = || unsafe { (next::posix_memalign.get())(out, align, size) };
+    let answer = ask();
+    if answer == libc::ENOMEM && gather::is_pending() && gather::settle() {
+        return ask();
+    }
+    answer
 }
 
 /// valloc(3).
@@ -278,7 +300,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::valloc.get())(size) })
+    behind(|| unsafe { (next::valloc.get())(size) })
 }
 
 /// pvalloc(3).
@@ -295,7 +317,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: the same call.
-    small(unsafe { (next::pvalloc.get())(size) })
+    behind(|| unsafe { (next::pvalloc.get())(size) })
 }
 
 /// malloc_usable_size(3).

@@ -45,6 +45,38 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let map = || unsafe { any(addr, len, prot, flags, fd, off) };
+    if gather::is_pending() {
+        if flags & MAP_ANONYMOUS != 0 {
+            gather::about_to_allocate(len);
+        }
+        return again(map, MAP_FAILED);
+    }
+    map()
+}
+
+/// Makes a call that needs memory, a second time where memory was still being freed when it failed.
+#[cold]
+fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
+    let answer = call();
+    if answer == failed && gather::settle() {
+        return call();
+    }
+    answer
+}
+
+/// # Safety
+/// As for [`mmap`].
+#[inline(always)]
+unsafe fn any(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+) -> *mut c_void {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd != 0 && len >= maps::SMALL && flags & MAP_ANONYMOUS != 0 {
         // SAFETY: the caller's promise.
@@ -150,6 +182,10 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     // SAFETY: the same call.
     let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
+    if new > old && gather::is_pending() {
+        // More memory in a place that may have to change: rare enough to wait.
+        gather::settle();
+    }
     let pmd = PMD.load(Ordering::Relaxed);
     let ours = pmd != 0 && maps::is_placed(addr.addr());
     if !ours || new <= old {
@@ -219,7 +255,12 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
     // SAFETY: the same call.
-    let old = unsafe { (next::sbrk.get())(increment) };
+    let move_break = || unsafe { (next::sbrk.get())(increment) };
+    let old = if increment > 0 && gather::is_pending() {
+        again(move_break, MAP_FAILED)
+    } else {
+        move_break()
+    };
     if old != MAP_FAILED {
         grown(old.addr(), increment);
     }
@@ -232,8 +273,15 @@ pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
 /// As for brk(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn brk(addr: *mut c_void) -> c_int {
-    // SAFETY: sbrk(0) only asks; then the same call.
-    let (old, answer) = unsafe { ((next::sbrk.get())(0), (next::brk.get())(addr)) };
+    // SAFETY: sbrk(0) only asks.
+    let old = unsafe { (next::sbrk.get())(0) };
+    // SAFETY: the same call.
+    let move_break = || unsafe { (next::brk.get())(addr) };
+    let answer = if gather::is_pending() {
+        again(move_break, -1)
+    } else {
+        move_break()
+    };
     if answer == 0 && old != MAP_FAILED {
         grown(
             old.addr(),

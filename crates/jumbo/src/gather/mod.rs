@@ -22,6 +22,8 @@ mod collect;
 mod handover;
 mod headroom;
 mod memory;
+#[cfg(test)]
+mod model;
 mod queue;
 mod unmap;
 mod window;
