@@ -112,3 +112,22 @@ fn the_process_ends_with_its_own_last_thread() {
     assert_same_in_both_modes(&Program::new(files.path("last_thread")).unprivileged());
     assert_same_in_both_modes(&Program::new(files.path("last_thread")));
 }
+
+/// A container puts a filter on all that it starts. The launcher tries it out, in a process that may die.
+#[test]
+fn an_inherited_filter_is_tried_out_first() {
+    let files = compile(&[
+        Source::C("gather_storm", &[]),
+        Source::C("under_filter", &[]),
+    ]);
+    for (filter, gathers) in [("allow", true), ("mremap", false)] {
+        let storm = Program::new(files.path("gather_storm")).args(["128", "50", "1"]);
+        let filtered = files.path("under_filter");
+        let (ran, report) = storm
+            .around([filtered.as_os_str(), filter.as_ref()])
+            .reported_with(&["--free-workers=2", "--reaper=off"]);
+        ran.ok();
+        let gathered = report.number("/obtained/ledger/free/gathered");
+        assert_eq!(gathered > 0.0, gathers, "{filter}: {report:?}");
+    }
+}

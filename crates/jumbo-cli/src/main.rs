@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod kill;
 mod manual;
+mod rehearse;
 mod run;
 mod signal;
 mod status;
@@ -31,6 +32,8 @@ enum Command {
     Doctor(doctor::Args),
     Kill(kill::Args),
     Bench(bench::Args),
+    #[command(hide = true)]
+    Rehearse(rehearse::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(args),
         Command::Kill(args) => kill::main(args),
         Command::Bench(args) => bench::main(args),
+        Command::Rehearse(_) => rehearse::main(),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
     };

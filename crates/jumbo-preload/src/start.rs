@@ -44,7 +44,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
     // Before anybody asks.
-    sandbox::detect();
+    sandbox::detect(orders.filters);
     let glibc = next::malloc_is_glibcs();
     let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();

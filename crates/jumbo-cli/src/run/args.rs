@@ -48,7 +48,8 @@ pub(crate) struct Args {
     /// Free large blocks with several threads: sync, background or off [default: sync]
     ///
     /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
-    /// it returns at once and the memory follows. `off`: as without jumbo.
+    /// it returns at once and the memory follows. `off`: as without jumbo. Under a seccomp filter
+    /// (in a container) it is off without a report, unless asked for.
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     free: Option<Free>,
 
@@ -152,6 +153,8 @@ enum ReportFormat {
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) options: Options,
+    /// How large frees are done was said, rather than left at its default.
+    pub(super) free_asked: bool,
     pub(super) report: Option<Wanted>,
     pub(super) supervise: bool,
     pub(super) dry_run: bool,
@@ -220,6 +223,7 @@ impl Settings {
             let chosen = typed.map(policy::Switch::from).or(profile);
             chosen.map_or(default, |switch| switch == policy::Switch::On)
         };
+        let free_asked = args.free.is_some() || profile.free.is_some();
         let options = Options {
             heap: on(args.heap, profile.heap, defaults.heap),
             maps: on(args.maps, profile.maps, defaults.maps),
@@ -255,6 +259,7 @@ impl Settings {
         };
         Ok(Self {
             options,
+            free_asked,
             report,
             supervise: args.supervise || profile.supervise.unwrap_or(false),
             json: args.json || matches!(typed, Some(policy::ReportFormat::Json)),

@@ -3,10 +3,11 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
-use jumbo::kernel::{Root, thp};
-use jumbo::policy::{Host, Orders, Plan, Tunable, variables};
+use jumbo::kernel::{Root, sandbox, thp};
+use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::args::Settings;
@@ -57,6 +58,12 @@ impl<'a> Launch<'a> {
             }
             found => found?,
         };
+        // To find out takes a process, which a filter could forbid as well: not for a program that is to be
+        // exec'd in place, unless somebody asked.
+        let may_fork = settings.report.is_some() || settings.free_asked;
+        if library.is_some() && may_fork && settings.options.free != FreeMode::Off {
+            plan.orders.filters = filters();
+        }
         Ok(Self {
             program,
             plan,
@@ -129,6 +136,29 @@ impl<'a> Launch<'a> {
                 code: NOT_EXECUTABLE,
                 message: format!("cannot run `{}`: {error}", self.name().display()),
             })
+    }
+}
+
+/// How many seccomp filters this process has, and the program will inherit, if giving memory back is
+/// harmless under them: 0 where there are none, or it is not. A container has one.
+fn filters() -> u32 {
+    let count = sandbox::inherited().unwrap_or_default();
+    if count == 0 {
+        return 0;
+    }
+    // Somebody else makes the calls first: they may be the end of him.
+    let rehearsal = std::env::current_exe().and_then(|jumbo| {
+        std::process::Command::new(jumbo)
+            .arg(crate::rehearse::NAME)
+            .env_remove("LD_PRELOAD")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    });
+    match rehearsal {
+        Ok(status) if status.success() => count,
+        _ => 0,
     }
 }
 

@@ -10,6 +10,7 @@
 //!   ours first.
 //! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
 //!   threads, `memory` the leaf that frees, `headroom` what background mode asks beforehand.
+//! - [`rehearse`] makes all those calls once, in a process that may die of it.
 //!
 //! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
 //! make a free slower. So is everything where a thread cannot be made, where a seccomp filter is at work,
@@ -25,6 +26,7 @@ mod memory;
 #[cfg(test)]
 mod model;
 mod queue;
+mod rehearse;
 mod unmap;
 mod window;
 mod workers;
@@ -36,6 +38,7 @@ use memory::Kernel;
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
+pub use rehearse::rehearse;
 pub use unmap::{Leaving, discard, unmap};
 
 static HANDOVER: Handover = Handover::new();

@@ -25,7 +25,7 @@ static BUDGET: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads may free a range of `length`; `None` where that is not ours.
 fn threads(length: usize) -> Option<u32> {
-    let ours = is_large(length) && !sandbox::is_entered();
+    let ours = is_large(length) && !sandbox::is_untried();
     ours.then(|| MOST.load(Ordering::Relaxed))
 }
 

@@ -31,6 +31,9 @@ pub struct Orders<'a> {
     pub free_least: Option<usize>,
     /// Whether a sibling gives the memory back after the program's end (`--reaper`).
     pub reaper: ReaperMode,
+    /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
+    /// harmless under them.
+    pub filters: u32,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
     pub pmd: usize,
     /// Where the ledger is mapped from, if anybody wants one.
@@ -49,6 +52,7 @@ impl Default for Orders<'_> {
             free_workers: 0,
             free_least: None,
             reaper: ReaperMode::Auto,
+            filters: 0,
             pmd: 2 << 20,
             ledger: None,
         }
@@ -119,7 +123,7 @@ impl<'a> Orders<'a> {
     /// The text for the environment.
     pub fn encode(&self) -> String {
         let mut text = format!(
-            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={},pmd={}",
+            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={},filters={},pmd={}",
             u8::from(self.heap),
             u8::from(self.maps),
             self.max_waste,
@@ -128,6 +132,7 @@ impl<'a> Orders<'a> {
             self.free.name(),
             self.free_workers,
             self.reaper.name(),
+            self.filters,
             self.pmd
         );
         if let Some(least) = self.free_least {
@@ -161,6 +166,7 @@ impl<'a> Orders<'a> {
                 "free_least" => {
                     orders.free_least = value.parse().ok().or(orders.free_least);
                 }
+                "filters" => orders.filters = value.parse().unwrap_or(orders.filters),
                 "reaper" => {
                     let known = ReaperMode::ALL
                         .into_iter()
@@ -209,12 +215,12 @@ mod tests {
         fn what_is_encoded_is_decoded(
             heap: bool, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             free_least: Option<usize>,
-            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3,
+            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
             let orders = Orders {
-                heap, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper,
+                heap, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper, filters,
                 pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.encode();

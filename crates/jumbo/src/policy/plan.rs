@@ -109,6 +109,7 @@ impl Plan {
             free_workers: options.free_workers,
             free_least: None,
             reaper: options.reaper,
+            filters: 0,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,
         };
