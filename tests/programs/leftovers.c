@@ -9,6 +9,7 @@
 #include "check.h"
 
 #include <linux/aio_abi.h>
+#include <linux/perf_event.h>
 #include <sys/file.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
@@ -60,10 +61,15 @@ static void acquire(const char *what, const char *path)
         held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
     } else if (!strcmp(what, "device")) {
-        int device = open("/dev/mem", O_RDONLY);
-        if (device < 0 || (held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, device, 0xf0000)) == MAP_FAILED) {
-            device = open("/dev/vga_arbiter", O_RDWR);
+        /* Memory of the kernel's: the ring of a counter that counts nothing. */
+        struct perf_event_attr counter = {.type = PERF_TYPE_SOFTWARE,
+                                          .size = sizeof counter,
+                                          .config = PERF_COUNT_SW_DUMMY};
+        int device = (int)syscall(SYS_perf_event_open, &counter, 0, -1, -1, 0);
+        held = mmap(NULL, 8192, prot, MAP_SHARED, device, 0);
+        if (held == MAP_FAILED) {
             printf("no device\n");
+            fflush(stdout);
             _exit(42);
         }
     } else {

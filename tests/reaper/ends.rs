@@ -1,7 +1,7 @@
 //! However the program ends, whoever waits is answered at once, and the memory comes back.
 
 use super::{assert_no_sibling, sibling, siblings, states};
-use crate::support::{MIB, Program, Ran, Report, Source, build, compile, host};
+use crate::support::{MIB, Program, Ran, Report, Source, build, compile, host, wait};
 
 /// Under `waiter`, which tells what was left when the program had ended.
 fn waited(size: &str, how: &str, options: &[&str]) -> (Ran, Report) {
@@ -122,6 +122,50 @@ fn a_core_dump_is_whole_and_the_only_one() {
         .arg(core)
         .plain();
     assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
+}
+
+/// A kill of the whole cgroup takes the sibling too: the kernel frees, and nothing is left of either.
+#[test]
+fn a_killed_cgroup_is_empty() {
+    if !host::root() {
+        return;
+    }
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+    let unified = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let place = words.next()?;
+        (words.next()? == "cgroup2").then_some(place)
+    });
+    let Some(unified) = unified else {
+        return host::skip("no cgroup2 file system is mounted");
+    };
+    let cgroup = std::path::Path::new(unified).join(format!("jumbo-e2e-{}", std::process::id()));
+    std::fs::create_dir(&cgroup).unwrap();
+    if !cgroup.join("cgroup.kill").exists() {
+        std::fs::remove_dir(&cgroup).unwrap();
+        return host::skip("this kernel has no cgroup.kill");
+    }
+    let files = compile(&[Source::C("reaped", &[])]);
+    let path = files.path("reaped");
+    let enter = "echo 0 > \"$0\"/cgroup.procs && exec \"$@\"";
+    let program = Program::new(&path).args(["100", "stay"]);
+    let around = [
+        "sh".as_ref(),
+        "-c".as_ref(),
+        enter.as_ref(),
+        cgroup.as_os_str(),
+    ];
+    let running = program.around(around).start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = sibling(&path).as_raw_nonzero().to_string();
+    let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+    assert!(members.lines().any(|line| line == pid), "{members}");
+    std::fs::write(cgroup.join("cgroup.kill"), "1").unwrap();
+    assert_eq!(running.wait().shell_status(), 137);
+    assert_no_sibling(&path);
+    wait::until("the cgroup to be empty", wait::MOMENT, || {
+        std::fs::remove_dir(&cgroup).ok()
+    });
 }
 
 /// Many in a row: none is left over, neither alive nor dead. JUMBO_TEST_PROCESSES: how many.

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::ledger::Slot;
 
-/// The most threads that give memory back at once.
-pub(super) const MAX_WORKERS: usize = 16;
+/// The most threads that give memory back at once. Each has a stack in the library's image, which a
+/// program that locks its memory pays for.
+pub(super) const MAX_WORKERS: usize = 4;
 
 /// The words that both look at.
 #[derive(Debug)]

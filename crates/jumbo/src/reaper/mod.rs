@@ -15,6 +15,21 @@
 //! All of these are code inside the program. [`beside`] is the other way, from outside: for a process that
 //! nobody prepared, a supervisor frees its memory beside the kernel.
 //!
+//! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child or
+//! that of the nearest subreaper above the program, who finds an exit status of 0 when it is done (an init
+//! that never waits keeps a zombie). Only where the program is a subreaper itself would it come back to the
+//! program, and hang its waits for all children; there it is the program's own child without an exit
+//! signal, which only waits with `__WALL` or `__WCLONE` see, and [`retire`] reaps it.
+//!
+//! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
+//! the program's root folder and its /proc mounted. Between its first instruction and its filter (some
+//! fifty microseconds) it runs with the program's user ID and without capabilities; only a thread that
+//! drops privilege in that moment, and whose memory is in hostile hands in the same moment, could use that.
+//! A user fault handler in another process (userfaultfd(2) with events of removal) that does not answer
+//! makes it wait. A writer of /proc/self/attr/current (SELinux) that wants memory of its own has to be run
+//! with `--reaper=off`, and so has a program that switches on the tagging of addresses on x86-64 after its
+//! start.
+//!
 //! Invariants: it frees nothing while any process or thread uses the memory; it holds no privilege, no
 //! file of the program's, no terminal and no working directory; whatever goes wrong in it ends it, and the
 //! kernel frees the memory as it would have without it.
