@@ -116,31 +116,36 @@ fn decide() -> bool {
     if locks {
         LOCKS.store(true, Ordering::Relaxed);
     }
-    let acquired =
-        State::from_code(ACQUIRED.load(Ordering::Acquire)).filter(|state| *state != State::Off);
-    if let Some(state) = outlives.or(acquired) {
+    if let Some(state) = outlives.or(acquired()) {
         reaper::note(state);
         return true;
     }
     // From here on, what is acquired is told; what was acquired between the survey and now is not: so
     // there is another one.
     GUARDING.store(true, Ordering::SeqCst);
-    if reaper::start() == State::Running {
-        match reaper::survey().map(|survey| survey.outlives) {
-            Ok(None) => {}
-            Ok(Some(state)) => acquire(state),
-            Err(_) => acquire(State::Kernel),
-        }
-    } else {
+    if reaper::start() != State::Running {
         GUARDING.store(false, Ordering::SeqCst);
+        return true;
+    }
+    let outlives = reaper::survey().map_or(Some(State::Kernel), |survey| survey.outlives);
+    // Another thread that acquired something found the start under way, and left the end to us.
+    if let Some(state) = outlives.or(acquired()) {
+        GUARDING.store(false, Ordering::SeqCst);
+        reaper::retire(state);
     }
     true
+}
+
+/// What was acquired while there was a sibling, or while one was being started.
+fn acquired() -> Option<State> {
+    let state = State::from_code(ACQUIRED.load(Ordering::SeqCst));
+    state.filter(|state| *state != State::Off)
 }
 
 /// Something was acquired that would outlive the program.
 pub(crate) fn acquire(state: State) {
     if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
-        ACQUIRED.store(state as u32, Ordering::Release);
+        ACQUIRED.store(state as u32, Ordering::SeqCst);
         GUARDING.store(false, Ordering::SeqCst);
         reaper::retire(state);
     }
