@@ -370,6 +370,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     if !passing.contains(&advice) {
         heap::changed(addr.addr());
     }
+    if advice == libc::MADV_MERGEABLE {
+        gather::merged();
+    }
     if advice == libc::MADV_DONTNEED && gather::is_large(len) {
         // SAFETY: the caller drops what the range holds.
         match unsafe { gather::discard(addr.addr(), len) } {

@@ -62,6 +62,7 @@ pub struct Settings {
 static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 static MOST: AtomicU32 = AtomicU32::new(0);
 static BACKGROUND: AtomicBool = AtomicBool::new(false);
+static MERGED: AtomicBool = AtomicBool::new(false);
 
 /// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
 pub fn start(settings: Settings) {
@@ -82,6 +83,12 @@ pub fn start(settings: Settings) {
 #[inline(always)]
 pub fn is_large(length: usize) -> bool {
     length >= FROM.load(Ordering::Relaxed)
+}
+
+/// The program has had pages merged (MADV_MERGEABLE): to move those the kernel would take them apart first,
+/// which takes time and memory. What is unmapped from now on is the kernel's business.
+pub fn merged() {
+    MERGED.store(true, Ordering::Relaxed);
 }
 
 /// The CPUs that this thread may run on, at most 4.

@@ -9,7 +9,7 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::{BACKGROUND, HANDOVER, MOST, headroom, is_large, window, workers};
+use super::{BACKGROUND, HANDOVER, MERGED, MOST, headroom, is_large, window, workers};
 use crate::kernel::sandbox;
 use crate::ledger::{Slot, stats};
 use crate::sync::{Linux, Platform};
@@ -82,7 +82,7 @@ impl Leaving {
         let Some(length) = length.checked_next_multiple_of(page).filter(|_| aligned) else {
             return false;
         };
-        let place = if self.0.is_full() {
+        let place = if self.0.is_full() || MERGED.load(Ordering::Relaxed) {
             None
         } else {
             window::take(address, length)

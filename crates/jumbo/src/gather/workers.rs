@@ -11,7 +11,7 @@
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
@@ -32,6 +32,13 @@ const BOUND: Duration = Duration::from_secs(10);
 const LETTING_GO: Duration = Duration::from_millis(50);
 
 static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
+/// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
+/// was made behind the C library's back: what it reads of workers is about its parent's.
+static MAKER: AtomicI32 = AtomicI32::new(0);
+
+fn process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
 
 /// Makes up to `count` workers, and gives how many it made. Never under a lock: the C library allocates.
 pub(super) fn make(count: u32) -> u32 {
@@ -41,6 +48,7 @@ pub(super) fn make(count: u32) -> u32 {
     if count == 0 || refused.is_ok() {
         return 0;
     }
+    MAKER.store(process(), Ordering::Relaxed);
     // SAFETY: errno is this thread's own; what succeeds must leave it alone.
     let errno = unsafe { *libc::__errno_location() };
     let made = (0..count).take_while(|_| make_one()).count();
@@ -122,12 +130,16 @@ fn linger() -> Duration {
 /// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
 /// them. False where they have not left within ten seconds.
 pub(super) fn retire(for_good: bool) -> bool {
+    let process = process();
+    if !for_good && MAKER.load(Ordering::Relaxed) != process {
+        // There is none, in this process.
+        return true;
+    }
     HANDOVER.help(&Kernel);
     let Some(left) = HANDOVER.retire(BOUND, for_good) else {
         return false;
     };
     let deadline = Instant::now() + LETTING_GO;
-    let process = rustix::process::getpid().as_raw_nonzero().get();
     for thread in left.into_iter().filter(|thread| *thread != 0) {
         while exists(process, thread) && Instant::now() < deadline {
             std::thread::yield_now();
