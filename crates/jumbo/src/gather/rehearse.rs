@@ -6,7 +6,8 @@ use std::ptr;
 use rustix::io::Result;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use super::{Mode, Settings, discard, memory, settle, start, unmap};
+use super::unmap::{MAY_BE_HUGE, discard, unmap};
+use super::{Mode, Settings, memory, settle, start};
 
 /// Enough for several threads to have something to do.
 const LENGTH: usize = 8 << 20;
@@ -24,7 +25,7 @@ pub fn rehearse() -> Result<bool> {
         start(Settings {
             mode,
             threads: 2,
-            least: LENGTH,
+            least: LENGTH / MAY_BE_HUGE,
         });
         let address = touched()?;
         // SAFETY: the memory is ours, and nobody has a pointer into it.
