@@ -3,16 +3,80 @@
  * and what they answer.
  *
  *   unshares CALL
+ *
+ * And calls that the sibling would undermine: `chroot HOW FOLDER`, after which the folder outside is not to be
+ * found through any process's root; and `thread`, which has children elsewhere in one thread alone.
  */
 #include "check.h"
 
+#include <dirent.h>
+#include <linux/capability.h>
+#include <pthread.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 static void say(const char *what, long answer)
 {
     printf("%s: %ld %s\n", what, answer, answer == 0 ? "" : strerror(errno));
+}
+
+/* The processes of this program whose root this one may follow to what is outside of its own. */
+static int ways_out(DIR *proc, const char *program)
+{
+    int found = 0, seen = 0;
+    struct dirent *entry;
+    rewinddir(proc);
+    while ((entry = readdir(proc))) {
+        char path[300], command[4096] = "";
+        struct stat outside;
+        snprintf(path, sizeof path, "%s/cmdline", entry->d_name);
+        int file = openat(dirfd(proc), path, O_RDONLY);
+        if (file < 0)
+            continue;
+        ssize_t length = read(file, command, sizeof command - 1);
+        close(file);
+        if (length <= 0 || strcmp(command, program))
+            continue;
+        seen++;
+        snprintf(path, sizeof path, "%s/root/proc/self", entry->d_name);
+        found += fstatat(dirfd(proc), path, &outside, AT_SYMLINK_NOFOLLOW) == 0;
+    }
+    CHECK(seen > 0);
+    return found;
+}
+
+static void leave_root(const char *program, const char *how, const char *folder)
+{
+    DIR *proc = opendir("/proc");
+    CHECK(proc);
+    if (!strcmp(how, "name"))
+        CHECK(chroot(folder) == 0);
+    else
+        CHECK(syscall(SYS_chroot, folder) == 0);
+    CHECK(chdir("/") == 0 && chroot("/nowhere") == -1 && errno == ENOENT);
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    CHECK(syscall(SYS_capset, &header, none) == 0);
+    errno = 0;
+    say("ways out", ways_out(proc, program));
+    closedir(proc);
+}
+
+static void *in_a_thread(void *unused)
+{
+    (void)unused;
+    CHECK(unshare(CLONE_NEWPID) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0)
+        _exit(getpid() == 1 ? 0 : 1);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    errno = 0;
+    say("the first child is PID 1", status);
+    return NULL;
 }
 
 int main(int argc, char **argv)
@@ -43,6 +107,13 @@ int main(int argc, char **argv)
         int status;
         CHECK(waitpid(child, &status, 0) == child);
         say("the first child is PID 1", status);
+    }
+    if (!strcmp(argv[1], "chroot")) {
+        CHECK(argc > 3);
+        leave_root(argv[0], argv[2], argv[3]);
+    } else if (!strcmp(argv[1], "thread")) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, in_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
     }
     printf("ready\n");
     fflush(stdout);

@@ -127,6 +127,8 @@ fn calls_that_want_memory_of_ones_own_answer_as_before() {
         ("time", true),
         ("user", true),
         ("pid", false),
+        // The thread that asked is the one that cannot have it back.
+        ("thread", false),
     ];
     for (call, again) in calls {
         let program = Program::new(&path).arg(call);
@@ -136,6 +138,27 @@ fn calls_that_want_memory_of_ones_own_answer_as_before() {
         assert_eq!(siblings(&path).len(), usize::from(again), "{call}");
         running.write("\n");
         assert_alike(&plain, &running.wait(), call);
+        assert_no_sibling(&path);
+    }
+}
+
+/// Everybody may look at the root of a process of the same user without privilege: a sibling that kept the
+/// old one would be a way out.
+#[test]
+fn a_program_that_changes_its_root_has_no_way_back() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("unshares", &[])]);
+    let path = files.path("unshares");
+    let root = build::world_readable_folder();
+    for how in ["name", "number"] {
+        let program = Program::new(&path).args(["chroot", how]).arg(root.path());
+        let plain = program.clone().stdin("\n").plain().ok();
+        let mut running = program.start_jumbo(&["--reaper=on"]);
+        running.wait_for_line("ready");
+        running.write("\n");
+        assert_alike(&plain, &running.wait(), how);
         assert_no_sibling(&path);
     }
 }

@@ -4,7 +4,7 @@
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
 //! stand-in that does the lookup; afterwards a call through it is a load and a jump.
 
-use std::ffi::{CStr, c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::alloc;
@@ -111,6 +111,8 @@ next! {
         -> c_long, else { no_memory(); -1 };
     unshare: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
     setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else { no_memory(); -1 };
+    chroot: fn(_path: *const c_char) -> c_int, else { no_memory(); -1 };
+    pivot_root: fn(_root: *const c_char, _old: *const c_char) -> c_int, else { no_memory(); -1 };
     capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else { no_memory(); -1 };
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else { no_memory(); -1 };

@@ -72,6 +72,10 @@ pub unsafe extern "C" fn syscall() {
         "je {watched}",
         "cmp rdi, {capset}",
         "je {watched}",
+        "cmp rdi, {chroot}",
+        "je {watched}",
+        "cmp rdi, {pivot_root}",
+        "je {watched}",
         "jmp [rip + {next}]",
         seccomp = const libc::SYS_seccomp,
         prctl = const libc::SYS_prctl,
@@ -79,6 +83,8 @@ pub unsafe extern "C" fn syscall() {
         setns = const libc::SYS_setns,
         io_setup = const libc::SYS_io_setup,
         capset = const libc::SYS_capset,
+        chroot = const libc::SYS_chroot,
+        pivot_root = const libc::SYS_pivot_root,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -109,6 +115,10 @@ pub unsafe extern "C" fn syscall() {
         "b.eq {watched}",
         "cmp x0, #{capset}",
         "b.eq {watched}",
+        "cmp x0, #{chroot}",
+        "b.eq {watched}",
+        "cmp x0, #{pivot_root}",
+        "b.eq {watched}",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
@@ -118,6 +128,8 @@ pub unsafe extern "C" fn syscall() {
         setns = const libc::SYS_setns,
         io_setup = const libc::SYS_io_setup,
         capset = const libc::SYS_capset,
+        chroot = const libc::SYS_chroot,
+        pivot_root = const libc::SYS_pivot_root,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -154,6 +166,7 @@ unsafe extern "C" fn watched(
         }
         libc::SYS_unshare => sharing::unshared(first, call),
         libc::SYS_setns => sharing::joined(call),
+        libc::SYS_chroot | libc::SYS_pivot_root => sharing::rooted(call),
         libc::SYS_io_setup => {
             let answer = call();
             if answer == 0 {

@@ -1,10 +1,11 @@
 //! Calls that bear on the sibling of [`jumbo::reaper`].
 //!
 //! unshare(2) and setns(2), which the kernel refuses for some namespaces while memory is shared: it is
-//! ended before. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
+//! ended before. chroot(2) and pivot_root(2), after which it would still have the old root, for the program
+//! to find in /proc. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
 //! fcntl(2); see [`crate::reaper::auto`].
 
-use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo::gather;
 use jumbo::reaper::State;
@@ -65,6 +66,33 @@ pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
         next::set_errno(before);
     }
     answer
+}
+
+/// chroot(2).
+///
+/// # Safety
+/// As for chroot(2): a path.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
+    // SAFETY: the same call.
+    rooted(|| unsafe { (next::chroot.get())(path) })
+}
+
+/// pivot_root(2), which glibc has and declares nowhere.
+///
+/// # Safety
+/// As for pivot_root(2): two paths.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pivot_root(root: *const c_char, old: *const c_char) -> c_int {
+    // SAFETY: the same call.
+    rooted(|| unsafe { (next::pivot_root.get())(root, old) })
+}
+
+/// chroot(2) and pivot_root(2), by whatever name they were called. The sibling's root is the one that it was
+/// started with, and who may trace it (without any capability, where the user is the same) finds it at
+/// /proc/PID/root: so it is ended before, and starts again below the new one.
+pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
+    without(call, |_| false)
 }
 
 /// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.
