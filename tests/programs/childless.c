@@ -1,9 +1,16 @@
-/* No wait of any kind finds a child. With an argument, orphans would come back to this process. */
+/*
+ * No wait of any kind finds a child.
+ *
+ *   childless [subreaper | exec]
+ *
+ * Orphans would come back to this process: after its start, or before.
+ */
 #include "check.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 static int sent;
 
@@ -26,7 +33,12 @@ static void count(int signal)
 
 int main(int argc, char **argv)
 {
-    int subreaper = argc > 1 && argv[1][0] != 0;
+    int subreaper = argc > 1 && !strcmp(argv[1], "subreaper");
+    if (argc > 1 && !strcmp(argv[1], "exec")) {
+        CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+        execl(argv[0], argv[0], "inherited", NULL);
+        CHECK(0);
+    }
     signal(SIGCHLD, count);
     none(1);
     if (subreaper) {

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-use super::{assert_no_sibling, sibling, status};
+use super::{assert_no_sibling, sibling, states, status};
 use crate::support::{Program, Running, Source, compile, host};
 
 /// A program that waits, and its sibling.
@@ -38,6 +38,15 @@ fn it_holds_nothing() {
     let id = pid.as_raw_nonzero().get();
     let link = |name: &str| fs::read_link(format!("/proc/{id}/{name}")).unwrap();
     assert_eq!(link("cwd").to_str(), Some("/"));
+    // No second core, not into a pipe either; and an end to whatever it could be made to compute.
+    let limits = fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        let words: Vec<_> = line.unwrap().split_whitespace().take(2).collect();
+        words.join(" ")
+    };
+    assert_eq!(limit("Max core file size"), "1 1");
+    assert_eq!(limit("Max cpu time"), "600 600");
     let mut held: Vec<_> = fs::read_dir(format!("/proc/{id}/fd"))
         .unwrap()
         .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
@@ -71,6 +80,16 @@ fn the_programs_waits_never_see_it() {
         assert_eq!(ran.shell_status(), 0, "{subreaper} {ran:?}");
         assert_no_sibling(&path);
     }
+}
+
+#[test]
+fn a_program_that_takes_orphans_gets_none() {
+    let files = compile(&[Source::C("childless", &[])]);
+    let program = Program::new(files.path("childless")).arg("exec");
+    let (ran, report) = program.reported_with(&["--reaper=on"]);
+    assert_eq!(ran.shell_status(), 0, "{ran:?}");
+    assert_eq!(states(&report).last().unwrap(), "subreaper", "{report:?}");
+    assert_no_sibling(&files.path("childless"));
 }
 
 /// A handler that ran in the sibling would run in the program's memory, with the sibling's identity.

@@ -9,7 +9,7 @@ fn waited(size: &str, how: &str, options: &[&str]) -> (Ran, Report) {
     let program = Program::new(files.path("waiter"))
         .arg(files.path("reaped"))
         .args([size, how])
-        .around(["prlimit", "--core=0"]);
+        .around(["prlimit", "--core=0:"]);
     let (ran, report) = program.reported_with(options);
     assert_no_sibling(&files.path("reaped"));
     (ran, report)
@@ -177,7 +177,7 @@ fn thousands_of_short_programs_leave_nothing() {
     let program = Program::new(files.path("waiter"))
         .arg(files.path("short"))
         .arg(&count)
-        .around(["prlimit", "--core=0"]);
+        .around(["prlimit", "--core=0:"]);
     let ran = program.jumbo_with(&["--reaper=on"]).ok();
     // One of each program, and one of `short` itself.
     let expected = count.parse::<u64>().unwrap() + 1;

@@ -128,12 +128,19 @@ fn decide() -> bool {
         return true;
     }
     let outlives = reaper::survey().map_or(Some(State::Kernel), |survey| survey.outlives);
-    // Another thread that acquired something found the start under way, and left the end to us.
-    if let Some(state) = outlives.or(acquired()) {
+    if let Some(state) = outlives {
+        acquire(state);
+    }
+    check();
+    true
+}
+
+/// After a start: another thread may have acquired something before there was anything to end.
+pub(super) fn check() {
+    if let Some(state) = acquired() {
         GUARDING.store(false, Ordering::SeqCst);
         reaper::retire(state);
     }
-    true
 }
 
 /// What was acquired while there was a sibling, or while one was being started.

@@ -59,15 +59,14 @@ fn enter(mode: u8) {
 /// sibling it is ended before, and started again after; `refused` tells such an answer, which the kernel
 /// may still give for a moment.
 pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
-    let retired = reaper::retire(State::Retired);
+    let mut retired = reaper::retire(State::Retired);
     let mut answer = call();
-    if !retired {
-        return answer;
-    }
     for _ in 0..TRIES {
-        if !refused(&answer) {
+        // Another thread that came out of such a call has one started meanwhile.
+        if !refused(&answer) || !(reaper::retire(State::Retired) || retired) {
             break;
         }
+        retired = true;
         let moment = rustix::time::Timespec {
             tv_sec: 0,
             tv_nsec: 100_000,
@@ -75,11 +74,15 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
         let _ = rustix::thread::nanosleep(&moment);
         answer = call();
     }
+    if !retired {
+        return answer;
+    }
     let mode = MODE.load(Ordering::Acquire);
     if mode == ON || auto::is_guarding() {
         // Where it cannot be there any more (children in another PID namespace), it was ended for this.
-        if reaper::start() != State::Running {
-            reaper::note(State::Retired);
+        match reaper::start() {
+            State::Running => auto::check(),
+            _ => reaper::note(State::Retired),
         }
     }
     answer

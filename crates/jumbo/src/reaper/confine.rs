@@ -1,6 +1,6 @@
 //! Taking everything away from the sibling that it could be made to use: [`confine`].
 //!
-//! In this order: privilege first, then what it holds. It executes memory that the program can write, so
+//! In this order: its limits, its privilege, then what it holds. It executes memory that the program can write, so
 //! until [`super::filter`] is installed it could do what the program could at its start. Nothing here
 //! changes the user ID: that would change the program's dumpability, which belongs to the memory.
 #![expect(unsafe_code, reason = "hands structures to the kernel")]
@@ -15,12 +15,20 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 /// `_LINUX_CAPABILITY_VERSION_3` of capset(2), Linux 2.6.26.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
+/// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
+/// left: enough for some TiB of base pages. It bounds code of the program's choice that runs in a sibling
+/// whose program is gone, and that nobody would look for.
+const MOST_SECONDS: u64 = 600;
+
 /// How the sibling is called in ps(1).
 const NAME: &std::ffi::CStr = c"jumbo-reaper";
 
 /// False where a step is refused: the caller ends.
 pub(super) fn confine() -> bool {
-    empty_capabilities()
+    // Limits first: to raise a hard one of 0 takes a capability.
+    refuse_core()
+        && limit_time()
+        && empty_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
         // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
         && plain(
@@ -28,7 +36,6 @@ pub(super) fn confine() -> bool {
             [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
         ) == 0
         && plain(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
-        && refuse_core()
         && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
         && give_up_real_time()
         && run_anywhere()
@@ -73,24 +80,45 @@ fn empty_capabilities() -> bool {
     plain(libc::SYS_capset, pointers) == 0
 }
 
-/// No second core of the same memory. With 1 byte where the hard limit allows it, since 0 means "none" for
-/// files alone: a pipe in core_pattern is given a core all the same (core(5)).
+/// No second core of the same memory: 1 byte, since 0 means "none" for files alone, and a pipe in
+/// core_pattern is given a core all the same (core(5)).
 fn refuse_core() -> bool {
-    let limited = |bytes| {
-        let limit = libc::rlimit64 {
-            rlim_cur: bytes,
-            rlim_max: bytes,
-        };
-        let arguments = [
-            0,
-            libc::RLIMIT_CORE as usize,
-            (&raw const limit).expose_provenance(),
-            0,
-            0,
-            0,
-        ];
-        // SAFETY: the kernel reads one limit; there is nothing for it to write.
-        unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
+    limit(libc::RLIMIT_CORE, 1)
+}
+
+/// At most [`MOST_SECONDS`] of CPU time, or what the program may have itself.
+fn limit_time() -> bool {
+    let mut now = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
     };
-    limited(1) || limited(0)
+    let arguments = [
+        0,
+        libc::RLIMIT_CPU as usize,
+        0,
+        (&raw mut now).expose_provenance(),
+        0,
+        0,
+    ];
+    // SAFETY: the kernel writes one limit to `now`.
+    let known = unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 };
+    known && limit(libc::RLIMIT_CPU, MOST_SECONDS.min(now.rlim_max))
+}
+
+/// Sets a limit, the soft and the hard one.
+fn limit(resource: libc::__rlimit_resource_t, value: u64) -> bool {
+    let limit = libc::rlimit64 {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    let arguments = [
+        0,
+        resource as usize,
+        (&raw const limit).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel reads one limit; there is nothing for it to write.
+    unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
 }

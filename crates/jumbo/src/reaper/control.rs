@@ -19,8 +19,8 @@ pub(super) struct Control {
     /// The sibling's process ID. The kernel zeroes it, and wakes who waits for it, when the sibling has
     /// ended.
     pub(super) alive: AtomicU32,
-    /// Its process ID where it is the program's own child, to be waited for; else 0.
-    pub(super) child: AtomicU32,
+    /// What stands at `tid_word` while the program's main thread runs: its ID.
+    pub(super) program: AtomicU32,
     /// What became of the start: a code of [`super::State`]; 0 while it is under way.
     pub(super) ready: AtomicU32,
     /// Not 0: the sibling is to end, and free nothing.
@@ -41,7 +41,7 @@ pub(super) struct Control {
 
 pub(super) static CONTROL: Control = Control {
     alive: AtomicU32::new(0),
-    child: AtomicU32::new(0),
+    program: AtomicU32::new(0),
     ready: AtomicU32::new(0),
     retire: AtomicU32::new(0),
     tid_word: AtomicUsize::new(0),
@@ -56,7 +56,6 @@ impl Control {
     /// There is no sibling: the parent's is not the child's.
     pub(super) fn clear(&self) {
         self.alive.store(0, Ordering::Relaxed);
-        self.child.store(0, Ordering::Relaxed);
         self.ready.store(0, Ordering::Relaxed);
         self.retire.store(0, Ordering::Relaxed);
     }

@@ -5,8 +5,10 @@
 //! write; so whatever is not needed to give memory back ends it.
 //!
 //! What is left: reading its two descriptors, waiting and waking, giving back memory (which the program
-//! can do itself), asking whether it is alone, threads of its own, ending. As root it could be made to
-//! fill the host's table of threads: RLIMIT_NPROC does not bind root, a pids cgroup does.
+//! can do itself), asking whether it is alone, threads of its own, ending. How long it can be made to do so
+//! is bounded by RLIMIT_CPU (see `confine`); how many threads it can be made to have, by RLIMIT_NPROC
+//! and a pids cgroup as the program's own are. RLIMIT_NPROC does not bind root: there a pids cgroup is all
+//! that keeps it from filling the host's table of threads.
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;

@@ -75,13 +75,14 @@ fn pid() -> usize {
 /// Whether this process is the one that was prepared, or a fork's child that told of itself: not a
 /// vfork(2) child, which runs in its parent's memory.
 pub fn is_owner() -> bool {
-    // Under a filter getpid(2) may be one call too many.
-    sandbox::is_entered() || OWNER.load(Ordering::Acquire) == pid()
+    // Under a filter getpid(2) may be one call too many, and without a sibling nothing depends on it.
+    let nothing = sandbox::is_entered() && CONTROL.alive.load(Ordering::SeqCst) == 0;
+    nothing || OWNER.load(Ordering::Acquire) == pid()
 }
 
 /// Whether this process has a sibling.
 pub fn is_running() -> bool {
-    CONTROL.alive.load(Ordering::Acquire) != 0 && is_owner()
+    CONTROL.alive.load(Ordering::SeqCst) != 0 && is_owner()
 }
 
 /// Starts the sibling, unless this process has one. What came of it is counted, and returned.
@@ -92,7 +93,7 @@ pub fn start() -> State {
         Some(state) => state,
         None => match exclusively(launch) {
             Some(state) => state,
-            // Another thread is at it.
+            // Another thread is at it, and was not done in time.
             None => return State::Waiting,
         },
     };
@@ -115,7 +116,13 @@ pub fn note(state: State) {
 /// The kernel may take another moment to see that the memory is not shared any more: a call that wants
 /// that is to be tried again.
 pub fn retire(reason: State) -> bool {
-    if !is_running() || exclusively(end) != Some(true) {
+    // One that is being started is there in a moment.
+    let is_coming = BUSY.load(Ordering::SeqCst) != 0 && is_owner();
+    if !is_coming && !is_running() {
+        return false;
+    }
+    let is_there = || CONTROL.alive.load(Ordering::SeqCst) != 0;
+    if exclusively(|| is_there() && end()) != Some(true) {
         return false;
     }
     note(reason);
@@ -131,10 +138,16 @@ fn obstacle() -> Option<State> {
     if owner != pid() || CONTROL.tid_word.load(Ordering::Relaxed) == 0 {
         return Some(State::Kernel);
     }
-    (owner == 1 || children_elsewhere()).then_some(State::PidOne)
+    if owner == 1 || children_elsewhere() {
+        Some(State::PidOne)
+    } else if takes_orphans() {
+        Some(State::Subreaper)
+    } else {
+        is_limited().then_some(State::Limits)
+    }
 }
 
-/// Whether children of this process are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
+/// Whether children of this thread are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
 /// first would be its PID 1, and end it for all others. Linux 4.12; where /proc does not say, there is no
 /// sibling either.
 fn children_elsewhere() -> bool {
@@ -142,8 +155,8 @@ fn children_elsewhere() -> bool {
         rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
     };
     let (mut own, mut childrens) = ([0u8; 64], [0u8; 64]);
-    let known = read(c"/proc/self/ns/pid", &mut own)
-        && read(c"/proc/self/ns/pid_for_children", &mut childrens);
+    let known = read(c"/proc/thread-self/ns/pid", &mut own)
+        && read(c"/proc/thread-self/ns/pid_for_children", &mut childrens);
     !known || own != childrens
 }
 
@@ -158,7 +171,7 @@ fn launch() -> State {
         };
     }
     let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
-    let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed) as usize);
+    let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed));
     if main_thread == 0 {
         // It has ended already: there is nothing to wait for.
         return State::Kernel;
@@ -166,16 +179,9 @@ fn launch() -> State {
     CONTROL.clear();
     let slot = std::ptr::from_ref(stats::slot()).cast_mut();
     CONTROL.slot.store(slot, Ordering::Relaxed);
-    let made = if takes_orphans() {
-        let made = sibling::spawn_direct();
-        let child = u32::try_from(made).unwrap_or(0);
-        CONTROL.child.store(child, Ordering::Relaxed);
-        made
-    } else {
-        let made = sibling::spawn_intermediate();
-        reap(made);
-        made
-    };
+    CONTROL.program.store(main_thread, Ordering::Relaxed);
+    let made = sibling::spawn_intermediate();
+    reap(made);
     if made < 0 {
         return State::Clone;
     }
@@ -213,7 +219,7 @@ fn end() -> bool {
     loop {
         let alive = CONTROL.alive.load(Ordering::Acquire);
         if alive == 0 {
-            break;
+            return true;
         }
         if start.elapsed() > BOUND {
             return false;
@@ -224,13 +230,18 @@ fn end() -> bool {
         raw::wake(&CONTROL.retire);
         raw::wait(&CONTROL.alive, alive, AGAIN);
     }
-    let child = CONTROL.child.swap(0, Ordering::Relaxed);
-    reap(isize::try_from(child).unwrap_or(0));
-    true
+}
+
+/// Whether a limit on the processes of the user (RLIMIT_NPROC) is so low that one process more could be
+/// what the program, or another one of the user's, does not get.
+fn is_limited() -> bool {
+    const FEW: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nproc);
+    limit.current.is_some_and(|most| most < FEW)
 }
 
 /// PR_GET_CHILD_SUBREAPER of prctl(2), Linux 3.4: orphans among the program's descendants become its
-/// children.
+/// children, and the sibling would be one that its waits find.
 fn takes_orphans() -> bool {
     let mut answer: libc::c_int = 0;
     let option = libc::PR_GET_CHILD_SUBREAPER.cast_unsigned() as usize;
@@ -240,8 +251,8 @@ fn takes_orphans() -> bool {
     answer != 0
 }
 
-/// Waits for a child that has no exit signal, and is about to end. Where a wait of the program's own with
-/// __WALL was faster there is nothing to do.
+/// Waits for the child that makes the sibling: it has no exit signal, and is about to end. Where a wait of
+/// the program's own with __WALL was faster there is nothing to do.
 fn reap(child: isize) {
     const EINTR: isize = -(libc::EINTR as isize);
     let options = libc::__WALL.cast_unsigned() as usize;
@@ -249,20 +260,34 @@ fn reap(child: isize) {
 }
 
 /// Runs `work` in one thread at a time, with all signals blocked, so that no handler of the program's
-/// sees it half done. `None` where another thread is at it.
+/// sees it half done. `None` where another thread is at it, and does not get done: that takes as long as a
+/// start and an end may.
 fn exclusively<T>(work: impl FnOnce() -> T) -> Option<T> {
     // Under a filter, where nothing is started, no call is made that can be spared.
     let before = (!sandbox::is_entered()).then(|| mask(libc::SIG_BLOCK, u64::MAX));
-    let (ok, no) = (Ordering::Acquire, Ordering::Relaxed);
-    let result = BUSY.compare_exchange(0, 1, ok, no).is_ok().then(|| {
+    let result = enter().then(|| {
         let result = work();
-        BUSY.store(0, Ordering::Release);
+        BUSY.store(0, Ordering::SeqCst);
+        raw::wake(&BUSY);
         result
     });
     if let Some(before) = before {
         mask(libc::SIG_SETMASK, before);
     }
     result
+}
+
+/// Becomes the thread that is at it. The other one's signals are blocked, so it goes on whatever happens.
+fn enter() -> bool {
+    let (ok, no) = (Ordering::SeqCst, Ordering::Relaxed);
+    let start = Instant::now();
+    while BUSY.compare_exchange(0, 1, ok, no).is_err() {
+        if start.elapsed() > 2 * BOUND + BOUND {
+            return false;
+        }
+        raw::wait(&BUSY, 1, AGAIN);
+    }
+    true
 }
 
 /// rt_sigprocmask(2) with the kernel's own set of 64 signals: those of the C library are among them.

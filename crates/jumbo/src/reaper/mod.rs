@@ -17,9 +17,8 @@
 //!
 //! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child or
 //! that of the nearest subreaper above the program, who finds an exit status of 0 when it is done (an init
-//! that never waits keeps a zombie). Only where the program is a subreaper itself would it come back to the
-//! program, and hang its waits for all children; there it is the program's own child without an exit
-//! signal, which only waits with `__WALL` or `__WCLONE` see, and [`retire`] reaps it.
+//! that never waits keeps a zombie). Where the program is a subreaper itself it would come back to the
+//! program, and hang its waits for all children: there is none.
 //!
 //! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
 //! the program's root folder and its /proc mounted. Between its first instruction and its filter (some

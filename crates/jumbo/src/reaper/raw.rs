@@ -165,9 +165,23 @@ pub(super) fn exit(code: usize) -> ! {
     }
 }
 
+/// How a wait came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// By a wake-up, or because the time was over.
+    Woken,
+    /// The word was not what was expected.
+    Changed,
+    /// At once: the word cannot be read.
+    Failed,
+}
+
 /// futex(2) FUTEX_WAIT, on memory that processes share: returns when woken, when `word` is not
 /// `expected`, or after `timeout`.
-pub(super) fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+pub(super) fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
+    const EAGAIN: isize = -(libc::EAGAIN as isize);
+    const EINTR: isize = -(libc::EINTR as isize);
+    const ETIMEDOUT: isize = -(libc::ETIMEDOUT as isize);
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().cast_signed(),
         tv_nsec: timeout.subsec_nanos().into(),
@@ -181,7 +195,11 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
         0,
     ];
     // SAFETY: FUTEX_WAIT reads the word and the timeout, both of which outlive the call.
-    unsafe { call(libc::SYS_futex, arguments) };
+    match unsafe { call(libc::SYS_futex, arguments) } {
+        0 | EINTR | ETIMEDOUT => Wait::Woken,
+        EAGAIN => Wait::Changed,
+        _ => Wait::Failed,
+    }
 }
 
 /// futex(2) FUTEX_WAKE: wakes all who wait for `word`, in whatever process.

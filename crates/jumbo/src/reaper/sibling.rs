@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::control::{CONTROL, Stack};
-use super::raw::{self, Entry, plain};
+use super::raw::{self, Entry, Wait, plain};
 use super::{State, confine, filter, release};
 
 /// How long a wake-up that went to somebody else is missed: of those that wait for the end of the main
@@ -43,28 +43,18 @@ const fn flag(bit: libc::c_int) -> u64 {
 pub(super) fn spawn_intermediate() -> isize {
     // Its table of descriptors is the program's until `confine` replaces it: a copy would hold files.
     let flags = SHARING | flag(libc::CLONE_FILES);
-    spawn(flags, INTERMEDIATE.place(), intermediate, 0)
+    spawn(flags, INTERMEDIATE.place(), intermediate)
 }
 
-/// Makes the sibling itself, as the program's own child: for a program that orphans come back to
-/// (PR_SET_CHILD_SUBREAPER). It has no exit signal, so that only __WALL and __WCLONE see it.
-///
-/// # Errors
-/// The negative errno of clone3(2).
-pub(super) fn spawn_direct() -> isize {
-    spawn_sibling(flag(libc::CLONE_FILES), 1)
-}
-
-fn spawn_sibling(flags: u64, confined: usize) -> isize {
+fn spawn_sibling() -> isize {
     let told = flag(libc::CLONE_PARENT_SETTID) | flag(libc::CLONE_CHILD_CLEARTID);
-    spawn(SHARING | told | flags, SIBLING.place(), sibling, confined)
+    spawn(SHARING | told, SIBLING.place(), sibling)
 }
 
 fn spawn(
     flags: u64,
     (stack, stack_size): (usize, usize),
     function: unsafe extern "C" fn(usize) -> !,
-    argument: usize,
 ) -> isize {
     let alive = CONTROL.alive.as_ptr().expose_provenance() as u64;
     let arguments = libc::clone_args {
@@ -84,7 +74,10 @@ fn spawn(
         (&raw const arguments).expose_provenance(),
         size_of::<libc::clone_args>(),
     );
-    let entry = Entry { function, argument };
+    let entry = Entry {
+        function,
+        argument: 0,
+    };
     // SAFETY: the stack is that of one task at a time: `launch` makes none while one is alive. The
     // kernel writes the child's ID to `alive`, an atomic.
     unsafe { raw::spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) }
@@ -95,7 +88,7 @@ fn spawn(
 unsafe extern "C" fn intermediate(_: usize) -> ! {
     if !confine::confine() {
         tell(State::Unconfined);
-    } else if spawn_sibling(0, 0) < 0 {
+    } else if spawn_sibling() < 0 {
         tell(State::Clone);
     }
     raw::exit_group(0)
@@ -103,12 +96,8 @@ unsafe extern "C" fn intermediate(_: usize) -> ! {
 
 /// # Safety
 /// Called by [`spawn_sibling`] alone.
-unsafe extern "C" fn sibling(unconfined: usize) -> ! {
-    let state = if unconfined != 0 && !confine::confine() {
-        State::Unconfined
-    } else {
-        prepare()
-    };
+unsafe extern "C" fn sibling(_: usize) -> ! {
+    let state = prepare();
     tell(state);
     if state == State::Running
         && let Some(word) = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed))
@@ -159,12 +148,23 @@ fn is_alone() -> bool {
 /// Returns when nobody else uses the memory any more; does not return when the sibling is retired.
 ///
 /// The kernel zeroes `word` and wakes one who waits when the main thread has ended, however it ended, and
-/// when the process execs, from whatever thread (`mm_release`).
+/// when the process execs, from whatever thread (`mm_release`). Unless the program has told it another
+/// address since (set_tid_address(2)), or has taken the page's permissions: so each wait ends in a look. The
+/// word is read by the kernel alone, which tells where it cannot be.
 fn outlive(word: &AtomicU32) {
-    let program = word.load(Ordering::Acquire);
-    while program != 0 && word.load(Ordering::Acquire) == program {
+    let program = CONTROL.program.load(Ordering::Relaxed);
+    loop {
         leave_if_retired();
-        raw::wait(word, program, PATIENCE);
+        match raw::wait(word, program, PATIENCE) {
+            Wait::Woken => {}
+            Wait::Changed => break,
+            Wait::Failed => {
+                raw::wait(&CONTROL.retire, 0, LATE);
+            }
+        }
+        if is_alone() {
+            return;
+        }
     }
     raw::wake(word);
     let mut pause = SOON;

@@ -13,7 +13,8 @@ pub enum State {
     Running = 2,
     /// The sibling gave the memory back.
     Done = 3,
-    /// It was ended before a call that the kernel refuses while memory is shared.
+    /// It was ended before a call that the kernel refuses while memory is shared, or that takes from the
+    /// program what the sibling would keep, and could not be started again.
     Retired = 4,
     /// The process is PID 1 of its namespace: the sibling would die with it.
     PidOne = 16,
@@ -25,19 +26,23 @@ pub enum State {
     Unconfined = 19,
     /// clone(2) failed.
     Clone = 20,
+    /// The program is a subreaper: the sibling would become its child.
+    Subreaper = 21,
+    /// So few processes are allowed to the user that one more may be too many.
+    Limits = 22,
     /// An AIO context would outlive the program.
     Aio = 32,
     /// A System V shared memory segment would stay attached.
     SysvSegment = 33,
-    /// A locked file is mapped and would stay locked.
+    /// A locked file, or one with a lease, is mapped and would stay so.
     LockedFile = 34,
-    /// A device is mapped.
+    /// A device is mapped, or a socket.
     Device = 35,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Off,
         Self::Waiting,
         Self::Running,
@@ -48,6 +53,8 @@ impl State {
         Self::Kernel,
         Self::Unconfined,
         Self::Clone,
+        Self::Subreaper,
+        Self::Limits,
         Self::Aio,
         Self::SysvSegment,
         Self::LockedFile,
@@ -72,6 +79,8 @@ impl State {
             Self::Kernel => "kernel",
             Self::Unconfined => "unconfined",
             Self::Clone => "clone-failed",
+            Self::Subreaper => "subreaper",
+            Self::Limits => "limits",
             Self::Aio => "aio",
             Self::SysvSegment => "sysv-segment",
             Self::LockedFile => "locked-file",
@@ -86,16 +95,22 @@ impl State {
             Self::Waiting => "not started: the program asked for less than 1 GiB",
             Self::Running => "ready to give the memory back after the end",
             Self::Done => "gave the memory back after the end",
-            Self::Retired => "ended before a call that the kernel refuses while memory is shared",
+            Self::Retired => "ended before a call that it would have stood in the way of",
             Self::PidOne => "not started: the program is PID 1 of its namespace",
             Self::Seccomp => "not started: the program runs under a seccomp filter",
             Self::Kernel => "not started: this kernel lacks what it needs",
             Self::Unconfined => "not started: it could not be confined",
             Self::Clone => "not started: no process could be made",
+            Self::Subreaper => {
+                "not started: the program takes orphans (a subreaper), and it would be one"
+            }
+            Self::Limits => {
+                "not started: the user may have too few processes (RLIMIT_NPROC below 4096)"
+            }
             Self::Aio => "declined: an AIO context would outlive the program",
             Self::SysvSegment => "declined: a System V segment would stay attached",
-            Self::LockedFile => "declined: a mapped file would stay locked",
-            Self::Device => "declined: a device is mapped",
+            Self::LockedFile => "declined: a mapped file would stay locked or leased",
+            Self::Device => "declined: a device or a socket is mapped",
         }
     }
 }
