@@ -40,7 +40,7 @@ fn operation() -> impl Strategy<Value = Op> {
     let nodes = prop_oneof![4 => Just(7u8), 1 => 1..8u8];
     let subpool = prop::bool::weighted(0.3);
     prop_oneof![
-        6 => (nodes.clone(), subpool.clone()).prop_map(|(nodes, subpool)| Op::Take { nodes, subpool }),
+        6 => (nodes.clone(), subpool).prop_map(|(nodes, subpool)| Op::Take { nodes, subpool }),
         6 => any::<usize>().prop_map(Op::Give),
         3 => (0..8u64, nodes, subpool).prop_map(|(pages, nodes, subpool)| Op::Reserve { pages, nodes, subpool }),
         4 => any::<usize>().prop_map(Op::Use),
