@@ -119,6 +119,7 @@ impl Pool {
         purpose: Purpose,
     ) -> Result<Gathered, Error> {
         self.check_here()?;
+        self.check_fits(wanted)?;
         let allowed = placement.allowed().and(self.nodes());
         if allowed.is_empty() {
             return Err(Error::Placement);
@@ -293,6 +294,16 @@ impl Pool {
         }
         drop(state);
         self.return_made(surplus);
+    }
+
+    /// An error for more pages than could ever be, before they are added to anything.
+    pub(super) fn check_fits(&self, wanted: u64) -> Result<(), Error> {
+        let capacity = self.source.window().capacity();
+        if wanted <= capacity.0 * u64::from(self.nodes().len()) {
+            Ok(())
+        } else {
+            Err(Error::Window { capacity })
+        }
     }
 
     /// An error in a child of fork(2) that has not inherited the pages.

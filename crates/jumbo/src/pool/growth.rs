@@ -142,14 +142,14 @@ impl Plan {
     /// [`GrowthError::File`] where the knob is refused: it takes root.
     pub fn apply(&self, root: &Root) -> Result<Grown, GrowthError> {
         let before = read(root, self.size)?.persistent();
-        // From here on it is undone, whatever happens.
+        write(root, self.size, Pages(before.0 + self.pages().0))?;
+        // From here on it is undone, whatever happens; until it is read back, as if all of them had come.
         let mut grown = Grown {
             root: root.clone(),
             size: self.size,
-            got: Pages(0),
+            got: self.pages(),
             undone: false,
         };
-        write(root, self.size, Pages(before.0 + self.pages().0))?;
         let after = read(root, self.size)?.persistent();
         grown.got = Pages(after.0.saturating_sub(before.0));
         Ok(grown)

@@ -9,17 +9,39 @@
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
-//! - [`Pool::region`] and [`Pool::shared_region`] put pages side by side ([`Region`], [`SharedRegion`]).
+//! - [`Pool::region`], [`Pool::shared_region`] and [`Pool::arena`] put pages side by side ([`Region`],
+//!   [`SharedRegion`], [`Arena`]).
+//!
+//! ```
+//! use jumbo::pool::{Model, Placement, Pool};
+//! use jumbo::units::Pages;
+//!
+//! // `Hugetlb` and `Thp` are the sources to use; the model has 16 pages of 4 KiB on one node.
+//! let pool = Pool::new(Model::new(&[16])?, Placement::of_thread()?);
+//! pool.resize(Pages(8));
+//! pool.set_overcommit(Pages(4));
+//!
+//! let mut page = pool.take()?;
+//! page.bytes_mut()[0] = 1;
+//! let mut promised = pool.reserve(Pages(11))?;
+//! assert!(pool.take().is_err());
+//! assert!(promised.take().is_some());
+//! drop((page, promised));
+//! assert_eq!(pool.counters().total, Pages(8));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! Pages come from a [`Source`] (`source`). The books are in `state`, the pages that threads keep at hand in
 //! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever nobody is inside: `reserved <= free <= total`, `surplus <= total` on each node and
-//! altogether, and the counters equal the lists that they count. Nothing allocates after the pool was made but
-//! the check of this invariant, no lock is held while the source is asked, and a shortage is an error at the
+//! altogether, and the counters equal the lists that they count. Takes, gives and
+//! reservations allocate nothing, no lock is held while the source is asked, and a shortage is an error at the
 //! call, never a SIGBUS.
 
+mod arena;
+mod claim;
 mod error;
 mod frame;
 mod gather;
@@ -37,6 +59,7 @@ mod subpool;
 mod verify;
 mod window;
 
+pub use arena::Arena;
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use nodes::{NodeSet, Placement};
 pub use page::Page;

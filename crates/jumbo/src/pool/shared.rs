@@ -1,9 +1,8 @@
 //! Pages side by side, for several processes: [`SharedRegion`], and [`Mapped`] on the other side.
 //!
 //! The pages are a file of their own, so that its descriptor gives away these pages and no others of the
-//! pool. They replace as many pages in the pool's books: the kernel reserves the file's pages first, then the
-//! free pages that they replace are given back, and at the end the other way round. The reservation is the
-//! file's (of hugetlb), so it goes with the descriptor.
+//! pool; in the pool's books they are pages like any others (`claim`). The kernel's reservation is the file's
+//! (of hugetlb), so it goes with the descriptor.
 
 use std::ffi::CStr;
 use std::ops::Range;
@@ -13,12 +12,10 @@ use std::sync::atomic::AtomicU8;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
+use super::claim::Claim;
 use super::error::{SetupError, SourceError};
-use super::frame::{Frame, List};
-use super::gather::Exclusive;
-use super::shard::lock;
 use super::window::Mapping;
-use super::{Error, NodeSet, Pool, Populate, source};
+use super::{Error, Pool, Populate, source};
 use crate::units::{Bytes, NodeId, Pages};
 
 /// The file keeps its length for good.
@@ -31,13 +28,10 @@ const SEALS: SealFlags = SealFlags::SHRINK
 /// While it lives the pool counts its pages: as reserved until they are populated, as used from then on.
 #[derive(Debug)]
 pub struct SharedRegion<'p> {
-    pool: &'p Pool,
-    /// The pages of the pool that it stands for, none of which has memory: those that count as reserved,
-    promised: List,
-    /// and those that count as used.
-    used: List,
-    mapped: Option<Mapped>,
+    // Before the claim: the kernel must have this memory back when the pool asks for its own again.
+    mapped: Mapped,
     populated: Box<[bool]>,
+    claim: Claim<'p>,
 }
 
 /// A shared region in a process that was handed its descriptor.
@@ -47,14 +41,6 @@ pub struct Mapped {
     mapping: Mapping,
     length: usize,
     page: usize,
-}
-
-/// The places that a region stands for.
-struct Claim {
-    /// With memory, which is to be given back.
-    free: List,
-    /// Without.
-    surplus: List,
 }
 
 impl Pool {
@@ -72,120 +58,34 @@ impl Pool {
         pages: Pages,
         populate: Populate,
     ) -> Result<SharedRegion<'_>, Error> {
-        self.check_here()?;
         let (mapping, length) = self.addresses(pages)?;
-        let mut claim = self.claim(pages.0)?;
-        let mut released = List::new();
-        // The free pages stay until the file has its own, so that nobody takes them away in between; but where
-        // there is no room for both they go first.
-        let file = match self.source.open(name, &mapping, length) {
-            Err(_) if claim.free.len() > 0 => {
-                self.release_all(&mut claim.free, &mut released);
-                self.source.open(name, &mapping, length)
-            }
-            opened => opened,
-        };
-        self.release_all(&mut claim.free, &mut released);
-        released.move_to(&mut claim.surplus, pages.0, &self.links);
+        let (file, claim) = self.claim(pages, || {
+            let file = self.source.open(name, &mapping, length)?;
+            // Nobody can cut the file short under those who have it mapped, which would kill them.
+            rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| SourceError {
+                node: NodeId(0),
+                operation: "F_ADD_SEALS",
+                errno,
+                why: "a kernel before Linux 4.16",
+            })?;
+            Ok(file)
+        })?;
         let mut region = SharedRegion {
-            pool: self,
-            promised: claim.surplus,
-            used: List::new(),
-            mapped: None,
+            mapped: Mapped {
+                file,
+                mapping,
+                length,
+                page: self.source.window().page(),
+            },
             populated: (0..pages.0).map(|_| false).collect(),
+            claim,
         };
-        let page = self.source.window().page();
-        region.mapped = Some(Mapped {
-            file: file.map_err(Error::Source)?,
-            mapping,
-            length,
-            page,
-        });
-        region.seal();
         if populate == Populate::UpFront || !self.source.promises() {
             for at in 0..region.populated.len() {
                 region.populate(at)?;
             }
         }
         Ok(region)
-    }
-
-    /// Takes pages out of the books for a region: free ones, and places for surplus ones.
-    fn claim(&self, wanted: u64) -> Result<Claim, Error> {
-        let allowed = self.placement.allowed().and(self.nodes());
-        let mut claim = Claim {
-            free: List::new(),
-            surplus: List::new(),
-        };
-        let mut all = self.exclusive();
-        all.gather_caches();
-        let free = all.state.listed(allowed);
-        let shortage = wanted.saturating_sub(free);
-        let surplus = all.state.surplus(NodeSet::ALL) + all.state.pending;
-        if surplus.saturating_add(shortage) > all.state.overcommit && shortage > 0 {
-            let held = self.held(NodeSet::ALL);
-            return Err(Error::Exhausted(all.state.exhausted(wanted, held, allowed)));
-        }
-        for _ in 0..shortage {
-            match self.claim_hole(&mut all) {
-                Some(frame) => claim.surplus.push(&self.links, frame),
-                None => {
-                    while let Some(frame) = claim.surplus.pop(&self.links) {
-                        all.state.push_hole(frame, &self.links);
-                    }
-                    return Err(Error::Window {
-                        capacity: self.source.window().capacity(),
-                    });
-                }
-            }
-        }
-        for _ in 0..wanted - shortage {
-            if let Some(frame) = all.state.pop_placed(self.placement, &self.links) {
-                self.hold(frame.node());
-                claim.free.push(&self.links, frame);
-            }
-        }
-        let mut counted = List::new();
-        while let Some(frame) = claim.surplus.pop(&self.links) {
-            all.state.join_surplus(frame.node());
-            self.hold(frame.node());
-            counted.push(&self.links, frame);
-        }
-        claim.surplus = counted;
-        all.close_caches();
-        Ok(claim)
-    }
-
-    fn claim_hole(&self, all: &mut Exclusive<'_>) -> Option<Frame> {
-        let mut nodes = self.placement.tiers(self.nodes()).into_iter();
-        nodes.find_map(|tier| {
-            let mut tier = tier.iter();
-            tier.find_map(|node| all.state.pop_hole(node, &self.links))
-        })
-    }
-
-    fn release_all(&self, frames: &mut List, released: &mut List) {
-        while let Some(frame) = frames.pop(&self.links) {
-            self.source.release(&frame);
-            released.push(&self.links, frame);
-        }
-    }
-
-    /// Takes back a place without memory: it goes where its node has surplus, else it is populated again.
-    fn restore(&self, frame: Frame, promised: bool) {
-        let mut state = lock(&self.state);
-        if promised {
-            self.unhold(frame.node());
-        }
-        if state.node(frame.node()).surplus > 0 {
-            state.lose(frame, &self.links);
-            return;
-        }
-        drop(state);
-        match self.source.populate(&frame) {
-            Ok(()) => self.give_frame(frame),
-            Err(_) => lock(&self.state).lose(frame, &self.links),
-        }
     }
 }
 
@@ -196,8 +96,8 @@ impl SharedRegion<'_> {
     }
 
     /// Its descriptor, to be handed to another process ([`Mapped::of`] there).
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.mapped.as_ref().map(|mapped| mapped.file.as_fd())
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.mapped.file.as_fd()
     }
 
     /// The bytes of page `at`, which is populated where it was not.
@@ -206,60 +106,29 @@ impl SharedRegion<'_> {
     /// [`Error::Source`]: a cgroup's limit; there is no such page in the region.
     pub fn page(&mut self, at: usize) -> Result<&[AtomicU8], Error> {
         self.populate(at)?;
-        match &self.mapped {
-            Some(mapped) => Ok(mapped.resident(at * mapped.page, mapped.page)),
-            None => Ok(&[]),
-        }
+        let page = self.mapped.page;
+        Ok(self.mapped.resident(at * page, page))
     }
 
     fn populate(&mut self, at: usize) -> Result<(), Error> {
-        let Some(mapped) = &self.mapped else {
-            return Ok(());
+        let Some(populated) = self.populated.get_mut(at) else {
+            return Err(Error::Source(SourceError {
+                node: NodeId(0),
+                operation: "page",
+                errno: Errno::INVAL,
+                why: "there is no such page in the region",
+            }));
         };
-        match self.populated.get(at) {
-            Some(false) => {}
-            Some(true) => return Ok(()),
-            None => {
-                return Err(Error::Source(SourceError {
-                    node: NodeId(0),
-                    operation: "page",
-                    errno: Errno::INVAL,
-                    why: "there is no such page in the region",
-                }));
-            }
-        }
-        let place = source::Slot {
-            mapping: &mapped.mapping,
-            offset: at * mapped.page,
-        };
-        self.pool.source.touch(&place).map_err(Error::Source)?;
-        self.populated[at] = true;
-        // Which of them it is does not matter: they are all alike, and without memory.
-        if let Some(frame) = self.promised.pop(&self.pool.links) {
-            self.pool.unhold(frame.node());
-            self.used.push(&self.pool.links, frame);
+        if !*populated {
+            let slot = source::Slot {
+                mapping: &self.mapped.mapping,
+                offset: at * self.mapped.page,
+            };
+            self.claim.pool.source.touch(&slot)?;
+            *populated = true;
+            self.claim.use_one();
         }
         Ok(())
-    }
-
-    /// Nobody can cut the file short under those who have it mapped, which would kill them.
-    fn seal(&self) {
-        if let Some(mapped) = &self.mapped {
-            let _ = rustix::fs::fcntl_add_seals(&mapped.file, SEALS);
-        }
-    }
-}
-
-impl Drop for SharedRegion<'_> {
-    fn drop(&mut self) {
-        // First its memory, so that the kernel has the pages that are wanted in its stead.
-        drop(self.mapped.take());
-        while let Some(frame) = self.promised.pop(&self.pool.links) {
-            self.pool.restore(frame, true);
-        }
-        while let Some(frame) = self.used.pop(&self.pool.links) {
-            self.pool.restore(frame, false);
-        }
     }
 }
 

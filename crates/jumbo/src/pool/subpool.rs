@@ -105,6 +105,7 @@ impl<'p> Subpool<'p> {
     }
 
     fn reserve_as(&self, wanted: u64, purpose: Purpose) -> Result<List, Error> {
+        self.pool.check_fits(wanted)?;
         let (links, mut frames) = (&self.pool.links, List::new());
         let mut books = lock(&self.books);
         if let Some(max) = self.max

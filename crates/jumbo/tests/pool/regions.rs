@@ -96,7 +96,7 @@ fn a_shared_region_is_counted_like_its_pages() {
     assert!(region.page(6).is_err());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains("/memfd:jumbo-test"), "no name in {maps}");
-    let handed = region.file().unwrap().try_clone_to_owned().unwrap();
+    let handed = region.file().try_clone_to_owned().unwrap();
     let other = Mapped::of(handed).unwrap();
     let seen = other.bytes(PAGE..2 * PAGE).unwrap();
     assert_eq!(seen[7].load(Ordering::Relaxed), 42);
@@ -125,6 +125,20 @@ fn a_shared_region_that_cannot_be_had_changes_nothing() {
     supply.fail_after(2);
     drop(region);
     assert_eq!((tuple(&pool), supply.out(NodeId(0))), ([3, 3, 0, 0], 3));
+}
+
+#[test]
+fn an_arena_is_counted_like_its_pages() {
+    let pool = pool(4, 4);
+    let mut arena = pool.arena(Pages(6), Populate::OnTake).unwrap();
+    assert_eq!(tuple(&pool), [6, 6, 6, 2]);
+    arena.bytes_mut(4..6).unwrap().fill(1);
+    assert_eq!(tuple(&pool), [6, 4, 4, 2]);
+    arena.populate(0..6).unwrap();
+    assert_eq!(tuple(&pool), [6, 0, 0, 2]);
+    assert!(pool.arena(Pages(3), Populate::UpFront).is_err());
+    drop(arena);
+    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
 }
 
 #[test]

@@ -160,6 +160,14 @@ fn hugetlb_regions() {
         assert_eq!(tuple(&pool), [6, 6, 0, 0]);
         assert_eq!(kernel_counters(), [8, 2, 0, 0]);
     }
+    let mut arena = pool.arena(Pages(4), Populate::OnTake).unwrap();
+    assert_eq!(tuple(&pool), [6, 6, 4, 0]);
+    assert_eq!(kernel_counters(), [8, 6, 4, 0]);
+    arena.bytes_mut(1..3).unwrap().fill(1);
+    assert_eq!(tuple(&pool), [6, 4, 2, 0]);
+    assert_eq!(kernel_counters(), [8, 4, 2, 0]);
+    drop(arena);
+    assert_eq!(tuple(&pool), [6, 6, 0, 0]);
     drop(pool);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
@@ -240,6 +248,19 @@ fn thp_pages_are_huge_and_stay_so_in_a_region() {
         assert!(page.bytes().iter().all(|byte| *byte == 0));
     }
     drop(all);
+    let mut arena = pool.arena(Pages(3), Populate::OnTake).unwrap();
+    assert_eq!(tuple(&pool), [4, 1, 0, 0]);
+    arena.bytes_mut(0..3).unwrap().fill(4);
+    assert_eq!(anonymous_huge() - before, 4 * BYTES);
+    let arena_of_child = in_child(|| {
+        let bytes = arena.bytes_mut(0..1).unwrap();
+        let inherited = bytes[7] == 4;
+        bytes[7] = 5;
+        inherited
+    });
+    assert_eq!((arena_of_child, arena.bytes_mut(0..1).unwrap()[7]), (0, 4));
+    drop(arena);
+    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
     pool.resize(Pages(1));
     assert_eq!(anonymous_huge() - before, BYTES);
 }
@@ -506,7 +527,7 @@ fn a_shared_region_goes_to_another_process_with_its_reservation() {
     let rest = hugetlb();
     assert_eq!(rest.resize(Pages(8)).persistent, Pages(4));
     assert_eq!(kernel_counters(), [8, 3, 3, 0]);
-    let handed = region.file().unwrap();
+    let handed = region.file();
     // A descriptor that a program started from here inherits.
     let inherited = rustix::io::dup(handed).unwrap();
     let number = inherited.as_raw_fd().to_string();

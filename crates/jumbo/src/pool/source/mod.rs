@@ -54,13 +54,17 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
     #[doc(hidden)]
     fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError>;
 
-    /// Whether [`Source::open`] comes with that promise.
+    /// Makes private memory for an arena, with the same promise.
+    #[doc(hidden)]
+    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError>;
+
+    /// Whether these two come with that promise.
     #[doc(hidden)]
     fn promises(&self) -> bool {
         true
     }
 
-    /// Makes a part of such a file resident.
+    /// Makes a part of such memory resident.
     #[doc(hidden)]
     fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError>;
 }

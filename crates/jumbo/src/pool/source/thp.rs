@@ -159,6 +159,12 @@ impl Source for Thp {
         shared_memory(name, mapping, length).map_err(error(node, "memfd_create"))
     }
 
+    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        window::name(mapping, length, c"jumbo-arena");
+        mapping.open(length).map_err(error(node, "mprotect"))
+    }
+
     fn promises(&self) -> bool {
         false
     }
