@@ -2,7 +2,7 @@
 //! same after every step.
 //!
 //! `take` is the touch of a MAP_NORESERVE mapping, `reserve` a shared mapping, `use` a touch in it, `give` an
-//! munmap or a hole in its file, `resize` and `overcommit` the knobs of the kernel's pool. What is compared
+//! munmap or a hole in its file, a subpool a mount with `size=`, `resize` and `overcommit` the knobs of the kernel's pool. What is compared
 //! is (total, free, reserved, surplus), and whether each operation succeeded.
 //!
 //! `JUMBO_REFEREE_SEEDS` (a list) and `JUMBO_REFEREE_STEPS` ask for others than the usual ones. A sequence that
@@ -18,15 +18,20 @@
 #[allow(dead_code, reason = "shared with the pool's other tests")]
 mod host;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use jumbo::pool::{Model, Page, Placement, Pool, Reservation};
+use jumbo::pool::{Error, Model, Page, Placement, Pool, Reservation, Subpool};
 use jumbo::units::Pages;
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use host::{Alone, Knobs, POOL, kernel_counters, skip};
@@ -36,6 +41,14 @@ const SEEDS: &[u64] = &[1, 2, 3, 5];
 const STEPS: usize = 10_000;
 /// How many of the kernel's pages a sequence may come to, at most: 8 GiB hosts must do.
 const MOST: u64 = 24;
+/// How often a sequence is run again when two runs do not say the same.
+const RETRIES: u32 = 5;
+/// How long others may take to give their pages back.
+const MOMENT: Duration = Duration::from_secs(30);
+/// How often a sequence that fails is run again to make it shorter.
+const RUNS: u32 = 300;
+/// The maximum of the subpool.
+const QUOTA: u64 = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -47,6 +60,10 @@ enum Op {
     ReservePrivate(u64),
     Use(usize),
     End(usize),
+    /// Takes through a subpool; for the kernel, the touch of a file on a mount with `size=`.
+    TakeOf,
+    /// Reserves through it.
+    ReserveOf(u64),
     Resize(u64),
     Overcommit(u64),
 }
@@ -68,9 +85,11 @@ impl Random {
 
     fn operation(&mut self) -> Op {
         match self.below(100) {
-            0..25 => Op::Take,
+            0..19 => Op::Take,
+            19..25 => Op::TakeOf,
             25..53 => Op::Give(self.any()),
-            53..63 => Op::Reserve(self.below(9)),
+            53..60 => Op::Reserve(self.below(9)),
+            60..63 => Op::ReserveOf(self.below(6)),
             63..67 => Op::ReservePrivate(1 + self.below(5)),
             67..82 => Op::Use(self.any()),
             82..91 => Op::End(self.any()),
@@ -96,12 +115,12 @@ impl Mapped {
         Ok(Self { address, length })
     }
 
-    fn of_file(file: &OwnedFd, pages: u64) -> rustix::io::Result<Self> {
+    fn of_file(file: &OwnedFd, pages: u64, flags: MapFlags) -> rustix::io::Result<Self> {
         let length = usize::try_from(pages).unwrap() * SIZE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let null = std::ptr::null_mut();
         // SAFETY: a new mapping disturbs nobody.
-        let address = unsafe { mm::mmap(null, length, prot, MapFlags::SHARED, file, 0)? };
+        let address = unsafe { mm::mmap(null, length, prot, MapFlags::SHARED | flags, file, 0)? };
         Ok(Self { address, length })
     }
 
@@ -129,14 +148,22 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(pages: u64) -> rustix::io::Result<Self> {
-        let file = rustix::fs::memfd_create(
-            c"referee",
-            MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC,
-        )?;
+    /// In a file that is bound by nothing, or of a mount.
+    fn new(pages: u64, mount: Option<&Path>, flags: MapFlags) -> rustix::io::Result<Self> {
+        let file = match mount {
+            Some(folder) => rustix::fs::open(
+                folder,
+                OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
+                Mode::RUSR | Mode::WUSR,
+            )?,
+            None => rustix::fs::memfd_create(
+                c"referee",
+                MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC,
+            )?,
+        };
         rustix::fs::ftruncate(&file, pages * SIZE as u64)?;
         Ok(Self {
-            mapped: Mapped::of_file(&file, pages)?,
+            mapped: Mapped::of_file(&file, pages, flags)?,
             file,
             used: 0,
         })
@@ -159,12 +186,12 @@ enum Used<'p> {
     /// A mapping of its own.
     Alone(Page<'p>, Mapped),
     /// A page of a shared file; the file, and the page's number there.
-    Of(Page<'p>, std::rc::Rc<std::cell::RefCell<Shared>>, u64),
+    Of(Page<'p>, Rc<RefCell<Shared>>, u64),
 }
 
 /// A reservation, on both sides.
 enum Reserved<'p> {
-    Shared(Reservation<'p>, std::rc::Rc<std::cell::RefCell<Shared>>),
+    Shared(Reservation<'p>, Rc<RefCell<Shared>>),
     /// A private mapping goes as a whole, and its pages with it.
     Private(Reservation<'p>, Mapped, Vec<Page<'p>>),
 }
@@ -172,6 +199,8 @@ enum Reserved<'p> {
 /// Both sides.
 struct Run<'p> {
     pool: &'p Pool,
+    subpool: &'p Subpool<'p>,
+    mount: &'p Path,
     used: Vec<Used<'p>>,
     reserved: Vec<Reserved<'p>>,
     succeeded: usize,
@@ -212,6 +241,29 @@ impl Run<'_> {
                     self.used.push(Used::Alone(page, mapped));
                 }
             }
+            Op::TakeOf => {
+                let pool = self.subpool.take();
+                // The kernel must not be asked then: a touch that finds no page leaves one charged to the
+                // mount for good (seen on 6.18).
+                if matches!(pool, Err(Error::Exhausted(_))) {
+                    return self.compare();
+                }
+                let kernel = Shared::new(1, Some(self.mount), MapFlags::NORESERVE)
+                    .and_then(|shared| shared.mapped.touch(0).map(|()| shared));
+                if let Some((page, shared)) = self.both(pool, kernel)? {
+                    let shared = Rc::new(RefCell::new(shared));
+                    self.used.push(Used::Of(page, shared, 0));
+                }
+            }
+            Op::ReserveOf(0) => {}
+            Op::ReserveOf(pages) => {
+                let kernel = Shared::new(pages, Some(self.mount), MapFlags::empty());
+                let both = self.both(self.subpool.reserve(Pages(pages)), kernel)?;
+                if let Some((reservation, shared)) = both {
+                    let shared = Rc::new(RefCell::new(shared));
+                    self.reserved.push(Reserved::Shared(reservation, shared));
+                }
+            }
             Op::Give(at) if !self.used.is_empty() => {
                 match self.used.swap_remove(at % self.used.len()) {
                     Used::Alone(page, mapped) => drop((page, mapped)),
@@ -223,9 +275,10 @@ impl Run<'_> {
             }
             Op::Reserve(0) => {}
             Op::Reserve(pages) => {
-                let both = self.both(self.pool.reserve(Pages(pages)), Shared::new(pages))?;
+                let kernel = Shared::new(pages, None, MapFlags::empty());
+                let both = self.both(self.pool.reserve(Pages(pages)), kernel)?;
                 if let Some((reservation, shared)) = both {
-                    let shared = std::rc::Rc::new(std::cell::RefCell::new(shared));
+                    let shared = Rc::new(RefCell::new(shared));
                     self.reserved.push(Reserved::Shared(reservation, shared));
                 }
             }
@@ -249,7 +302,7 @@ impl Run<'_> {
                                 .touch(usize::try_from(number).unwrap());
                             touched.map_err(|errno| format!("a reserved page: {errno}"))?;
                             shared.borrow_mut().used += 1;
-                            let shared = std::rc::Rc::clone(shared);
+                            let shared = Rc::clone(shared);
                             self.used.push(Used::Of(page, shared, number));
                         }
                     }
@@ -296,14 +349,40 @@ impl Run<'_> {
             counters.surplus,
         ]
         .map(|pages| pages.0);
+        let stat = rustix::fs::statvfs(self.mount).unwrap();
+        let charged = (self.subpool.charged().0, stat.f_blocks - stat.f_bfree);
         let kernels = kernel_counters();
-        if ours == kernels {
-            Ok(())
-        } else {
-            Err(format!(
-                "(total, free, reserved, surplus): the pool has {ours:?}, the kernel {kernels:?}"
-            ))
+        if ours == kernels && charged.0 == charged.1 {
+            return Ok(());
         }
+        Err(format!(
+            "(total, free, reserved, surplus): the pool has {ours:?}, the kernel {kernels:?}; charged to the \
+             subpool {}, to the mount {}",
+            charged.0, charged.1
+        ))
+    }
+}
+
+/// A mount of hugetlbfs whose size is the subpool's maximum; gone when dropped.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let options = format!("pagesize=2M,size={}", QUOTA * SIZE as u64);
+        let status = Command::new("mount")
+            .args(["-t", "hugetlbfs", "-o", &options, "none"])
+            .arg(folder.path())
+            .status();
+        status
+            .is_ok_and(|status| status.success())
+            .then(|| Self(folder))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
     }
 }
 
@@ -316,12 +395,21 @@ struct Outcome {
 }
 
 fn run(ops: &[Op]) -> Outcome {
+    let mount = Mount::new().expect("hugetlbfs could be mounted before");
     write("nr_overcommit_hugepages", 0);
     write("nr_hugepages", 0);
+    // Programs of others on this host, which know nothing of the lock.
+    let start = Instant::now();
+    while kernel_counters() != [0; 4] && start.elapsed() < MOMENT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     // More than a sequence can ask for: the kernel's buddy allocator has more, too.
     let pool = Pool::new(Model::new(&[512]).unwrap(), Placement::ANYWHERE);
+    let subpool = pool.subpool(Some(Pages(QUOTA)), Pages(0)).unwrap();
     let mut both = Run {
         pool: &pool,
+        subpool: &subpool,
+        mount: mount.0.path(),
         used: Vec::new(),
         reserved: Vec::new(),
         succeeded: 0,
@@ -346,10 +434,28 @@ fn run(ops: &[Op]) -> Outcome {
     }
 }
 
+/// What became of a sequence, once two runs say the same; `None` where somebody else keeps taking and giving
+/// pages of the kernel's pool.
+fn run_undisturbed(ops: &[Op]) -> Option<Outcome> {
+    let mut before = None;
+    for _ in 0..RETRIES {
+        let outcome = run(ops);
+        if outcome.failed.is_none() || outcome.failed == before {
+            return Some(outcome);
+        }
+        before = outcome.failed;
+    }
+    None
+}
+
 /// The shortest sequence found that still fails: parts of it are left out, halves first, then less.
 fn shrink(mut ops: Vec<Op>) -> (Vec<Op>, String) {
-    let mut what = String::new();
+    let (mut what, mut runs) = (String::new(), 0);
     let mut fails = |ops: &mut Vec<Op>| {
+        runs += 1;
+        if runs > RUNS {
+            return false;
+        }
         let Some((at, why)) = run(ops).failed else {
             return false;
         };
@@ -397,6 +503,9 @@ fn the_pool_counts_as_the_kernel_does() {
     if kernel_counters() != [0; 4] {
         return skip("somebody uses the kernel's pool of 2M pages");
     }
+    if Mount::new().is_none() {
+        return skip("cannot mount hugetlbfs");
+    }
     let mut knobs = Knobs::new();
     for knob in ["nr_hugepages", "nr_overcommit_hugepages"] {
         assert!(knobs.set(format!("{POOL}/{knob}"), 0), "{knob}");
@@ -411,7 +520,9 @@ fn the_pool_counts_as_the_kernel_does() {
     for seed in variable("JUMBO_REFEREE_SEEDS", list, SEEDS.to_vec()) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let ops: Vec<Op> = (0..steps).map(|_| random.operation()).collect();
-        let outcome = run(&ops);
+        let Some(outcome) = run_undisturbed(&ops) else {
+            return skip("somebody uses the kernel's pool of 2M pages meanwhile");
+        };
         println!(
             "seed {seed}: {steps} operations; of those that can fail {} succeeded and {} were refused, on both sides",
             outcome.succeeded, outcome.refused

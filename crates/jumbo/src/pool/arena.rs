@@ -35,7 +35,10 @@ impl Pool {
     /// As [`Pool::shared_region`].
     pub fn arena(&self, pages: Pages, populate: Populate) -> Result<Arena<'_>, Error> {
         let (mapping, length) = self.addresses(pages)?;
-        let ((), claim) = self.claim(pages, || self.source.open_private(&mapping, length))?;
+        let ((), claim) = self.claim(pages, || {
+            self.source.open_private(&mapping, length)?;
+            self.bind(&mapping, length)
+        })?;
         let mut arena = Arena {
             mapping,
             populated: (0..pages.0).map(|_| false).collect(),

@@ -8,6 +8,7 @@ use super::shard::lock;
 use super::source;
 use super::window::Mapping;
 use super::{Error, Pool, Reservation};
+use crate::kernel::sys;
 use crate::units::{NodeId, Pages};
 
 /// When the pages of a region come into it.
@@ -38,6 +39,20 @@ impl Pool {
     /// As [`Pool::reserve`]; [`Error::Source`] where addresses cannot be had or a page cannot be placed.
     pub fn region(&self, pages: Pages, populate: Populate) -> Result<Region<'_>, Error> {
         self.reserve(pages)?.into_region(populate)
+    }
+
+    /// Has memory that is populated later come from the nodes of the pool's placement, where there is a choice.
+    pub(super) fn bind(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
+        let allowed = self.placement().allowed().and(self.nodes());
+        if self.nodes().len() < 2 {
+            return Ok(());
+        }
+        sys::bind(mapping.address, length, allowed.mask()).map_err(|errno| SourceError {
+            node: allowed.iter().next().unwrap_or(NodeId(0)),
+            operation: "mbind",
+            errno,
+            why: "the placement's nodes are not in the cpuset any more",
+        })
     }
 
     pub(super) fn addresses(&self, pages: Pages) -> Result<(Mapping, usize), Error> {

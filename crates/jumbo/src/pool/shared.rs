@@ -68,6 +68,7 @@ impl Pool {
                 errno,
                 why: "a kernel before Linux 4.16",
             })?;
+            self.bind(&mapping, length)?;
             Ok(file)
         })?;
         let mut region = SharedRegion {

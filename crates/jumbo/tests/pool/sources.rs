@@ -225,6 +225,30 @@ fn the_kernels_pool_grows_by_plan_and_is_put_back() {
 }
 
 #[test]
+fn a_page_of_a_gibibyte() {
+    const GIGANTIC: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
+    let _alone = Alone::new();
+    if !rustix::process::geteuid().is_root() {
+        return skip("needs root, for the kernel's pool");
+    }
+    let free = || fs::read_to_string(format!("{GIGANTIC}/free_hugepages"));
+    let mut knobs = Knobs::new();
+    if !knobs.set(format!("{GIGANTIC}/nr_hugepages"), 1) || free().unwrap() != "1\n" {
+        return skip("no page of 1G can be had");
+    }
+    let size = PageSize::SIZE_1G;
+    let source = Hugetlb::with_capacity(&Root::host(), size, Pages(4)).unwrap();
+    let pool = Pool::new(source, Placement::of_thread().unwrap());
+    assert_eq!(pool.resize(Pages(2)).persistent, Pages(1));
+    let mut page = pool.take().unwrap();
+    page.bytes_mut()[(1 << 30) - 1] = 1;
+    assert_eq!((page.size(), free().unwrap()), (size, "0\n".to_owned()));
+    drop(page);
+    drop(pool);
+    assert_eq!(free().unwrap(), "1\n");
+}
+
+#[test]
 fn thp_pages_are_huge_and_stay_so_in_a_region() {
     let Some(_alone) = with_thp() else {
         return;

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use jumbo::pool::{Error, Model, Page, Placement, Pool, Supply};
+use jumbo::pool::{
+    Arena, Error, Model, Page, Placement, Pool, Region, Reservation, SharedRegion, Subpool, Supply,
+};
 use jumbo::units::{NodeId, Pages};
 
 const THREADS: u64 = 6;
@@ -20,6 +22,17 @@ impl Random {
         (self.0 >> 11) % bound
     }
 }
+
+const _: () = {
+    const fn between_threads<T: Send + Sync>() {}
+    between_threads::<Pool>();
+    between_threads::<Page>();
+    between_threads::<Reservation>();
+    between_threads::<Subpool>();
+    between_threads::<Region>();
+    between_threads::<SharedRegion>();
+    between_threads::<Arena>();
+};
 
 /// How many rounds a thread makes: enough for hundreds of thousands of operations in all.
 fn rounds() -> u64 {
