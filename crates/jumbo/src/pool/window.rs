@@ -32,6 +32,15 @@ pub struct Mapping {
     pub(super) address: usize,
 }
 
+/// How a file is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// All of it can be touched.
+    Whole,
+    /// None of it, until a page is opened.
+    ByPage,
+}
+
 /// The places of a source's pages.
 #[derive(Debug)]
 pub struct Window {
@@ -88,20 +97,23 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Puts a file over the mapping, from its aligned start on, readable and writable, shared.
+    /// Puts a file over the mapping, from its aligned start on, shared. With access the kernel reserves all of
+    /// it, where it is a file of huge pages; without it is a window, in which pages are opened one by one.
     pub(super) fn map_file(
         &self,
         length: usize,
         file: BorrowedFd<'_>,
-        offset: u64,
-        flags: MapFlags,
+        access: Access,
     ) -> Result<()> {
-        let flags = MapFlags::SHARED | MapFlags::FIXED | flags;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let (prot, flags) = match access {
+            Access::Whole => (ProtFlags::READ | ProtFlags::WRITE, flags),
+            Access::ByPage => (ProtFlags::empty(), flags | MapFlags::NORESERVE),
+        };
         debug_assert!(self.address + length <= self.start + self.length);
         // SAFETY: the range lies in this reservation, in which nothing lives that anybody refers to: the
         // callers do this once, before they hand out any address.
-        unsafe { mm::mmap(at(self.address), length, prot, flags, file, offset) }.map(drop)
+        unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
     }
 
     /// Puts private huge pages over the mapping, from its aligned start on, reserved by the kernel.
@@ -318,6 +330,14 @@ impl Window {
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: more access to the pool's own memory takes nothing away from anybody.
         unsafe { mm::mprotect(at(self.address(frame)), self.bytes, access) }
+    }
+
+    /// Takes the access to an empty place away, so that mlockall(2) does not fill it. Where that fails (too many
+    /// mappings) the place stays open, and nothing else is different.
+    pub(super) fn close(&self, frame: &Frame) {
+        // SAFETY: the frame is held by the caller, so nobody refers to the page's bytes.
+        let _ =
+            unsafe { mm::mprotect(at(self.address(frame)), self.bytes, MprotectFlags::empty()) };
     }
 
     /// Makes the first `length` bytes resident, and reports failure where a touch would kill.

@@ -225,7 +225,7 @@ fn the_kernels_pool_grows_by_plan_and_is_put_back() {
 }
 
 #[test]
-fn a_page_of_a_gibibyte() {
+fn a_page_of_a_gibibyte_or_an_error() {
     const GIGANTIC: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
     let _alone = Alone::new();
     if !rustix::process::geteuid().is_root() {
@@ -233,12 +233,18 @@ fn a_page_of_a_gibibyte() {
     }
     let free = || fs::read_to_string(format!("{GIGANTIC}/free_hugepages"));
     let mut knobs = Knobs::new();
-    if !knobs.set(format!("{GIGANTIC}/nr_hugepages"), 1) || free().unwrap() != "1\n" {
-        return skip("no page of 1G can be had");
+    if !knobs.set(format!("{GIGANTIC}/nr_hugepages"), 1) {
+        return skip("the kernel has no pool of 1G pages");
     }
     let size = PageSize::SIZE_1G;
     let source = Hugetlb::with_capacity(&Root::host(), size, Pages(4)).unwrap();
     let pool = Pool::new(source, Placement::of_thread().unwrap());
+    if free().unwrap() != "1\n" {
+        // Memory is too fragmented for one. Then that is what the pool must say.
+        let stopped = pool.resize(Pages(1)).stopped;
+        assert!(matches!(stopped, Some(Error::Source(_))), "{stopped:?}");
+        return;
+    }
     assert_eq!(pool.resize(Pages(2)).persistent, Pages(1));
     let mut page = pool.take().unwrap();
     page.bytes_mut()[(1 << 30) - 1] = 1;
@@ -511,6 +517,16 @@ fn a_memory_cgroups_limit_is_an_error_with_thp() {
 }
 
 #[test]
+fn a_process_that_locks_its_memory_takes_no_page_by_that() {
+    let Some(_kernel) = KernelPool::with(8, 0) else {
+        return;
+    };
+    let said = finish(start("locked", |_| {}));
+    assert!(said.contains("no page but its own"), "{said}");
+    assert_eq!(kernel_counters(), [8, 8, 0, 0]);
+}
+
+#[test]
 fn a_thp_pool_takes_no_privilege() {
     let Some(_alone) = with_thp() else {
         return;
@@ -633,6 +649,22 @@ fn role() {
             }
             assert_eq!(tuple(&pool), [0; 4]);
             println!("an error and alive");
+        }
+        "locked" => {
+            let flags = rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE;
+            let pool = hugetlb();
+            pool.resize(Pages(2));
+            drop(pool.reserve(Pages(3)));
+            rustix::mm::mlockall(flags).unwrap();
+            assert_eq!(tuple(&pool), [2, 2, 0, 0]);
+            assert_eq!(kernel_counters(), [8, 6, 0, 0]);
+            let second = hugetlb();
+            assert_eq!(second.resize(Pages(1)).stopped, None);
+            assert_eq!(kernel_counters(), [8, 5, 0, 0]);
+            let transparent = thp(8);
+            assert_eq!(transparent.resize(Pages(2)).stopped, None);
+            transparent.resize(Pages(0));
+            println!("no page but its own");
         }
         "nobody" => {
             assert!(!rustix::process::geteuid().is_root());

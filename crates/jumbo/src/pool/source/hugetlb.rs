@@ -14,12 +14,11 @@ use std::path::Path;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::MapFlags;
 
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{Mapping, Origin, Window};
+use super::super::window::{Access, Mapping, Origin, Window};
 use super::{Slot, Source};
 use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
@@ -83,7 +82,7 @@ impl Hugetlb {
         rustix::fs::ftruncate(&file, length as u64).map_err(SetupError::call("ftruncate"))?;
         window
             .mapping()
-            .map_file(length, file.as_fd(), 0, MapFlags::NORESERVE)
+            .map_file(length, file.as_fd(), Access::ByPage)
             .map_err(SetupError::call("mmap of the pool's file"))?;
         let children = window.keep_from_children();
         children.map_err(SetupError::call("madvise(MADV_DONTFORK)"))?;
@@ -171,9 +170,12 @@ impl Source for Hugetlb {
     }
 
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
+        let failed = |operation| error(frame.node(), operation);
+        self.window.open(frame).map_err(failed("mprotect"))?;
         self.window
             .populate(frame, self.window.page())
-            .map_err(error(frame.node(), "MADV_POPULATE_WRITE"))
+            .map_err(failed("MADV_POPULATE_WRITE"))
+            .inspect_err(|_| self.window.close(frame))
     }
 
     fn release(&self, frame: &Frame) {
@@ -184,6 +186,7 @@ impl Source for Hugetlb {
             && rustix::fs::fallocate(&self.file, hole, offset as u64, length as u64)
                 == Err(Errno::INTR)
         {}
+        self.window.close(frame);
     }
 
     fn is_here(&self) -> bool {
@@ -216,7 +219,7 @@ impl Source for Hugetlb {
         // A shared mapping without MAP_NORESERVE: the kernel reserves all of it, for the file, so the promise
         // goes with the descriptor.
         mapping
-            .map_file(length, file.as_fd(), 0, MapFlags::empty())
+            .map_file(length, file.as_fd(), Access::Whole)
             .map_err(error(node, "mmap of a shared region"))?;
         Ok(file)
     }

@@ -138,6 +138,7 @@ impl Source for Model {
 
     fn release(&self, frame: &Frame) {
         let _ = self.window.discard(frame);
+        self.window.close(frame);
         if let Some(node) = self.supply.node(frame.node()) {
             node.left.fetch_add(1, Ordering::SeqCst);
             node.out.fetch_sub(1, Ordering::SeqCst);

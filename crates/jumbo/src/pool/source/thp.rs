@@ -12,11 +12,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use rustix::mm::MapFlags;
 
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{self, Mapping, Window};
+use super::super::window::{self, Access, Mapping, Window};
 use super::headroom::Headroom;
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
@@ -111,7 +110,7 @@ pub(super) fn shared_memory(
 ) -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, length as u64)?;
-    mapping.map_file(length, file.as_fd(), 0, MapFlags::empty())?;
+    mapping.map_file(length, file.as_fd(), Access::Whole)?;
     Ok(file)
 }
 
@@ -140,6 +139,7 @@ impl Source for Thp {
 
     fn release(&self, frame: &Frame) {
         let _ = self.window.discard(frame);
+        self.window.close(frame);
     }
 
     fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
