@@ -36,9 +36,9 @@
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever nobody is inside: `reserved <= free <= total`, `surplus <= total` on each node and
-//! altogether, and the counters equal the lists that they count. Takes, gives and
-//! reservations allocate nothing, no lock is held while the source is asked, and a shortage is an error at the
-//! call, never a SIGBUS.
+//! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
+//! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
+//! error at the call, never a SIGBUS.
 
 mod arena;
 mod claim;

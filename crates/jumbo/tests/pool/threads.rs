@@ -8,6 +8,7 @@ use jumbo::pool::{
     Arena, Error, Model, Page, Placement, Pool, Region, Reservation, SharedRegion, Subpool, Supply,
 };
 use jumbo::units::{NodeId, Pages};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const THREADS: u64 = 6;
 
@@ -34,10 +35,17 @@ const _: () = {
     between_threads::<Arena>();
 };
 
-/// How many rounds a thread makes: enough for hundreds of thousands of operations in all.
+/// How many rounds a thread makes: enough for a hundred thousand operations in all.
 fn rounds() -> u64 {
     let asked = std::env::var("JUMBO_POOL_ROUNDS").ok();
-    asked.and_then(|text| text.parse().ok()).unwrap_or(20_000)
+    asked.and_then(|text| text.parse().ok()).unwrap_or(8_000)
+}
+
+/// Lets another thread go on now and then, so that they meet on machines with few CPUs too.
+fn mix(random: &mut Random) {
+    if random.below(8) == 0 {
+        thread::yield_now();
+    }
 }
 
 /// A page with its owner's mark in it, at both ends.
@@ -85,6 +93,7 @@ fn no_page_has_two_owners_and_none_is_lost() {
         let mut reservations = Vec::new();
         let mark = |page| Marked::new(page, marks.fetch_add(1, Ordering::Relaxed));
         for _ in 0..rounds() {
+            mix(&mut random);
             match random.below(16) {
                 0..5 => pages.extend(pool.take().map(mark)),
                 5..10 => {
@@ -143,6 +152,37 @@ fn no_page_has_two_owners_and_none_is_lost() {
 }
 
 #[test]
+fn what_one_cpu_keeps_at_hand_is_there_for_all() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let model = Model::new(&[64]).unwrap();
+    let supply = model.supply();
+    let pool = Pool::new(model, Placement::ANYWHERE);
+    pool.resize(Pages(24));
+    pool.set_overcommit(Pages(8));
+    thread::scope(|scope| {
+        for cpu in cpus {
+            let (pool, supply) = (&pool, &supply);
+            let turn = scope.spawn(move || {
+                let mut here = CpuSet::new();
+                here.set(cpu);
+                sched_setaffinity(None, &here).unwrap();
+                let pages: Vec<Page> = (0..24).map(|_| pool.take().unwrap()).collect();
+                assert_eq!(supply.out(NodeId(0)), 24, "a surplus page was made");
+                // All of them go to the cache of this CPU.
+                drop(pages);
+                assert_eq!(pool.counters().free, Pages(24));
+                assert!(pool.reserve(Pages(24)).is_ok());
+                drop((0..24).map(|_| pool.take().unwrap()).collect::<Vec<_>>());
+            });
+            turn.join().unwrap();
+        }
+    });
+    pool.verify().unwrap();
+    assert_eq!(pool.counters().surplus, Pages(0));
+}
+
+#[test]
 fn nothing_is_refused_and_nothing_made_while_a_page_is_free() {
     const EACH: usize = 3;
     let pages = THREADS * EACH as u64;
@@ -160,6 +200,7 @@ fn nothing_is_refused_and_nothing_made_while_a_page_is_free() {
                 let mut random = Random(seed);
                 let mut held: Vec<Page> = Vec::new();
                 for _ in 0..rounds() {
+                    mix(&mut random);
                     if held.len() < EACH && random.below(2) == 0 {
                         held.push(pool.take().unwrap());
                     } else {
@@ -191,6 +232,7 @@ fn the_overcommit_limit_holds_and_all_surplus_goes_back() {
                 let mut random = Random(seed);
                 let mut held: Vec<Page> = Vec::new();
                 for _ in 0..rounds() {
+                    mix(&mut random);
                     if random.below(2) == 0 {
                         match pool.take() {
                             Ok(page) => {
