@@ -1,6 +1,7 @@
 //! System calls that rustix lacks, behind functions that are safe to call.
 
 mod collapse;
+mod numa;
 mod pagemap;
 mod pidfd;
 pub mod ptrace;
@@ -10,6 +11,7 @@ mod scratch;
 mod userfault;
 
 pub use collapse::{collapse, collapse_in};
+pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pagemap::Pagemap;
 pub use pidfd::send_signal;
 pub use release::release;

@@ -1,0 +1,122 @@
+//! Which nodes memory may come from, and which it is to come from.
+
+use rustix::io::Result;
+
+use super::result;
+use crate::units::NodeId;
+
+/// The nodes that these functions can speak of: as many as a word has bits.
+const NODES: usize = 64;
+/// The kernel refuses a mask that is too short for its own nodes: room for any MAX_NUMNODES there is.
+const WORDS: usize = 1024 / NODES;
+/// MPOL_F_MEMS_ALLOWED of <linux/mempolicy.h>.
+const MEMS_ALLOWED: u32 = 1 << 2;
+/// The flags that share a word with the mode (MPOL_MODE_FLAGS).
+const MODE_FLAGS: i32 = 0b111 << 13;
+
+/// What a thread's memory policy comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyMode {
+    /// MPOL_DEFAULT and MPOL_LOCAL: near the thread.
+    Local,
+    /// MPOL_BIND: nowhere else.
+    Bind,
+    /// MPOL_PREFERRED and MPOL_PREFERRED_MANY: there first.
+    Preferred,
+    /// MPOL_INTERLEAVE and MPOL_WEIGHTED_INTERLEAVE: there in turn.
+    Interleave,
+}
+
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+fn get_mempolicy(flags: u32) -> Result<(i32, u64)> {
+    let mut mode = 0i32;
+    let mut mask = [0u64; WORDS];
+    // SAFETY: the kernel writes one int and WORDS words, and there is room for both; no address is asked about.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            mask.as_mut_ptr(),
+            WORDS * NODES,
+            0usize,
+            flags,
+        )
+    };
+    result(returned).map(|_| (mode, mask[0]))
+}
+
+/// `get_mempolicy(NULL, mask, MPOL_F_MEMS_ALLOWED)`: the nodes of the thread's cpuset, a bit each, of
+/// the first 64.
+///
+/// # References
+/// get_mempolicy(2); Linux 2.6.24.
+///
+/// # Errors
+/// ENOSYS: a kernel without NUMA; EPERM: seccomp.
+pub fn allowed_nodes() -> Result<u64> {
+    get_mempolicy(MEMS_ALLOWED).map(|(_, nodes)| nodes)
+}
+
+/// `get_mempolicy(mode, mask, 0)`: the thread's memory policy, and its nodes.
+///
+/// # References
+/// get_mempolicy(2); Linux 2.6.7.
+///
+/// # Errors
+/// As [`allowed_nodes`].
+pub fn memory_policy() -> Result<(PolicyMode, u64)> {
+    let (mode, nodes) = get_mempolicy(0)?;
+    let mode = match mode & !MODE_FLAGS {
+        1 | 5 => PolicyMode::Preferred,
+        2 => PolicyMode::Bind,
+        3 | 6 => PolicyMode::Interleave,
+        _ => PolicyMode::Local,
+    };
+    Ok((mode, nodes))
+}
+
+/// `mbind(address, length, MPOL_BIND, nodes)`: memory of the range that is not there yet comes from
+/// `nodes` (a bit each) or not at all.
+///
+/// Safe for any range: what the memory holds is the same before and after.
+///
+/// # References
+/// mbind(2); Linux 2.6.7.
+///
+/// # Errors
+/// EINVAL: a node that is not there or not in the cpuset; ENOSYS: a kernel without NUMA.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
+    const MPOL_BIND: u32 = 2;
+    let mut mask = [0u64; WORDS];
+    mask[0] = nodes;
+    // SAFETY: the kernel reads WORDS words, which are there, and a policy changes no byte of memory.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            address,
+            length,
+            MPOL_BIND,
+            mask.as_ptr(),
+            WORDS * NODES,
+            0u32,
+        )
+    };
+    result(returned).map(drop)
+}
+
+/// `getcpu(NULL, node)`: the node that the thread runs on at this moment.
+///
+/// # References
+/// getcpu(2); Linux 2.6.19.
+///
+/// # Errors
+/// ENOSYS: seccomp.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn local_node() -> Result<NodeId> {
+    let mut node = 0u32;
+    let null = std::ptr::null_mut::<u32>();
+    // SAFETY: the kernel writes one unsigned int, for which there is room.
+    let returned = unsafe { libc::syscall(libc::SYS_getcpu, null, &raw mut node, null) };
+    result(returned).map(|_| NodeId(node))
+}

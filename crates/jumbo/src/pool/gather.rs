@@ -1,0 +1,317 @@
+//! The way that takes and gives go when a thread's own cache cannot serve them.
+//!
+//! With all locks held ([`Pool::exclusive`]) the pool is what its sequential rules say; only there are surplus
+//! pages counted in, so none can be made while a page is free. The source is asked in between, with no lock
+//! held; what came is counted in under all locks again, or goes back when it is not needed any more.
+
+use std::sync::MutexGuard;
+
+use super::error::{Error, SourceError};
+use super::frame::{Frame, List};
+use super::shard::{BATCH, Cache, SHARDS, lock};
+use super::state::State;
+use super::{NodeSet, Placement, Pool};
+use crate::units::NodeId;
+
+/// What pages are gathered for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To be used: they are not free any more.
+    Use,
+    /// To be promised: they are free and reserved.
+    Promise,
+}
+
+/// The pool with nobody else in it.
+pub(super) struct Exclusive<'p> {
+    pool: &'p Pool,
+    pub(super) state: MutexGuard<'p, State>,
+    pub(super) caches: [Option<MutexGuard<'p, Cache>>; SHARDS],
+}
+
+/// Pages that were gathered.
+pub(super) struct Gathered {
+    pub(super) frames: List,
+    /// How many of them, from the top, the source has just made: they are zeroed.
+    pub(super) fresh: u64,
+}
+
+impl Exclusive<'_> {
+    /// How many free pages of `nodes` caches hold.
+    pub(super) fn cached(&self, nodes: NodeSet) -> u64 {
+        let pages = self.caches.iter().flatten().flat_map(|cache| cache.peek());
+        pages.filter(|(node, _)| nodes.contains(*node)).count() as u64
+    }
+
+    /// Empties the caches, so that all free pages are on the lists.
+    pub(super) fn gather_caches(&mut self) {
+        for cache in self.caches.iter_mut().flatten() {
+            for frame in cache.drain(0) {
+                self.state.push_free(frame, &self.pool.links);
+            }
+        }
+    }
+
+    /// Closes the caches to pages of nodes that have surplus, before anybody can come in again.
+    pub(super) fn close_caches(&mut self) {
+        let draining = self.state.draining();
+        for cache in self.caches.iter_mut().flatten() {
+            cache.draining = draining;
+        }
+    }
+}
+
+impl Pool {
+    /// Locks everything, in one order: the books, then the caches.
+    pub(super) fn exclusive(&self) -> Exclusive<'_> {
+        Exclusive {
+            pool: self,
+            state: lock(&self.state),
+            caches: self.shards.all(),
+        }
+    }
+
+    /// A free page, or one more surplus page; and whether the source has just made it.
+    pub(super) fn take_frame(&self, placement: Placement) -> Result<(Frame, bool), Error> {
+        self.check_here()?;
+        let [first, rest] = placement.tiers(self.nodes());
+        let first = if first.is_empty() { rest } else { first };
+        if let Some(frame) = self.shards.own().pop(first) {
+            return Ok((frame, false));
+        }
+        if let Some(frame) = self.refill(first) {
+            return Ok((frame, false));
+        }
+        let mut gathered = self.gather(1, placement, Purpose::Use)?;
+        let frame = gathered.frames.pop(&self.links);
+        frame
+            .map(|frame| (frame, gathered.fresh > 0))
+            .ok_or(Error::Placement)
+    }
+
+    /// A page from the lists, and a few more for the thread's own cache.
+    fn refill(&self, nodes: NodeSet) -> Option<Frame> {
+        let mut state = lock(&self.state);
+        let frame = state.pop_free(nodes, &self.links)?;
+        // No more than a fair part: what one cache holds, the others must lock everything for.
+        let caches = self.shards.active() as u64 * 2;
+        let spare = (state.node(frame.node()).free.len() / caches).min(BATCH);
+        if spare > 0 {
+            let mut own = self.shards.own();
+            for _ in 0..spare {
+                let Some(frame) = state.node_mut(frame.node()).free.pop(&self.links) else {
+                    break;
+                };
+                if let Err(frame) = own.push(frame) {
+                    state.push_free(frame, &self.links);
+                    break;
+                }
+            }
+        }
+        Some(frame)
+    }
+
+    /// `wanted` pages at once or none: free ones, and for the rest surplus pages.
+    pub(super) fn gather(
+        &self,
+        wanted: u64,
+        placement: Placement,
+        purpose: Purpose,
+    ) -> Result<Gathered, Error> {
+        self.check_here()?;
+        self.check_fits(wanted)?;
+        let allowed = placement.allowed().and(self.nodes());
+        if allowed.is_empty() {
+            return Err(Error::Placement);
+        }
+        // Made by the source for this call, and counted in `pending`.
+        let mut made = List::new();
+        let mut stopped = None;
+        loop {
+            let mut all = self.exclusive();
+            all.gather_caches();
+            let free = all.state.listed(allowed);
+            let shortage = wanted.saturating_sub(free + made.len());
+            if shortage == 0 {
+                all.state.pending -= made.len();
+                let gathered = self.commit(&mut all, wanted, placement, purpose, &mut made);
+                drop(all);
+                self.return_made(made);
+                return Ok(gathered);
+            }
+            let beyond = |state: &State| {
+                let surplus = state.surplus(NodeSet::ALL) + state.pending;
+                surplus.saturating_add(shortage) > state.overcommit
+            };
+            let refused = match stopped {
+                Some(error) => Some(error),
+                None if beyond(&all.state) => {
+                    let held = self.held(NodeSet::ALL);
+                    // What this call has made itself is no reason to tell anybody about.
+                    all.state.pending -= made.len();
+                    let counters = all.state.exhausted(wanted, held, allowed);
+                    all.state.pending += made.len();
+                    Some(Error::Exhausted(counters))
+                }
+                None => None,
+            };
+            if let Some(error) = refused {
+                all.state.pending -= made.len();
+                drop(all);
+                self.return_made(made);
+                return Err(error);
+            }
+            all.state.pending += shortage;
+            drop(all);
+            for missing in (1..=shortage).rev() {
+                match self.make(placement) {
+                    Ok(frame) => made.push(&self.links, frame),
+                    Err(error) => {
+                        lock(&self.state).pending -= missing;
+                        // One more look at what was given back meanwhile, and then the error.
+                        stopped = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what is free, then what was made, which joins the pool by that.
+    fn commit(
+        &self,
+        all: &mut Exclusive<'_>,
+        wanted: u64,
+        placement: Placement,
+        purpose: Purpose,
+        made: &mut List,
+    ) -> Gathered {
+        let mut gathered = Gathered {
+            frames: List::new(),
+            fresh: 0,
+        };
+        while gathered.frames.len() < wanted {
+            let frame = match all.state.pop_placed(placement, &self.links) {
+                Some(frame) => frame,
+                None => match made.pop(&self.links) {
+                    Some(frame) => {
+                        all.state.join_surplus(frame.node());
+                        gathered.fresh += 1;
+                        frame
+                    }
+                    None => break,
+                },
+            };
+            if purpose == Purpose::Promise {
+                self.hold(frame.node());
+            }
+            gathered.frames.push(&self.links, frame);
+        }
+        if gathered.fresh > 0 {
+            all.close_caches();
+        }
+        gathered
+    }
+
+    /// Has the source make one page, on the nodes of the placement in their order.
+    pub(super) fn make(&self, placement: Placement) -> Result<Frame, Error> {
+        let mut last = None;
+        for node in placement
+            .tiers(self.nodes())
+            .into_iter()
+            .flat_map(NodeSet::iter)
+        {
+            match self.make_on(node) {
+                Some(Ok(frame)) => return Ok(frame),
+                Some(Err(error)) => last = Some(error),
+                None => {}
+            }
+        }
+        Err(last.map_or(
+            Error::Window {
+                capacity: self.source.window().capacity(),
+            },
+            Error::Source,
+        ))
+    }
+
+    /// Has the source make one page on a node; `None` where the node's window is full.
+    pub(super) fn make_on(&self, node: NodeId) -> Option<Result<Frame, SourceError>> {
+        let frame = lock(&self.state).pop_hole(node, &self.links)?;
+        Some(match self.source.populate(&frame) {
+            Ok(()) => Ok(frame),
+            Err(error) => {
+                lock(&self.state).push_hole(frame, &self.links);
+                Err(error)
+            }
+        })
+    }
+
+    /// Gives pages that are in no list and no count any more back to the source.
+    pub(super) fn return_made(&self, mut frames: List) {
+        while let Some(frame) = frames.pop(&self.links) {
+            self.return_one(frame);
+        }
+    }
+
+    fn return_one(&self, frame: Frame) {
+        self.source.release(&frame);
+        lock(&self.state).push_hole(frame, &self.links);
+    }
+
+    /// Takes a page back: to the thread's own cache, to the lists, or on to the source.
+    pub(super) fn give_frame(&self, frame: Frame) {
+        let Err(frame) = self.shards.own().push(frame) else {
+            return;
+        };
+        let mut state = lock(&self.state);
+        if let Some(frame) = state.give(frame, &self.links) {
+            drop(state);
+            self.return_one(frame);
+            return;
+        }
+        // The node has no surplus (any more), or the cache was full.
+        let draining = state.draining();
+        let mut own = self.shards.own();
+        own.draining = draining;
+        let half = own.len() / 2;
+        if half as u64 >= BATCH {
+            for frame in own.drain(half) {
+                state.push_free(frame, &self.links);
+            }
+        }
+    }
+
+    /// Takes back pages that were promised and not used.
+    pub(super) fn give_held(&self, mut frames: List) {
+        let mut surplus = List::new();
+        let mut state = lock(&self.state);
+        while let Some(frame) = frames.pop(&self.links) {
+            self.unhold(frame.node());
+            if let Some(frame) = state.give(frame, &self.links) {
+                surplus.push(&self.links, frame);
+            }
+        }
+        drop(state);
+        self.return_made(surplus);
+    }
+
+    /// An error for more pages than could ever be, before they are added to anything.
+    pub(super) fn check_fits(&self, wanted: u64) -> Result<(), Error> {
+        let capacity = self.source.window().capacity();
+        if wanted <= capacity.0 * u64::from(self.nodes().len()) {
+            Ok(())
+        } else {
+            Err(Error::Window { capacity })
+        }
+    }
+
+    /// An error in a child of fork(2) that has not inherited the pages.
+    pub(super) fn check_here(&self) -> Result<(), Error> {
+        if self.source.is_here() {
+            Ok(())
+        } else {
+            Err(Error::Forked)
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Provision: huge pages that grow on demand and shrink when idle.
+//!
+//! A [`Pool`] keeps pages of one size, with the words and the rules of the kernel's own hugetlb pools:
+//!
+//! - *persistent* pages stay, *surplus* pages come on demand, up to the *overcommit* limit, and go as soon
+//!   as they are given back; *free* pages are nobody's, *reserved* ones are those of the free pages that
+//!   are promised;
+//! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped;
+//! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
+//! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
+//! - [`Pool::resize`] changes how many pages are persistent;
+//! - [`Pool::region`], [`Pool::shared_region`] and [`Pool::arena`] put pages side by side ([`Region`],
+//!   [`SharedRegion`], [`Arena`]).
+//!
+//! ```
+//! use jumbo::pool::{Model, Placement, Pool};
+//! use jumbo::units::Pages;
+//!
+//! // `Hugetlb` and `Thp` are the sources to use; the model has 16 pages of 4 KiB on one node.
+//! let pool = Pool::new(Model::new(&[16])?, Placement::of_thread()?);
+//! pool.resize(Pages(8));
+//! pool.set_overcommit(Pages(4));
+//!
+//! let mut page = pool.take()?;
+//! page.bytes_mut()[0] = 1;
+//! let mut promised = pool.reserve(Pages(11))?;
+//! assert!(pool.take().is_err());
+//! assert!(promised.take().is_some());
+//! drop((page, promised));
+//! assert_eq!(pool.counters().total, Pages(8));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Pages come from a [`Source`] (`source`). The books are in `state`, the pages that threads keep at hand in
+//! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
+//! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
+//!
+//! Invariant, whenever nobody is inside: `reserved <= free <= total`, `surplus <= total` on each node and
+//! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
+//! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
+//! error at the call, never a SIGBUS.
+
+mod arena;
+mod claim;
+mod error;
+mod frame;
+mod gather;
+pub mod growth;
+mod nodes;
+mod page;
+mod region;
+mod reservation;
+mod resize;
+mod shard;
+mod shared;
+mod source;
+mod state;
+mod subpool;
+mod verify;
+mod window;
+
+pub use arena::Arena;
+pub use error::{Error, Exhausted, SetupError, SourceError};
+pub use nodes::{NodeSet, Placement};
+pub use page::Page;
+pub use region::{Populate, Region};
+pub use reservation::Reservation;
+pub use resize::Resized;
+pub use shared::{Mapped, SharedRegion};
+pub use source::{Hugetlb, Model, Source, Supply, Thp};
+pub use subpool::Subpool;
+
+use std::array;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::units::{NodeId, PageSize, Pages};
+use frame::Links;
+use shard::{Shards, lock};
+use state::{NODES, State};
+
+/// Pages of one size.
+///
+/// All methods take `&self` and may be called from any thread; not from a signal handler, which could
+/// find its own thread inside.
+#[derive(Debug)]
+pub struct Pool {
+    // Before the source: a pool gives its pages back when it is dropped, and the table lives in the window.
+    links: Links,
+    state: Mutex<State>,
+    shards: Shards,
+    /// Pages that reservations and subpools hold, by node. Outside of the lock, because a reservation is
+    /// used up without it.
+    held: [AtomicU64; NODES],
+    /// Held by the one that resizes the pool.
+    resizing: Mutex<()>,
+    placement: Placement,
+    source: Box<dyn Source>,
+}
+
+/// A pool's counters, by the kernel's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counters {
+    /// Every page of the pool.
+    pub total: Pages,
+    /// Those that nobody has taken.
+    pub free: Pages,
+    /// Those of the free ones that are promised.
+    pub reserved: Pages,
+    /// Those that go when demand is gone.
+    pub surplus: Pages,
+    /// How many surplus pages there may be.
+    pub overcommit: Pages,
+}
+
+impl Counters {
+    /// Pages that stay when demand is gone.
+    pub fn persistent(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.surplus.0))
+    }
+
+    /// Pages that somebody has taken.
+    pub fn used(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.free.0))
+    }
+}
+
+impl Pool {
+    /// An empty pool: no page, and none to be had until [`Pool::resize`] or [`Pool::set_overcommit`].
+    ///
+    /// `placement` is where its pages may be; [`Placement::of_thread`] is what the kernel would do.
+    pub fn new(source: impl Source + 'static, placement: Placement) -> Self {
+        let window = source.window();
+        let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
+        Self {
+            links: window.links(),
+            state: Mutex::new(State::new(window.nodes(), capacity)),
+            shards: Shards::new(),
+            held: array::from_fn(|_| AtomicU64::new(0)),
+            resizing: Mutex::new(()),
+            placement,
+            source: Box::new(source),
+        }
+    }
+
+    /// The size of its pages.
+    pub fn page_size(&self) -> PageSize {
+        self.source.window().size()
+    }
+
+    /// The nodes that it can have pages on.
+    pub fn nodes(&self) -> NodeSet {
+        self.source.window().nodes()
+    }
+
+    /// Where its pages may be unless a call says otherwise.
+    pub fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// Sets how many surplus pages there may be. Those beyond a lowered limit stay until they are given back.
+    pub fn set_overcommit(&self, pages: Pages) {
+        lock(&self.state).overcommit = pages.0;
+    }
+
+    /// The counters of all nodes, as of one moment.
+    pub fn counters(&self) -> Counters {
+        self.count(NodeSet::ALL)
+    }
+
+    /// The counters of one node. The overcommit limit is the pool's.
+    pub fn node_counters(&self, node: NodeId) -> Counters {
+        self.count(NodeSet::of(node))
+    }
+
+    fn count(&self, nodes: NodeSet) -> Counters {
+        let all = self.exclusive();
+        let cached = all.cached(nodes);
+        let held = self.held(nodes);
+        Counters {
+            total: Pages(all.state.total(nodes)),
+            free: Pages(all.state.listed(nodes) + cached + held),
+            reserved: Pages(held),
+            surplus: Pages(all.state.surplus(nodes)),
+            overcommit: Pages(all.state.overcommit),
+        }
+    }
+
+    /// How many pages of `nodes` reservations and subpools hold.
+    fn held(&self, nodes: NodeSet) -> u64 {
+        let nodes = nodes.and(self.nodes()).iter();
+        nodes
+            .filter_map(|node| self.held.get(node.0 as usize))
+            .map(|held| held.load(Ordering::SeqCst))
+            .sum()
+    }
+
+    fn hold(&self, node: NodeId) {
+        if let Some(held) = self.held.get(node.0 as usize) {
+            held.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn unhold(&self, node: NodeId) {
+        if let Some(held) = self.held.get(node.0 as usize) {
+            held.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// Every page goes back to the source. None is out: whoever has one borrows the pool.
+    fn drop(&mut self) {
+        let mut all = self.exclusive();
+        all.gather_caches();
+        while let Some(frame) = all.state.pop_free(NodeSet::ALL, &self.links) {
+            self.source.release(&frame);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Pages that are promised: [`Reservation`].
+
+use super::frame::{Frame, List};
+use super::gather::Purpose;
+use super::{Error, Page, Placement, Pool, Subpool};
+use crate::units::Pages;
+
+/// Pages that are set aside. Taking one cannot fail and waits for nobody; what is left goes back when this is
+/// dropped, and the surplus among it at once to the source.
+#[derive(Debug)]
+pub struct Reservation<'p> {
+    pool: &'p Pool,
+    subpool: Option<&'p Subpool<'p>>,
+    held: List,
+}
+
+impl Pool {
+    /// Reserves `pages`, all or none. What is not free is made as surplus pages.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`], [`Error::Forked`].
+    pub fn reserve(&self, pages: Pages) -> Result<Reservation<'_>, Error> {
+        self.reserve_placed(pages, self.placement)
+    }
+
+    /// The same, on the nodes of a placement of its own.
+    ///
+    /// # Errors
+    /// As [`Pool::reserve`].
+    pub fn reserve_placed(
+        &self,
+        pages: Pages,
+        placement: Placement,
+    ) -> Result<Reservation<'_>, Error> {
+        let gathered = self.gather(pages.0, placement, Purpose::Promise)?;
+        Ok(Reservation::new(self, None, gathered.frames))
+    }
+}
+
+impl<'p> Reservation<'p> {
+    pub(super) fn new(pool: &'p Pool, subpool: Option<&'p Subpool<'p>>, held: List) -> Self {
+        Self {
+            pool,
+            subpool,
+            held,
+        }
+    }
+
+    /// How many pages are left.
+    pub fn left(&self) -> Pages {
+        Pages(self.held.len())
+    }
+
+    /// The pool that they are of.
+    pub fn pool(&self) -> &'p Pool {
+        self.pool
+    }
+
+    /// Takes one of the pages; `None` once all are taken. What it holds is unspecified.
+    pub fn take(&mut self) -> Option<Page<'p>> {
+        let frame = self.take_frame()?;
+        Some(Page::new(self.pool, self.subpool, frame))
+    }
+
+    pub(super) fn take_frame(&mut self) -> Option<Frame> {
+        let frame = self.held.pop(&self.pool.links)?;
+        self.pool.unhold(frame.node());
+        Some(frame)
+    }
+
+    /// Puts a page that was taken back where it was; it is promised again.
+    pub(super) fn put_back(&mut self, frame: Frame) {
+        self.pool.hold(frame.node());
+        self.held.push(&self.pool.links, frame);
+    }
+
+    /// A page that turned out to be lost was charged to the subpool.
+    pub(super) fn subpool(&self) -> Option<&'p Subpool<'p>> {
+        self.subpool
+    }
+
+    /// Parts it, so that each thread has a part of its own: up to `pages` of it.
+    #[must_use]
+    pub fn split_off(&mut self, pages: Pages) -> Self {
+        let mut part = List::new();
+        self.held.move_to(&mut part, pages.0, &self.pool.links);
+        Self::new(self.pool, self.subpool, part)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let held = std::mem::replace(&mut self.held, List::new());
+        match self.subpool {
+            Some(subpool) => subpool.give_held(held),
+            None => self.pool.give_held(held),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How many pages are persistent: [`Pool::resize`].
+
+use super::frame::List;
+use super::shard::lock;
+use super::{Error, NodeSet, Pool};
+use crate::units::{NodeId, Pages};
+
+/// What became of a resize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// Persistent pages before.
+    pub before: Pages,
+    /// What was asked for.
+    pub asked: Pages,
+    /// Persistent pages after.
+    pub persistent: Pages,
+    /// Surplus pages after: those that a shrink could not free go when they are given back.
+    pub surplus: Pages,
+    /// Why a pool that was to grow has fewer pages than asked for; it keeps those it got.
+    pub stopped: Option<Error>,
+}
+
+impl Pool {
+    /// Makes `persistent` pages persistent.
+    ///
+    /// Growing makes surplus pages persistent first and asks the source for the rest. Shrinking frees
+    /// free pages, but none that is reserved, and turns the rest of the difference into surplus.
+    pub fn resize(&self, persistent: Pages) -> Resized {
+        self.resize_in(self.nodes(), persistent)
+    }
+
+    /// The same for the pages of one node.
+    pub fn resize_node(&self, node: NodeId, persistent: Pages) -> Resized {
+        self.resize_in(NodeSet::of(node).and(self.nodes()), persistent)
+    }
+
+    fn resize_in(&self, nodes: NodeSet, asked: Pages) -> Resized {
+        let _alone = lock(&self.resizing);
+        let before = lock(&self.state).persistent(nodes);
+        let stopped = match self.check_here() {
+            Err(error) => Some(error),
+            Ok(()) if asked.0 >= before => self.grow(nodes, asked.0),
+            Ok(()) => {
+                self.shrink(nodes, asked.0);
+                None
+            }
+        };
+        let state = lock(&self.state);
+        Resized {
+            before: Pages(before),
+            asked,
+            persistent: Pages(state.persistent(nodes)),
+            surplus: Pages(state.surplus(nodes)),
+            stopped,
+        }
+    }
+
+    fn grow(&self, nodes: NodeSet, asked: u64) -> Option<Error> {
+        let mut left = nodes;
+        let mut stopped = None;
+        loop {
+            let mut state = lock(&self.state);
+            if state.persistent(nodes) >= asked {
+                return None;
+            }
+            if state.keep_surplus(nodes) {
+                continue;
+            }
+            let Some(node) = state.poorest(left) else {
+                return stopped.or(Some(Error::Placement));
+            };
+            drop(state);
+            match self.make_on(node) {
+                Some(Ok(frame)) => lock(&self.state).join_persistent(frame, &self.links),
+                Some(Err(error)) => {
+                    left = left.without(NodeSet::of(node));
+                    stopped = Some(Error::Source(error));
+                }
+                None => {
+                    left = left.without(NodeSet::of(node));
+                    stopped = stopped.or(Some(Error::Window {
+                        capacity: self.source.window().capacity(),
+                    }));
+                }
+            }
+        }
+    }
+
+    fn shrink(&self, nodes: NodeSet, asked: u64) {
+        let mut freed = List::new();
+        let mut all = self.exclusive();
+        all.gather_caches();
+        let promised = self.held(nodes);
+        let used = all.state.total(nodes) - all.state.listed(nodes) - promised;
+        // As in the kernel: what is promised counts as if it were in use.
+        let floor = asked.max(promised + used);
+        while all.state.persistent(nodes) > floor {
+            match all.state.shed(nodes, &self.links) {
+                Some(frame) => freed.push(&self.links, frame),
+                None => break,
+            }
+        }
+        while all.state.persistent(nodes) > asked && all.state.make_surplus(nodes) {}
+        all.close_caches();
+        drop(all);
+        self.return_made(freed);
+    }
+}

@@ -1,0 +1,241 @@
+//! The kernel's own huge pages: [`Hugetlb`].
+//!
+//! One sparse file on hugetlbfs is mapped once, without a reservation; a page of the pool is a page of
+//! that file. Populating it takes a page out of the kernel's pool, or a surplus page where the kernel's
+//! overcommit allows; punching a hole gives it back. What is asked with MADV_POPULATE_WRITE is answered:
+//! an empty pool and the limit of a cgroup are errors here and not the SIGBUS of a touch.
+//!
+//! The file is shared memory, so a child of fork(2) must not have it: there the window is not mapped, and the
+//! pool says [`super::super::Error::Forked`].
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::super::NodeSet;
+use super::super::error::{SetupError, SourceError};
+use super::super::frame::Frame;
+use super::super::window::{Access, Mapping, Origin, Window};
+use super::{Slot, Source};
+use crate::kernel::{Root, sys};
+use crate::units::{Bytes, NodeId, PageSize, Pages};
+
+/// What the file is called in /proc/PID/maps (after `/memfd:`).
+const NAME: &CStr = c"jumbo-pool";
+/// The capacity of a window unless told otherwise: that many times the host's memory.
+const ADDRESSES: u64 = 2;
+
+/// Pages of a hugetlbfs file.
+#[derive(Debug)]
+pub struct Hugetlb {
+    window: Window,
+    file: OwnedFd,
+    origin: Origin,
+}
+
+impl Hugetlb {
+    /// Pages of the kernel's pool of `size`, with addresses for twice the host's memory.
+    ///
+    /// # Errors
+    /// [`SetupError::Call`] with ENODEV or EINVAL where the kernel has no pool of that size.
+    pub fn new(root: &Root, size: PageSize) -> Result<Self, SetupError> {
+        Self::with_capacity(root, size, default_capacity(root, size)?)
+    }
+
+    /// The same, with addresses for `capacity` pages on each node.
+    ///
+    /// # Errors
+    /// As [`Hugetlb::new`].
+    pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
+        let file =
+            memory_file(NAME, size).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
+        Self::on(root, file, size, capacity)
+    }
+
+    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there.
+    ///
+    /// # Errors
+    /// [`SetupError::Size`] where `folder` is not on hugetlbfs; [`SetupError::Call`] where it cannot be
+    /// written.
+    pub fn in_mount(root: &Root, folder: &Path, capacity: Pages) -> Result<Self, SetupError> {
+        const HUGETLBFS_MAGIC: u64 = 0x958458f6;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(SetupError::call("open(O_TMPFILE) on hugetlbfs"))?;
+        let stat = rustix::fs::fstatfs(&file).map_err(SetupError::call("fstatfs"))?;
+        let size = u64::try_from(stat.f_bsize).unwrap_or(0);
+        match (u64::try_from(stat.f_type), PageSize::new(size)) {
+            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, size, capacity),
+            _ => Err(SetupError::Size(format!(
+                "{} is not on hugetlbfs",
+                folder.display()
+            ))),
+        }
+    }
+
+    fn on(root: &Root, file: OwnedFd, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
+        let window = Window::reserve(size, host_nodes(root)?, capacity)?;
+        let length = window.length();
+        rustix::fs::ftruncate(&file, length as u64).map_err(SetupError::call("ftruncate"))?;
+        window
+            .mapping()
+            .map_file(length, file.as_fd(), Access::ByPage)
+            .map_err(SetupError::call("mmap of the pool's file"))?;
+        let children = window.keep_from_children();
+        children.map_err(SetupError::call("madvise(MADV_DONTFORK)"))?;
+        bind_parts(&window).map_err(SetupError::call("mbind"))?;
+        let origin = Origin::mark().map_err(SetupError::call("madvise(MADV_WIPEONFORK)"))?;
+        Ok(Self {
+            window,
+            file,
+            origin,
+        })
+    }
+}
+
+/// A file of huge pages of `size`. memfd_create(2) with MFD_HUGETLB, Linux 4.14.
+fn memory_file(name: &CStr, size: PageSize) -> rustix::io::Result<OwnedFd> {
+    // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
+    const SIZE_SHIFT: u32 = 26;
+    let log2 = size.bytes().trailing_zeros();
+    let flags = MemfdFlags::CLOEXEC
+        | MemfdFlags::ALLOW_SEALING
+        | MemfdFlags::HUGETLB
+        | MemfdFlags::from_bits_retain(log2 << SIZE_SHIFT);
+    rustix::fs::memfd_create(name, flags)
+}
+
+/// The nodes that this process may have memory on; node 0 on a kernel without NUMA.
+pub(super) fn host_nodes(root: &Root) -> Result<NodeSet, SetupError> {
+    let nodes: NodeSet = crate::kernel::memory::nodes(root)?.into_iter().collect();
+    let allowed = sys::allowed_nodes().map_or(nodes, |mask| {
+        nodes
+            .iter()
+            .filter(|node| mask >> node.0 & 1 == 1)
+            .collect()
+    });
+    Ok(if allowed.is_empty() {
+        NodeSet::of(NodeId(0))
+    } else {
+        allowed
+    })
+}
+
+/// How many pages of each node have addresses unless told otherwise.
+pub(super) fn default_capacity(root: &Root, size: PageSize) -> Result<Pages, SetupError> {
+    let memory = crate::kernel::memory::Memory::read(root)?.total;
+    let pages = Bytes(memory.0.saturating_mul(ADDRESSES)).whole_pages(size);
+    Ok(Pages(pages.0.max(1)))
+}
+
+/// Binds each node's part of a window to its node, where there is more than one.
+pub(super) fn bind_parts(window: &Window) -> rustix::io::Result<()> {
+    if window.nodes().len() < 2 {
+        return Ok(());
+    }
+    window.nodes().iter().try_for_each(|node| {
+        let (offset, length) = window.part(node);
+        sys::bind(
+            window.mapping().address + offset,
+            length,
+            NodeSet::of(node).mask(),
+        )
+    })
+}
+
+fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceError {
+    move |errno| SourceError {
+        node,
+        operation,
+        errno,
+        why: match errno {
+            Errno::FAULT => {
+                "the kernel's pool and overcommit, or a cgroup's hugetlb limit, are used up"
+            }
+            Errno::NOMEM => {
+                "the kernel's pool and overcommit, or a cgroup's limit on reservations, are used up"
+            }
+            Errno::INVAL => "a kernel before Linux 5.14",
+            _ => "the kernel's answer",
+        },
+    }
+}
+
+impl Source for Hugetlb {
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
+        let failed = |operation| error(frame.node(), operation);
+        self.window.open(frame).map_err(failed("mprotect"))?;
+        self.window
+            .populate(frame, self.window.page())
+            .map_err(failed("MADV_POPULATE_WRITE"))
+            .inspect_err(|_| self.window.close(frame))
+    }
+
+    fn release(&self, frame: &Frame) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (offset, length) = (self.window.offset(frame), self.window.page());
+        // It can be interrupted by a signal, and fails for no other reason that could be mended here.
+        while self.is_here()
+            && rustix::fs::fallocate(&self.file, hole, offset as u64, length as u64)
+                == Err(Errno::INTR)
+        {}
+        self.window.close(frame);
+    }
+
+    fn is_here(&self) -> bool {
+        self.origin.is_here()
+    }
+
+    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+        let failed = |operation| error(frame.node(), operation);
+        let (offset, length) = (self.window.offset(frame) as u64, self.window.page());
+        slot.mapping
+            .map_part(slot.offset, length, self.file.as_fd(), offset)
+            .map_err(failed("mmap into a region"))?;
+        // The page is there already: this is the page table only.
+        slot.mapping
+            .populate(slot.offset, length)
+            .map_err(failed("MADV_POPULATE_WRITE"))
+    }
+
+    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+        // The page never left its place. Should its second mapping stay, it goes with the region.
+        let _ = (frame, slot);
+        Ok(())
+    }
+
+    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        let file = memory_file(name, self.window.size())
+            .map_err(error(node, "memfd_create(MFD_HUGETLB)"))?;
+        rustix::fs::ftruncate(&file, length as u64).map_err(error(node, "ftruncate"))?;
+        // A shared mapping without MAP_NORESERVE: the kernel reserves all of it, for the file, so the promise
+        // goes with the descriptor.
+        mapping
+            .map_file(length, file.as_fd(), Access::Whole)
+            .map_err(error(node, "mmap of a shared region"))?;
+        Ok(file)
+    }
+
+    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        // Without MAP_NORESERVE, so that the kernel reserves all of it.
+        mapping
+            .map_huge(length, self.window.size())
+            .map_err(error(node, "mmap(MAP_HUGETLB) of an arena"))
+    }
+
+    fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        slot.mapping
+            .populate(slot.offset, self.window.page())
+            .map_err(error(node, "MADV_POPULATE_WRITE"))
+    }
+}

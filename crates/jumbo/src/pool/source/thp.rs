@@ -1,0 +1,182 @@
+//! Transparent huge pages: [`Thp`], a pool for everybody, without any privilege.
+//!
+//! A place is anonymous memory, aligned to what one PMD maps. A page is made by touching one base page of it
+//! and MADV_COLLAPSE, which puts all of it on one huge page whatever the host's `enabled` says, or answers with
+//! an error. The touch is the dangerous part: at the limit of a memory cgroup it does not fail, it kills; so
+//! the cgroup is asked for room before ([`super::headroom`]).
+//!
+//! The memory is private, so a child of fork(2) has a copy of the pool and of every page in it.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+
+use super::super::error::{SetupError, SourceError};
+use super::super::frame::Frame;
+use super::super::window::{self, Access, Mapping, Window};
+use super::headroom::Headroom;
+use super::hugetlb::{bind_parts, default_capacity, host_nodes};
+use super::{Slot, Source};
+use crate::kernel::Root;
+use crate::units::{Bytes, NodeId, PageSize, Pages};
+
+/// How often a collapse that the kernel asks to try again is tried.
+const TRIES: usize = 8;
+
+/// Anonymous memory, collapsed into THPs.
+#[derive(Debug)]
+pub struct Thp {
+    window: Window,
+    headroom: Headroom,
+}
+
+impl Thp {
+    /// Pages of the PMD size, with addresses for twice the host's memory.
+    ///
+    /// # Errors
+    /// [`SetupError`] where this kernel has no THP or no MADV_COLLAPSE (6.1), or there are no addresses.
+    pub fn new(root: &Root) -> Result<Self, SetupError> {
+        let size = Self::size(root)?;
+        Self::with_capacity(root, default_capacity(root, size)?)
+    }
+
+    /// The same, with addresses for `capacity` pages on each node.
+    ///
+    /// # Errors
+    /// As [`Thp::new`].
+    pub fn with_capacity(root: &Root, capacity: Pages) -> Result<Self, SetupError> {
+        let window = Window::reserve(Self::size(root)?, host_nodes(root)?, capacity)?;
+        bind_parts(&window).map_err(SetupError::call("mbind"))?;
+        window::name(window.mapping(), window.length(), c"jumbo-pool");
+        Ok(Self {
+            window,
+            headroom: Headroom::open(root)?,
+        })
+    }
+
+    fn size(root: &Root) -> Result<PageSize, SetupError> {
+        match crate::kernel::thp::Thp::read(root)? {
+            Some(thp) => Ok(thp.pmd_size),
+            None => Err(SetupError::Size("this kernel has no THP".to_owned())),
+        }
+    }
+
+    /// Puts `length` bytes, of which one base page is there, on one huge page.
+    fn collapse(collapse: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+        let mut answer = Err(Errno::AGAIN);
+        for _ in 0..TRIES {
+            answer = collapse();
+            if answer != Err(Errno::AGAIN) {
+                break;
+            }
+        }
+        answer
+    }
+
+    fn room(&self, node: NodeId) -> Result<(), SourceError> {
+        // The huge page, the base page that it replaces, and the page tables.
+        let needed = Bytes(self.window.size().bytes() + (64 << 10));
+        self.headroom.room_for(needed).map_err(|errno| SourceError {
+            node,
+            operation: "memory cgroup",
+            errno,
+            why: "the cgroup's memory limit leaves no room for a huge page",
+        })
+    }
+}
+
+fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceError {
+    move |errno| SourceError {
+        node,
+        operation,
+        errno,
+        why: match errno {
+            Errno::BUSY => "the memory cgroup is at its limit",
+            Errno::NOMEM => "no huge page can be formed, or the commit limit is reached",
+            Errno::AGAIN => "no huge page can be formed now",
+            Errno::INVAL => "a kernel before Linux 6.1, or THP is off for this process",
+            _ => "the kernel's answer",
+        },
+    }
+}
+
+/// A file of shared memory, mapped over a region.
+pub(super) fn shared_memory(
+    name: &CStr,
+    mapping: &Mapping,
+    length: usize,
+) -> rustix::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, length as u64)?;
+    mapping.map_file(length, file.as_fd(), Access::Whole)?;
+    Ok(file)
+}
+
+impl Source for Thp {
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
+        let node = frame.node();
+        self.room(node)?;
+        let base = rustix::param::page_size();
+        self.window.open(frame).map_err(error(node, "mprotect"))?;
+        let made = self
+            .window
+            .populate(frame, base)
+            .map_err(error(node, "MADV_POPULATE_WRITE"))
+            .and_then(|()| {
+                Self::collapse(|| self.window.collapse(frame)).map_err(error(node, "MADV_COLLAPSE"))
+            });
+        if made.is_err() {
+            self.release(frame);
+        }
+        made
+    }
+
+    fn release(&self, frame: &Frame) {
+        let _ = self.window.discard(frame);
+        self.window.close(frame);
+    }
+
+    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+        self.window
+            .relocate(frame, slot.mapping, slot.offset, true)
+            .map_err(error(frame.node(), "mremap"))
+    }
+
+    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+        self.window
+            .relocate(frame, slot.mapping, slot.offset, false)
+            .map_err(error(frame.node(), "mremap"))
+    }
+
+    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        shared_memory(name, mapping, length).map_err(error(node, "memfd_create"))
+    }
+
+    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        window::name(mapping, length, c"jumbo-arena");
+        mapping.open(length).map_err(error(node, "mprotect"))
+    }
+
+    fn promises(&self) -> bool {
+        false
+    }
+
+    fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
+        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        self.room(node)?;
+        let base = rustix::param::page_size();
+        let populated = slot.mapping.populate(slot.offset, base);
+        populated.map_err(error(node, "MADV_POPULATE_WRITE"))?;
+        let address = slot.mapping.address + slot.offset;
+        Self::collapse(|| window::collapse(address, self.window.page()))
+            .map_err(error(node, "MADV_COLLAPSE"))
+    }
+}

@@ -1,0 +1,248 @@
+//! The pool's books: [`State`], what there is on each node and what is owed.
+//!
+//! Plain code without threads in it: whoever holds the lock calls it. It decides; making and unmaking pages
+//! is left to the caller, who must not hold the lock meanwhile.
+
+use super::error::Exhausted;
+use super::frame::{Frame, Links, List};
+use super::{NodeSet, Placement};
+use crate::units::{NodeId, Pages};
+
+/// How many nodes there can be, as an array's length.
+pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
+
+/// One node's pages.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Every page that the pool has there.
+    pub(super) total: u64,
+    /// Those of them that go when demand is gone.
+    pub(super) surplus: u64,
+    /// Free pages that nobody was promised and no cache holds.
+    pub(super) free: List,
+    /// Places whose page went back to the source.
+    holes: List,
+    /// Places from this one on were never used.
+    fresh: u32,
+}
+
+/// What there is, and what is owed.
+#[derive(Debug)]
+pub(super) struct State {
+    nodes: [Node; NODES],
+    present: NodeSet,
+    capacity: u32,
+    /// How many surplus pages there may be.
+    pub(super) overcommit: u64,
+    /// Surplus pages that are being asked of the source and are not in `surplus` yet.
+    pub(super) pending: u64,
+}
+
+impl Node {
+    const fn new() -> Self {
+        Self {
+            total: 0,
+            surplus: 0,
+            free: List::new(),
+            holes: List::new(),
+            fresh: 0,
+        }
+    }
+
+    fn persistent(&self) -> u64 {
+        self.total.saturating_sub(self.surplus)
+    }
+}
+
+fn slot(node: NodeId) -> usize {
+    node.0 as usize % NODES
+}
+
+impl State {
+    pub(super) fn new(present: NodeSet, capacity: u32) -> Self {
+        Self {
+            nodes: [const { Node::new() }; NODES],
+            present,
+            capacity,
+            overcommit: 0,
+            pending: 0,
+        }
+    }
+
+    pub(super) fn node(&self, node: NodeId) -> &Node {
+        &self.nodes[slot(node)]
+    }
+
+    pub(super) fn node_mut(&mut self, node: NodeId) -> &mut Node {
+        &mut self.nodes[slot(node)]
+    }
+
+    fn sum(&self, nodes: NodeSet, of: impl Fn(&Node) -> u64) -> u64 {
+        let nodes = nodes.and(self.present).iter();
+        nodes.map(|node| of(self.node(node))).sum()
+    }
+
+    pub(super) fn total(&self, nodes: NodeSet) -> u64 {
+        self.sum(nodes, |node| node.total)
+    }
+
+    pub(super) fn surplus(&self, nodes: NodeSet) -> u64 {
+        self.sum(nodes, |node| node.surplus)
+    }
+
+    pub(super) fn persistent(&self, nodes: NodeSet) -> u64 {
+        self.sum(nodes, Node::persistent)
+    }
+
+    /// Free pages that nobody was promised; those in caches are not among them.
+    pub(super) fn listed(&self, nodes: NodeSet) -> u64 {
+        self.sum(nodes, |node| node.free.len())
+    }
+
+    /// Places that were ever used, less those that are empty now: what the pool's pages must come to.
+    pub(super) fn populated(&self, node: NodeId) -> u64 {
+        let node = self.node(node);
+        u64::from(node.fresh) - node.holes.len()
+    }
+
+    /// The nodes onto which pages are not given back, but through them to the source.
+    pub(super) fn draining(&self) -> NodeSet {
+        let surplus = |node: &NodeId| self.node(*node).surplus > 0;
+        self.present.iter().filter(surplus).collect()
+    }
+
+    /// Of `nodes` the one with the most of something, if any has some.
+    fn richest(&self, nodes: NodeSet, of: impl Fn(&Node) -> u64) -> Option<NodeId> {
+        let nodes = nodes.and(self.present).iter();
+        let counted = nodes.map(|node| (of(self.node(node)), node));
+        let most = counted.max_by_key(|(count, node)| (*count, std::cmp::Reverse(*node)));
+        most.and_then(|(count, node)| (count > 0).then_some(node))
+    }
+
+    /// A free page, from the node that has most of them.
+    pub(super) fn pop_free(&mut self, nodes: NodeSet, links: &Links) -> Option<Frame> {
+        let node = self.richest(nodes, |node| node.free.len())?;
+        self.node_mut(node).free.pop(links)
+    }
+
+    /// A free page where the placement would have it.
+    pub(super) fn pop_placed(&mut self, placement: Placement, links: &Links) -> Option<Frame> {
+        let [first, rest] = placement.tiers(self.present);
+        self.pop_free(first, links)
+            .or_else(|| self.pop_free(rest, links))
+    }
+
+    pub(super) fn push_free(&mut self, frame: Frame, links: &Links) {
+        self.node_mut(frame.node()).free.push(links, frame);
+    }
+
+    /// A page is given back: `Some` where it is surplus of its node, leaves the pool and goes on to the
+    /// source; else it is free now.
+    pub(super) fn give(&mut self, frame: Frame, links: &Links) -> Option<Frame> {
+        let node = self.node_mut(frame.node());
+        if node.surplus > 0 {
+            node.surplus -= 1;
+            node.total -= 1;
+            Some(frame)
+        } else {
+            node.free.push(links, frame);
+            None
+        }
+    }
+
+    /// A page of the pool is lost; its place is empty.
+    pub(super) fn lose(&mut self, frame: Frame, links: &Links) {
+        let node = self.node_mut(frame.node());
+        node.total -= 1;
+        node.surplus = node.surplus.saturating_sub(1);
+        node.holes.push(links, frame);
+    }
+
+    /// A page that the source made joins the pool as surplus, in use.
+    pub(super) fn join_surplus(&mut self, node: NodeId) {
+        let node = self.node_mut(node);
+        node.total += 1;
+        node.surplus += 1;
+    }
+
+    /// A page that the source made joins the pool for good, free.
+    pub(super) fn join_persistent(&mut self, frame: Frame, links: &Links) {
+        let node = self.node_mut(frame.node());
+        node.total += 1;
+        node.free.push(links, frame);
+    }
+
+    /// An empty place on a node, for the source to put a page there.
+    pub(super) fn pop_hole(&mut self, node: NodeId, links: &Links) -> Option<Frame> {
+        if !self.present.contains(node) {
+            return None;
+        }
+        let capacity = self.capacity;
+        let slot = self.node_mut(node);
+        slot.holes.pop(links).or_else(|| {
+            let index = (slot.fresh < capacity).then_some(slot.fresh)?;
+            slot.fresh += 1;
+            Some(Frame::new(node, index))
+        })
+    }
+
+    pub(super) fn push_hole(&mut self, frame: Frame, links: &Links) {
+        self.node_mut(frame.node()).holes.push(links, frame);
+    }
+
+    /// The nodes in the order in which persistent pages are added: the one with the fewest first.
+    pub(super) fn poorest(&self, nodes: NodeSet) -> Option<NodeId> {
+        let nodes = nodes.and(self.present).iter();
+        nodes.min_by_key(|node| (self.node(*node).persistent(), *node))
+    }
+
+    /// Makes a surplus page persistent; false where there is none.
+    pub(super) fn keep_surplus(&mut self, nodes: NodeSet) -> bool {
+        let node = self.richest(nodes, |node| node.surplus);
+        node.inspect(|node| self.node_mut(*node).surplus -= 1)
+            .is_some()
+    }
+
+    /// Makes a persistent page surplus; false where there is none.
+    pub(super) fn make_surplus(&mut self, nodes: NodeSet) -> bool {
+        let node = self.richest(nodes, Node::persistent);
+        node.inspect(|node| self.node_mut(*node).surplus += 1)
+            .is_some()
+    }
+
+    /// A free page leaves the pool, and with it a persistent one: of a node that has both, if there is
+    /// one; else of any, and the surplus that it was is left to another node.
+    pub(super) fn shed(&mut self, nodes: NodeSet, links: &Links) -> Option<Frame> {
+        let both = |node: &Node| node.free.len().min(node.persistent());
+        if let Some(node) = self.richest(nodes, both) {
+            let node = self.node_mut(node);
+            let frame = node.free.pop(links)?;
+            node.total -= 1;
+            return Some(frame);
+        }
+        let node = self.richest(nodes, |node| node.free.len())?;
+        if !self.make_surplus(nodes) {
+            return None;
+        }
+        let node = self.node_mut(node);
+        let frame = node.free.pop(links)?;
+        node.total -= 1;
+        node.surplus -= 1;
+        Some(frame)
+    }
+
+    /// The counters for an error, once caches are empty; `held` of the free pages are promised.
+    pub(super) fn exhausted(&self, wanted: u64, held: u64, allowed: NodeSet) -> Exhausted {
+        let all = self.present;
+        let free = self.listed(all);
+        Exhausted {
+            wanted: Pages(wanted),
+            persistent: Pages(self.persistent(all)),
+            overcommit: Pages(self.overcommit),
+            surplus: Pages(self.surplus(all) + self.pending),
+            used: Pages(self.total(all).saturating_sub(free + held)),
+            reserved: Pages(held),
+            elsewhere: Pages(free - self.listed(allowed)),
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! The one leaf of the pool that touches memory: [`Window`], the addresses of a source's pages.
+//!
+//! A window is a range of addresses in which each frame has its place for good, node after node. It is
+//! reserved once, without memory behind it; a source puts memory there ([`super::Source::populate`]) and
+//! takes it away again. What is done to a frame's memory is done by whoever holds the [`Frame`], so no two
+//! callers can disagree about a page. Every call is raw: no libc wrapper that could be interposed, and
+//! errno stays as it was.
+#![expect(
+    unsafe_code,
+    reason = "the leaf that maps and touches the pool's memory"
+)]
+
+use std::ffi::{CStr, c_void};
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU32};
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+
+use super::NodeSet;
+use super::error::SetupError;
+use super::frame::{Frame, Links, MAX_FRAMES};
+use crate::units::{Bytes, PageSize, Pages};
+
+/// A range of addresses of its own; unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: usize,
+    length: usize,
+    /// The first address that is aligned as was asked.
+    pub(super) address: usize,
+}
+
+/// How a file is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// All of it can be touched.
+    Whole,
+    /// None of it, until a page is opened.
+    ByPage,
+}
+
+/// The places of a source's pages.
+#[derive(Debug)]
+pub struct Window {
+    mapping: Mapping,
+    table: Mapping,
+    size: PageSize,
+    bytes: usize,
+    per_node: u32,
+    nodes: NodeSet,
+}
+
+fn at(address: usize) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+/// Makes a system call that rustix lacks and puts errno back.
+fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<()> {
+    // SAFETY: errno is this thread's own.
+    unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        let answer = call();
+        let code = std::mem::replace(&mut *errno, saved);
+        if answer < 0 {
+            Err(Errno::from_raw_os_error(code))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Mapping {
+    /// Reserves `length` bytes at a multiple of `align`, with no access and no memory behind them.
+    pub(super) fn reserve(length: usize, align: usize) -> Result<Self> {
+        let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+        let start =
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
+        let start = start.expose_provenance();
+        Ok(Self {
+            start,
+            length: whole,
+            address: start.next_multiple_of(align),
+        })
+    }
+
+    /// Zeroed memory, which costs only what is touched.
+    fn zeroed(length: usize) -> Result<Self> {
+        let mapping = Self::reserve(length, rustix::param::page_size())?;
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the range is the mapping just made; more access to it takes nothing away from anybody.
+        unsafe { mm::mprotect(at(mapping.address), length, access)? };
+        Ok(mapping)
+    }
+
+    /// Puts a file over the mapping, from its aligned start on, shared. With access the kernel reserves all of
+    /// it, where it is a file of huge pages; without it is a window, in which pages are opened one by one.
+    pub(super) fn map_file(
+        &self,
+        length: usize,
+        file: BorrowedFd<'_>,
+        access: Access,
+    ) -> Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let (prot, flags) = match access {
+            Access::Whole => (ProtFlags::READ | ProtFlags::WRITE, flags),
+            Access::ByPage => (ProtFlags::empty(), flags | MapFlags::NORESERVE),
+        };
+        debug_assert!(self.address + length <= self.start + self.length);
+        // SAFETY: the range lies in this reservation, in which nothing lives that anybody refers to: the
+        // callers do this once, before they hand out any address.
+        unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
+    }
+
+    /// Puts private huge pages over the mapping, from its aligned start on, reserved by the kernel.
+    pub(super) fn map_huge(&self, length: usize, size: PageSize) -> Result<()> {
+        // MAP_HUGE_*: the binary logarithm of the size, from this bit on (<linux/mman.h>). Linux 3.8.
+        const SIZE_SHIFT: u32 = 26;
+        let log2 = size.bytes().trailing_zeros();
+        let flags = MapFlags::PRIVATE
+            | MapFlags::FIXED
+            | MapFlags::HUGETLB
+            | MapFlags::from_bits_retain(log2 << SIZE_SHIFT);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        debug_assert!(self.address + length <= self.start + self.length);
+        // SAFETY: as in `map_file`.
+        unsafe { mm::mmap_anonymous(at(self.address), length, prot, flags) }.map(drop)
+    }
+
+    /// Makes the mapping readable and writable, from its aligned start on.
+    pub(super) fn open(&self, length: usize) -> Result<()> {
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: more access to the mapping's own memory takes nothing away from anybody.
+        unsafe { mm::mprotect(at(self.address), length, access) }
+    }
+
+    /// Puts a part of a file over a part of the mapping, readable and writable, shared; no reservation.
+    pub(super) fn map_part(
+        &self,
+        offset: usize,
+        length: usize,
+        file: BorrowedFd<'_>,
+        at_offset: u64,
+    ) -> Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let start = at(self.address + offset);
+        debug_assert!(self.address + offset + length <= self.start + self.length);
+        // SAFETY: the range lies in this reservation; its owner asks, who has handed nothing of it out yet.
+        unsafe { mm::mmap(start, length, prot, flags, file, at_offset)? };
+        // SAFETY: the advice changes nothing in this process.
+        unsafe { mm::madvise(start, length, Advice::LinuxDontFork) }
+    }
+
+    /// MADV_POPULATE_WRITE: makes memory resident, and reports failure where a touch would kill. Linux 5.14.
+    pub(super) fn populate(&self, offset: usize, length: usize) -> Result<()> {
+        populate(self.address + offset, length)
+    }
+
+    /// The bytes of a part of it that is mapped, readable and writable.
+    ///
+    /// # Safety
+    /// The part is mapped so, and stays so for `'a`; nobody else in this process refers to it.
+    pub(super) unsafe fn bytes_mut<'a>(&self, offset: usize, length: usize) -> &'a mut [u8] {
+        // SAFETY: the caller's contract; the mapping is anonymous or a file that only we can truncate.
+        unsafe { std::slice::from_raw_parts_mut(at(self.address + offset).cast(), length) }
+    }
+}
+
+impl Mapping {
+    /// The bytes of a part of it that is mapped from a file which other processes may write.
+    ///
+    /// # Safety
+    /// The part is mapped so, resident and cannot be cut off, for as long as `self` lives.
+    pub(super) unsafe fn shared_bytes(&self, offset: usize, length: usize) -> &[AtomicU8] {
+        // SAFETY: the caller's contract; an AtomicU8 is a byte that anybody may write at any time.
+        unsafe { std::slice::from_raw_parts(at(self.address + offset).cast(), length) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; what referred to it borrowed from it.
+        let _ = unsafe { mm::munmap(at(self.start), self.length) };
+    }
+}
+
+fn populate(address: usize, length: usize) -> Result<()> {
+    // SAFETY: populating changes no byte that anybody can read.
+    unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
+}
+
+/// MADV_COLLAPSE: puts a page's range on one huge page, now. Linux 6.1.
+pub(super) fn collapse(address: usize, length: usize) -> Result<()> {
+    // SAFETY: collapsing changes no byte. rustix has no name for it, and libc's madvise may be interposed.
+    quietly(|| unsafe {
+        libc::syscall(libc::SYS_madvise, at(address), length, libc::MADV_COLLAPSE)
+    })
+}
+
+/// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
+/// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
+pub(super) fn name(mapping: &Mapping, length: usize, name: &CStr) {
+    const PR_SET_VMA: libc::c_int = 0x5356_4d41;
+    const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
+    // SAFETY: the kernel copies the name; a name changes no byte of the memory.
+    let _ = quietly(|| unsafe {
+        libc::syscall(
+            libc::SYS_prctl,
+            PR_SET_VMA,
+            PR_SET_VMA_ANON_NAME,
+            mapping.address,
+            length,
+            name.as_ptr(),
+        )
+    });
+}
+
+impl Window {
+    /// Reserves addresses for `capacity` pages of `size` on each of `nodes`.
+    ///
+    /// # Errors
+    /// [`SetupError::Window`] where there are not that many addresses (or `ulimit -v` says so).
+    pub(super) fn reserve(
+        size: PageSize,
+        nodes: NodeSet,
+        capacity: Pages,
+    ) -> std::result::Result<Self, SetupError> {
+        let per_node = u32::try_from(capacity.0)
+            .unwrap_or(MAX_FRAMES)
+            .clamp(1, MAX_FRAMES);
+        let frames = u64::from(per_node) * u64::from(nodes.len().max(1));
+        let whole = Bytes(frames.saturating_mul(size.bytes()));
+        let none = || SetupError::Window(whole);
+        let bytes = usize::try_from(size.bytes()).map_err(|_| none())?;
+        let length = usize::try_from(whole.0).map_err(|_| none())?;
+        let entries = usize::try_from(frames * 4).map_err(|_| none())?;
+        Ok(Self {
+            mapping: Mapping::reserve(length, bytes).map_err(|_| none())?,
+            table: Mapping::zeroed(entries).map_err(|_| none())?,
+            size,
+            bytes,
+            per_node,
+            nodes,
+        })
+    }
+
+    /// The size of its pages.
+    pub fn size(&self) -> PageSize {
+        self.size
+    }
+
+    /// The nodes that have places in it.
+    pub fn nodes(&self) -> NodeSet {
+        self.nodes
+    }
+
+    /// How many places each node has.
+    pub fn capacity(&self) -> Pages {
+        Pages(self.per_node.into())
+    }
+
+    /// All of it.
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// In bytes, of all nodes.
+    pub(super) fn length(&self) -> usize {
+        self.nodes.len() as usize * self.per_node as usize * self.bytes
+    }
+
+    /// The part of one node: offset and length.
+    pub(super) fn part(&self, node: crate::units::NodeId) -> (usize, usize) {
+        let length = self.per_node as usize * self.bytes;
+        (self.nodes.rank(node) as usize * length, length)
+    }
+
+    /// In bytes, of one page.
+    pub(super) fn page(&self) -> usize {
+        self.bytes
+    }
+
+    /// The table for lists of its frames.
+    pub(super) fn links(&self) -> Links {
+        let entries = self.table.length / 4 - rustix::param::page_size() / 4;
+        // SAFETY: the table is zeroed memory, aligned to a page, of at least that many words, which is what
+        // AtomicU32s may be made of. It lives as long as the window, which the pool keeps for as long as
+        // itself; `Links` is never handed out of the pool.
+        let table = unsafe {
+            std::slice::from_raw_parts(at(self.table.address).cast::<AtomicU32>(), entries)
+        };
+        Links {
+            table,
+            per_node: self.per_node,
+            nodes: self.nodes,
+        }
+    }
+
+    /// Where a frame's page is, from the start of the window.
+    pub(super) fn offset(&self, frame: &Frame) -> usize {
+        let row = self.nodes.rank(frame.node()) as usize * self.per_node as usize;
+        (row + frame.index() as usize) * self.bytes
+    }
+
+    /// Where a frame's page is.
+    pub(super) fn address(&self, frame: &Frame) -> usize {
+        self.mapping.address + self.offset(frame)
+    }
+
+    /// The bytes of a populated page.
+    pub(super) fn bytes<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
+        // SAFETY: the page is populated, readable and writable from `Source::populate` until its frame
+        // goes back there, and the frame is borrowed; bytes of mapped memory are always initialised.
+        unsafe { std::slice::from_raw_parts(at(self.address(frame)).cast(), self.bytes) }
+    }
+
+    /// The bytes of a populated page, to write.
+    pub(super) fn bytes_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
+        // SAFETY: as for `bytes`; the frame is the only one of its number and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(at(self.address(frame)).cast(), self.bytes) }
+    }
+
+    /// Makes the place readable and writable.
+    pub(super) fn open(&self, frame: &Frame) -> Result<()> {
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: more access to the pool's own memory takes nothing away from anybody.
+        unsafe { mm::mprotect(at(self.address(frame)), self.bytes, access) }
+    }
+
+    /// Takes the access to an empty place away, so that mlockall(2) does not fill it. Where that fails (too many
+    /// mappings) the place stays open, and nothing else is different.
+    pub(super) fn close(&self, frame: &Frame) {
+        // SAFETY: the frame is held by the caller, so nobody refers to the page's bytes.
+        let _ =
+            unsafe { mm::mprotect(at(self.address(frame)), self.bytes, MprotectFlags::empty()) };
+    }
+
+    /// Makes the first `length` bytes resident, and reports failure where a touch would kill.
+    pub(super) fn populate(&self, frame: &Frame, length: usize) -> Result<()> {
+        populate(self.address(frame), length.min(self.bytes))
+    }
+
+    /// Puts the place on one huge page.
+    pub(super) fn collapse(&self, frame: &Frame) -> Result<()> {
+        collapse(self.address(frame), self.bytes)
+    }
+
+    /// Gives anonymous memory back to the kernel; the place stays.
+    pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
+        let address = at(self.address(frame));
+        // SAFETY: the frame is held by the caller, so nobody refers to the page's bytes.
+        unsafe {
+            match mm::madvise(address, self.bytes, Advice::LinuxDontNeed) {
+                // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.
+                Err(Errno::INVAL) => quietly(|| {
+                    libc::syscall(
+                        libc::SYS_madvise,
+                        address,
+                        self.bytes,
+                        libc::MADV_DONTNEED_LOCKED,
+                    )
+                }),
+                answer => answer,
+            }
+        }
+    }
+
+    /// Keeps the whole window out of the children of fork(2).
+    pub(super) fn keep_from_children(&self) -> Result<()> {
+        let start = at(self.mapping.address);
+        // SAFETY: the advice changes nothing in this process.
+        unsafe { mm::madvise(start, self.length(), Advice::LinuxDontFork) }
+    }
+
+    /// Moves a page's memory between its place and `offset` of `region`, huge page and all; what it
+    /// leaves is still mapped, and empty. mremap(2) with MREMAP_DONTUNMAP, Linux 5.7.
+    pub(super) fn relocate(
+        &self,
+        frame: &Frame,
+        region: &Mapping,
+        offset: usize,
+        out: bool,
+    ) -> Result<()> {
+        let (home, away) = (at(self.address(frame)), at(region.address + offset));
+        let (from, to) = if out { (home, away) } else { (away, home) };
+        let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+        // SAFETY: the caller holds the frame, whose place and whose part of the region both ranges are.
+        unsafe { mm::mremap_fixed(from, self.bytes, self.bytes, flags, to) }.map(drop)
+    }
+}
+
+/// A word that a child of fork(2) finds empty: whether this is still the process that made it.
+#[derive(Debug)]
+pub(super) struct Origin(Mapping);
+
+impl Origin {
+    /// Marks this process. MADV_WIPEONFORK, Linux 4.14.
+    pub(super) fn mark() -> Result<Self> {
+        let page = rustix::param::page_size();
+        let mapping = Mapping::zeroed(page)?;
+        // SAFETY: the advice changes nothing in this process.
+        unsafe { mm::madvise(at(mapping.address), page, Advice::LinuxWipeOnFork)? };
+        let origin = Self(mapping);
+        origin.word().store(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(origin)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the mapping is zeroed, aligned memory of this value's own.
+        unsafe { &*at(self.0.address).cast::<AtomicU32>() }
+    }
+
+    /// True in the process that [`Origin::mark`] was called in.
+    pub(super) fn is_here(&self) -> bool {
+        self.word().load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+}

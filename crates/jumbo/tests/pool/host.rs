@@ -1,0 +1,76 @@
+//! What the host must be for a test, and the lock around its global state.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
+#[track_caller]
+pub(crate) fn skip(reason: &str) {
+    let place = std::panic::Location::caller();
+    assert!(
+        std::env::var_os("JUMBO_TEST_STRICT").is_none_or(|value| value != "1"),
+        "SKIP {place}: {reason} (JUMBO_TEST_STRICT=1)"
+    );
+    // Not eprintln!, which libtest keeps to itself when the test passes.
+    let _ = writeln!(std::io::stderr(), "SKIP {place}: {reason}");
+}
+
+/// Keeps every other test of every other process off the host's global state.
+pub(crate) struct Alone(#[expect(dead_code, reason = "held")] File);
+
+impl Alone {
+    pub(crate) fn new() -> Self {
+        let file = std::env::temp_dir().join("jumbo-e2e.lock");
+        // Opened for reading where another user made it.
+        let file = File::create(&file).or_else(|_| File::open(&file)).unwrap();
+        file.lock().unwrap();
+        Self(file)
+    }
+}
+
+/// Kernel knobs that are put back when this is dropped, after a panic too; the last changed first.
+pub(crate) struct Knobs(Vec<(PathBuf, String)>);
+
+impl Knobs {
+    pub(crate) fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Sets one; false where it cannot be set.
+    pub(crate) fn set(&mut self, path: impl AsRef<Path>, value: impl ToString) -> bool {
+        let path = path.as_ref();
+        let Ok(before) = fs::read_to_string(path) else {
+            return false;
+        };
+        if fs::write(path, value.to_string()).is_err() {
+            return false;
+        }
+        if self.0.iter().all(|(known, _)| known != path) {
+            self.0.push((path.to_owned(), before.trim().to_owned()));
+        }
+        true
+    }
+}
+
+impl Drop for Knobs {
+    fn drop(&mut self) {
+        for (path, before) in self.0.drain(..).rev() {
+            let put_back = fs::write(&path, before);
+            if !std::thread::panicking() {
+                put_back.unwrap();
+            }
+        }
+    }
+}
+
+/// The folder of the kernel's pool of 2 MiB pages.
+pub(crate) const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+/// (total, free, reserved, surplus) of the kernel's pool of 2 MiB pages.
+pub(crate) fn kernel_counters() -> [u64; 4] {
+    ["nr", "free", "resv", "surplus"].map(|name| {
+        let text = fs::read_to_string(format!("{POOL}/{name}_hugepages")).unwrap();
+        text.trim().parse().unwrap()
+    })
+}

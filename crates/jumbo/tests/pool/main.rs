@@ -1,0 +1,14 @@
+//! The pool: by its rules (`rules`), against a naive model (`model`), from many threads (`threads`), as regions
+//! (`regions`), and over the real sources at their limits (`sources`). Against the kernel: `pool_referee.rs`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod host;
+mod model;
+mod regions;
+mod rules;
+mod sources;
+mod threads;
