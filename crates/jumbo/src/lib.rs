@@ -3,6 +3,7 @@
 //! A page is provisioned, described, mapped and freed; each stage is a module of its own, and all of
 //! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
 //!
+//! - [`pool`]: huge pages provisioned ahead of their use.
 //! - [`heap`]: large allocations in an address window of their own; what the preload library calls.
 //! - [`gather`]: memory given back with several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, so that nobody waits for it.
@@ -17,6 +18,7 @@ pub mod heap;
 pub mod kernel;
 pub mod ledger;
 pub mod policy;
+pub mod pool;
 pub mod reaper;
 pub mod status;
 mod sync;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use procfs_core::Meminfo;
 use procfs_core::process::MountInfos;
 use serde::Serialize;
 
@@ -10,7 +11,8 @@ use super::thp::{absent, optional, size_folders};
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
-const FOLDER: &str = "sys/kernel/mm/hugepages";
+/// Where the pools are, below a [`Root`].
+pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
 
 /// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
@@ -124,6 +126,26 @@ impl NodePool {
             surplus: pages("surplus_hugepages")?,
         })
     }
+}
+
+/// The file `name` of the pool of `size` pages, or of its part on `node`.
+pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
+    let kib = size.kib();
+    match node {
+        None => format!("{FOLDER}/hugepages-{kib}kB/{name}"),
+        Some(node) => format!("{NODES}/node{node}/hugepages/hugepages-{kib}kB/{name}"),
+    }
+}
+
+/// The size that `vm.nr_hugepages` and a plain MAP_HUGETLB mean: `Hugepagesize` of /proc/meminfo.
+/// `None` where the kernel has no hugetlb.
+///
+/// # Errors
+/// [`FileError`] where the file cannot be read or understood.
+pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
+    let info: Meminfo = parse(root, "proc/meminfo")?;
+    let size = info.hugepagesize.map(PageSize::new);
+    Ok(size.and_then(Result::ok))
 }
 
 /// Whether HVO, the kernel's own vmemmap optimisation, is on for pages made from now on; `None` where
