@@ -160,6 +160,18 @@ pub fn optimize_vmemmap(root: &Root) -> Result<Option<bool>, FileError> {
     )
 }
 
+/// True where every surplus page waits for a grace period of RCU, milliseconds each: HVO is on, and the
+/// kernel is one before 7.3, or does not say.
+pub fn surplus_is_slow(root: &Root) -> bool {
+    let on = optimize_vmemmap(root).ok().flatten() == Some(true);
+    let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok());
+    on && number()
+        .zip(number())
+        .is_none_or(|release| release < (7, 3))
+}
+
 /// The hugetlbfs mounts that this process sees.
 ///
 /// # Errors

@@ -123,17 +123,10 @@ pub fn carry_out(
     compact: bool,
     attendant: &mut dyn Attendant,
 ) -> Result<Carried, CarryError> {
-    for step in &plan.steps {
-        writable(root, &step.knob).map_err(CarryError::Refused)?;
-    }
+    check(root, plan).map_err(CarryError::Refused)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&mut record)?;
-    let mut work = Work {
-        root,
-        attendant,
-        stop: false,
-        notes: Vec::new(),
-    };
+    let mut work = Work::new(root, attendant);
     match work.all(&mut record, compact && plan.makes()) {
         Err(error) => {
             let outcome = match work.put_back(locked, &record, compact) {
@@ -171,6 +164,16 @@ pub fn carry_out(
     }
 }
 
+/// Whether the knobs of `plan` could be written, so that nothing begins that must fail.
+///
+/// # Errors
+/// [`FileError::Io`] as [`Knob::write`] would give it.
+pub fn check(root: &Root, plan: &Plan) -> Result<(), FileError> {
+    plan.steps
+        .iter()
+        .try_for_each(|step| writable(root, &step.knob))
+}
+
 /// Puts back what `record` says, and removes it where that worked. A change that was cut short is put
 /// back from wherever it stands; one that was finished only where its values still stand, unless
 /// `force`.
@@ -191,13 +194,7 @@ pub fn undo(
     for step in undo_steps(root, record).map_err(CarryError::Refused)? {
         writable(root, &step.knob).map_err(CarryError::Refused)?;
     }
-    Work {
-        root,
-        attendant,
-        stop: false,
-        notes: Vec::new(),
-    }
-    .put_back(locked, record, compact)
+    Work::new(root, attendant).put_back(locked, record, compact)
 }
 
 /// The writes that put `record` back from where things stand: those that give memory back first, as
@@ -252,7 +249,6 @@ fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
     Ok(())
 }
 
-/// Whether the knob could be written, so that nothing begins that must fail.
 fn writable(root: &Root, knob: &Knob) -> Result<(), FileError> {
     let path = root.path(knob.file());
     access(&path, Access::WRITE_OK).map_err(|errno| FileError::Io {
@@ -262,15 +258,25 @@ fn writable(root: &Root, knob: &Knob) -> Result<(), FileError> {
     })
 }
 
-struct Work<'a> {
+/// Writing, with somebody attending.
+pub(super) struct Work<'a> {
     root: &'a Root,
     attendant: &'a mut dyn Attendant,
     /// Somebody asked for an end.
-    stop: bool,
+    pub(super) stop: bool,
     notes: Vec<String>,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    pub(super) fn new(root: &'a Root, attendant: &'a mut dyn Attendant) -> Self {
+        Self {
+            root,
+            attendant,
+            stop: false,
+            notes: Vec::new(),
+        }
+    }
+
     fn all(&mut self, record: &mut Record, compact: bool) -> Result<(), FileError> {
         for step in &mut record.steps {
             if self.asked_to_stop(&Doing::Nothing) {
@@ -288,7 +294,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn put_back(
+    pub(super) fn put_back(
         &mut self,
         locked: &Locked,
         record: &Record,
@@ -319,7 +325,7 @@ impl Work<'_> {
     }
 
     /// One knob: written, read back, and once more after each compaction that helped.
-    fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
+    pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
         let compact = compact && step.grows();
         if compact {
             self.compact(step.knob.node)?;

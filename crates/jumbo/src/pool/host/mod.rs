@@ -8,6 +8,7 @@
 //! - [`change`]: knobs, wishes, plans; pure but for reading a knob.
 //! - [`journal`]: what was before, kept until it is undone.
 //! - [`mod@carry`]: writing, reading back, putting back.
+//! - [`steering`]: many writes under one record.
 //! - [`shortage`]: why not all pages came.
 //! - [`boot`]: the setting for the next boot.
 //! - [`holders`]: who has the pages.
@@ -22,6 +23,7 @@ pub mod governor;
 pub mod holders;
 pub mod journal;
 pub mod shortage;
+pub mod steering;
 
 pub use boot::Boot;
 pub use carry::{Attendant, Carried, Undone, carry_out, undo};
@@ -30,3 +32,4 @@ pub use governor::{Bounds, Decision, Governor, Seen};
 pub use holders::{HeldFile, Holder, Holders};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use shortage::Shortage;
+pub use steering::{Steering, Written};
