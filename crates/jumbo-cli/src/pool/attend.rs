@@ -29,17 +29,17 @@ impl Terminal {
         })
     }
 
-    /// Waits, at most so long, for a signal that asks for an end.
-    pub(super) fn pause(&mut self, at_most: Duration) -> io::Result<Option<i32>> {
+    /// Waits, at most so long; true where a signal asked for an end.
+    pub(super) fn pause(&mut self, at_most: Duration) -> io::Result<bool> {
         let until = Instant::now() + at_most;
         loop {
             if let Some(signal) = self.asked() {
                 self.ended_by = Some(signal);
-                return Ok(Some(signal));
+                return Ok(true);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(None);
+                return Ok(false);
             }
             let timeout = Timespec::try_from(left).ok();
             match poll(

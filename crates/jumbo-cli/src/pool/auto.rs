@@ -83,7 +83,8 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         min: args.min.pages(size),
         max,
         headroom,
-        idle: args.idle,
+        // One look has seen no idle time.
+        idle: if args.once { Duration::ZERO } else { args.idle },
         keep_free: args.keep_free.unwrap_or(Bytes(memory.total.0 / 16)),
         overcommit: !args.no_overcommit && !slow,
     };
@@ -140,19 +141,22 @@ impl Auto<'_> {
     /// Until it is stopped.
     fn run(&mut self, args: &Args) -> anyhow::Result<()> {
         loop {
-            let stop = self.step()?;
+            if self.step()? {
+                self.tell("stopped");
+                return Ok(());
+            }
             let over = args
                 .for_seconds
                 .is_some_and(|long| self.begin.elapsed() >= long);
-            if stop || args.once || over {
+            if args.once || over {
                 return Ok(());
             }
             let left = args
                 .for_seconds
                 .map(|long| long.saturating_sub(self.begin.elapsed()));
             let pause = left.map_or(args.interval, |left| left.min(args.interval));
-            if let Some(signal) = self.terminal.pause(pause)? {
-                self.tell(&format!("stopped by signal {signal}"));
+            if self.terminal.pause(pause)? {
+                self.tell("stopped");
                 return Ok(());
             }
         }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use jumbo::kernel::Root;
-use jumbo::pool::host::carry::undo_steps;
+use jumbo::pool::host::carry::{stands, undo_steps};
 use jumbo::pool::host::{Record, Undone, undo};
 use jumbo::units::PageSize;
 use serde::Serialize;
@@ -63,6 +63,9 @@ pub(super) fn main(root: &Root, size: Option<PageSize>, how: &Manner) -> anyhow:
             files: last.files.iter().map(|file| file.file.clone()).collect(),
             ..Default::default()
         };
+        if let Err(error) = stands(root, &last) {
+            tell(&format!("it would be refused without --force: {error}"));
+        }
         return print(root, &last, &undone, how).map(|()| ExitCode::SUCCESS);
     }
     let locked = journal

@@ -97,9 +97,7 @@ pub enum CarryError {
     #[error(transparent)]
     Journal(#[from] JournalError),
     /// A value is not what the change left.
-    #[error(
-        "the {what} are {now} now and the change left {left}: somebody else has set them since"
-    )]
+    #[error("{what}: {now} now, where the change left {left}: somebody else has set it since")]
     Changed {
         /// The knob, or file, in words.
         what: String,
@@ -188,11 +186,17 @@ pub fn undo(
     force: bool,
     attendant: &mut dyn Attendant,
 ) -> Result<Undone, CarryError> {
-    if record.finished && !force {
+    if !force {
         stands(root, record)?;
     }
     for step in undo_steps(root, record).map_err(CarryError::Refused)? {
         writable(root, &step.knob).map_err(CarryError::Refused)?;
+    }
+    if record.finished {
+        // From here on its values may be anywhere, should this be cut short too.
+        let mut begun = record.clone();
+        begun.finished = false;
+        locked.put(&begun)?;
     }
     Work::new(root, attendant).put_back(locked, record, compact)
 }
@@ -219,7 +223,14 @@ pub fn undo_steps(root: &Root, record: &Record) -> Result<Vec<Step>, FileError> 
     Ok(steps)
 }
 
-fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
+/// Whether the values that a finished change left still stand.
+///
+/// # Errors
+/// [`CarryError::Changed`] where they do not; [`CarryError::Refused`] where that cannot be read.
+pub fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
+    if !record.finished {
+        return Ok(());
+    }
     for step in &record.steps {
         let now = step.knob.read(root).map_err(CarryError::Refused)?;
         let left = step.after.unwrap_or(step.to);
@@ -240,7 +251,7 @@ fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
                 })
             };
             return Err(CarryError::Changed {
-                what: format!("contents of {}", root.path(&file.file).display()),
+                what: format!("{}", root.path(&file.file).display()),
                 left: in_words(&file.after),
                 now: in_words(&now),
             });

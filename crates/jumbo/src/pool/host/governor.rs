@@ -3,7 +3,9 @@
 //! Pure: counters and a clock go in, numbers for the two knobs come out. The rule is that of a sliding
 //! maximum. What is mapped or reserved, and some headroom, is needed; the pool is made as large as the
 //! most that was needed within the idle time. So it grows at once, ahead of the next mapping, and a page
-//! goes back when it was not needed for the idle time, and not before.
+//! goes back when it was not needed for the idle time, and not before. What is there at the first look
+//! counts as needed then. The headroom is filled up when half of it is used, so that demand that climbs
+//! page by page makes few resizes.
 //!
 //! A mapping larger than the headroom cannot wait for the next look: it fails. So the rest up to the
 //! maximum is lent to the kernel as overcommit, for surplus pages made at the mapping itself, and the
@@ -141,6 +143,9 @@ impl Governor {
             ..
         } = self.bounds;
         let (demand, has) = (seen.demand().0, seen.persistent().0);
+        if self.peaks.is_empty() && !idle.is_zero() {
+            self.remember(seen.at, has);
+        }
         let peak = self.remember(seen.at, demand.saturating_add(headroom.0));
         // A maximum below what is there already takes nothing from anybody.
         let ceiling = max.0.max(min.0);
@@ -164,7 +169,8 @@ impl Governor {
                 "the host has {} available, less than the {keep_free} to be kept",
                 seen.available
             );
-        } else if want > has {
+        } else if want > has && (has < min.0 || has < demand.saturating_add(headroom.0.div_ceil(2)))
+        {
             let adopted = seen.surplus.0.min(want - has);
             let may_make = if seen.at < self.paused_until { 0 } else { room };
             made = (want - has - adopted).min(may_make);
@@ -180,7 +186,13 @@ impl Governor {
             };
         } else if want < has {
             to = want;
-            decision.reason = format!("no more than {want} needed for {} s", idle.as_secs_f64());
+            decision.reason = if has > ceiling {
+                format!("the most is {ceiling}")
+            } else if idle.is_zero() {
+                format!("{now}, headroom {headroom}")
+            } else {
+                format!("no more than {want} needed for {} s", idle.as_secs_f64())
+            };
         }
         if to != has {
             decision.persistent = Some(Pages(to));
@@ -375,6 +387,39 @@ mod tests {
         assert_eq!(governor.fell_short(FIRST_PAUSE), LAST_PAUSE);
         governor.grew();
         assert_eq!(governor.fell_short(FIRST_PAUSE), FIRST_PAUSE);
+    }
+
+    #[test]
+    fn what_is_there_is_needed_until_the_idle_time_is_over() {
+        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        model.persistent = 20;
+        let mut at = |second| governor.decide(&model.look(second)).persistent;
+        assert_eq!((at(0), at(10)), (None, None));
+        assert_eq!(at(11), Some(Pages(4)));
+        let bounds = Bounds {
+            idle: Duration::ZERO,
+            ..bounds()
+        };
+        let now = Governor::new(bounds).decide(&model.look(0));
+        assert_eq!(now.persistent, Some(Pages(4)));
+    }
+
+    #[test]
+    fn demand_that_climbs_makes_few_resizes() {
+        let bounds = Bounds {
+            headroom: Pages(8),
+            ..bounds()
+        };
+        let (mut governor, mut model) = (Governor::new(bounds), model());
+        let mut resizes = 0;
+        for second in 0..40 {
+            model.demand(second);
+            let decision = governor.decide(&model.look(second));
+            resizes += u32::from(decision.persistent.is_some());
+            model.obey(&decision);
+            assert!(model.persistent >= second + 4);
+        }
+        assert!(resizes < 12, "{resizes}");
     }
 
     proptest! {
