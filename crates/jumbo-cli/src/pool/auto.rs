@@ -9,11 +9,12 @@ use jumbo::kernel::{Root, hugetlb};
 use jumbo::pool::host::carry::{Attendant as _, Doing};
 use jumbo::pool::host::{Bounds, Decision, Governor, Seen, Steering, What};
 use jumbo::units::{Bytes, PageSize, Pages};
+use serde::Serialize;
 
 use super::amount::{Amount, interval, seconds};
 use super::attend::Terminal;
 use super::{PART, command_line, failed, journal, outcome, refused, unrecorded};
-use crate::view::tell;
+use crate::view::{self, tell};
 
 /// Keep a pool as large as it is needed, within bounds
 ///
@@ -66,9 +67,33 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "for_seconds")]
     once: bool,
 
+    /// Print each step as JSON too, one object a line
+    #[arg(long)]
+    json: bool,
+
     /// End after so many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     for_seconds: Option<Duration>,
+}
+
+/// The JSON of one write.
+#[derive(Serialize)]
+struct Event<'a> {
+    /// Since the first look.
+    seconds: f64,
+    size: PageSize,
+    what: What,
+    before: Pages,
+    to: Pages,
+    /// Read back.
+    after: Pages,
+    reason: &'a str,
+    /// Mapped when that was decided.
+    used: Pages,
+    /// Promised then.
+    reserved: Pages,
+    /// What the host could give then.
+    available: Bytes,
 }
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
@@ -113,6 +138,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         steering,
         terminal: &mut terminal,
         short: false,
+        json: args.json,
     };
     if slow && !args.no_overcommit {
         auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
@@ -135,6 +161,7 @@ struct Auto<'a> {
     terminal: &'a mut Terminal,
     /// The last growth fell short.
     short: bool,
+    json: bool,
 }
 
 impl Auto<'_> {
@@ -201,7 +228,7 @@ impl Auto<'_> {
         // first.
         let falls = overcommit.filter(|to| *to < seen.overcommit);
         if let Some(to) = falls {
-            self.lend(seen.overcommit, to)?;
+            self.lend(&seen, to)?;
         }
         if let Some(to) = persistent {
             let has = seen.persistent();
@@ -226,25 +253,53 @@ impl Auto<'_> {
                 self.governor.grew();
                 self.tell(&format!("persistent {has} -> {after}: {reason}"));
             }
+            self.print(&seen, What::Persistent, has, to, after, &reason)?;
             if write.stopped {
                 return Ok(true);
             }
         }
         if let Some(to) = overcommit.filter(|_| falls.is_none()) {
-            self.lend(seen.overcommit, to)?;
+            self.lend(&seen, to)?;
         }
         Ok(self.terminal.attend(&Doing::Nothing).is_break())
     }
 
-    fn lend(&mut self, from: Pages, to: Pages) -> anyhow::Result<()> {
+    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<()> {
+        const REASON: &str =
+            "what may be made at once within the maximum and what is kept available";
+        let from = seen.overcommit;
         let write = self
             .steering
             .set(What::Overcommit, to, self.terminal)
             .map_err(refused)?;
-        self.tell(&format!(
-            "overcommit {from} -> {}: what may be made at once within the maximum and what is kept available",
-            write.after
-        ));
+        self.tell(&format!("overcommit {from} -> {}: {REASON}", write.after));
+        self.print(seen, What::Overcommit, from, to, write.after, REASON)?;
+        Ok(())
+    }
+
+    fn print(
+        &self,
+        seen: &Seen,
+        what: What,
+        before: Pages,
+        to: Pages,
+        after: Pages,
+        reason: &str,
+    ) -> anyhow::Result<()> {
+        if self.json {
+            view::json_line(&Event {
+                seconds: seen.at.as_secs_f64(),
+                size: self.size,
+                what,
+                before,
+                to,
+                after,
+                reason,
+                used: seen.used(),
+                reserved: seen.reserved,
+                available: seen.available,
+            })?;
+        }
         Ok(())
     }
 

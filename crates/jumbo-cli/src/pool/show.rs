@@ -55,6 +55,8 @@ struct Page {
     pools: Vec<PoolPage>,
     mounts: Vec<Mount>,
     holders: Holders,
+    /// What is in use at least that no process seen here maps: in files, System V segments, memfds.
+    unmapped: Bytes,
     /// What the next boot will set, of what jumbo wrote.
     at_boot: Vec<Setting>,
     /// The last change of each pool, which `--undo` would put back.
@@ -107,6 +109,8 @@ fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
     holders
         .files
         .retain(|file| file.size.is_none_or(|size| sizes.contains(&size)));
+    let mapped: Bytes = holders.processes.iter().map(Holder::resident).sum();
+    let unmapped = Bytes(hugetlb::used(&pools).0.saturating_sub(mapped.0));
     holders.processes.truncate(args.top);
     holders.files.truncate(args.top);
     if holders.hidden > 0 {
@@ -152,6 +156,7 @@ fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
             })
             .collect(),
         holders,
+        unmapped,
         changes,
         missing,
     }
@@ -283,16 +288,8 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     let Holders {
         processes, files, ..
     } = &page.holders;
-    if processes.is_empty() && files.is_empty() {
-        let used = page
-            .pools
-            .iter()
-            .any(|page| page.used > Pages(0) || page.pool.reserved > Pages(0));
-        return view.line(if used {
-            "  nobody who is seen here: System V segments (`ipcs -m`) and memfds can have them unmapped"
-        } else {
-            "  nobody"
-        });
+    if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
+        return view.line("  nobody");
     }
     if !processes.is_empty() {
         view.table(

@@ -11,6 +11,7 @@ use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 
 use super::amount::interval;
+use crate::view;
 
 /// Show a pool's use over time, and who has the pages
 ///
@@ -73,22 +74,18 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         }
         let pool = super::pool(root, args.size)?;
         let seen = Look::new(root, args, &pool, begin.elapsed());
-        let mut out = io::stdout().lock();
         if args.json {
-            serde_json::to_writer(&mut out, &seen)?;
-            writeln!(out)?;
+            view::json_line(&seen)?;
         } else {
+            let mut out = io::stdout().lock();
             if look % HEADING == 0 {
-                writeln!(
-                    out,
-                    "{}",
-                    TITLES.map(|title| format!("{title:>10}")).concat() + "  HOLDERS"
-                )?;
+                let titles = TITLES.map(|title| format!("{title:>10}")).concat();
+                writeln!(out, "{titles}  HOLDERS")?;
             }
             writeln!(out, "{}", seen.line(before.as_ref()))?;
+            // Whoever reads it from a pipe wants it now.
+            out.flush()?;
         }
-        // Whoever reads it from a pipe wants it now.
-        out.flush()?;
         before = Some(pool);
     }
     Ok(ExitCode::SUCCESS)

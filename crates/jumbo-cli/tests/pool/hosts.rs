@@ -1,6 +1,6 @@
 //! Hosts that are not here.
 
-use crate::support::{Fake, POOL, stderr, stdout};
+use crate::support::{Fake, POOL, skip, stderr, stdout};
 
 /// As the kernel does after a write of the total: the nodes share the pages.
 fn spread(fake: &Fake, pages: [u64; 2]) {
@@ -301,4 +301,30 @@ fn pages_that_files_and_processes_have_are_shown() {
         text.contains("database") && text.contains("4 MiB"),
         "{text}"
     );
+}
+
+#[test]
+fn what_fails_on_the_way_is_put_back() {
+    const READ_ONLY: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let fake = Fake::new();
+    let file = fake.path(&format!("{POOL}/nr_hugepages"));
+    if !std::path::Path::new(READ_ONLY).exists() || !rustix::process::geteuid().is_root() {
+        let reason = "needs root, and a file that even root cannot write";
+        return skip("what_fails_on_the_way_is_put_back", reason);
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink(READ_ONLY, &file).unwrap();
+    let failed = fake.jumbo(&["set", "2M", "--persistent", "1", "--overcommit", "7"]);
+    assert_eq!(failed.status.code(), Some(1));
+    let text = stderr(&failed);
+    assert!(
+        text.contains("nr_hugepages") && text.contains("everything was put back"),
+        "{text}"
+    );
+    assert_eq!(
+        fake.text(&format!("{POOL}/nr_overcommit_hugepages"))
+            .unwrap(),
+        "0"
+    );
+    assert!(stderr(&fake.jumbo(&["--undo"])).contains("nothing to undo"));
 }

@@ -152,9 +152,11 @@ fn one_step_is_left_as_a_change_is() {
     };
     let before = now();
     let [least, most] = [before.total + 3, before.total + 64].map(|pages| pages.to_string());
-    host.ok(&[
+    let event = host.json(&[
         "auto",
         "2M",
+        "--json",
+        "--no-overcommit",
         "--min",
         &least,
         "--max",
@@ -163,6 +165,7 @@ fn one_step_is_left_as_a_change_is() {
         "--keep-free",
         "64M",
     ]);
+    assert_eq!(event["after"], now().persistent());
     assert!(now().persistent() >= before.total + 3);
     host.ok(&["--undo"]);
     assert_eq!((now(), host.records()), (before, 0));
