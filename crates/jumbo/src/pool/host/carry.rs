@@ -339,7 +339,10 @@ impl<'a> Work<'a> {
     pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
         let compact = compact && step.grows();
         if compact {
-            self.compact(step.knob.node)?;
+            self.compact(step.knob.node);
+        }
+        if self.stop {
+            return Ok(());
         }
         let mut had = step.before;
         for round in 1.. {
@@ -351,7 +354,10 @@ impl<'a> Work<'a> {
                 break;
             }
             had = after;
-            self.compact(step.knob.node)?;
+            self.compact(step.knob.node);
+            if self.stop {
+                break;
+            }
         }
         Ok(())
     }
@@ -366,7 +372,7 @@ impl<'a> Work<'a> {
     }
 
     /// That memory cannot be compacted is a pity and no failure.
-    fn compact(&mut self, node: Option<NodeId>) -> Result<(), FileError> {
+    fn compact(&mut self, node: Option<NodeId>) {
         let file = match node {
             Some(node) => format!("sys/devices/system/node/node{node}/compact"),
             None => "proc/sys/vm/compact_memory".to_owned(),
@@ -377,7 +383,6 @@ impl<'a> Work<'a> {
             self.notes
                 .push(format!("memory was not compacted: {error}"));
         }
-        Ok(())
     }
 
     /// Work in the kernel that may take long.
