@@ -145,8 +145,8 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     }
     let ended = auto.run(args);
     let ended = auto
-        .end(args.once && ended.is_ok())
-        .and_then(|code| ended.map(|()| code));
+        .end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped))
+        .and_then(|code| ended.map(|_| code));
     // Being stopped is how this ends, not a failure.
     terminal.done();
     ended
@@ -165,18 +165,18 @@ struct Auto<'a> {
 }
 
 impl Auto<'_> {
-    /// Until it is stopped.
-    fn run(&mut self, args: &Args) -> anyhow::Result<()> {
+    /// Until its time is over, or, and then true, it is stopped.
+    fn run(&mut self, args: &Args) -> anyhow::Result<bool> {
         loop {
             if self.step()? {
                 self.tell("stopped");
-                return Ok(());
+                return Ok(true);
             }
             let over = args
                 .for_seconds
                 .is_some_and(|long| self.begin.elapsed() >= long);
             if args.once || over {
-                return Ok(());
+                return Ok(false);
             }
             let left = args
                 .for_seconds
@@ -184,7 +184,7 @@ impl Auto<'_> {
             let pause = left.map_or(args.interval, |left| left.min(args.interval));
             if self.terminal.pause(pause)? {
                 self.tell("stopped");
-                return Ok(());
+                return Ok(true);
             }
         }
     }
@@ -227,8 +227,10 @@ impl Auto<'_> {
         // What is lent and what is there together never pass the maximum, so the one that falls is
         // first.
         let falls = overcommit.filter(|to| *to < seen.overcommit);
-        if let Some(to) = falls {
-            self.lend(&seen, to)?;
+        if let Some(to) = falls
+            && self.lend(&seen, to)?
+        {
+            return Ok(true);
         }
         if let Some(to) = persistent {
             let has = seen.persistent();
@@ -258,13 +260,16 @@ impl Auto<'_> {
                 return Ok(true);
             }
         }
-        if let Some(to) = overcommit.filter(|_| falls.is_none()) {
-            self.lend(&seen, to)?;
+        if let Some(to) = overcommit.filter(|_| falls.is_none())
+            && self.lend(&seen, to)?
+        {
+            return Ok(true);
         }
         Ok(self.terminal.attend(&Doing::Nothing).is_break())
     }
 
-    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<()> {
+    /// Sets the overcommit; true where it was stopped meanwhile.
+    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<bool> {
         const REASON: &str =
             "what may be made at once within the maximum and what is kept available";
         let from = seen.overcommit;
@@ -274,7 +279,7 @@ impl Auto<'_> {
             .map_err(refused)?;
         self.tell(&format!("overcommit {from} -> {}: {REASON}", write.after));
         self.print(seen, What::Overcommit, from, to, write.after, REASON)?;
-        Ok(())
+        Ok(write.stopped)
     }
 
     fn print(

@@ -157,3 +157,55 @@ fn a_read_only_sys_is_said() {
         "{text}"
     );
 }
+
+#[test]
+fn what_a_plan_says_is_what_the_kernel_does() {
+    let Some(host) = Host::take("what_a_plan_says_is_what_the_kernel_does") else {
+        return;
+    };
+    let seed = std::env::var("JUMBO_TEST_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    // Shown when the test fails.
+    println!("JUMBO_TEST_SEED={seed}");
+    let mut state = seed;
+    // Knuth's MMIX generator; its high bits are good enough to choose by.
+    let mut below = |bound: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % bound
+    };
+    let mut users = Vec::new();
+    for _ in 0..40 {
+        match below(4) {
+            0 => drop(users.pop()),
+            1 => {
+                let room =
+                    now().free - now().reserved + now().overcommit.saturating_sub(now().surplus);
+                let mapped = 1 + below(room.max(1));
+                users.extend(User::of(mapped, below(mapped + 1)));
+            }
+            _ => {
+                let before = now();
+                let [persistent, overcommit] = [below(24), below(8)].map(|pages| pages.to_string());
+                let outcome = host.json(&[
+                    "set",
+                    "2M",
+                    "--persistent",
+                    &persistent,
+                    "--overcommit",
+                    &overcommit,
+                    "--json",
+                ]);
+                let of = |name: &str| outcome["effect"][name].as_u64().unwrap();
+                let after = now();
+                let seen = (after.total, after.surplus, after.persistent().to_string());
+                let total = before.total + of("made") - of("freed");
+                let surplus = before.surplus + of("turned_surplus") - of("adopted");
+                assert_eq!(seen, (total, surplus, persistent), "{before:?} {outcome}");
+            }
+        }
+    }
+}

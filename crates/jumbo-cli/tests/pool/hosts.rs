@@ -170,7 +170,7 @@ fn gigantic_pages_are_told_the_command_line() {
 #[test]
 fn what_is_persisted_is_forgotten_and_both_are_undone() {
     const SYSCTL: &str = "etc/sysctl.d/60-jumbo-pool.conf";
-    const TMPFILES: &str = "etc/tmpfiles.d/jumbo-pool.conf";
+    const TMPFILES: &str = "etc/tmpfiles.d/jumbo-pool-64K.conf";
     let fake = Fake::new();
     fake.pool(64, [0; 5]);
     fake.node(0, 2048, [0; 4]);

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{io, ptr};
 
-/// Work under way in a thread of its own.
+/// Work under way in a thread of its own. For processes of ours alone: the signal gets a handler.
 #[derive(Debug)]
 pub struct Interruptible<T> {
     thread: JoinHandle<()>,

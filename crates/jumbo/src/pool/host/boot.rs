@@ -5,10 +5,11 @@
 //! largest block need memory that is still in one piece, and a boot script may be too late for that:
 //! the kernel command line is what they need, which is the boot loader's and is printed, not written.
 //!
-//! Both files are whole files of ours, so that removing the setting leaves nothing behind and touches
-//! nothing of anybody else.
+//! Both are whole files of ours, so that removing the setting leaves nothing behind and touches nothing of
+//! anybody else. Each page size has files of its own (there is one default size), as it has a lock and
+//! records of its own: putting one size back does not touch what was set for another since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -22,7 +23,8 @@ use crate::kernel::{FileError, Root};
 use crate::units::{NodeId, PageSize, Pages};
 
 const SYSCTL: &str = "etc/sysctl.d/60-jumbo-pool.conf";
-const TMPFILES: &str = "etc/tmpfiles.d/jumbo-pool.conf";
+const TMPFILES: &str = "etc/tmpfiles.d";
+const TMPFILES_PREFIX: &str = "jumbo-pool-";
 
 /// What the host has that reads such files: any of these.
 const SYSCTL_READERS: [&str; 5] = [
@@ -144,7 +146,7 @@ pub fn persist(
     gigantic: bool,
 ) -> Result<Boot, FileError> {
     let (forms, default) = (Forms::of(root), hugetlb::default_size(root)?);
-    let mut lines = read(root, default)?;
+    let mut lines = read(root, pool.size, default)?;
     let mut boot = Boot::default();
     for (knob, value) in values {
         // A total and a part of it would be written in an order that nobody guarantees.
@@ -167,8 +169,8 @@ pub fn persist(
         }
         let as_sysctl = Some(knob.size) == default && knob.node.is_none() && forms.sysctl;
         let file = match (as_sysctl, forms.tmpfiles) {
-            (true, _) => SYSCTL,
-            (false, true) => TMPFILES,
+            (true, _) => SYSCTL.to_owned(),
+            (false, true) => tmpfiles(knob.size),
             (false, false) => {
                 boot.notes.push(format!(
                     "nothing on this host sets the {knob} at boot: neither sysctl nor systemd-tmpfiles \
@@ -180,7 +182,7 @@ pub fn persist(
         let setting = Setting {
             knob: *knob,
             value: *value,
-            file: file.to_owned(),
+            file,
         };
         lines.insert(knob.file(), setting);
     }
@@ -190,7 +192,7 @@ pub fn persist(
     if gigantic || !written {
         boot.command_line = command_line(pool.size, values);
     }
-    boot.files = changes(root, &lines)?;
+    boot.files = changes(root, pool.size, default, &lines)?;
     boot.notes.extend(others(root, pool.size, default));
     Ok(boot)
 }
@@ -201,12 +203,10 @@ pub fn persist(
 /// [`FileError`] where our files cannot be read.
 pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot, FileError> {
     let default = hugetlb::default_size(root)?;
-    let mut lines = read(root, default)?;
-    lines.retain(|_, setting| {
-        setting.knob.size != size || (node.is_some() && setting.knob.node != node)
-    });
+    let mut lines = read(root, size, default)?;
+    lines.retain(|_, setting| node.is_some() && setting.knob.node != node);
     Ok(Boot {
-        files: changes(root, &lines)?,
+        files: changes(root, size, default, &lines)?,
         command_line: None,
         notes: others(root, size, default),
     })
@@ -217,8 +217,25 @@ pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot,
 /// # Errors
 /// [`FileError`] where they cannot be read.
 pub fn settings(root: &Root) -> Result<Vec<Setting>, FileError> {
-    let lines = read(root, hugetlb::default_size(root)?)?;
-    Ok(lines.into_values().collect())
+    let default = hugetlb::default_size(root)?;
+    let size = |name: &String| {
+        let size = name.strip_prefix(TMPFILES_PREFIX)?.strip_suffix(".conf")?;
+        size.parse::<PageSize>().ok()
+    };
+    let names = match root.list(TMPFILES) {
+        Err(error) if error.is_missing() => Vec::new(),
+        names => names?,
+    };
+    let sizes: BTreeSet<_> = names.iter().filter_map(size).chain(default).collect();
+    let mut settings = Vec::new();
+    for size in sizes {
+        settings.extend(read(root, size, default)?.into_values());
+    }
+    Ok(settings)
+}
+
+fn tmpfiles(size: PageSize) -> String {
+    format!("{TMPFILES}/{TMPFILES_PREFIX}{size}.conf")
 }
 
 /// `hugepagesz=1G hugepages=4`, which the kernel does before anything has broken memory up. Nodes can
@@ -242,11 +259,8 @@ fn sysctl(what: What) -> &'static str {
     }
 }
 
-fn read(root: &Root, default: Option<PageSize>) -> Result<Lines, FileError> {
-    let text = |file| match root.read(file) {
-        Err(error) if error.is_missing() => Ok(String::new()),
-        text => text,
-    };
+/// The lines about `size`.
+fn read(root: &Root, size: PageSize, default: Option<PageSize>) -> Result<Lines, FileError> {
     let mut lines = Lines::new();
     let mut add = |knob: Knob, value: &str, file: &str| {
         if let Ok(value) = value.trim().parse() {
@@ -259,32 +273,40 @@ fn read(root: &Root, default: Option<PageSize>) -> Result<Lines, FileError> {
         }
     };
     let both = [What::Persistent, What::Overcommit];
-    for line in text(SYSCTL)?.lines() {
-        let Some(((name, value), size)) = line.split_once('=').zip(default) else {
+    let sysctls = if default == Some(size) {
+        text(root, SYSCTL)?
+    } else {
+        None
+    };
+    for line in sysctls.iter().flat_map(|text| text.lines()) {
+        let Some((name, value)) = line.split_once('=') else {
             continue;
         };
         if let Some(what) = both.into_iter().find(|what| sysctl(*what) == name.trim()) {
-            add(
-                Knob {
-                    size,
-                    what,
-                    node: None,
-                },
-                value,
-                SYSCTL,
-            );
+            let node = None;
+            add(Knob { size, what, node }, value, SYSCTL);
         }
     }
-    for line in text(TMPFILES)?.lines() {
+    let file = tmpfiles(size);
+    for line in text(root, &file)?.iter().flat_map(|text| text.lines()) {
         // w /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages - - - - 4
         let words: Vec<_> = line.split_whitespace().collect();
         if let ["w", path, _, _, _, _, value] = *words.as_slice()
-            && let Some(knob) = knob_of(path)
+            && let Some(knob) = knob_of(path).filter(|knob| knob.size == size)
         {
-            add(knob, value, TMPFILES);
+            add(knob, value, &file);
         }
     }
     Ok(lines)
+}
+
+/// A file's text; `None` where there is no file.
+fn text(root: &Root, file: &str) -> Result<Option<String>, FileError> {
+    match root.read(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The knob behind a path, as [`Knob::file`] makes it.
@@ -310,27 +332,29 @@ fn knob_of(path: &str) -> Option<Knob> {
     (path.trim_start_matches('/') == knob.file()).then_some(knob)
 }
 
-/// The files with these lines in them, where that is not what they are.
-fn changes(root: &Root, lines: &Lines) -> Result<Vec<FileChange>, FileError> {
+/// The files of `size` with these lines in them, where that is not what they are.
+fn changes(
+    root: &Root,
+    size: PageSize,
+    default: Option<PageSize>,
+    lines: &Lines,
+) -> Result<Vec<FileChange>, FileError> {
     let mut changes = Vec::new();
-    for file in [SYSCTL, TMPFILES] {
-        let before = match root.read(file) {
-            Ok(text) => Some(text),
-            Err(error) if error.is_missing() => None,
-            Err(error) => return Err(error),
-        };
-        let text: String = lines
+    let sysctls = (default == Some(size)).then(|| SYSCTL.to_owned());
+    for file in sysctls.into_iter().chain([tmpfiles(size)]) {
+        let before = text(root, &file)?;
+        let written: String = lines
             .values()
             .filter(|setting| setting.file == file)
-            .map(|Setting { knob, value, .. }| match file {
+            .map(|Setting { knob, value, .. }| match &*file {
                 SYSCTL => format!("{} = {value}\n", sysctl(knob.what)),
                 _ => format!("w /{} - - - - {value}\n", knob.file()),
             })
             .collect();
-        let after = (!text.is_empty()).then(|| format!("{HEADER}{text}"));
+        let after = (!written.is_empty()).then(|| format!("{HEADER}{written}"));
         if before != after {
             changes.push(FileChange {
-                file: file.to_owned(),
+                file,
                 before,
                 after,
             });
@@ -373,8 +397,9 @@ fn others(root: &Root, size: PageSize, default: Option<PageSize>) -> Vec<String>
             // /etc/sysctl.conf is there under this name too.
             let files =
                 files.filter(|file| file.ends_with(".conf") && !file.ends_with("99-sysctl.conf"));
+            let ours = tmpfiles(size);
             files
-                .filter(|file| file != SYSCTL && file != TMPFILES)
+                .filter(|file| *file != SYSCTL && *file != ours)
                 .for_each(&mut look);
         }
     }
@@ -469,7 +494,7 @@ mod tests {
         let small = PageSize::new(64 << 10).unwrap();
         host.persist(small, None, 7);
         assert_eq!(
-            host.text(TMPFILES).unwrap(),
+            host.text(&tmpfiles(small)).unwrap(),
             format!("{HEADER}w /sys/kernel/mm/hugepages/hugepages-64kB/nr_hugepages - - - - 7\n")
         );
         let set: Vec<_> = settings(&host.root())
@@ -477,7 +502,7 @@ mod tests {
             .iter()
             .map(|setting| (setting.knob.size.to_string(), setting.value.0))
             .collect();
-        assert_eq!(set, [("2M".to_owned(), 512), ("64K".to_owned(), 7)]);
+        assert_eq!(set, [("64K".to_owned(), 7), ("2M".to_owned(), 512)]);
     }
 
     #[test]
@@ -489,7 +514,7 @@ mod tests {
             Some("hugepagesz=1G hugepages=1:4")
         );
         assert!(
-            host.text(TMPFILES)
+            host.text(&tmpfiles(PageSize::SIZE_1G))
                 .unwrap()
                 .contains("/node1/hugepages/hugepages-1048576kB/")
         );
@@ -527,9 +552,9 @@ mod tests {
         assert_eq!(settings(&host.root()).unwrap().len(), 2);
         forget(PageSize::SIZE_2M, None);
         let last = forget(PageSize::SIZE_1G, None);
-        assert_eq!(host.text(TMPFILES), None);
+        assert_eq!(host.text(&tmpfiles(PageSize::SIZE_1G)), None);
         last.files[0].revert(&host.root()).unwrap();
-        assert!(host.text(TMPFILES).is_some());
+        assert!(host.text(&tmpfiles(PageSize::SIZE_1G)).is_some());
     }
 
     #[test]
