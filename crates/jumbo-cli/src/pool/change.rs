@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::{self, Pool};
+use jumbo::kernel::memory::Memory;
 use jumbo::pool::host::shortage::is_gigantic;
 use jumbo::pool::host::{self, Boot, Knob, Locked, Plan, What, Wish, boot, carry_out};
 use jumbo::units::{NodeId, PageSize, Pages};
@@ -154,6 +155,7 @@ fn change(
     let before = pool(root, size)?;
     let (planned, boot) = plan(&before)?;
     let notes = notes(root, &planned);
+    warn(root, &planned);
     if how.shared.dry_run || planned.is_empty() {
         let outcome = Outcome::planned(root, &before, planned, boot, notes, how.shared.dry_run);
         outcome.print(how.shared.json)?;
@@ -232,6 +234,20 @@ fn at_boot(pool: &Pool, wish: &Wish, plan: &Plan) -> Vec<(Knob, Pages)> {
         values.push((knob(What::Overcommit, None), overcommit));
     }
     values
+}
+
+/// The kernel makes pages until there is no memory left for any; whoever asks for more than there is may
+/// have mistaken a size.
+fn warn(root: &Root, plan: &Plan) {
+    let wanted = plan.effect.made.bytes(plan.size);
+    if let Ok(Memory { available, .. }) = Memory::read(root)
+        && wanted > available
+    {
+        tell(&format!(
+            "{} more pages are {wanted}, and {available} are available: what comes leaves the host without",
+            plan.effect.made
+        ));
+    }
 }
 
 /// What is worth knowing beforehand.

@@ -43,9 +43,11 @@ const PART: u8 = 3;
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
   jumbo pool auto 2M --min 0 --max 8G --keep-free 2G
 
-A number is pages, a number with a unit is memory. Exit status: 0 done, 3 a part of it (fewer pages
-came, or could be put back, than asked), 1 failed and nothing changed, 2 wrong usage, 124 `wait` waited
-in vain; 128+N signal N ended it, and what was changed was put back.")]
+A number is pages, a number with a unit is memory.
+
+Exit status: 0 done; 3 a part of it: fewer pages came, or could be put back, than asked;
+1 failed, nothing changed; 2 wrong usage; 124 `wait` waited in vain; 128+N signal N ended it,
+and what was changed was put back.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,

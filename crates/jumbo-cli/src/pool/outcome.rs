@@ -1,8 +1,10 @@
 //! What a change of a pool says: the plan, what came of it, and why not more.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use jumbo::kernel::Root;
+use jumbo::kernel::cgroup::{Limit, Limits};
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::pool::host::change::Effect;
 use jumbo::pool::host::{Boot, Carried, Plan, Shortage, Step, Undone};
@@ -66,6 +68,7 @@ impl Outcome {
     ) -> Self {
         notes.extend(carried.notes);
         let now = super::pool(root, plan.size);
+        notes.extend(now.iter().flat_map(|pool| limits(root, pool)));
         let plan = Plan {
             steps: carried.steps,
             ..plan
@@ -147,6 +150,25 @@ impl Outcome {
             "in use or reserved: they go back when they are free",
         )
     }
+}
+
+/// What a control group leaves of the pool to whoever runs where we do: a pool can be larger than that,
+/// and then it is not for want of pages that a mapping fails.
+fn limits(root: &Root, pool: &Pool) -> Vec<String> {
+    let limits = Limits::read(root, &[pool.size]).unwrap_or_default();
+    let unused = pool.unused().bytes(pool.size);
+    let kinds = [("use", &limits.hugetlb), ("reserve", &limits.reservations)];
+    let limit = |(what, limits): (&str, &BTreeMap<PageSize, Limit>)| {
+        let limit = limits
+            .get(&pool.size)
+            .filter(|limit| limit.room() < unused)?;
+        Some(format!(
+            "this control group may {what} {} of the {unused} that are free ({})",
+            limit.room(),
+            limit.file.display()
+        ))
+    };
+    kinds.into_iter().filter_map(limit).collect()
 }
 
 /// The writes, one a line: file, value before, value asked and, where that is another, obtained.

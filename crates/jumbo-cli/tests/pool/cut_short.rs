@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use crate::support::{Host, meminfo, now, skip, stderr};
+use crate::support::{Before, Host, assert_as, now, skip, stderr};
 
 /// The system calls that change something, and the end.
 const CALLS: [&str; 8] = [
@@ -83,18 +83,19 @@ fn killed_at_any_step_a_change_can_be_undone() {
         return;
     };
     host.ok(&["grow", "2M", "3"]);
-
-    let (before, records) = ((meminfo(), now()), host.records());
-    let to = (now().persistent() + 5).to_string();
+    let (before, records) = (Before::now(), host.records());
+    let to = (before.pool.persistent() + 5).to_string();
     let change = ["set", "2M", "--persistent", &to, "--overcommit", "7"];
-    at_every_step(&host, &change, "KILL", |step| {
+    let check = |step: &str| {
         // One that had not begun left nothing to undo: the record would be that of the change before.
         if host.records() > records {
             host.ok(&["set", "2M", "--undo"]);
         }
-        assert_eq!((meminfo(), now()), before, "{step}");
+        assert_as(&before, step);
         assert_eq!(host.records(), records, "{step}");
-    });
+    };
+    at_every_step(&host, &change, "KILL", check);
+    at_every_step(&host, &["shrink", "2M", "2"], "KILL", check);
     host.ok(&["--undo"]);
 }
 
@@ -104,8 +105,8 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = now();
-    let to = (before.persistent() + 5).to_string();
+    let before = Before::now();
+    let to = (before.pool.persistent() + 5).to_string();
     let again = || {
         if host.records() == 0 {
             host.ok(&["set", "2M", "--persistent", &to, "--overcommit", "7"]);
@@ -114,11 +115,12 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     again();
     at_every_step_of_undo(&host, || {
         host.ok(&["--undo"]);
-        assert_eq!(now(), before);
+        assert_as(&before, "undone");
         again();
     });
     host.ok(&["--undo"]);
-    assert_eq!((now(), host.records()), (before, 0));
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
 }
 
 fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
@@ -139,8 +141,8 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
     let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
         return;
     };
-    let before = (meminfo(), now());
-    let to = before.1.persistent() + 5;
+    let before = Before::now();
+    let to = before.pool.persistent() + 5;
     let asked = to.to_string();
     let change = ["set", "2M", "--persistent", &asked];
     at_every_step(&host, &change, "INT", |step| {
@@ -153,7 +155,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
             // It came in time: nobody has to put anything back.
             records => assert_eq!(records, 0, "{step}"),
         }
-        assert_eq!((meminfo(), now()), before, "{step}");
+        assert_as(&before, step);
     });
 }
 
@@ -173,7 +175,7 @@ fn what_was_interrupted_ends_as_interrupted() {
         "inject=rename:signal=INT:when=1",
     ];
     let jumbo = [env!("CARGO_BIN_EXE_jumbo"), "pool", "grow", "2M", "5"];
-    let before = now();
+    let before = Before::now();
     let output = host
         .command(&[&words[..], &jumbo[..]].concat())
         .output()
@@ -184,5 +186,6 @@ fn what_was_interrupted_ends_as_interrupted() {
         stderr(&output).contains("interrupted: everything was put back"),
         "{output:?}"
     );
-    assert_eq!((now(), host.records()), (before, 0));
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
 }

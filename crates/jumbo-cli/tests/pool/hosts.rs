@@ -38,6 +38,12 @@ fn a_dry_run_writes_nothing() {
     ] {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
+    let much = fake.jumbo(&["set", "2M", "--persistent", "1T", "--dry-run"]);
+    let text = stderr(&much);
+    assert!(
+        text.contains("are 1 TiB, and 16 GiB are available"),
+        "{text}"
+    );
     let json = fake.json(&["grow", "2M", "5", "--json", "--dry-run"]);
     assert_eq!(json["steps"][0]["to"], 5);
     assert_eq!(json["dry_run"], true);
@@ -131,6 +137,55 @@ fn a_part_of_the_pages_is_an_outcome_of_its_own() {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     fake.ok(&["--undo"]);
+}
+
+#[test]
+fn nodes_outside_the_cpuset_do_not_count() {
+    let fake = Fake::new();
+    fake.pool(2048, [12, 0, 0, 12, 12]);
+    fake.write(
+        "proc/buddyinfo",
+        "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 0 0\nNode 3, zone Normal 9 9 9 9 9 9 9 9 9 0 400\n",
+    );
+    let part = fake.jumbo(&["grow", "2M", "20", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout(&part)).unwrap();
+    let zones = json["shortage"]["zones"].as_array().unwrap();
+    assert!(
+        zones
+            .iter()
+            .any(|zone| zone["node"] == 3 && zone["closed"].is_string())
+    );
+    let text = stderr(&part);
+    assert!(
+        text.contains("node 3") && text.contains("not in this process's cpuset"),
+        "{text}"
+    );
+    assert!(text.contains("in which 0 whole 2M pages lie"), "{text}");
+}
+
+#[test]
+fn a_control_group_that_may_use_less_is_named() {
+    let fake = Fake::new();
+    fake.write(
+        "proc/self/mountinfo",
+        "30 22 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    );
+    fake.write("proc/self/cgroup", "0::/g\n");
+    fake.write("sys/fs/cgroup/cgroup.controllers", "hugetlb memory\n");
+    fake.write("sys/fs/cgroup/g/hugetlb.2MB.max", "4194304\n");
+    fake.write("sys/fs/cgroup/g/hugetlb.2MB.current", "2097152\n");
+    fake.pool(2048, [3, 3, 0, 0, 0]);
+    let grown = fake.ok(&["grow", "2M", "1"]);
+    assert!(
+        grown.contains("may use 2 MiB of the 6 MiB that are free")
+            && grown.contains("hugetlb.2MB.max"),
+        "{grown}"
+    );
+    let page = fake.ok(&["show", "2M"]);
+    assert!(
+        page.contains("may touch 4 MiB of 2M pages, 2 MiB more"),
+        "{page}"
+    );
 }
 
 #[test]

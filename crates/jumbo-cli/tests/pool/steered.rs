@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::process::{Child, Stdio};
 
-use crate::support::{Host, User, now, stderr, stdout, until};
+use crate::support::{Before, Host, User, assert_as, now, stderr, stdout, until};
 
 /// `jumbo pool auto` while it runs.
 struct Auto(Child);
@@ -44,7 +44,7 @@ fn a_pool_follows_demand_and_is_put_back() {
         return;
     };
     host.ok(&["set", "2M", "--persistent", "0", "--overcommit", "0"]);
-    let (before, records) = (now(), host.records());
+    let (before, records) = (Before::now(), host.records());
     let auto = Auto::start(
         &host,
         &[
@@ -82,14 +82,15 @@ fn a_pool_follows_demand_and_is_put_back() {
     for expected in [
         "persistent 0 -> 4",
         "0 in use and 0 reserved, headroom 4",
-        "persistent 4 -> 44",
+        " -> 44: ",
         "no more than 4 needed for 0.5 s",
         ": stopped",
         "put back what was before",
     ] {
         assert!(told.contains(expected), "{expected}: {told}");
     }
-    assert_eq!((now(), host.records()), (before, records));
+    assert_as(&before, "stopped");
+    assert_eq!(host.records(), records);
 }
 
 #[test]
@@ -97,14 +98,19 @@ fn killed_while_steering_it_can_be_undone() {
     let Some(host) = Host::take("killed_while_steering_it_can_be_undone") else {
         return;
     };
-    let before = now();
-    let most = (before.total + 64).to_string();
+    let before = Before::now();
+    let most = (before.pool.total + 64).to_string();
     let auto = Auto::start(
         &host,
-        &["--min", &(before.total + 8).to_string(), "--max", &most],
+        &[
+            "--min",
+            &(before.pool.total + 8).to_string(),
+            "--max",
+            &most,
+        ],
     );
     until("growth", || {
-        (now().persistent() >= before.total + 8).then_some(())
+        (now().persistent() >= before.pool.total + 8).then_some(())
     });
     let busy = host.run(&["grow", "2M", "1"]);
     assert_eq!(busy.status.code(), Some(1));
@@ -118,7 +124,8 @@ fn killed_while_steering_it_can_be_undone() {
     assert_eq!(host.records(), 1);
     let undone = host.ok(&["--undo"]);
     assert!(undone.contains("cut short"), "{undone}");
-    assert_eq!((now(), host.records()), (before, 0));
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
 }
 
 #[test]
@@ -126,8 +133,8 @@ fn memory_to_be_kept_is_kept() {
     let Some(host) = Host::take("memory_to_be_kept_is_kept") else {
         return;
     };
-    let before = now();
-    let most = (before.total + 64).to_string();
+    let before = Before::now();
+    let most = (before.pool.total + 64).to_string();
     let all = [
         "--min",
         "0",
@@ -142,7 +149,7 @@ fn memory_to_be_kept_is_kept() {
     let output = host.run(&arguments);
     assert!(output.status.success(), "{output:?}");
     assert!(!stderr(&output).contains("persistent 0 ->"), "{output:?}");
-    assert_eq!(now(), before);
+    assert_as(&before, "untouched");
 }
 
 #[test]
@@ -150,8 +157,9 @@ fn one_step_is_left_as_a_change_is() {
     let Some(host) = Host::take("one_step_is_left_as_a_change_is") else {
         return;
     };
-    let before = now();
-    let [least, most] = [before.total + 3, before.total + 64].map(|pages| pages.to_string());
+    let before = Before::now();
+    let [least, most] =
+        [before.pool.total + 3, before.pool.total + 64].map(|pages| pages.to_string());
     let event = host.json(&[
         "auto",
         "2M",
@@ -166,9 +174,10 @@ fn one_step_is_left_as_a_change_is() {
         "64M",
     ]);
     assert_eq!(event["after"], now().persistent());
-    assert!(now().persistent() >= before.total + 3);
+    assert!(now().persistent() >= before.pool.total + 3);
     host.ok(&["--undo"]);
-    assert_eq!((now(), host.records()), (before, 0));
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
 }
 
 #[test]

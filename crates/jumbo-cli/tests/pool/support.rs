@@ -303,8 +303,35 @@ pub(crate) fn now() -> Now {
     }
 }
 
+/// The pool is as it was, and /proc/meminfo too. A program of somebody else may have got pages
+/// meanwhile, which drain when it ends.
+#[track_caller]
+pub(crate) fn assert_as(before: &Before, what: &str) {
+    let start = Instant::now();
+    while Before::now() != *before && start.elapsed() < MOMENT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(Before::now(), *before, "{what}");
+}
+
+/// Everything that is to be as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Before {
+    pub(crate) pool: Now,
+    meminfo: String,
+}
+
+impl Before {
+    pub(crate) fn now() -> Self {
+        Self {
+            pool: now(),
+            meminfo: meminfo(),
+        }
+    }
+}
+
 /// The lines of /proc/meminfo about the pools.
-pub(crate) fn meminfo() -> String {
+fn meminfo() -> String {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let of_pools = |line: &&str| line.starts_with("Huge");
     text.lines().filter(of_pools).collect::<Vec<_>>().join("\n")
