@@ -1,12 +1,14 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own.
+//! program it runs, and 125, 126 and 127 of its own; `pool` has 3 for a part of what was asked, and 124
+//! for a wait in vain.
 
 mod bench;
 mod doctor;
 mod kill;
 mod manual;
+mod pool;
 mod rehearse;
 mod run;
 mod signal;
@@ -31,6 +33,7 @@ enum Command {
     Status(status::Args),
     Doctor(doctor::Args),
     Kill(kill::Args),
+    Pool(pool::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),
         Command::Kill(args) => kill::main(args),
+        Command::Pool(args) => pool::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(_) => rehearse::main(),
         Command::Completions(args) => manual::completions(&args),

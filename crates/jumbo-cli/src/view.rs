@@ -134,6 +134,14 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `value` as one line of JSON on standard output, there at once for whoever reads it from a pipe.
+pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}
+
 /// Says something on stderr. That nobody can hear it (it is full, or gone) is no reason to panic.
 pub(crate) fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "jumbo: {message}");

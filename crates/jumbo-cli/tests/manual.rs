@@ -29,6 +29,8 @@ fn there_is_a_page_for_every_command() {
         "status",
         "doctor",
         "kill",
+        "pool",
+        "pool-set",
         "bench",
         "completions",
         "man",

@@ -138,6 +138,12 @@ impl PageSize {
     }
 }
 
+impl<'de> Deserialize<'de> for PageSize {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(u64::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
 impl Order {
     /// The size of a folio of this order over base pages of `base`.
     pub const fn size(self, base: PageSize) -> PageSize {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use procfs_core::Meminfo;
 use procfs_core::process::MountInfos;
 use serde::Serialize;
 
@@ -10,7 +11,8 @@ use super::thp::{absent, optional, size_folders};
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
-const FOLDER: &str = "sys/kernel/mm/hugepages";
+/// Where the pools are, below a [`Root`].
+pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
 
 /// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
@@ -126,6 +128,26 @@ impl NodePool {
     }
 }
 
+/// The file `name` of the pool of `size` pages, or of its part on `node`.
+pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
+    let kib = size.kib();
+    match node {
+        None => format!("{FOLDER}/hugepages-{kib}kB/{name}"),
+        Some(node) => format!("{NODES}/node{node}/hugepages/hugepages-{kib}kB/{name}"),
+    }
+}
+
+/// The size that `vm.nr_hugepages` and a plain MAP_HUGETLB mean: `Hugepagesize` of /proc/meminfo.
+/// `None` where the kernel has no hugetlb.
+///
+/// # Errors
+/// [`FileError`] where the file cannot be read or understood.
+pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
+    let info: Meminfo = parse(root, "proc/meminfo")?;
+    let size = info.hugepagesize.map(PageSize::new);
+    Ok(size.and_then(Result::ok))
+}
+
 /// Whether HVO, the kernel's own vmemmap optimisation, is on for pages made from now on; `None` where
 /// the kernel lacks it (before 5.18, or CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
 ///
@@ -136,6 +158,18 @@ pub fn optimize_vmemmap(root: &Root) -> Result<Option<bool>, FileError> {
         root.read_u64("proc/sys/vm/hugetlb_optimize_vmemmap")
             .map(|value| value != 0),
     )
+}
+
+/// True where every surplus page waits for a grace period of RCU, milliseconds each: HVO is on, and the
+/// kernel is one before 7.3, or does not say.
+pub fn surplus_is_slow(root: &Root) -> bool {
+    let on = optimize_vmemmap(root).ok().flatten() == Some(true);
+    let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok());
+    on && number()
+        .zip(number())
+        .is_none_or(|release| release < (7, 3))
 }
 
 /// The hugetlbfs mounts that this process sees.

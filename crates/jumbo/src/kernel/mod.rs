@@ -3,7 +3,7 @@
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
 //! none of the mechanisms above it.
 //!
-//! - [`memory`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
+//! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`], [`folios`], [`peek`]: one process.
 //! - [`sys`]: the system calls.
 //! - [`sandbox`]: whether system calls of ours could end the program.
@@ -23,6 +23,7 @@ pub mod smaps;
 pub mod sys;
 pub mod task;
 pub mod thp;
+pub mod zones;
 
 pub use probe::{Probe, probe};
 pub use root::{FileError, Root};

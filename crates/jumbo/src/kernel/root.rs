@@ -1,7 +1,7 @@
 //! Where /proc and /sys are: [`Root`], and how reading them fails: [`FileError`].
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// The folder under which `proc/` and `sys/` are looked up: `/` on a host, a fake tree in a test.
@@ -106,6 +106,29 @@ impl Root {
         text.trim().parse().map_err(|_| FileError::Content {
             path: self.path(relative),
             what: format!("`{}` where a number was expected", text.trim()),
+        })
+    }
+
+    /// Gives a kernel file a new value by one write(2). Nothing is written twice: a write that a signal
+    /// cut short has done a part of its work (a hugetlb pool stays at the pages it has got).
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn write(&self, relative: impl AsRef<Path>, text: &str) -> Result<(), FileError> {
+        let path = self.path(relative);
+        // The kernel's files have no length; a test's have.
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&path);
+        file.and_then(|mut file| match file.write(text.as_bytes())? {
+            written if written == text.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        })
+        .map_err(|source| FileError::Io {
+            operation: "write",
+            path,
+            source,
         })
     }
 

@@ -31,6 +31,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The kernel's own pools are steered by [`host`].
+//!
 //! Pages come from a [`Source`] (`source`). The books are in `state`, the pages that threads keep at hand in
 //! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
@@ -46,6 +48,7 @@ mod error;
 mod frame;
 mod gather;
 pub mod growth;
+pub mod host;
 mod nodes;
 mod page;
 mod region;

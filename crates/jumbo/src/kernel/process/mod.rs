@@ -3,6 +3,7 @@
 //! - [`start`]: what this process was given, recorded before Rust's runtime changes it.
 //! - [`Image`]: a program with its arguments and environment, ready for `execve`.
 //! - [`Signals`]: every signal of this process, read from a descriptor instead of delivered.
+//! - [`Interruptible`]: work in a thread, in a system call that a signal cuts short.
 //! - [`tree`]: the processes that a program consists of.
 //! - [`Standing`]: what a process is to whoever wants to end it; [`Stop`]: why a traced one stands still.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
@@ -12,6 +13,7 @@
 
 mod child;
 mod image;
+mod interruptible;
 mod signals;
 mod standing;
 pub mod start;
@@ -20,6 +22,7 @@ pub mod tree;
 
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};
+pub use interruptible::Interruptible;
 pub use signals::{Signal, Signals, die_by};
 pub use standing::Standing;
 pub use stop::Stop;

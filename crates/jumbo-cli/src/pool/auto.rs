@@ -1,0 +1,315 @@
+//! `jumbo pool auto`.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use jumbo::kernel::memory::Memory;
+use jumbo::kernel::{Root, hugetlb};
+use jumbo::pool::host::carry::{Attendant as _, Doing};
+use jumbo::pool::host::{Bounds, Decision, Governor, Seen, Steering, What};
+use jumbo::units::{Bytes, PageSize, Pages};
+use serde::Serialize;
+
+use super::amount::{Amount, interval, seconds};
+use super::attend::Terminal;
+use super::{PART, command_line, failed, journal, outcome, refused, unrecorded};
+use crate::view::{self, tell};
+
+/// Keep a pool as large as it is needed, within bounds
+///
+/// Looks at the pool again and again. What is mapped or reserved, and some headroom, is made persistent
+/// ahead of the next mapping; a page goes back when it was not needed for the idle time. A mapping
+/// larger than the headroom gets surplus pages, which the kernel makes at once, within the same bounds.
+/// Memory available on the host is never taken below --keep-free, and where others take it below, pages
+/// that nobody needs go back at once. Each step is told on stderr with its reason.
+///
+/// Runs until it is stopped by SIGINT or SIGTERM, and puts back what was before: pages in use then go
+/// back when they are free. After SIGKILL `jumbo pool --undo` puts back.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo pool auto 2M --min 64 --max 16G
+  jumbo pool auto 2M --min 0 --max 8G --idle 300 --keep-free 4G")]
+pub(crate) struct Args {
+    /// The page size: 2M, 1G
+    #[arg(value_name = "SIZE")]
+    size: PageSize,
+
+    /// The least persistent pages
+    #[arg(long, value_name = "PAGES|BYTES")]
+    min: Amount,
+
+    /// The most pages, surplus included
+    #[arg(long, value_name = "PAGES|BYTES")]
+    max: Amount,
+
+    /// Pages kept ready beyond what is needed [default: a sixteenth of the maximum, at least 1]
+    #[arg(long, value_name = "PAGES|BYTES")]
+    headroom: Option<Amount>,
+
+    /// How long pages are not needed before they go back, in seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    idle: Duration,
+
+    /// What stays available on the host (MemAvailable) [default: a sixteenth of its memory]
+    #[arg(long, value_name = "BYTES")]
+    keep_free: Option<Bytes>,
+
+    /// Make no surplus pages: mappings larger than the headroom fail
+    #[arg(long)]
+    no_overcommit: bool,
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "0.2")]
+    interval: Duration,
+
+    /// Look once, take one step and leave it, as `set` would
+    #[arg(long, conflicts_with = "for_seconds")]
+    once: bool,
+
+    /// Print each step as JSON too, one object a line
+    #[arg(long)]
+    json: bool,
+
+    /// End after so many seconds
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    for_seconds: Option<Duration>,
+}
+
+/// The JSON of one write.
+#[derive(Serialize)]
+struct Event<'a> {
+    /// Since the first look.
+    seconds: f64,
+    size: PageSize,
+    what: What,
+    before: Pages,
+    to: Pages,
+    /// Read back.
+    after: Pages,
+    reason: &'a str,
+    /// Mapped when that was decided.
+    used: Pages,
+    /// Promised then.
+    reserved: Pages,
+    /// What the host could give then.
+    available: Bytes,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let size = args.size;
+    let memory = Memory::read(root)?;
+    let max = args.max.pages(size);
+    let headroom = args
+        .headroom
+        .map_or(Pages((max.0 / 16).max(1)), |amount| amount.pages(size));
+    let slow = hugetlb::surplus_is_slow(root);
+    let bounds = Bounds {
+        min: args.min.pages(size),
+        max,
+        headroom,
+        // One look has seen no idle time.
+        idle: if args.once { Duration::ZERO } else { args.idle },
+        keep_free: args.keep_free.unwrap_or(Bytes(memory.total.0 / 16)),
+        overcommit: !args.no_overcommit && !slow,
+    };
+    ensure!(
+        bounds.min <= bounds.max,
+        "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
+        bounds.min
+    );
+    let journal = journal(root)?;
+    let locked = journal.lock(size, &command_line()).map_err(unrecorded)?;
+    let mut terminal = Terminal::new()?;
+    let before = super::pool(root, size)?;
+    let steering = Steering::begin(root, &locked, &before, &command_line());
+    let steering = match steering {
+        Ok(steering) => steering,
+        Err(error) => {
+            terminal.done();
+            return Err(failed(error));
+        }
+    };
+    let mut auto = Auto {
+        root,
+        size,
+        governor: Governor::new(bounds),
+        begin: Instant::now(),
+        steering,
+        terminal: &mut terminal,
+        short: false,
+        json: args.json,
+    };
+    if slow && !args.no_overcommit {
+        auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
+    }
+    let ended = auto.run(args);
+    let ended = auto
+        .end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped))
+        .and_then(|code| ended.map(|_| code));
+    // Being stopped is how this ends, not a failure.
+    terminal.done();
+    ended
+}
+
+struct Auto<'a> {
+    root: &'a Root,
+    size: PageSize,
+    governor: Governor,
+    begin: Instant,
+    steering: Steering<'a>,
+    terminal: &'a mut Terminal,
+    /// The last growth fell short.
+    short: bool,
+    json: bool,
+}
+
+impl Auto<'_> {
+    /// Until its time is over, or, and then true, it is stopped.
+    fn run(&mut self, args: &Args) -> anyhow::Result<bool> {
+        loop {
+            if self.step()? {
+                self.tell("stopped");
+                return Ok(true);
+            }
+            let over = args
+                .for_seconds
+                .is_some_and(|long| self.begin.elapsed() >= long);
+            if args.once || over {
+                return Ok(false);
+            }
+            let left = args
+                .for_seconds
+                .map(|long| long.saturating_sub(self.begin.elapsed()));
+            let pause = left.map_or(args.interval, |left| left.min(args.interval));
+            if self.terminal.pause(pause)? {
+                self.tell("stopped");
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Leaves what was made, or puts back what was before.
+    fn end(self, keep: bool) -> anyhow::Result<ExitCode> {
+        let code = |part| {
+            if part {
+                ExitCode::from(PART)
+            } else {
+                ExitCode::SUCCESS
+            }
+        };
+        if keep {
+            self.steering.keep().map_err(failed)?;
+            return Ok(code(self.short));
+        }
+        let undone = self.steering.put_back(self.terminal).map_err(failed)?;
+        if undone.complete {
+            tell("auto: put back what was before");
+        } else {
+            tell("auto: not all could be put back; `jumbo pool --undo` tries again");
+        }
+        if let Some(shortage) = &undone.shortage {
+            outcome::tell_shortage(shortage);
+        }
+        Ok(code(!undone.complete))
+    }
+
+    /// One look, and what follows from it; true where it was stopped meanwhile.
+    fn step(&mut self) -> anyhow::Result<bool> {
+        let available = Memory::read(self.root)?.available;
+        let pool = super::pool(self.root, self.size)?;
+        let seen = Seen::new(self.begin.elapsed(), &pool, available);
+        let Decision {
+            persistent,
+            overcommit,
+            reason,
+        } = self.governor.decide(&seen);
+        // What is lent and what is there together never pass the maximum, so the one that falls is
+        // first.
+        let falls = overcommit.filter(|to| *to < seen.overcommit);
+        if let Some(to) = falls
+            && self.lend(&seen, to)?
+        {
+            return Ok(true);
+        }
+        if let Some(to) = persistent {
+            let has = seen.persistent();
+            let write = self
+                .steering
+                .set(What::Persistent, to, self.terminal)
+                .map_err(refused)?;
+            let after = write.after;
+            self.short = to > has && after < to && !write.stopped;
+            if self.short {
+                let pause = self.governor.fell_short(seen.at).as_secs_f64();
+                self.tell(&format!(
+                    "persistent {has} -> {after}, not the {to} asked: {reason}"
+                ));
+                if let Some(shortage) = &write.shortage {
+                    let why = shortage.reasons.join("; ");
+                    self.tell(&format!(
+                        "{why}; the next try is in {pause} s at the earliest"
+                    ));
+                }
+            } else {
+                self.governor.grew();
+                self.tell(&format!("persistent {has} -> {after}: {reason}"));
+            }
+            self.print(&seen, What::Persistent, has, to, after, &reason)?;
+            if write.stopped {
+                return Ok(true);
+            }
+        }
+        if let Some(to) = overcommit.filter(|_| falls.is_none())
+            && self.lend(&seen, to)?
+        {
+            return Ok(true);
+        }
+        Ok(self.terminal.attend(&Doing::Nothing).is_break())
+    }
+
+    /// Sets the overcommit; true where it was stopped meanwhile.
+    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<bool> {
+        const REASON: &str =
+            "what may be made at once within the maximum and what is kept available";
+        let from = seen.overcommit;
+        let write = self
+            .steering
+            .set(What::Overcommit, to, self.terminal)
+            .map_err(refused)?;
+        self.tell(&format!("overcommit {from} -> {}: {REASON}", write.after));
+        self.print(seen, What::Overcommit, from, to, write.after, REASON)?;
+        Ok(write.stopped)
+    }
+
+    fn print(
+        &self,
+        seen: &Seen,
+        what: What,
+        before: Pages,
+        to: Pages,
+        after: Pages,
+        reason: &str,
+    ) -> anyhow::Result<()> {
+        if self.json {
+            view::json_line(&Event {
+                seconds: seen.at.as_secs_f64(),
+                size: self.size,
+                what,
+                before,
+                to,
+                after,
+                reason,
+                used: seen.used(),
+                reserved: seen.reserved,
+                available: seen.available,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn tell(&self, message: &str) {
+        let seconds = self.begin.elapsed().as_secs_f64();
+        tell(&format!("auto: {seconds:8.1} s: {}: {message}", self.size));
+    }
+}

@@ -1,0 +1,339 @@
+//! `jumbo pool show`.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use jumbo::kernel::cgroup::Limits;
+use jumbo::kernel::hugetlb::{self, Mount, Pool};
+use jumbo::kernel::{FileError, Root};
+use jumbo::pool::host::boot::{Setting, settings};
+use jumbo::pool::host::{Holder, Holders, Journal, Record};
+use jumbo::status::Missing;
+use jumbo::units::{Bytes, PageSize, Pages};
+use serde::Serialize;
+
+use crate::view::{self, Align, NONE, View};
+
+/// Show the pools by size and node, and who has their pages
+///
+/// As a normal user it shows what it may, and says what it may not.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only the pool of this page size
+    #[arg(value_name = "SIZE")]
+    size: Option<PageSize>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// How many processes and files to list
+    #[arg(long, value_name = "N", default_value_t = TOP)]
+    top: usize,
+}
+
+const TOP: usize = 10;
+
+impl Args {
+    pub(super) fn all(json: bool) -> Self {
+        Self {
+            size: None,
+            json,
+            top: TOP,
+        }
+    }
+}
+
+/// The JSON.
+#[derive(Serialize)]
+struct Page {
+    /// What a MAP_HUGETLB without a size means.
+    default_size: Option<PageSize>,
+    /// Whether HVO is on for pages made from now on; `None`: not in this kernel.
+    hvo: Option<bool>,
+    pools: Vec<PoolPage>,
+    mounts: Vec<Mount>,
+    holders: Holders,
+    /// What is in use at least that no process seen here maps: in files, System V segments, memfds.
+    unmapped: Bytes,
+    /// What the next boot will set, of what jumbo wrote.
+    at_boot: Vec<Setting>,
+    /// The last change of each pool, which `--undo` would put back.
+    changes: Vec<Record>,
+    /// What this process's control group may have.
+    limits: Limits,
+    missing: Vec<Missing>,
+}
+
+#[derive(Serialize)]
+struct PoolPage {
+    #[serde(flatten)]
+    pool: Pool,
+    persistent: Pages,
+    /// Mapped, or in files.
+    used: Pages,
+    /// Free and promised to nobody.
+    unused: Pages,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let pools = match args.size {
+        Some(size) => vec![super::pool(root, size)?],
+        None => super::pools(root)?,
+    };
+    let page = read(root, pools, args);
+    if args.json {
+        view::json(&page)?;
+    } else {
+        let mut view = View::stdout();
+        show(&mut view, root, &page)?;
+        view.finish()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
+    let mut missing = Vec::new();
+    let mut note = |what: &str, error: &dyn std::fmt::Display| {
+        missing.push(Missing {
+            what: what.to_owned(),
+            why: error.to_string(),
+        });
+    };
+    let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
+    let mut holders = or_note(Holders::read(root, &pools), "who has the pages", &mut note);
+    holders
+        .processes
+        .retain(|holder| holder.size.is_none_or(|size| sizes.contains(&size)));
+    holders
+        .files
+        .retain(|file| file.size.is_none_or(|size| sizes.contains(&size)));
+    let mapped: Bytes = holders.processes.iter().map(Holder::resident).sum();
+    let unmapped = Bytes(hugetlb::used(&pools).0.saturating_sub(mapped.0));
+    holders.processes.truncate(args.top);
+    holders.files.truncate(args.top);
+    if holders.hidden > 0 {
+        let what = format!(
+            "which pages {} processes of other users have",
+            holders.hidden
+        );
+        note(&what, &"it takes their user, or CAP_SYS_PTRACE");
+    }
+    let mut changes = Vec::new();
+    for size in &sizes {
+        match Journal::of_user(root).map(|journal| journal.last(Some(*size))) {
+            Some(Ok(last)) => changes.extend(last),
+            Some(Err(error)) => note("the last change", &error),
+            None => {}
+        }
+    }
+    let at_boot = or_note(settings(root), "what is set at boot", &mut note);
+    Page {
+        default_size: or_note(hugetlb::default_size(root), "the default size", &mut note),
+        hvo: or_note(
+            hugetlb::optimize_vmemmap(root),
+            "whether HVO is on",
+            &mut note,
+        ),
+        mounts: or_note(hugetlb::mounts(root), "hugetlbfs mounts", &mut note),
+        at_boot: at_boot
+            .into_iter()
+            .filter(|line| sizes.contains(&line.knob.size))
+            .collect(),
+        limits: or_note(
+            Limits::read(root, &sizes),
+            "control group limits",
+            &mut note,
+        ),
+        pools: pools
+            .into_iter()
+            .map(|pool| PoolPage {
+                persistent: pool.persistent(),
+                used: pool.used(),
+                unused: pool.unused(),
+                pool,
+            })
+            .collect(),
+        holders,
+        unmapped,
+        changes,
+        missing,
+    }
+}
+
+fn or_note<T: Default>(
+    result: Result<T, FileError>,
+    what: &str,
+    note: &mut impl FnMut(&str, &dyn std::fmt::Display),
+) -> T {
+    result.unwrap_or_else(|error| {
+        note(what, &error);
+        T::default()
+    })
+}
+
+fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+    let hvo = match page.hvo {
+        Some(true) => "on: pages made from now on give most of their metadata back",
+        Some(false) => "off",
+        None => "not in this kernel",
+    };
+    view.fact("HVO", hvo)?;
+    if let Some(size) = page.default_size {
+        view.fact("Default size", size.to_string())?;
+    }
+    view.heading("hugetlb pools")?;
+    view.table(
+        [
+            ("SIZE", Align::Left),
+            ("NODE", Align::Right),
+            ("TOTAL", Align::Right),
+            ("PERSISTENT", Align::Right),
+            ("SURPLUS", Align::Right),
+            ("OVERCOMMIT", Align::Right),
+            ("USED", Align::Right),
+            ("FREE", Align::Right),
+            ("RESERVED", Align::Right),
+            ("MEMORY", Align::Right),
+        ],
+        page.pools.iter().flat_map(|page| rows(&page.pool)),
+    )?;
+    show_limits(view, page)?;
+    show_holders(view, root, page)?;
+    if !page.at_boot.is_empty() {
+        view.heading("At the next boot")?;
+    }
+    for Setting { knob, value, file } in &page.at_boot {
+        let path: PathBuf = root.path(file);
+        view.line(format!("  {knob}: {value} ({})", path.display()))?;
+    }
+    if !page.changes.is_empty() {
+        view.heading("What --undo would put back")?;
+    }
+    for change in &page.changes {
+        let cut = if change.finished {
+            ""
+        } else {
+            ", not finished"
+        };
+        view.line(format!(
+            "  {}: `{}` of process {}{cut}",
+            change.size, change.command, change.pid
+        ))?;
+    }
+    view::missing(view, "Not shown", &page.missing)
+}
+
+fn rows(pool: &Pool) -> Vec<[String; 10]> {
+    let of = |total: Pages, surplus: Pages, free: Pages| {
+        let less = |part: Pages| total.0.saturating_sub(part.0).to_string();
+        (
+            less(surplus),
+            less(free),
+            total.bytes(pool.size).to_string(),
+        )
+    };
+    let (persistent, used, memory) = of(pool.total, pool.surplus, pool.free);
+    let mut rows = vec![[
+        pool.size.to_string(),
+        "all".to_owned(),
+        pool.total.to_string(),
+        persistent,
+        pool.surplus.to_string(),
+        pool.overcommit.to_string(),
+        used,
+        pool.free.to_string(),
+        pool.reserved.to_string(),
+        memory,
+    ]];
+    for (node, pages) in &pool.nodes {
+        let (persistent, used, memory) = of(pages.total, pages.surplus, pages.free);
+        rows.push([
+            String::new(),
+            node.to_string(),
+            pages.total.to_string(),
+            persistent,
+            pages.surplus.to_string(),
+            NONE.to_owned(),
+            used,
+            pages.free.to_string(),
+            NONE.to_owned(),
+            memory,
+        ]);
+    }
+    rows
+}
+
+fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
+    let kinds = [
+        ("touch", &page.limits.hugetlb),
+        ("reserve", &page.limits.reservations),
+    ];
+    for (what, limits) in kinds {
+        for (size, limit) in limits {
+            view.line(format!(
+                "  this control group may {what} {} of {size} pages, {} more ({})",
+                limit.limit,
+                limit.room(),
+                limit.file.display()
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+    view.heading("Who has pages")?;
+    let Holders {
+        processes, files, ..
+    } = &page.holders;
+    if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
+        return view.line("  nobody");
+    }
+    if !processes.is_empty() {
+        view.table(
+            [
+                ("SIZE", Align::Left),
+                ("PID", Align::Right),
+                ("NAME", Align::Left),
+                ("PRIVATE", Align::Right),
+                ("SHARED", Align::Right),
+                ("UNTOUCHED", Align::Right),
+            ],
+            processes.iter().map(row),
+        )?;
+    }
+    for file in files {
+        view.line(format!(
+            "  {} in the file {}",
+            file.bytes,
+            file.path.display()
+        ))?;
+    }
+    for mount in &page.mounts {
+        view.line(format!(
+            "  hugetlbfs at {}",
+            root.path(mount.path.trim_start_matches('/')).display()
+        ))?;
+    }
+    Ok(())
+}
+
+fn row(holder: &Holder) -> [String; 6] {
+    let bytes = |bytes: Bytes| {
+        if bytes == Bytes(0) {
+            NONE.to_owned()
+        } else {
+            bytes.to_string()
+        }
+    };
+    [
+        holder.size.map_or(NONE.to_owned(), |size| size.to_string()),
+        holder.pid.to_string(),
+        holder.name.clone(),
+        bytes(holder.private),
+        bytes(holder.shared),
+        bytes(holder.untouched),
+    ]
+}

@@ -1,0 +1,136 @@
+//! `jumbo pool wait`.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::kernel::hugetlb::Pool;
+use jumbo::pool::host::Holders;
+use jumbo::units::{PageSize, Pages};
+use serde::Serialize;
+
+use super::amount::{Amount, seconds};
+use crate::view::{self, tell};
+
+/// Wait until pages of a pool are really free
+///
+/// A VM or database gives its pages back long after its exit. Free are those that nobody maps and nobody
+/// was promised. Exit status: 0 they are free, 124 they were not within the timeout.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The page size: 2M, 1G
+    #[arg(value_name = "SIZE")]
+    size: PageSize,
+
+    /// How many
+    #[arg(value_name = "PAGES|BYTES")]
+    pages: Amount,
+
+    /// How long at most, in seconds; 0 looks once
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    timeout: Duration,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON.
+#[derive(Serialize)]
+struct Waited {
+    size: PageSize,
+    wanted: Pages,
+    /// Free and promised to nobody.
+    unused: Pages,
+    /// How long it took.
+    seconds: f64,
+    /// Whether so many are free.
+    free: bool,
+}
+
+/// As timeout(1) has it.
+const TIMED_OUT: u8 = 124;
+
+/// The kernel tells nobody when a page is given back. Looking often costs little: a look takes some
+/// microseconds.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(200);
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let (size, begin) = (args.size, Instant::now());
+    let wanted = args.pages.pages(size);
+    let pool = super::pool(root, size)?;
+    if pool.total < wanted {
+        tell(&format!(
+            "the pool has {} pages of {size}: for {wanted} to be free it must grow",
+            pool.total
+        ));
+    }
+    let (pool, free) = wait(root, args, wanted, begin, pool)?;
+    if args.json {
+        view::json(&Waited {
+            size,
+            wanted,
+            unused: pool.unused(),
+            seconds: begin.elapsed().as_secs_f64(),
+            free,
+        })?;
+    }
+    if free {
+        return Ok(ExitCode::SUCCESS);
+    }
+    tell(&format!(
+        "{} of {wanted} {size} pages are free after {:.1} s: the pool has {}, {} in use and {} reserved{}",
+        pool.unused(),
+        begin.elapsed().as_secs_f64(),
+        pool.total,
+        pool.used(),
+        pool.reserved,
+        holders(root, &pool),
+    ));
+    Ok(ExitCode::from(TIMED_OUT))
+}
+
+fn wait(
+    root: &Root,
+    args: &Args,
+    wanted: Pages,
+    begin: Instant,
+    mut pool: Pool,
+) -> anyhow::Result<(Pool, bool)> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if pool.unused() >= wanted {
+            return Ok((pool, true));
+        }
+        let left = args.timeout.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            return Ok((pool, false));
+        }
+        sleep(pause.min(left));
+        pause = (pause * 2).min(LAST_PAUSE);
+        pool = super::pool(root, args.size)?;
+    }
+}
+
+/// Those with the most, in words.
+fn holders(root: &Root, pool: &Pool) -> String {
+    let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
+    let of_size = all.of(pool.size).take(3);
+    let named: Vec<_> = of_size
+        .map(|holder| {
+            let name = holder.name.replace(char::is_control, "\u{fffd}");
+            format!(
+                "{name} ({}) {}",
+                holder.pid,
+                holder.resident() + holder.untouched
+            )
+        })
+        .collect();
+    if named.is_empty() {
+        String::new()
+    } else {
+        format!("; {}", named.join(", "))
+    }
+}

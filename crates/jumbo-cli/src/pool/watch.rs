@@ -1,0 +1,162 @@
+//! `jumbo pool watch`.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::kernel::hugetlb::Pool;
+use jumbo::pool::host::{Holder, Holders};
+use jumbo::units::{PageSize, Pages};
+use serde::Serialize;
+
+use super::amount::interval;
+use crate::view;
+
+/// Show a pool's use over time, and who has the pages
+///
+/// One line a look, the largest holders behind it. Ends by Ctrl-C, or after --count looks.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The page size: 2M, 1G
+    #[arg(value_name = "SIZE")]
+    size: PageSize,
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "1")]
+    interval: Duration,
+
+    /// How many looks
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+
+    /// How many holders a look shows
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    top: usize,
+
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON of one look.
+#[derive(Serialize)]
+struct Look {
+    /// Since the first look.
+    seconds: f64,
+    size: PageSize,
+    total: Pages,
+    persistent: Pages,
+    surplus: Pages,
+    overcommit: Pages,
+    used: Pages,
+    free: Pages,
+    reserved: Pages,
+    holders: Vec<Holder>,
+}
+
+/// Lines between two headings on a page of text.
+const HEADING: u64 = 20;
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let begin = Instant::now();
+    let mut before: Option<Pool> = None;
+    for look in 0..args.count.unwrap_or(u64::MAX) {
+        if look > 0 {
+            // By the clock, so that what a look takes adds nothing.
+            let steps = u32::try_from(look).unwrap_or(u32::MAX);
+            let next = args
+                .interval
+                .checked_mul(steps)
+                .and_then(|after| begin.checked_add(after));
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            std::thread::sleep(left.unwrap_or(args.interval));
+        }
+        let pool = super::pool(root, args.size)?;
+        let seen = Look::new(root, args, &pool, begin.elapsed());
+        if args.json {
+            view::json_line(&seen)?;
+        } else {
+            let mut out = io::stdout().lock();
+            if look % HEADING == 0 {
+                let titles = TITLES.map(|title| format!("{title:>10}")).concat();
+                writeln!(out, "{titles}  HOLDERS")?;
+            }
+            writeln!(out, "{}", seen.line(before.as_ref()))?;
+            // Whoever reads it from a pipe wants it now.
+            out.flush()?;
+        }
+        before = Some(pool);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+const TITLES: [&str; 7] = [
+    "SECONDS",
+    "PERSISTENT",
+    "SURPLUS",
+    "USED",
+    "RESERVED",
+    "FREE",
+    "CHANGE",
+];
+
+impl Look {
+    fn new(root: &Root, args: &Args, pool: &Pool, at: Duration) -> Self {
+        // That nobody can be seen is no reason to stop looking at the pool.
+        let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
+        let known = |holder: &&Holder| holder.size.is_none_or(|size| size == pool.size);
+        let holders = all
+            .processes
+            .iter()
+            .filter(known)
+            .take(args.top)
+            .cloned()
+            .collect();
+        Self {
+            seconds: at.as_secs_f64(),
+            size: pool.size,
+            total: pool.total,
+            persistent: pool.persistent(),
+            surplus: pool.surplus,
+            overcommit: pool.overcommit,
+            used: pool.used(),
+            free: pool.free,
+            reserved: pool.reserved,
+            holders,
+        }
+    }
+
+    fn line(&self, before: Option<&Pool>) -> String {
+        let change = before.map_or(0, |pool| {
+            i128::from(self.used.0 + self.reserved.0) - i128::from(pool.used().0 + pool.reserved.0)
+        });
+        let change = if change == 0 {
+            String::new()
+        } else {
+            format!("{change:+}")
+        };
+        let cells = [
+            format!("{:.1}", self.seconds),
+            self.persistent.to_string(),
+            self.surplus.to_string(),
+            self.used.to_string(),
+            self.reserved.to_string(),
+            self.free.to_string(),
+            change,
+        ];
+        let holders: Vec<_> = self
+            .holders
+            .iter()
+            .map(|holder| {
+                let name = holder.name.replace(char::is_control, "\u{fffd}");
+                let all = holder.resident() + holder.untouched;
+                format!("{name} ({}) {all}", holder.pid)
+            })
+            .collect();
+        let cells = cells.map(|cell| format!("{cell:>10}")).concat();
+        format!("{cells}  {}", holders.join(", "))
+            .trim_end()
+            .to_owned()
+    }
+}

@@ -1,0 +1,191 @@
+//! Killed and interrupted at every step that changes something.
+//!
+//! strace(1) delivers the signal when the command enters its Nth call of a kind, for every kind and every
+//! N there is, so that no step is left out and no clock decides.
+
+use std::process::Command;
+
+use crate::support::{Before, Host, assert_as, now, skip, stderr};
+
+/// The system calls that change something, and the end.
+const CALLS: [&str; 8] = [
+    "mkdir",
+    "ftruncate",
+    "write",
+    "fsync",
+    "rename",
+    "unlink",
+    "clone3",
+    "exit_group",
+];
+
+/// More than a change makes of any of these.
+const MANY: usize = 60;
+
+/// Runs jumbo with `signal` at its `nth` call; true where it had no such call and so was not disturbed.
+fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) -> bool {
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    let inject = format!("inject={call}:signal={signal}:when={nth}");
+    let mut words = vec![
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        trace.path().to_str().unwrap(),
+        "-e",
+        &inject,
+    ];
+    words.extend([env!("CARGO_BIN_EXE_jumbo"), "pool"]);
+    words.extend(arguments);
+    let output = host.command(&words).output().unwrap();
+    let traced = std::fs::read_to_string(trace.path()).unwrap();
+    let delivered = traced.contains(&format!("SIG{signal}"));
+    assert!(delivered || output.status.success(), "{output:?}");
+    !delivered
+}
+
+fn can_trace(test: &str) -> bool {
+    let traced = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "true"])
+        .status();
+    let can = traced.is_ok_and(|status| status.success());
+    if !can {
+        skip(test, "strace cannot trace here");
+    }
+    can
+}
+
+/// Calls `check` after each cut; stops where no call of any kind is left.
+fn at_every_step(host: &Host, arguments: &[&str], signal: &str, check: impl Fn(&str)) {
+    let mut cuts = 0;
+    for call in CALLS {
+        let mut last = false;
+        for nth in 1..MANY {
+            if last {
+                break;
+            }
+            last = cut(host, arguments, call, nth, signal);
+            cuts += usize::from(!last);
+            check(&format!(
+                "SIG{signal} at {call} number {nth} of {arguments:?}"
+            ));
+        }
+        assert!(last, "{call} never ends");
+    }
+    // A change makes its record twice and writes its knobs: there must be steps enough.
+    assert!(cuts > 12, "only {cuts} steps were cut");
+}
+
+#[test]
+fn killed_at_any_step_a_change_can_be_undone() {
+    const TEST: &str = "killed_at_any_step_a_change_can_be_undone";
+    let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
+        return;
+    };
+    host.ok(&["grow", "2M", "3"]);
+    let (before, records) = (Before::now(), host.records());
+    let to = (before.pool.persistent() + 5).to_string();
+    let change = ["set", "2M", "--persistent", &to, "--overcommit", "7"];
+    let check = |step: &str| {
+        // One that had not begun left nothing to undo: the record would be that of the change before.
+        if host.records() > records {
+            host.ok(&["set", "2M", "--undo"]);
+        }
+        assert_as(&before, step);
+        assert_eq!(host.records(), records, "{step}");
+    };
+    at_every_step(&host, &change, "KILL", check);
+    at_every_step(&host, &["shrink", "2M", "2"], "KILL", check);
+    host.ok(&["--undo"]);
+}
+
+#[test]
+fn killed_at_any_step_an_undo_can_be_repeated() {
+    const TEST: &str = "killed_at_any_step_an_undo_can_be_repeated";
+    let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
+        return;
+    };
+    let before = Before::now();
+    let to = (before.pool.persistent() + 5).to_string();
+    let again = || {
+        if host.records() == 0 {
+            host.ok(&["set", "2M", "--persistent", &to, "--overcommit", "7"]);
+        }
+    };
+    again();
+    at_every_step_of_undo(&host, || {
+        host.ok(&["--undo"]);
+        assert_as(&before, "undone");
+        again();
+    });
+    host.ok(&["--undo"]);
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
+}
+
+fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
+    for call in ["write", "unlink", "fsync", "clone3", "exit_group"] {
+        for nth in 1..MANY {
+            let last = cut(host, &["--undo"], call, nth, "KILL");
+            check();
+            if last {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn interrupted_at_any_step_a_change_is_put_back_or_done() {
+    const TEST: &str = "interrupted_at_any_step_a_change_is_put_back_or_done";
+    let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
+        return;
+    };
+    let before = Before::now();
+    let to = before.pool.persistent() + 5;
+    let asked = to.to_string();
+    let change = ["set", "2M", "--persistent", &asked];
+    at_every_step(&host, &change, "INT", |step| {
+        match host.records() {
+            // It came too late: all is done.
+            1 => {
+                assert_eq!(now().persistent(), to, "{step}");
+                host.ok(&["--undo"]);
+            }
+            // It came in time: nobody has to put anything back.
+            records => assert_eq!(records, 0, "{step}"),
+        }
+        assert_as(&before, step);
+    });
+}
+
+#[test]
+fn what_was_interrupted_ends_as_interrupted() {
+    const TEST: &str = "what_was_interrupted_ends_as_interrupted";
+    let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
+        return;
+    };
+    let words = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "inject=rename:signal=INT:when=1",
+    ];
+    let jumbo = [env!("CARGO_BIN_EXE_jumbo"), "pool", "grow", "2M", "5"];
+    let before = Before::now();
+    let output = host
+        .command(&[&words[..], &jumbo[..]].concat())
+        .output()
+        .unwrap();
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!(signal, Some(2), "{output:?}");
+    assert!(
+        stderr(&output).contains("interrupted: everything was put back"),
+        "{output:?}"
+    );
+    assert_as(&before, "undone");
+    assert_eq!(host.records(), 0);
+}

@@ -1,0 +1,385 @@
+//! Hosts that are not here.
+
+use crate::support::{Fake, POOL, skip, stderr, stdout};
+
+/// As the kernel does after a write of the total: the nodes share the pages.
+fn spread(fake: &Fake, pages: [u64; 2]) {
+    for (node, pages) in (0..).zip(pages) {
+        fake.node(node, 2048, [pages, pages, 0, 0]);
+    }
+}
+
+fn on_node(fake: &Fake, node: u32) -> String {
+    let file =
+        format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+    fake.text(&file).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let fake = Fake::new();
+    let before = fake.everything();
+    let plan = fake.ok(&[
+        "set",
+        "2M",
+        "--persistent",
+        "1G",
+        "--overcommit",
+        "8",
+        "--persist",
+        "--dry-run",
+    ]);
+    for expected in [
+        "persistent 2M pages: 0 -> 512",
+        "overcommit of 2M pages: 0 -> 8",
+        "512 pages (1 GiB) made of free memory",
+        "vm.nr_hugepages = 512",
+        "vm.nr_overcommit_hugepages = 8",
+    ] {
+        assert!(plan.contains(expected), "{expected}: {plan}");
+    }
+    let much = fake.jumbo(&["set", "2M", "--persistent", "1T", "--dry-run"]);
+    let text = stderr(&much);
+    assert!(
+        text.contains("are 1 TiB, and 16 GiB are available"),
+        "{text}"
+    );
+    let json = fake.json(&["grow", "2M", "5", "--json", "--dry-run"]);
+    assert_eq!(json["steps"][0]["to"], 5);
+    assert_eq!(json["dry_run"], true);
+    assert_eq!(fake.everything(), before);
+}
+
+#[test]
+fn a_change_is_undone_and_so_is_the_one_before() {
+    let fake = Fake::new();
+    let pages = || fake.text(&format!("{POOL}/nr_hugepages")).unwrap();
+    fake.ok(&["set", "2M", "--persistent", "5"]);
+    fake.ok(&["grow", "2M", "6M"]);
+    assert_eq!(pages(), "8");
+    fake.ok(&["shrink", "2M", "1"]);
+    for left in ["8", "5", "0"] {
+        let undone = fake.json(&["set", "--undo", "--json"]);
+        assert_eq!(undone["complete"], true);
+        assert_eq!(pages(), left);
+    }
+    let nothing = fake.jumbo(&["--undo"]);
+    assert!(nothing.status.success() && stderr(&nothing).contains("nothing to undo"));
+}
+
+#[test]
+fn what_somebody_else_has_set_since_is_not_overwritten() {
+    let fake = Fake::new();
+    fake.ok(&["set", "2M", "--persistent", "5"]);
+    fake.write(&format!("{POOL}/nr_hugepages"), "9\n");
+    let refused = fake.jumbo(&["--undo"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let text = stderr(&refused);
+    assert!(
+        text.contains("9 now, where the change left 5") && text.contains("hint: `--force`"),
+        "{text}"
+    );
+    fake.ok(&["--undo", "--force"]);
+    assert_eq!(fake.text(&format!("{POOL}/nr_hugepages")).unwrap(), "0");
+}
+
+#[test]
+fn on_many_nodes_each_gets_its_pages_back() {
+    let fake = Fake::new();
+    fake.pool(2048, [10, 10, 0, 0, 0]);
+    spread(&fake, [10, 0]);
+    fake.ok(&["grow", "2M", "10"]);
+    spread(&fake, [15, 5]);
+    fake.ok(&["--undo"]);
+    assert_eq!(
+        (on_node(&fake, 0), on_node(&fake, 1)),
+        ("10".to_owned(), "0".to_owned())
+    );
+
+    fake.pool(2048, [10, 10, 0, 0, 0]);
+    fake.ok(&["set", "2M", "--persistent", "3", "--node", "1"]);
+    assert_eq!(
+        (on_node(&fake, 0), on_node(&fake, 1)),
+        ("10".to_owned(), "3".to_owned())
+    );
+    fake.ok(&["--undo"]);
+    assert_eq!(on_node(&fake, 1), "0");
+    let none = fake.jumbo(&["grow", "2M", "1", "--node", "2"]);
+    assert!(stderr(&none).contains("there is no node 2: the pool of 2M pages has nodes 0, 1"));
+    let page = fake.json(&["show", "--json"]);
+    assert_eq!(page["pools"][0]["nodes"].as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn a_part_of_the_pages_is_an_outcome_of_its_own() {
+    let fake = Fake::new();
+    // Read back as 12 less than was written: the kernel makes no more.
+    fake.pool(2048, [12, 0, 0, 12, 12]);
+    fake.write(
+        "proc/pagetypeinfo",
+        "Number of blocks type Unmovable Movable \nNode 0, zone Normal 300 100\n",
+    );
+    let part = fake.jumbo(&["set", "2M", "--persistent", "512"]);
+    assert_eq!(part.status.code(), Some(3));
+    assert!(
+        stdout(&part).contains("0 -> 512, 500 obtained"),
+        "{}",
+        stdout(&part)
+    );
+    let text = stderr(&part);
+    for expected in [
+        "500 of 512 more 2M pages came",
+        "fragmentation: ",
+        "in which 11 whole 2M pages lie",
+        "300 of 400 pageblocks",
+        "hint: `--compact`",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    fake.ok(&["--undo"]);
+}
+
+#[test]
+fn nodes_outside_the_cpuset_do_not_count() {
+    let fake = Fake::new();
+    fake.pool(2048, [12, 0, 0, 12, 12]);
+    fake.write(
+        "proc/buddyinfo",
+        "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 0 0\nNode 3, zone Normal 9 9 9 9 9 9 9 9 9 0 400\n",
+    );
+    let part = fake.jumbo(&["grow", "2M", "20", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout(&part)).unwrap();
+    let zones = json["shortage"]["zones"].as_array().unwrap();
+    assert!(
+        zones
+            .iter()
+            .any(|zone| zone["node"] == 3 && zone["closed"].is_string())
+    );
+    let text = stderr(&part);
+    assert!(
+        text.contains("node 3") && text.contains("not in this process's cpuset"),
+        "{text}"
+    );
+    assert!(text.contains("in which 0 whole 2M pages lie"), "{text}");
+}
+
+#[test]
+fn a_control_group_that_may_use_less_is_named() {
+    let fake = Fake::new();
+    fake.write(
+        "proc/self/mountinfo",
+        "30 22 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    );
+    fake.write("proc/self/cgroup", "0::/g\n");
+    fake.write("sys/fs/cgroup/cgroup.controllers", "hugetlb memory\n");
+    fake.write("sys/fs/cgroup/g/hugetlb.2MB.max", "4194304\n");
+    fake.write("sys/fs/cgroup/g/hugetlb.2MB.current", "2097152\n");
+    fake.pool(2048, [3, 3, 0, 0, 0]);
+    let grown = fake.ok(&["grow", "2M", "1"]);
+    assert!(
+        grown.contains("may use 2 MiB of the 6 MiB that are free")
+            && grown.contains("hugetlb.2MB.max"),
+        "{grown}"
+    );
+    let page = fake.ok(&["show", "2M"]);
+    assert!(
+        page.contains("may touch 4 MiB of 2M pages, 2 MiB more"),
+        "{page}"
+    );
+}
+
+#[test]
+fn compaction_comes_first_and_its_lack_is_no_failure() {
+    let fake = Fake::new();
+    fake.write("proc/sys/vm/compact_memory", "");
+    fake.ok(&["grow", "2M", "4", "--compact"]);
+    assert_eq!(fake.text("proc/sys/vm/compact_memory").unwrap(), "1");
+    std::fs::remove_file(fake.path("proc/sys/vm/compact_memory")).unwrap();
+    let without = fake.ok(&["grow", "2M", "4", "--compact"]);
+    assert!(
+        without.contains("note: memory was not compacted"),
+        "{without}"
+    );
+}
+
+#[test]
+fn gigantic_pages_are_told_the_command_line() {
+    let fake = Fake::new();
+    fake.pool(1 << 20, [2, 2, 0, 2, 2]);
+    let zone = "Node 0, zone Movable 9 9 9 9 9 9 9 9 9 9 900\n";
+    fake.write("proc/buddyinfo", zone);
+    let persisted = fake.jumbo(&["set", "1G", "--persistent", "4", "--persist"]);
+    assert_eq!(persisted.status.code(), Some(3));
+    assert!(
+        stdout(&persisted).contains("hugepagesz=1G hugepages=4"),
+        "{}",
+        stdout(&persisted)
+    );
+    let text = stderr(&persisted);
+    assert!(
+        text.contains("ZONE_MOVABLE") && text.contains("1G page takes 1 GiB"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_persisted_is_forgotten_and_both_are_undone() {
+    const SYSCTL: &str = "etc/sysctl.d/60-jumbo-pool.conf";
+    const TMPFILES: &str = "etc/tmpfiles.d/jumbo-pool-64K.conf";
+    let fake = Fake::new();
+    fake.pool(64, [0; 5]);
+    fake.node(0, 2048, [0; 4]);
+    fake.ok(&["set", "2M", "--persistent", "7", "--persist"]);
+    fake.ok(&["set", "64K", "--persistent", "3", "--persist"]);
+    assert!(fake.text(SYSCTL).unwrap().contains("vm.nr_hugepages = 7\n"));
+    assert!(
+        fake.text(TMPFILES)
+            .unwrap()
+            .contains("hugepages-64kB/nr_hugepages - - - - 3\n")
+    );
+    assert_eq!(
+        fake.json(&["show", "--json"])["at_boot"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+
+    let dry = fake.ok(&["set", "2M", "--forget", "--dry-run"]);
+    assert!(
+        dry.contains("remove") && fake.text(SYSCTL).is_some(),
+        "{dry}"
+    );
+    fake.ok(&["set", "2M", "--forget"]);
+    assert_eq!(fake.text(SYSCTL), None);
+    fake.ok(&["set", "2M", "--undo"]);
+    assert!(fake.text(SYSCTL).is_some());
+    fake.ok(&["set", "2M", "--undo"]);
+    assert_eq!(
+        (
+            fake.text(SYSCTL),
+            fake.text(&format!("{POOL}/nr_hugepages")).unwrap()
+        ),
+        (None, "0".to_owned())
+    );
+    assert!(fake.text(TMPFILES).is_some());
+}
+
+#[test]
+fn other_base_pages_have_other_pools() {
+    let fake = Fake::new();
+    let auxv: Vec<u8> = [6, 65536, 0, 0]
+        .into_iter()
+        .flat_map(u64::to_ne_bytes)
+        .collect();
+    std::fs::write(fake.path("proc/self/auxv"), auxv).unwrap();
+    fake.pool(512 << 10, [0; 5]);
+    fake.pool(16 << 20, [0; 5]);
+    // 64 KiB to 512 MiB: 14 orders.
+    fake.write(
+        "proc/buddyinfo",
+        "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 0 0 0 0 3\n",
+    );
+    let plan = fake.ok(&["set", "512M", "--persistent", "2", "--persist", "--dry-run"]);
+    assert!(
+        plan.contains("2 pages (1 GiB)") && !plan.contains("hugepagesz"),
+        "{plan}"
+    );
+    let plan = fake.ok(&["set", "16G", "--persistent", "1", "--persist", "--dry-run"]);
+    assert!(plan.contains("hugepagesz=16G hugepages=1"), "{plan}");
+    let page = fake.ok(&[]);
+    assert!(page.contains("512M") && page.contains("16G"), "{page}");
+}
+
+#[test]
+fn a_kernel_without_hugetlb_and_a_size_without_a_pool_are_said() {
+    let fake = Fake::new();
+    let size = fake.jumbo(&["set", "4M", "--persistent", "1"]);
+    assert!(stderr(&size).contains("no pool of 4M pages\nhint: it has pools of 2M"));
+    std::fs::remove_dir_all(fake.path("sys/kernel/mm/hugepages")).unwrap();
+    for arguments in [
+        &["show"][..],
+        &["set", "2M", "--persistent", "1"],
+        &["wait", "2M", "1"],
+    ] {
+        let output = fake.jumbo(arguments);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("no hugetlb"), "{output:?}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_wrong_usage() {
+    let fake = Fake::new();
+    for arguments in [
+        &["set", "2M"][..],
+        &["set", "3M", "--persistent", "1"],
+        &["set", "2M", "--persistent", "1.5G"],
+        &["grow", "2M"],
+        &["set", "2M", "--persistent", "1", "--persist", "--forget"],
+        &["set", "2M", "--persistent", "1", "--force"],
+        &["watch", "2M", "--interval", "0"],
+    ] {
+        assert_eq!(
+            fake.jumbo(arguments).status.code(),
+            Some(2),
+            "{arguments:?}"
+        );
+    }
+    let bounds = fake.jumbo(&["auto", "2M", "--min", "9", "--max", "8"]);
+    assert!(stderr(&bounds).contains("--min 9 is more than --max 8"));
+}
+
+#[test]
+fn pages_that_files_and_processes_have_are_shown() {
+    let fake = Fake::new();
+    fake.pool(2048, [9, 4, 2, 0, 0]);
+    fake.write(
+        "proc/7/status",
+        "Name:\tdatabase\nVmSize: 99999 kB\nHugetlbPages: 6144 kB\n",
+    );
+    fake.write("proc/7/comm", "database\n");
+    fake.write(
+        "proc/7/smaps",
+        "7f0000000000-7f0000a00000 rw-s 00000000 00:01 7 /anon_hugepage (deleted)\n\
+         KernelPageSize:     2048 kB\nShared_Hugetlb:     2048 kB\nPrivate_Hugetlb:     4096 kB\n",
+    );
+    let page = fake.json(&["show", "2M", "--json"]);
+    let holder = &page["holders"]["processes"][0];
+    assert_eq!(holder["pid"], 7);
+    assert_eq!(holder["private"], 4 << 20);
+    assert_eq!(holder["shared"], 2 << 20);
+    assert_eq!(holder["untouched"], 4 << 20);
+    assert_eq!(page["pools"][0]["unused"], 2);
+    let text = fake.ok(&["show"]);
+    assert!(
+        text.contains("database") && text.contains("4 MiB"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_fails_on_the_way_is_put_back() {
+    const READ_ONLY: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let fake = Fake::new();
+    let file = fake.path(&format!("{POOL}/nr_hugepages"));
+    if !std::path::Path::new(READ_ONLY).exists() || !rustix::process::geteuid().is_root() {
+        let reason = "needs root, and a file that even root cannot write";
+        return skip("what_fails_on_the_way_is_put_back", reason);
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink(READ_ONLY, &file).unwrap();
+    let failed = fake.jumbo(&["set", "2M", "--persistent", "1", "--overcommit", "7"]);
+    assert_eq!(failed.status.code(), Some(1));
+    let text = stderr(&failed);
+    assert!(
+        text.contains("nr_hugepages") && text.contains("everything was put back"),
+        "{text}"
+    );
+    assert_eq!(
+        fake.text(&format!("{POOL}/nr_overcommit_hugepages"))
+            .unwrap(),
+        "0"
+    );
+    assert!(stderr(&fake.jumbo(&["--undo"])).contains("nothing to undo"));
+}

@@ -1,0 +1,14 @@
+//! `jumbo pool` from outside: on folders that stand in for hosts, and on this host.
+//!
+//! - [`hosts`]: many nodes, other page sizes, no hugetlb; what is printed and what is written.
+//! - [`host`]: the pool of this host, resized and put back.
+//! - [`cut_short`]: killed and interrupted at every step.
+//! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod cut_short;
+mod host;
+mod hosts;
+mod steered;
+mod support;

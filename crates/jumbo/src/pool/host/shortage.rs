@@ -1,0 +1,212 @@
+//! Why a pool did not get all the pages it was to have: [`Shortage`].
+//!
+//! The kernel does not say; it stops where the page allocator gives no more. What can be seen right
+//! after that: how much memory there is at all, whether it lies in pieces that are large enough, how
+//! much of it cannot be moved, and what is not for us.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::change::Step;
+use crate::kernel::memory::{Memory, Zone};
+use crate::kernel::zones::{Blocks, Watermarks};
+use crate::kernel::{self, Root};
+use crate::units::{Bytes, NodeId, PageSize, Pages};
+
+/// Pages that did not come, and what is known about why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shortage {
+    /// The page size.
+    pub size: PageSize,
+    /// How many more there were to be.
+    pub asked: Pages,
+    /// How many came.
+    pub came: Pages,
+    /// What could be had without swapping.
+    pub available: Option<Bytes>,
+    /// The zones that pages could come from, and those that they could not.
+    pub zones: Vec<ZoneRoom>,
+    /// In words, the weightiest first.
+    pub reasons: Vec<String>,
+    /// What could be done, the mildest first.
+    pub hints: Vec<String>,
+}
+
+/// What one zone could give.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ZoneRoom {
+    /// The node it belongs to.
+    pub node: NodeId,
+    /// Its name.
+    pub zone: String,
+    /// Its free memory.
+    pub free: Bytes,
+    /// What of that the kernel keeps for itself.
+    pub kept: Option<Bytes>,
+    /// How many whole pages lie free; `None` where the page allocator's largest block is smaller.
+    pub whole: Option<Pages>,
+    /// Pageblocks with memory that cannot be moved, of all; for root alone.
+    pub fixed_blocks: Option<(u64, u64)>,
+    /// Why nothing comes from here, where that is so.
+    pub closed: Option<String>,
+}
+
+/// What the steps fell short of; `None` where all came that was asked.
+pub(super) fn of(root: &Root, steps: &[Step], compacted: bool) -> Option<Shortage> {
+    let step = steps
+        .iter()
+        .find(|step| step.after.is_some() && step.missing() > Pages(0))?;
+    let size = step.knob.size;
+    let asked = Pages(step.to.0 - step.before.0);
+    let mut shortage = Shortage {
+        size,
+        asked,
+        came: Pages(asked.0.saturating_sub(step.missing().0)),
+        available: Memory::read(root).ok().map(|memory| memory.available),
+        zones: zones(root, size, step.knob.node),
+        reasons: Vec::new(),
+        hints: Vec::new(),
+    };
+    shortage.explain(root, step.missing(), compacted);
+    Some(shortage)
+}
+
+/// True where the page allocator has no blocks as large as one page: it is made by searching for a range
+/// of memory whose pages can all be moved away.
+pub fn is_gigantic(root: &Root, size: PageSize) -> bool {
+    let base = kernel::base_page(root);
+    let zones = Zone::read_all(root).unwrap_or_default();
+    let largest = zones.iter().filter_map(|zone| zone.largest(base)).max();
+    match largest {
+        Some(largest) => size > largest,
+        None => size >= PageSize::SIZE_1G,
+    }
+}
+
+fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<ZoneRoom> {
+    let base = kernel::base_page(root);
+    let gigantic = is_gigantic(root, size);
+    let allowed = allowed_nodes(root);
+    let marks = Watermarks::read_all(root).unwrap_or_default();
+    let blocks = Blocks::read_all(root).unwrap_or_default();
+    let room = |zone: Zone| {
+        let here = |node: NodeId, name: &str| node == zone.node && name == zone.name;
+        let marks = marks.iter().find(|marks| here(marks.node, &marks.zone));
+        let blocks = blocks.iter().find(|blocks| here(blocks.node, &blocks.zone));
+        let closed = if allowed
+            .as_ref()
+            .is_some_and(|nodes| !nodes.contains(&zone.node))
+        {
+            Some("not in this process's cpuset".to_owned())
+        } else if gigantic && zone.name == "Movable" {
+            Some(format!(
+                "ZONE_MOVABLE has no {size} pages: they could not be moved"
+            ))
+        } else {
+            None
+        };
+        ZoneRoom {
+            node: zone.node,
+            free: zone.free(base),
+            kept: marks.map(|marks| marks.min.bytes(base)),
+            whole: zone.whole(size, base),
+            fixed_blocks: blocks.map(|blocks| (blocks.fixed, blocks.total)),
+            closed,
+            zone: zone.name,
+        }
+    };
+    let zones = Zone::read_all(root).unwrap_or_default().into_iter();
+    zones
+        .filter(|zone| node.is_none_or(|node| node == zone.node))
+        .map(room)
+        // A zone smaller than a page says nothing.
+        .filter(|zone| {
+            zone.free.0 >= size.bytes() || zone.fixed_blocks.is_some_and(|(_, all)| all > 16)
+        })
+        .collect()
+}
+
+/// The nodes whose memory this process may have: cpusets rule the writes of a knob too.
+fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
+    let status = root.read("proc/self/status").ok()?;
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    let mut nodes = BTreeSet::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        nodes.extend((first..=last).map(NodeId));
+    }
+    Some(nodes)
+}
+
+impl Shortage {
+    fn explain(&mut self, root: &Root, missing: Pages, compacted: bool) {
+        let size = self.size;
+        let wanted = missing.bytes(size);
+        let gigantic = is_gigantic(root, size);
+        let open = || self.zones.iter().filter(|zone| zone.closed.is_none());
+        let free: Bytes = open().map(|zone| zone.free).sum();
+        let kept: Bytes = open().filter_map(|zone| zone.kept).sum();
+        let whole: Option<u64> = open().map(|zone| Some(zone.whole?.0)).sum();
+        let (fixed, blocks) = open()
+            .filter_map(|zone| zone.fixed_blocks)
+            .fold((0, 0), |(f, b), (fixed, all)| (f + fixed, b + all));
+
+        let (mut reasons, mut hints) = (Vec::new(), Vec::new());
+        let scarce = self.available.is_some_and(|available| available < wanted);
+        if let Some(available) = self.available.filter(|_| scarce) {
+            reasons.push(format!(
+                "memory: {missing} more pages are {wanted}, and {available} are available"
+            ));
+            hints.push("`jumbo status` shows who has the memory".to_owned());
+        }
+        let spare = Bytes(free.0.saturating_sub(kept.0));
+        if gigantic {
+            reasons.push(format!(
+                "fragmentation: a {size} page takes {} in one aligned piece in which all can be moved",
+                Bytes(size.bytes())
+            ));
+        } else if let Some(whole) = whole.filter(|whole| *whole < missing.0) {
+            reasons.push(format!(
+                "fragmentation: {free} are free, in which {whole} whole {size} pages lie"
+            ));
+        } else if spare < wanted && !scarce {
+            reasons.push(format!(
+                "watermarks: {free} are free, and the kernel keeps {kept} of it for itself"
+            ));
+        }
+        if fixed > 0 {
+            reasons.push(format!(
+                "kernel memory, which cannot be moved, is in {fixed} of {blocks} pageblocks"
+            ));
+        }
+        for zone in self.zones.iter().filter(|zone| zone.free.0 >= size.bytes()) {
+            if let Some(why) = &zone.closed {
+                let ZoneRoom {
+                    node, zone, free, ..
+                } = zone;
+                reasons.push(format!(
+                    "{free} free on node {node} in zone {zone} do not count: {why}"
+                ));
+            }
+        }
+        if !compacted {
+            hints.push("`--compact` has the kernel move memory together first".to_owned());
+        } else if !scarce {
+            hints.push(
+                "page cache and kernel caches may be in the way: `sync; echo 3 > \
+                 /proc/sys/vm/drop_caches` drops them, and makes files slow until they are read again"
+                    .to_owned(),
+            );
+        }
+        hints.push(if gigantic {
+            format!("memory is in one piece at boot: `hugepagesz={size} hugepages=N` on the kernel command line")
+        } else {
+            "memory is in one piece after a boot: `--persist` sets the pool up then".to_owned()
+        });
+        (self.reasons, self.hints) = (reasons, hints);
+    }
+}

@@ -1,0 +1,139 @@
+//! Any number of writes under one record: [`Steering`], what `jumbo pool auto` holds while it runs.
+//!
+//! The record is written before the first write and says what was before it, so that it covers all that
+//! follow. It is not finished until the steering ends: a process that was killed leaves a change that
+//! was cut short.
+
+use serde::Serialize;
+
+use super::carry::{Attendant, CarryError, Undone, Work, check};
+use super::change::{Knob, Plan, Saved, Step, What, saved};
+use super::journal::{Locked, Record};
+use super::shortage::{self, Shortage};
+use crate::kernel::hugetlb::Pool;
+use crate::kernel::{FileError, Root};
+use crate::units::Pages;
+
+/// One pool in our hands.
+#[derive(Debug)]
+pub struct Steering<'a> {
+    root: &'a Root,
+    locked: &'a Locked,
+    record: Record,
+}
+
+/// One write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Written {
+    /// The value read back.
+    pub after: Pages,
+    /// True where somebody asked for an end meanwhile.
+    pub stopped: bool,
+    /// Why pages did not come, where some did not.
+    pub shortage: Option<Shortage>,
+}
+
+impl<'a> Steering<'a> {
+    /// Records what `pool` is.
+    ///
+    /// # Errors
+    /// [`CarryError::Refused`] where its knobs cannot be written; [`CarryError::Journal`].
+    pub fn begin(
+        root: &'a Root,
+        locked: &'a Locked,
+        pool: &Pool,
+        command: &str,
+    ) -> Result<Self, CarryError> {
+        let knob = |what| Knob {
+            size: pool.size,
+            what,
+            node: None,
+        };
+        let overcommit = Saved {
+            knob: knob(What::Overcommit),
+            value: pool.overcommit,
+        };
+        let step = |knob, value| Step {
+            knob,
+            before: value,
+            to: value,
+            after: None,
+        };
+        let plan = Plan {
+            size: pool.size,
+            steps: vec![
+                step(knob(What::Overcommit), pool.overcommit),
+                step(knob(What::Persistent), pool.persistent()),
+            ],
+            effect: Default::default(),
+            saved: std::iter::once(overcommit).chain(saved(pool)).collect(),
+            files: Vec::new(),
+        };
+        check(root, &plan).map_err(CarryError::Refused)?;
+        let mut record = Record::of(&plan, command, locked);
+        locked.add(&mut record)?;
+        Ok(Self {
+            root,
+            locked,
+            record,
+        })
+    }
+
+    /// Gives one of the pool's numbers a new value.
+    ///
+    /// # Errors
+    /// [`FileError`] where it cannot be written or read back.
+    pub fn set(
+        &mut self,
+        what: What,
+        to: Pages,
+        attendant: &mut dyn Attendant,
+    ) -> Result<Written, FileError> {
+        let knob = Knob {
+            size: self.record.size,
+            what,
+            node: None,
+        };
+        let mut step = Step {
+            knob,
+            before: knob.read(self.root)?,
+            to,
+            after: None,
+        };
+        let mut work = Work::new(self.root, attendant);
+        work.step(&mut step, false)?;
+        let stopped = work.stop;
+        let short = !stopped && step.missing() > Pages(0);
+        Ok(Written {
+            after: step.after.unwrap_or(step.before),
+            stopped,
+            shortage: short
+                .then(|| shortage::of(self.root, &[step], false))
+                .flatten(),
+        })
+    }
+
+    /// Leaves the pool as it is now, for `--undo` to put back.
+    ///
+    /// # Errors
+    /// [`CarryError`]; the record stays as one that was cut short.
+    pub fn keep(mut self) -> Result<(), CarryError> {
+        for step in &mut self.record.steps {
+            step.to = step.knob.read(self.root).map_err(CarryError::Refused)?;
+            step.after = Some(step.to);
+        }
+        if self.record.steps.iter().all(|step| step.to == step.before) {
+            return Ok(self.locked.remove(&self.record)?);
+        }
+        self.record.finished = true;
+        Ok(self.locked.put(&self.record)?)
+    }
+
+    /// Puts back what was before.
+    ///
+    /// # Errors
+    /// [`CarryError`]; the record stays.
+    pub fn put_back(self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
+        Work::new(self.root, attendant).put_back(self.locked, &self.record, false)
+    }
+}
