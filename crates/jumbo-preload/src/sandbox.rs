@@ -234,9 +234,10 @@ const fn int(argument: c_long) -> c_int {
 
 /// Makes a call that installs a filter where it succeeds.
 fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
-    // A worker that was there before would run in the program's memory without the filter.
-    gather::retire();
+    // A worker that was there before would run in the program's memory without the filter; and from the
+    // mark on none is made.
     sandbox::enter();
+    gather::retire();
     let answer = call();
     if !succeeded(&answer) {
         sandbox::leave();

@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 
-use super::HANDOVER;
 use super::memory::Kernel;
+use super::{HANDOVER, is_own, process};
+use crate::kernel::sandbox;
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
-/// A worker needs a few hundred bytes; the rest is for the program's static thread-local variables, which
-/// the C library keeps on the same mapping.
-const STACK: usize = 256 << 10;
+/// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
+/// thread-local variables, which the C library keeps on the same mapping.
+const STACK: usize = 2 << 20;
 /// After a thread could not be made, so many frees do without.
 const BACK_OFF: u32 = 64;
 /// How long [`retire`] waits.
@@ -36,16 +37,14 @@ static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 
-fn process() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
-/// Makes up to `count` workers, and gives how many it made. Never under a lock: the C library allocates.
+/// Makes up to `count` workers, and gives how many it made. Never under a lock, nor in
+/// a signal handler: the C library allocates.
 pub(super) fn make(count: u32) -> u32 {
     let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         left.checked_sub(1)
     });
-    if count == 0 || refused.is_ok() {
+    // A filter may be on its way whose installer saw no worker before and will see none after.
+    if count == 0 || refused.is_ok() || sandbox::is_untried() {
         return 0;
     }
     MAKER.store(process(), Ordering::Relaxed);
@@ -131,7 +130,7 @@ fn linger() -> Duration {
 /// them. False where they have not left within ten seconds.
 pub(super) fn retire(for_good: bool) -> bool {
     let process = process();
-    if !for_good && MAKER.load(Ordering::Relaxed) != process {
+    if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
         // There is none, in this process.
         return true;
     }
