@@ -17,10 +17,10 @@ use super::quietly;
 /// ENOMEM: nothing is mapped there.
 pub fn is_resident(address: usize, page: usize) -> Result<bool> {
     let mut there = 0u8;
+    let at = with_exposed_provenance_mut(address);
     // SAFETY: one byte is written, for the one page.
-    quietly(|| {
-        unsafe { libc::mincore(with_exposed_provenance_mut(address), page, &raw mut there) }.into()
-    })?;
+    let look = || libc::c_long::from(unsafe { libc::mincore(at, page, &raw mut there) });
+    quietly(look)?;
     Ok(there & 1 != 0)
 }
 
