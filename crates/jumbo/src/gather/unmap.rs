@@ -148,7 +148,10 @@ impl Leaving {
         let bytes = batch.bytes();
         if bytes > 0 {
             let later = BACKGROUND.load(Ordering::Relaxed) && allows_later(bytes);
-            let outcome = run(batch, MOST.load(Ordering::Relaxed), later);
+            let most = MOST.load(Ordering::Relaxed);
+            // The caller goes on, and keeps a CPU to do so.
+            let most = if later { (most - 1).max(1) } else { most };
+            let outcome = run(batch, most, later);
             count(bytes, outcome, later);
         }
         drop(blocked);
