@@ -3,7 +3,8 @@
  *
  *   leftovers WHAT WHEN FILE
  *
- * WHAT: aio, sysv, flock, ofd, flock-then-map, device, none. WHEN: before it is large, after, or never
+ * WHAT: aio, sysv, flock, ofd, lease, flock-then-map, device, none; sysv-number, flock-number: by
+ * syscall(2). WHEN: before it is large, after, or never
  * (held before, and given up). Large: 1.2 GiB asked for.
  */
 #include "check.h"
@@ -30,6 +31,14 @@ static int open_file(const char *path)
 
 static void lock(int file, int how)
 {
+    if (how == 'n') {
+        CHECK(syscall(SYS_flock, file, LOCK_EX | LOCK_NB) == 0);
+        return;
+    }
+    if (how == 'l') {
+        CHECK(fcntl(file, F_SETLEASE, F_WRLCK) == 0);
+        return;
+    }
     if (how == 'f') {
         CHECK(flock(file, LOCK_EX | LOCK_NB) == 0);
         return;
@@ -50,6 +59,17 @@ static void acquire(const char *what, const char *path)
         CHECK(held != (void *)-1);
         /* For whoever looks after the end. */
         printf("segment=%d\n", segment);
+    } else if (!strcmp(what, "sysv-number")) {
+        segment = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+        CHECK(segment >= 0);
+        held = (void *)syscall(SYS_shmat, segment, NULL, 0);
+        CHECK(held != (void *)-1);
+        printf("segment=%d\n", segment);
+    } else if (!strcmp(what, "flock-number") || !strcmp(what, "lease")) {
+        locked = open_file(path);
+        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        CHECK(held != MAP_FAILED);
+        lock(locked, what[0] == 'f' ? 'n' : 'l');
     } else if (!strcmp(what, "flock") || !strcmp(what, "ofd")) {
         locked = open_file(path);
         held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);

@@ -43,7 +43,7 @@ fn killed(what: &str, when: &str, mode: &str) -> Left {
 /// Right after the wait, with no moment in between.
 fn assert_nothing_is_left(what: &str, ran: &Ran, folder: &std::path::Path) {
     match what {
-        "sysv" => {
+        "sysv" | "sysv-number" => {
             let id = ran.number("segment");
             let segments = std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
             let attached = segments.lines().skip(1).find_map(|line| {
@@ -52,7 +52,7 @@ fn assert_nothing_is_left(what: &str, ran: &Ran, folder: &std::path::Path) {
             });
             assert_eq!(attached.as_deref(), Some("0"), "{segments}");
         }
-        "flock" | "flock-then-map" | "ofd" => {
+        "flock" | "flock-number" | "flock-then-map" | "ofd" | "lease" => {
             let file = std::fs::File::open(folder.join("file")).unwrap();
             rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
         }
@@ -91,6 +91,9 @@ fn what_would_outlive_the_program_keeps_the_sibling_away() {
         ("flock", "locked-file"),
         ("flock-then-map", "locked-file"),
         ("ofd", "locked-file"),
+        ("lease", "locked-file"),
+        ("sysv-number", "sysv-segment"),
+        ("flock-number", "locked-file"),
     ];
     for (what, state) in kinds {
         for when in ["before", "after"] {

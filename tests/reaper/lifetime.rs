@@ -90,3 +90,18 @@ fn a_program_whose_sibling_was_killed_runs_on() {
     assert_eq!(ran.shell_status(), 6, "{ran:?}");
     assert!(ran.stdout.contains("checked"), "{ran:?}");
 }
+
+/// The kernel cannot tell the sibling of the end, which it finds all the same.
+#[test]
+fn a_sibling_that_is_not_told_of_the_end_finds_it() {
+    let files = compile(&[Source::C("moved", &[])]);
+    let path = files.path("moved");
+    for how in ["address", "page"] {
+        let ran = Program::new(&path)
+            .arg(how)
+            .jumbo_with(&["--reaper=on"])
+            .ok();
+        assert_no_sibling(&path);
+        assert_eq!(ran.stdout, "", "{how}");
+    }
+}

@@ -7,7 +7,7 @@
 //! - [`machine`]: where it was measured.
 //! - [`child`]: a fresh process for each sample, started the same way but for the one thing compared.
 //!
-//! - [`memory`]: what a process has, and when memory is free again. [`claim`]: whether that is what was to be measured.
+//! - [`memory`]: what a process has, and when memory is free again. `claim`: whether that is what was to be measured.
 //!
 //! The tables: [`heap`], [`free`], [`exit`].
 //!

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn mmap(
     // SAFETY: the caller's promise.
     let map = || unsafe { any(addr, len, prot, flags, fd, off) };
     if gather::is_pending() {
-        if flags & MAP_ANONYMOUS != 0 {
+        if flags & MAP_ANONYMOUS != 0 || prot & PROT_WRITE != 0 {
             gather::about_to_allocate(len);
         }
         return again(map, MAP_FAILED);
@@ -311,6 +311,8 @@ fn grown(old: usize, increment: isize) {
 /// None beyond C's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    // What is being freed is not to be locked, nor to count.
+    gather::settle();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {
@@ -339,6 +341,7 @@ pub unsafe extern "C" fn munlockall() -> c_int {
 /// None beyond C's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
+    gather::about_to_allocate(len);
     heap::changed(addr.addr());
     // SAFETY: the same call.
     unsafe { (next::mlock.get())(addr, len) }
@@ -350,6 +353,7 @@ pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
 /// None beyond C's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
+    gather::about_to_allocate(len);
     heap::changed(addr.addr());
     // SAFETY: the same call.
     unsafe { (next::mlock2.get())(addr, len, flags) }

@@ -7,8 +7,6 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::alloc;
-
 /// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
 #[repr(C)]
 pub(crate) struct Next<F> {
@@ -192,32 +190,12 @@ pub(crate) fn malloc_is_glibcs() -> bool {
     look_up();
     // The second name is an alias of glibc's, exported since 2.0; no other C library has it.
     let family = [
-        (
-            c"malloc",
-            c"__libc_malloc",
-            alloc::malloc as *mut c_void,
-            malloc.address(),
-        ),
-        (
-            c"free",
-            c"__libc_free",
-            alloc::free as *mut c_void,
-            free.address(),
-        ),
-        (
-            c"calloc",
-            c"__libc_calloc",
-            alloc::calloc as *mut c_void,
-            calloc.address(),
-        ),
-        (
-            c"realloc",
-            c"__libc_realloc",
-            alloc::realloc as *mut c_void,
-            realloc.address(),
-        ),
+        (c"malloc", c"__libc_malloc", malloc.address()),
+        (c"free", c"__libc_free", free.address()),
+        (c"calloc", c"__libc_calloc", calloc.address()),
+        (c"realloc", c"__libc_realloc", realloc.address()),
     ];
-    family.into_iter().all(|(name, alias, ours, behind)| {
+    family.into_iter().all(|(name, alias, behind)| {
         // SAFETY: dlsym(3) with terminated names.
         let (first, glibcs) = unsafe {
             (
@@ -225,6 +203,20 @@ pub(crate) fn malloc_is_glibcs() -> bool {
                 libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()),
             )
         };
-        first == ours && glibcs == behind
+        is_of_this_library(first) && glibcs == behind
     })
+}
+
+/// Whether an address lies in this library. The names that it exports will not do to compare with: they mean
+/// the program's own function here too, where it has one.
+fn is_of_this_library(address: *mut c_void) -> bool {
+    let base = |address: *const c_void| {
+        let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: dladdr(3) looks at no memory behind the address, and fills `found` where it gives not 0.
+        unsafe {
+            (libc::dladdr(address, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_fbase)
+        }
+    };
+    let here = base(look_up as fn() -> bool as *const c_void);
+    here.is_some() && base(address) == here
 }

@@ -76,6 +76,14 @@ pub unsafe extern "C" fn syscall() {
         "je {watched}",
         "cmp rdi, {pivot_root}",
         "je {watched}",
+        "cmp rdi, {shmat}",
+        "je {watched}",
+        "cmp rdi, {flock}",
+        "je {watched}",
+        "cmp rdi, {fcntl}",
+        "je {watched}",
+        "cmp rdi, {mmap}",
+        "je {watched}",
         "jmp [rip + {next}]",
         seccomp = const libc::SYS_seccomp,
         prctl = const libc::SYS_prctl,
@@ -85,6 +93,10 @@ pub unsafe extern "C" fn syscall() {
         capset = const libc::SYS_capset,
         chroot = const libc::SYS_chroot,
         pivot_root = const libc::SYS_pivot_root,
+        shmat = const libc::SYS_shmat,
+        flock = const libc::SYS_flock,
+        fcntl = const libc::SYS_fcntl,
+        mmap = const libc::SYS_mmap,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -119,6 +131,14 @@ pub unsafe extern "C" fn syscall() {
         "b.eq {watched}",
         "cmp x0, #{pivot_root}",
         "b.eq {watched}",
+        "cmp x0, #{shmat}",
+        "b.eq {watched}",
+        "cmp x0, #{flock}",
+        "b.eq {watched}",
+        "cmp x0, #{fcntl}",
+        "b.eq {watched}",
+        "cmp x0, #{mmap}",
+        "b.eq {watched}",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
@@ -130,6 +150,10 @@ pub unsafe extern "C" fn syscall() {
         capset = const libc::SYS_capset,
         chroot = const libc::SYS_chroot,
         pivot_root = const libc::SYS_pivot_root,
+        shmat = const libc::SYS_shmat,
+        flock = const libc::SYS_flock,
+        fcntl = const libc::SYS_fcntl,
+        mmap = const libc::SYS_mmap,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -174,15 +198,46 @@ unsafe extern "C" fn watched(
             }
             answer
         }
+        libc::SYS_shmat => {
+            let answer = call();
+            if answer != -1 {
+                auto::acquire(State::SysvSegment);
+            }
+            answer
+        }
+        libc::SYS_flock => {
+            let answer = call();
+            sharing::flocked(answer, int(first), int(second));
+            answer
+        }
+        libc::SYS_fcntl => {
+            let answer = call();
+            sharing::controlled(answer, int(first), int(second));
+            answer
+        }
+        libc::SYS_mmap => {
+            let answer = call();
+            if answer != -1 {
+                auto::mapped_file(std::ptr::null_mut(), int(fourth), int(fifth));
+            }
+            answer
+        }
         _ => call(),
     }
 }
 
+/// An argument that the kernel takes 32 bits of.
+#[expect(clippy::cast_possible_truncation, reason = "as the kernel does")]
+const fn int(argument: c_long) -> c_int {
+    argument as c_int
+}
+
 /// Makes a call that installs a filter where it succeeds.
 fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
-    // A worker that was there before would run in the program's memory without the filter.
-    gather::retire();
+    // A worker that was there before would run in the program's memory without the filter; and from the
+    // mark on none is made.
     sandbox::enter();
+    gather::retire();
     let answer = call();
     if !succeeded(&answer) {
         sandbox::leave();

@@ -13,8 +13,8 @@ use jumbo::reaper::State;
 use crate::next;
 use crate::reaper::{auto, without};
 
-/// fcntl(2)'s locks that belong to an open file; Linux 3.15.
-const LOCKS: [c_int; 2] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW];
+/// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
+const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
 /// What may be unshared while memory is shared, and is by single threads.
 const HARMLESS: c_long = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as c_long;
 
@@ -144,10 +144,22 @@ pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_in
 pub unsafe extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::flock.get())(descriptor, operation) };
+    flocked(answer.into(), descriptor, operation);
+    answer
+}
+
+/// flock(2), by whatever name it was called, has answered.
+pub(crate) fn flocked(answer: c_long, descriptor: c_int, operation: c_int) {
     if answer == 0 && operation & libc::LOCK_UN == 0 {
         auto::locked(descriptor);
     }
-    answer
+}
+
+/// fcntl(2), by whatever name it was called, has answered.
+pub(crate) fn controlled(answer: c_long, descriptor: c_int, command: c_int) {
+    if answer == 0 && LOCKS.contains(&command) {
+        auto::locked(descriptor);
+    }
 }
 
 /// fcntl(2). Declared with the one argument that any command has at most.
@@ -158,9 +170,7 @@ pub unsafe extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
 pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::fcntl.get())(descriptor, command, argument) };
-    if answer == 0 && LOCKS.contains(&command) {
-        auto::locked(descriptor);
-    }
+    controlled(answer.into(), descriptor, command);
     answer
 }
 

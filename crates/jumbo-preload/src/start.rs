@@ -77,7 +77,9 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         FreeMode::Background => Some(gather::Mode::Background),
         FreeMode::Off => None,
     };
-    if let Some(mode) = mode {
+    // Threads are made under whatever locks the caller of munmap(2) holds: of another malloc, that may be its own.
+    if let Some(mode) = mode.filter(|_| glibc) {
+        gather::inside(environment.0.addr());
         gather::start(gather::Settings {
             mode,
             threads: orders.free_workers,

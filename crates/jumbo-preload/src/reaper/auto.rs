@@ -4,8 +4,8 @@
 //! Counted is what is asked for, not what is touched, since nobody calls us when memory is touched: blocks
 //! of the heap now alive, regions that glibc's heaps grew into, private writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
-//! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device,
-//! mapping a locked file, locking a mapped one. A lock that came with a descriptor from another process
+//! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
+//! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that came with a descriptor from another process
 //! is seen at the start alone.
 
 use std::ffi::{c_int, c_void};
@@ -176,30 +176,30 @@ fn look_at_mapped(descriptor: c_int) {
     if sandbox::is_entered() {
         return;
     }
-    let Some(stat) = stat(descriptor) else {
+    let Some((file, stat)) = stat(descriptor) else {
         return;
     };
-    if reaper::is_device(&stat) {
+    if reaper::is_device(file, &stat) {
         acquire(State::Device);
     } else if LOCKS.load(Ordering::Relaxed) && reaper::is_locked(&stat) {
         acquire(State::LockedFile);
     }
 }
 
-/// A lock of an open file was taken: flock(2), or fcntl(2) with F_OFD_SETLK.
+/// A lock of an open file was taken, or a lease: flock(2), or fcntl(2) with F_OFD_SETLK or F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
     LOCKS.store(true, Ordering::Relaxed);
     if GUARDING.load(Ordering::SeqCst)
         && !sandbox::is_entered()
-        && stat(descriptor).is_some_and(|stat| reaper::is_mapped(&stat))
+        && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))
     {
         acquire(State::LockedFile);
     }
 }
 
-fn stat(descriptor: c_int) -> Option<rustix::fs::Stat> {
+fn stat<'a>(descriptor: c_int) -> Option<(BorrowedFd<'a>, rustix::fs::Stat)> {
     // SAFETY: the program has just used it with success; should another thread have closed it since,
     // fstat(2) says so.
     let descriptor = (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) })?;
-    rustix::fs::fstat(descriptor).ok()
+    Some((descriptor, rustix::fs::fstat(descriptor).ok()?))
 }

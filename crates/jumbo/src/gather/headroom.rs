@@ -4,29 +4,57 @@
 //! again could be had at once: by this process's limits, by its memory cgroup and all above it, and
 //! of the host. Where one of them cannot be read it is taken to be short, and the free is synchronous.
 //!
+//! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
+//! ask nobody, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
+//!
 //! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time.
 
 use std::ffi::CStr;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
 
 /// The longest path that is followed.
-const PATH: usize = 512;
+const PATH: usize = 4096;
 /// How /proc/self/cgroup is read, at most: a line for each v1 hierarchy.
 const TEXT: usize = 4096;
 
-/// The bytes that this process could still allocate and touch; `None` where that cannot be known. Called
-/// with a lock held that keeps fork(2) away, so that no child has the descriptors.
-pub(super) fn headroom() -> Option<usize> {
-    let host = available()?;
-    let group = group()?;
-    Some(host.min(group))
+/// How many times what is freed later a memory cgroup has to have room for: threads of the program that
+/// touch memory may be faster than those that free it, and in a cgroup at its limit something is killed.
+const MARGIN: usize = 8;
+
+/// The bytes that this process could still allocate and touch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    host: usize,
+    group: usize,
+}
+
+impl Room {
+    /// What may be allocated at all.
+    pub(super) fn least(&self) -> usize {
+        self.host.min(self.group)
+    }
+
+    /// Whether so many bytes may be pending.
+    pub(super) const fn holds(&self, pending: usize) -> bool {
+        self.host >= pending && self.group / MARGIN >= pending
+    }
+}
+
+/// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2)
+/// away, so that no child has the descriptors.
+pub(super) fn headroom() -> Option<Room> {
+    Some(Room {
+        host: available()?,
+        group: group()?,
+    })
 }
 
 /// MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
     let mut text = [0u8; TEXT];
-    let text = read(c"/proc/meminfo", &mut text)?;
+    let text = read(c"/proc/meminfo", &mut text).ok()?;
     let key = b"MemAvailable:";
     let line = text
         .split(|byte| *byte == b'\n')
@@ -37,9 +65,11 @@ fn available() -> Option<usize> {
 /// What the memory cgroups of this process leave.
 fn group() -> Option<usize> {
     let mut text = [0u8; TEXT];
-    let Some(text) = read(c"/proc/self/cgroup", &mut text) else {
-        // A kernel without cgroups has no such file; a mount that hides it has no limits to be read.
-        return exists(c"/proc/meminfo").then_some(usize::MAX);
+    let text = match read(c"/proc/self/cgroup", &mut text) {
+        Ok(text) => text,
+        // A kernel without cgroups has no such file.
+        Err(Errno::NOENT) => return exists(c"/proc/meminfo").then_some(usize::MAX),
+        Err(_) => return None,
     };
     let groups = Groups::parse(text)?;
     groups.room(|path, buffer| read(path, buffer).map(<[u8]>::len))
@@ -96,30 +126,34 @@ impl<'a> Groups<'a> {
 
     /// The least room of this group and those above it, by the files that `read` reads. In a container
     /// the path may be one that only the host knows: then the groups are those that can be found going up.
-    fn room(&self, mut read: impl FnMut(&CStr, &mut [u8]) -> Option<usize>) -> Option<usize> {
+    fn room(&self, mut read: impl FnMut(&CStr, &mut [u8]) -> Result<usize>) -> Option<usize> {
         let version = if self.version == 1 { V1 } else { V2 };
+        // `Some(None)`: there is no such file. `None`: it cannot be known what it says.
         let mut value = |mount: &[u8], folder: &[u8], file: &[u8]| {
             let mut path = [0u8; PATH];
             let path = joined(&mut path, [mount, folder, file])?;
             let mut text = [0u8; 32];
-            let length = read(path, &mut text)?;
+            let length = match read(path, &mut text) {
+                Err(Errno::NOENT) => return Some(None),
+                read => read.ok()?,
+            };
             let text = text.get(..length)?;
             // `max`: there is no limit.
-            Some(if text.starts_with(b"max") {
+            Some(Some(if text.starts_with(b"max") {
                 usize::MAX
             } else {
                 number(text)?
-            })
+            }))
         };
         let (mut least, mut seen) = (usize::MAX, false);
         for mount in version.mounts {
             let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
             loop {
-                if let Some(limit) = value(mount, folder, version.limit) {
+                if let Some(limit) = value(mount, folder, version.limit)? {
                     seen = true;
                     // Near the largest number there is (v1), or `max`.
                     if limit < 1 << 60 {
-                        let usage = value(mount, folder, version.usage)?;
+                        let usage = value(mount, folder, version.usage)??;
                         least = least.min(limit.saturating_sub(usage));
                     }
                 }
@@ -130,8 +164,10 @@ impl<'a> Groups<'a> {
             }
             // The root of a v2 hierarchy has no limit file.
             if !seen && self.version == 2 && self.path == b"/" {
-                seen = value(mount, b"", b"/cgroup.procs\0").is_some()
-                    || value(mount, b"", b"/cgroup.max.depth\0").is_some();
+                let there = |file| matches!(value(mount, b"", file), Some(Some(_)));
+                seen = [&b"/cgroup.procs\0"[..], b"/cgroup.max.depth\0"]
+                    .into_iter()
+                    .any(there);
             }
             if seen {
                 return Some(least);
@@ -159,17 +195,16 @@ fn number(text: &[u8]) -> Option<usize> {
     std::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
-fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
     let mut length = 0;
     loop {
-        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]));
-        match more {
-            Ok(0) => return Some(&buffer[..length]),
-            Ok(more) => length += more,
-            Err(_) => return None,
+        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
+        if more == 0 {
+            return Ok(&buffer[..length]);
         }
+        length += more;
     }
 }
 
@@ -184,12 +219,16 @@ mod tests {
     /// Answers from a list of files.
     fn files<'a>(
         files: &'a [(&'a str, &'a str)],
-    ) -> impl FnMut(&CStr, &mut [u8]) -> Option<usize> + 'a {
+    ) -> impl FnMut(&CStr, &mut [u8]) -> Result<usize> + 'a {
         move |path, buffer| {
             let path = path.to_str().unwrap();
-            let (_, text) = files.iter().find(|(name, _)| *name == path)?;
+            let found = files.iter().find(|(name, _)| *name == path);
+            let (_, text) = found.ok_or(Errno::NOENT)?;
+            if *text == "denied" {
+                return Err(Errno::ACCESS);
+            }
             buffer[..text.len()].copy_from_slice(text.as_bytes());
-            Some(text.len())
+            Ok(text.len())
         }
     }
 
@@ -239,11 +278,29 @@ mod tests {
         assert_eq!(groups.room(files(&[])), None);
         let limit = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
         assert_eq!(groups.room(files(&[limit])), None, "no usage");
+        let above = ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "denied");
+        let below = ("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "max");
+        assert_eq!(groups.room(files(&[below, above])), None, "the one above");
+        let long = format!("0::/{}", "x".repeat(PATH));
+        let groups = Groups::parse(long.as_bytes()).unwrap();
+        let root = [("/sys/fs/cgroup/memory.max", "max")];
+        assert_eq!(groups.room(files(&root)), None, "no room for the path");
     }
 
     #[test]
     fn this_host_has_some() {
         let room = headroom();
-        assert!(room.is_none_or(|room| room > 1 << 20), "{room:?}");
+        assert!(room.is_none_or(|room| room.least() > 1 << 20), "{room:?}");
+    }
+
+    #[test]
+    fn a_group_has_to_have_much_more() {
+        let room = Room {
+            host: 100,
+            group: 800,
+        };
+        assert!(room.holds(100) && !room.holds(101));
+        let tight = Room { group: 799, ..room };
+        assert!(!tight.holds(100));
     }
 }

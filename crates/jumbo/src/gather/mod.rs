@@ -13,8 +13,12 @@
 //! - [`rehearse`] makes all those calls once, in a process that may die of it.
 //!
 //! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
-//! make a free slower. So is everything where a thread cannot be made, where a seccomp filter is at work,
-//! and in a signal handler that interrupted this very code.
+//! make a free slower. So is everything that is not one private anonymous mapping, of which the kernel could
+//! refuse a part half way; and everything where no thread may be made (`interrupted`), where a seccomp filter is
+//! at work, and in a process that shares or copied our memory behind the C library's back.
+//!
+//! While one of the locks is held, or memory is being freed, the thread's signals wait: somebody may need the lock
+//! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
 //!
 //! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
 
@@ -22,6 +26,7 @@ mod batch;
 mod collect;
 mod handover;
 mod headroom;
+mod interrupted;
 mod memory;
 #[cfg(test)]
 mod model;
@@ -31,10 +36,12 @@ mod unmap;
 mod window;
 mod workers;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use handover::Handover;
 use memory::Kernel;
+
+use crate::kernel::sys::Blocked;
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
@@ -63,6 +70,8 @@ static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 static MOST: AtomicU32 = AtomicU32::new(0);
 static BACKGROUND: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
+/// Whose locks these are: this process, from [`start`] or [`forked`] on.
+static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
 pub fn start(settings: Settings) {
@@ -71,6 +80,7 @@ pub fn start(settings: Settings) {
         some => some,
     };
     let later = settings.mode == Mode::Background;
+    own();
     BACKGROUND.store(later, Ordering::Relaxed);
     MOST.store(threads, Ordering::Relaxed);
     // One thread that waits for itself is what the kernel does.
@@ -83,6 +93,29 @@ pub fn start(settings: Settings) {
 #[inline(always)]
 pub fn is_large(length: usize) -> bool {
     length >= FROM.load(Ordering::Relaxed)
+}
+
+/// This is a program that knows nothing of us: munmap(2) may come from its signal handlers, where no thread is
+/// made. `bottom` is an address at the beginning of the main thread's stack. Before [`start`], with a C
+/// library's malloc.
+pub fn inside(bottom: usize) {
+    interrupted::watch(bottom);
+}
+
+/// The locks are this process's now.
+fn own() {
+    OWNER.store(process(), Ordering::Relaxed);
+}
+
+/// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
+/// clone(2). Locks may be held there by threads that it does not have, and nobody frees what is pending.
+fn is_own() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner == 0 || owner == process()
+}
+
+fn process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// The program has had pages merged (MADV_MERGEABLE): to move those the kernel would take them apart first,
@@ -102,25 +135,31 @@ fn default_threads() -> u32 {
 /// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
 /// False where they have not ended within ten seconds.
 pub fn retire() -> bool {
+    let _blocked = Blocked::new();
     workers::retire(false)
 }
 
 /// [`retire`], and no worker is made any more: the main thread is about to end by itself
 /// (pthread_exit(3)), and the process is to end with its own last thread.
 pub fn retire_for_good() -> bool {
+    let _blocked = Blocked::new();
     workers::retire(true)
 }
 
 /// True while memory is being freed in the background.
 #[inline(always)]
 pub fn is_pending() -> bool {
-    HANDOVER.pending() != 0
+    HANDOVER.pending() != 0 && is_own()
 }
 
 /// Helps to free what is being freed in the background, and waits until it is. True if there was
 /// anything: what could not be allocated may be had now.
 #[cold]
 pub fn settle() -> bool {
+    if !is_pending() {
+        return false;
+    }
+    let _blocked = Blocked::new();
     let waited = HANDOVER.help(&Kernel);
     if waited {
         use crate::ledger::{Slot, stats};
@@ -180,5 +219,8 @@ pub fn after_fork(held: HeldLocks) {
 
 /// In the child of a fork: it has no workers, and nothing of what its parent was freeing.
 pub fn forked() {
+    if OWNER.load(Ordering::Relaxed) != 0 {
+        own();
+    }
     HANDOVER.forked();
 }

@@ -9,8 +9,11 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::{BACKGROUND, HANDOVER, MERGED, MOST, headroom, is_large, window, workers};
+use super::{
+    BACKGROUND, HANDOVER, MERGED, MOST, headroom, interrupted, is_large, is_own, window, workers,
+};
 use crate::kernel::sandbox;
+use crate::kernel::sys::{self, Blocked};
 use crate::ledger::{Slot, stats};
 use crate::sync::{Linux, Platform};
 
@@ -31,7 +34,21 @@ pub(super) const MAY_BE_HUGE: usize = 8;
 fn threads(length: usize) -> Option<u32> {
     let ours = is_large(length) && !sandbox::is_untried();
     let looks = ours && (are_pages_small() || is_large(length / MAY_BE_HUGE));
-    looks.then(|| MOST.load(Ordering::Relaxed))
+    (looks && is_own()).then(|| MOST.load(Ordering::Relaxed))
+}
+
+/// Whether it is worth a closer look, and this is a place where threads may be made.
+fn is_promising(address: usize, length: usize, page: usize) -> bool {
+    is_touched(address, length, page) && !interrupted::may_be()
+}
+
+/// Whether two pages of a range are there: most large mappings that are given up were never touched, and
+/// that is the cheapest way to see it.
+fn is_touched(address: usize, length: usize, page: usize) -> bool {
+    [length / 3, length / 3 * 2].into_iter().all(|offset| {
+        let at = (address + offset) & !(page - 1);
+        sys::is_resident(at, page) == Ok(true)
+    })
 }
 
 /// This process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15.
@@ -63,7 +80,11 @@ pub unsafe fn unmap(address: usize, length: usize) -> bool {
 /// lock that others need; [`Leaving::finish`], which takes its time, after it.
 #[derive(Debug)]
 #[must_use]
-pub struct Leaving(Batch);
+pub struct Leaving {
+    batch: Batch,
+    /// While there is something in it: it must not be forgotten.
+    blocked: Option<Blocked>,
+}
 
 impl Default for Leaving {
     fn default() -> Self {
@@ -74,7 +95,10 @@ impl Default for Leaving {
 impl Leaving {
     /// None so far.
     pub const fn new() -> Self {
-        Self(Batch::new(None))
+        Self {
+            batch: Batch::new(None),
+            blocked: None,
+        }
     }
 
     /// Takes a range: whoever touches it from now on faults, and it can be mapped again. False where
@@ -92,18 +116,25 @@ impl Leaving {
         let Some(length) = length.checked_next_multiple_of(page).filter(|_| aligned) else {
             return false;
         };
-        let place = if self.0.is_full() || MERGED.load(Ordering::Relaxed) {
+        if !is_promising(address, length, page) {
+            return false;
+        }
+        let blocked = self.blocked.take().unwrap_or_default();
+        let place = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
             None
         } else {
             window::take(address, length)
         };
+        if place.is_some() || self.batch.bytes() > 0 {
+            self.blocked = Some(blocked);
+        }
         let Some(place) = place else {
             Slot::add(&stats::slot().free_inline, length as u64);
             return false;
         };
         if !place.is_empty() {
             let entry = Entry::new(place.start, place.len(), Operation::Unmap);
-            if self.0.push(entry).is_err() {
+            if self.batch.push(entry).is_err() {
                 // It was not full: this cannot be.
                 let _ = memory::unmap(place.start, place.len());
             }
@@ -113,13 +144,17 @@ impl Leaving {
 
     /// Has what was taken freed: now, or in background mode later. Always true.
     pub fn finish(self) -> bool {
-        let batch = self.0;
+        let Self { batch, blocked } = self;
         let bytes = batch.bytes();
         if bytes > 0 {
             let later = BACKGROUND.load(Ordering::Relaxed) && allows_later(bytes);
-            let outcome = run(batch, MOST.load(Ordering::Relaxed), later);
+            let most = MOST.load(Ordering::Relaxed);
+            // The caller goes on, and keeps a CPU to do so.
+            let most = if later { (most - 1).max(1) } else { most };
+            let outcome = run(batch, most, later);
             count(bytes, outcome, later);
         }
+        drop(blocked);
         true
     }
 }
@@ -185,9 +220,8 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let room = window::WINDOW.with(|_| headroom::headroom()).flatten();
-    let rest = room.and_then(|room| room.checked_sub(bytes.checked_add(pending)?));
-    BUDGET.store(room.unwrap_or(0), Ordering::Relaxed);
-    rest.is_some()
+    BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
+    room.is_some_and(|room| room.holds(bytes.saturating_add(pending)))
 }
 
 /// The program allocates while memory is pending.
@@ -218,8 +252,14 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     if !address.is_multiple_of(page) || address.checked_add(length).is_none() {
         return None;
     }
+    if !is_promising(address, length, page) {
+        return None;
+    }
+    let _blocked = Blocked::new();
     // The kernel works from the start to the first mapping that it refuses; we could not stop there.
+    let one = |window: &mut _| window::is_one_mapping(window, address, length);
     let suits = memory::is_whole_and_unlocked(address, length).is_ok()
+        && window::WINDOW.with(one).flatten() == Some(true)
         && window::WINDOW.with(|window| window::pays(window, address, length, true)) == Some(true)
         && memory::is_ordinary(address, page).is_ok()
         && memory::is_ordinary(address + length - page, page).is_ok();

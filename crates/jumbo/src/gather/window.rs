@@ -3,7 +3,8 @@
 //! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
 //! be mapped again by anybody, as munmap(2) has it, while the memory is given back with several threads, or
 //! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
-//! was, and the caller has the kernel unmap it, with the kernel's own answer.
+//! was, and the caller has the kernel unmap it, with the kernel's own answer. So it is one mapping: of several,
+//! Linux moves some and refuses others since 6.17, and another thread may have mapped what it left by then.
 //!
 //! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
 //! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::memory;
-use crate::kernel::sys::{self, Pagemap};
+use crate::kernel::sys::{self, Maps, Pagemap};
 use crate::sync::Lock;
 
 const BASE: usize = 0x3400_0000_0000;
@@ -39,6 +40,17 @@ pub(super) struct Window {
 }
 
 pub(super) static WINDOW: Lock<Window> = Lock::new(Window { next: BASE });
+
+/// Whether a range lies in one mapping, which is private and anonymous. `None` where the kernel cannot tell, being
+/// older than 6.11.
+pub(super) fn is_one_mapping(_held: &mut Window, address: usize, length: usize) -> Option<bool> {
+    // With the lock held, so that no fork(2) copies the descriptor.
+    match Maps::open().and_then(|maps| maps.mapping(address)) {
+        Ok(mapping) => Some(mapping.is_private_anonymous && address + length <= mapping.range.end),
+        Err(Errno::NOTTY) => None,
+        Err(_) => Some(false),
+    }
+}
 
 /// True where it pays to free a range with several threads: most of it is there, on base pages, which are
 /// to be anonymous or not. Huge-mapped memory is freed by one thread in no time.
@@ -84,7 +96,9 @@ pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
 impl Window {
     fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         let page = rustix::param::page_size();
+        // An older kernel moves one mapping or none.
         let suits = memory::is_whole_and_unlocked(address, length).is_ok()
+            && is_one_mapping(self, address, length) != Some(false)
             && pays(self, address, length, true)
             && memory::is_ordinary(address, page).is_ok()
             && memory::is_ordinary(address + length - page, page).is_ok();
@@ -97,12 +111,8 @@ impl Window {
         #[expect(unsafe_code, reason = "moves the range")]
         let moved = unsafe { sys::move_mapping(address, place, length) };
         if moved.is_err() {
-            // SAFETY: as above; the place is ours by convention, so nobody maps anything there, and the
-            // range is still its owner's, who is in here.
-            #[expect(unsafe_code, reason = "takes the move back")]
-            unsafe {
-                sys::move_back(address, place, length);
-            }
+            // The reservation, or what another thread split off the mapping meanwhile and has moved all the
+            // same: it was to be unmapped.
             let _ = memory::unmap(place, length);
             return None;
         }

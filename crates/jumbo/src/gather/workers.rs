@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 
-use super::HANDOVER;
 use super::memory::Kernel;
+use super::{HANDOVER, is_own, process};
+use crate::kernel::sandbox;
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
-/// A worker needs a few hundred bytes; the rest is for the program's static thread-local variables, which
-/// the C library keeps on the same mapping.
-const STACK: usize = 256 << 10;
+/// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
+/// thread-local variables, which the C library keeps on the same mapping.
+const STACK: usize = 2 << 20;
 /// After a thread could not be made, so many frees do without.
 const BACK_OFF: u32 = 64;
 /// How long [`retire`] waits.
@@ -36,32 +37,30 @@ static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 
-fn process() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
-/// Makes up to `count` workers, and gives how many it made. Never under a lock: the C library allocates.
+/// Makes `count` workers, or none: gives how many. Never under a lock, nor in a signal handler: the C
+/// library allocates.
+///
+/// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
+/// stack, and while somebody frees, that waits for a piece to be done. It need not be the caller who waits.
 pub(super) fn make(count: u32) -> u32 {
     let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         left.checked_sub(1)
     });
-    if count == 0 || refused.is_ok() {
+    // A filter may be on its way whose installer saw no worker before and will see none after.
+    if count == 0 || refused.is_ok() || sandbox::is_untried() {
         return 0;
     }
     MAKER.store(process(), Ordering::Relaxed);
     // SAFETY: errno is this thread's own; what succeeds must leave it alone.
     let errno = unsafe { *libc::__errno_location() };
-    let made = (0..count).take_while(|_| make_one()).count();
+    let made = make_one(count - 1);
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
-    let made = u32::try_from(made).unwrap_or(0);
-    if made < count {
-        BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
-    }
-    made
+    if made { count } else { 0 }
 }
 
-fn make_one() -> bool {
+/// Makes one, who makes the `others`.
+fn make_one(others: u32) -> bool {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut all, mut before) = (
         MaybeUninit::<libc::sigset_t>::uninit(),
@@ -84,7 +83,8 @@ fn make_one() -> bool {
         let made = masked && {
             let mut thread = MaybeUninit::uninit();
             let create = |thread: *mut libc::pthread_t| {
-                libc::pthread_create(thread, attributes, start, ptr::null_mut())
+                let others = ptr::without_provenance_mut(others as usize);
+                libc::pthread_create(thread, attributes, start, others)
             };
             create(thread.as_mut_ptr()) == 0
         };
@@ -92,11 +92,21 @@ fn make_one() -> bool {
             libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
         }
         libc::pthread_attr_destroy(attributes);
+        if !made {
+            BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
+        }
         made
     }
 }
 
-extern "C" fn start(_: *mut c_void) -> *mut c_void {
+extern "C" fn start(others: *mut c_void) -> *mut c_void {
+    if let Some(others) = u32::try_from(others.addr())
+        .ok()
+        .filter(|others| *others > 0)
+        && !make_one(others - 1)
+    {
+        HANDOVER.not_made(others);
+    }
     let thread = rustix::thread::gettid()
         .as_raw_nonzero()
         .get()
@@ -131,7 +141,7 @@ fn linger() -> Duration {
 /// them. False where they have not left within ten seconds.
 pub(super) fn retire(for_good: bool) -> bool {
     let process = process();
-    if !for_good && MAKER.load(Ordering::Relaxed) != process {
+    if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
         // There is none, in this process.
         return true;
     }

@@ -5,7 +5,8 @@
 //! thing is there. Read from /proc with buffers on the stack; where /proc cannot be read there is no
 //! sibling.
 
-use rustix::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
@@ -19,10 +20,13 @@ pub struct Survey {
     pub private: usize,
     /// What would outlive the program, if anything.
     pub outlives: Option<State>,
-    /// Some file of this host has a lock that belongs to an open file (flock(2), fcntl(2)'s F_OFD_SETLK):
-    /// mapping it later would be such a thing.
+    /// Some file of this host has a lock or a lease that belongs to an open file (flock(2), fcntl(2)'s
+    /// F_OFD_SETLK and F_SETLEASE): mapping it later would be such a thing.
     pub locks: bool,
 }
+
+/// How the name of an io_uring begins: as much of it as a [`Mapping`] keeps.
+const RING: &[u8] = b"anon_inode:[io_u";
 
 /// A file as the kernel names it in /proc/PID/maps and in /proc/locks: device and inode.
 type File = ((u64, u64), u64);
@@ -67,7 +71,7 @@ pub fn is_mapped(stat: &rustix::fs::Stat) -> bool {
 
 /// Whether mappings of an open file would outlive the program as a device's do: it is one, or has no
 /// type, as what is made by other calls than open(2) has none (a VFIO device, a virtual CPU).
-pub fn is_device(stat: &rustix::fs::Stat) -> bool {
+pub fn is_device(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     use rustix::fs::FileType;
     const ZERO: (u32, u32) = (1, 5);
     let device = (
@@ -76,9 +80,32 @@ pub fn is_device(stat: &rustix::fs::Stat) -> bool {
     );
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice => device != ZERO,
-        FileType::Unknown => true,
+        FileType::BlockDevice | FileType::Socket => true,
+        FileType::Unknown => !is_ring(descriptor),
         _ => false,
     }
+}
+
+/// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whoever has
+/// mapped it.
+fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
+    let mut name = [0u8; 32];
+    let number = rustix::path::DecInt::from_fd(descriptor);
+    let number = number.as_bytes();
+    let start = b"/proc/self/fd/".len();
+    let Some(place) = path.get_mut(start..start + number.len()) else {
+        return false;
+    };
+    place.copy_from_slice(number);
+    let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&path) else {
+        return false;
+    };
+    let read = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]);
+    read.is_ok_and(|length| {
+        name.get(..length)
+            .is_some_and(|name| name.starts_with(RING))
+    })
 }
 
 fn identity(stat: &rustix::fs::Stat) -> File {
@@ -99,7 +126,13 @@ fn outliving(mapping: &Mapping) -> Option<State> {
         Some(State::Aio)
     } else if named(b"/SYSV") {
         Some(State::SysvSegment)
-    } else if (named(b"/dev/") && !ordinary) || named(b"anon_inode:") || named(b"/dmabuf:") {
+    } else if named(RING) {
+        None
+    } else if (named(b"/dev/") && !ordinary)
+        || [b"anon_inode:".as_slice(), b"/dmabuf:", b"socket:"]
+            .into_iter()
+            .any(named)
+    {
         Some(State::Device)
     } else {
         None
@@ -173,7 +206,7 @@ fn locked_file(line: &[u8]) -> Option<File> {
         .split(|byte| *byte == b' ')
         .filter(|word| !word.is_empty());
     let kind = words.nth(1)?;
-    if kind != b"FLOCK" && kind != b"OFDLCK" {
+    if ![b"FLOCK".as_slice(), b"OFDLCK", b"LEASE"].contains(&kind) {
         return None;
     }
     let mut numbers = words.nth(3)?.split(|byte| *byte == b':');
@@ -187,6 +220,7 @@ fn locked_file(line: &[u8]) -> Option<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn locks_of_open_files_are_told_from_those_of_processes() {
@@ -194,6 +228,8 @@ mod tests {
         assert_eq!(flock, Some(((0xfe, 0x0a), 5678)));
         let ofd = locked_file(b"12: OFDLCK ADVISORY  READ -1 00:19:7 100 200");
         assert_eq!(ofd, Some(((0, 0x19), 7)));
+        let lease = locked_file(b"3: LEASE  ACTIVE    READ  12 00:19:8 0 EOF");
+        assert_eq!(lease, Some(((0, 0x19), 8)));
         for other in [
             "1: POSIX  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF",
             "1: -> FLOCK  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF",
@@ -209,12 +245,19 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let stat = rustix::fs::fstat(&file).unwrap();
-        assert!(!is_locked(&stat) && !is_mapped(&stat) && !is_device(&stat));
+        assert!(!is_locked(&stat) && !is_mapped(&stat) && !is_device(file.as_fd(), &stat));
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         assert!(is_locked(&stat) && survey().unwrap().locks);
-        let null = rustix::fs::stat("/dev/null").unwrap();
-        let zero = rustix::fs::stat("/dev/zero").unwrap();
-        assert!(is_device(&null) && !is_device(&zero));
+        let device = |path| {
+            let file = std::fs::File::open(path).unwrap();
+            is_device(file.as_fd(), &rustix::fs::fstat(&file).unwrap())
+        };
+        assert!(device("/dev/null") && !device("/dev/zero"));
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(is_device(
+            socket.as_fd(),
+            &rustix::fs::fstat(&socket).unwrap()
+        ));
     }
 
     #[test]
