@@ -40,7 +40,7 @@ static int ways_out(DIR *proc, const char *program)
         if (length <= 0 || strcmp(command, program))
             continue;
         seen++;
-        snprintf(path, sizeof path, "%s/root/proc/self", entry->d_name);
+        snprintf(path, sizeof path, "%s/root" "/proc/self", entry->d_name);
         found += fstatat(dirfd(proc), path, &outside, AT_SYMLINK_NOFOLLOW) == 0;
     }
     CHECK(seen > 0);

@@ -2,7 +2,7 @@
 //!
 //! A process with a large block in base pages exits, crashes or is killed, and is watched from outside: from the call
 //! or the signal until `waitpid` returns, and until the memory is free. That the memory is back is seen by one
-//! probe on all sides ([`crate::memory::Watch`]). What `waitpid` takes is measured at two sizes, because it shall not
+//! probe on all sides (`memory::Watch`). What `waitpid` takes is measured at two sizes, because it shall not
 //! depend on them.
 //!
 //! Memory need not be warmed before a sample: the process touches all of it before any clock runs.

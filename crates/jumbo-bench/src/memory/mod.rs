@@ -1,9 +1,9 @@
 //! Memory, as the tables need it: what a process has, what is free, and blocks to measure on.
 //!
 //! - [`Memory`]: what a worker says it had when it was measured.
-//! - [`Watch`]: whether memory that was taken is free again, by one probe for all sides.
-//! - [`Block`], [`Mapping`]: memory by `malloc` and by `mmap`, both called by name.
-//! - [`warm`]: for tables whose clock runs while memory is touched. [`room`]: whether there is enough.
+//! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
+//! - `Block`, `Mapping`: memory by `malloc` and by `mmap`, both called by name.
+//! - `warm`: for tables whose clock runs while memory is touched. `room`: whether there is enough.
 //!
 //! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
 

@@ -16,6 +16,8 @@ pub(crate) const NOBODY: u32 = 65534;
 const PRELUDE: &str = "
 import ctypes, mmap, os, signal, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
+# Ignored in what a shell starts in the background, and inherited.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 def take(size):
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -52,6 +54,9 @@ impl Victim {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            // A group of its own, with its parent in the session: in one that nobody's parent controls, as
+            // under setsid(1), the kernel ignores SIGTSTP.
+            .process_group(0)
             .spawn()
             .unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
