@@ -62,11 +62,27 @@ fn is_between(range: Range<usize>, wanted: usize) -> bool {
             return false;
         };
         // By the kernel: what lies there need not be one stack, or readable.
-        if copy_words(at, some) != Ok(count) || some.contains(&wanted) {
+        if copy_words(at, some) != Ok(count) || holds_frame(some, wanted) {
             return true;
         }
-        at += count * size_of::<usize>();
+        if count < WORDS {
+            return false;
+        }
+        // A frame may begin with the last words.
+        at += (count - 2) * size_of::<usize>();
     }
+}
+
+/// Whether a frame of the kernel's begins in `words`: behind the address come `uc_flags`, which has
+/// UC_SIGCONTEXT_SS set (Linux 4.6) and nothing above UC_STRICT_RESTORE_SS, and an empty `uc_link`. What sigaction(2)
+/// leaves on the stack has a signal mask there.
+fn holds_frame(words: &[usize], wanted: usize) -> bool {
+    let behind = |at: usize| (words.get(at + 1), words.get(at + 2));
+    let mut found = words
+        .iter()
+        .enumerate()
+        .filter(|(_, word)| **word == wanted);
+    found.any(|(at, _)| matches!(behind(at), (Some(2..=7), Some(0))))
 }
 
 /// What the kernel takes for an action (`struct kernel_sigaction`).
