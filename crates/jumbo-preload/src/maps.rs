@@ -311,8 +311,8 @@ fn grown(old: usize, increment: isize) {
 /// None beyond C's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    // What is being freed is not to be locked, nor to count.
-    gather::settle();
+    // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
+    gather::retire();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

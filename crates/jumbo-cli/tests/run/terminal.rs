@@ -19,7 +19,9 @@ impl Session {
     fn start(command: &str) -> Option<Self> {
         library();
         let mut script = Command::new("script")
-            .args(["-qec", command, "/dev/null"])
+            // The shell that script starts leads the session: were it still there, its death by SIGQUIT would hang up
+            // on everybody in it.
+            .args(["-qec", &format!("exec {command}"), "/dev/null"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

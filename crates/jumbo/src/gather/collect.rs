@@ -65,6 +65,7 @@ pub struct Freed {
 /// use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (length, prot) = (1 << 20, ProtFlags::READ | ProtFlags::WRITE);
+/// // SAFETY: a new mapping where the kernel likes disturbs nobody.
 /// let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, MapFlags::PRIVATE)? };
 /// let range = start.addr()..start.addr() + length;
 /// let mut gather = Gather::new(Tunables::default());
