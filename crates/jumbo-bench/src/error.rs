@@ -77,6 +77,15 @@ pub enum Error {
     /// The allocator under test did not keep what was stored in its memory.
     #[error("memory does not hold what was stored in it: {0}")]
     Corrupt(String),
+    /// A pool has no page.
+    #[error(transparent)]
+    Pool(#[from] jumbo::pool::Error),
+    /// A pool cannot be made.
+    #[error("cannot make a pool: {0}")]
+    Setup(#[from] jumbo::pool::SetupError),
+    /// The kernel's pool is not as it was set, or not as it was before.
+    #[error("the kernel's pool of 2 MiB pages: {0}")]
+    Kernel(String),
     /// A kernel file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),

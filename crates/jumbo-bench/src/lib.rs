@@ -9,7 +9,7 @@
 //!
 //! - [`memory`]: what a process has, and when memory is free again. `claim`: whether that is what was to be measured.
 //!
-//! The tables: [`heap`], [`free`], [`exit`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -22,6 +22,7 @@ pub mod free;
 pub mod heap;
 pub mod machine;
 pub mod memory;
+pub mod pool;
 pub mod rounds;
 pub mod stats;
 pub mod table;

@@ -19,6 +19,17 @@ pub struct Table {
     rows: Vec<Row>,
     ratios: BTreeMap<Cow<'static, str>, Spread>,
     values: BTreeMap<Cow<'static, str>, Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    missing: Vec<Missing>,
+}
+
+/// What could not be measured here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Missing {
+    /// What, in a few words.
+    pub what: &'static str,
+    /// Why not.
+    pub why: String,
 }
 
 /// A spread that needs its unit to be understood.
@@ -95,6 +106,8 @@ pub enum Unit {
     Ns,
     /// Bytes.
     Bytes,
+    /// Page faults.
+    Faults,
 }
 
 /// A side's name and its samples, one a round.
@@ -111,6 +124,7 @@ impl Table {
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
+            missing: Vec::new(),
         }
     }
 
@@ -132,6 +146,16 @@ impl Table {
     pub fn value(&mut self, name: impl Into<Cow<'static, str>>, unit: Unit, samples: &[f64]) {
         let spread = Spread::of(samples);
         self.values.insert(name.into(), Value { spread, unit });
+    }
+
+    /// Says what could not be measured, and why: rows that are left out are not left out in silence.
+    pub fn missing(&mut self, what: &'static str, why: String) {
+        self.missing.push(Missing { what, why });
+    }
+
+    /// What could not be measured.
+    pub fn all_missing(&self) -> &[Missing] {
+        &self.missing
     }
 
     /// The rows, from the top.
@@ -288,6 +312,11 @@ mod tests {
                     "wait_ms": {"median": 2.0, "min": 1.0, "max": 3.0, "unit": "ms"},
                 },
             })
+        );
+        table.missing("hugetlb", "no privilege".to_owned());
+        assert_eq!(
+            serde_json::to_value(&table).unwrap()["missing"],
+            json!([{"what": "hugetlb", "why": "no privilege"}])
         );
     }
 

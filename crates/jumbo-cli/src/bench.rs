@@ -11,7 +11,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Progress, Settings, child, exit, free, heap};
+use jumbo_bench::{Progress, Settings, child, exit, free, heap, pool};
 
 use crate::view::{self, Align, View};
 
@@ -30,6 +30,8 @@ enum Table {
     Free(Free),
     /// End a large process: until `waitpid` returns, and until its memory is back
     Exit(Exit),
+    /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
+    Pool(Pool),
     /// The program that a table measures
     #[command(subcommand, hide = true)]
     Worker(Worker),
@@ -66,6 +68,21 @@ struct Exit {
     /// How many threads give it back [default: as `jumbo run`]
     #[arg(long, value_name = "N", value_parser = workers)]
     workers: Option<NonZeroU32>,
+}
+
+/// With the right to set the kernel's pool of 2 MiB pages (root), it is set for each sample and put back in the
+/// end, also when this is interrupted or killed. Without, what needs it is left out, and said so.
+#[derive(Debug, clap::Args)]
+struct Pool {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of STREAM's three arrays; 1536M, or 192M with --quick
+    #[arg(long, value_parser = arrays_size)]
+    size: Option<Bytes>,
+    /// How many threads take and give pages: a row for each number. STREAM runs with the most of
+    /// them [default: 1, 2, 4, ... up to the number of CPUs]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads)]
+    threads: Vec<NonZeroUsize>,
 }
 
 /// What all tables take.
@@ -105,7 +122,13 @@ enum Worker {
         #[arg(long)]
         reaper: bool,
     },
+    Pool {
+        task: String,
+    },
 }
+
+/// More of them meet in the kernel's scheduler and nowhere else.
+const MAX_THREADS: usize = 256;
 
 /// With fewer the spread says little.
 const MIN_ROUNDS: usize = 5;
@@ -116,6 +139,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Heap(heap)) => measure_heap(&heap)?,
         Some(Table::Free(free)) => measure_free(&free)?,
         Some(Table::Exit(exit)) => measure_exit(&exit)?,
+        Some(Table::Pool(pool)) => measure_pool(&pool)?,
         Some(Table::Worker(worker)) => work(&worker)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -165,7 +189,33 @@ fn measure_exit(args: &Exit) -> anyhow::Result<()> {
         .measure(|settings, progress| exit::measure(settings, load, progress))
 }
 
+fn measure_pool(args: &Pool) -> anyhow::Result<()> {
+    let load = pool::Load {
+        size: args.common.size(args.size, 1536 << 20, 192 << 20),
+        threads: match args.threads.as_slice() {
+            [] => up_to_cpus(),
+            asked => asked.to_vec(),
+        },
+    };
+    args.common
+        .measure(|settings, progress| pool::measure(settings, &load, progress))
+}
+
+/// 1, 2, 4, and so on, and the number of CPUs.
+fn up_to_cpus() -> Vec<NonZeroUsize> {
+    let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let two = NonZeroUsize::MIN.saturating_add(1);
+    let powers = std::iter::successors(Some(NonZeroUsize::MIN), |n| n.checked_mul(two));
+    powers
+        .take_while(|n| *n < cpus)
+        .chain(std::iter::once(cpus))
+        .collect()
+}
+
 fn work(worker: &Worker) -> anyhow::Result<()> {
+    if let Worker::Pool { task } = worker {
+        return Ok(pool::worker::run(task)?);
+    }
     child::die_with_parent();
     let sample = match *worker {
         Worker::Load { size } => serde_json::to_string(&heap::worker::load(size)?)?,
@@ -176,6 +226,7 @@ fn work(worker: &Worker) -> anyhow::Result<()> {
         }
         Worker::UnmapSmall { times } => serde_json::to_string(&free::worker::unmap_small(times)?)?,
         Worker::Hold { size, reaper } => return Ok(exit::worker::hold(size, reaper)?),
+        Worker::Pool { .. } => return Ok(()),
     };
     println!("{sample}");
     Ok(())
@@ -242,6 +293,10 @@ fn held_size(text: &str) -> Result<Bytes, String> {
     at_least(exit::MIN_SIZE, text)
 }
 
+fn arrays_size(text: &str) -> Result<Bytes, String> {
+    at_least(pool::MIN_SIZE, text)
+}
+
 fn at_least(least: Bytes, text: &str) -> Result<Bytes, String> {
     let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if size < least {
@@ -256,6 +311,14 @@ fn workers(text: &str) -> Result<NonZeroU32, String> {
         return Err(format!("at most {MAX_FREE_WORKERS} threads free at once"));
     }
     Ok(workers)
+}
+
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let threads: NonZeroUsize = text.parse().map_err(|error| format!("{error}"))?;
+    if threads.get() > MAX_THREADS {
+        return Err(format!("at most {MAX_THREADS} threads are measured"));
+    }
+    Ok(threads)
 }
 
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
@@ -295,7 +358,12 @@ mod tests {
         let commands: Vec<_> = tables().into_iter().map(|[command, _]| command).collect();
         assert_eq!(
             commands,
-            ["jumbo bench heap", "jumbo bench free", "jumbo bench exit"]
+            [
+                "jumbo bench heap",
+                "jumbo bench free",
+                "jumbo bench exit",
+                "jumbo bench pool"
+            ]
         );
     }
 

@@ -1,4 +1,5 @@
-//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took.
+//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The table of
+//! the pool is among the tests of `jumbo pool`, since it sets the kernel's.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +44,7 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit"] {
+    for table in ["heap", "free", "exit", "pool"] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");
@@ -58,6 +59,8 @@ fn wrong_options_are_named() {
         (["free", "--workers", "1,65"], "--workers"),
         (["exit", "--size", "1M"], "--size"),
         (["exit", "--workers", "0"], "--workers"),
+        (["pool", "--size", "1M"], "--size"),
+        (["pool", "--threads", "1,257"], "--threads"),
     ] {
         let output = run(&arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -67,7 +70,7 @@ fn wrong_options_are_named() {
             "{message}"
         );
     }
-    for table in ["heap", "free", "exit"] {
+    for table in ["heap", "free", "exit", "pool"] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));

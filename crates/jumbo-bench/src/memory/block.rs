@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, PageSize};
 
 /// What one huge page maps where one is wanted; where it is more, the claim of the side fails.
 const HUGE: usize = 2 << 20;
@@ -30,7 +30,8 @@ impl Block {
         let length = usize::try_from(size.0).ok()?;
         // SAFETY: malloc may be called with any size.
         let start = unsafe { libc::malloc(length) }.cast::<u8>();
-        let start = NonNull::new(start)?;
+        // A compiler may take it that there is memory, where it sees that nothing is done with it.
+        let start = NonNull::new(std::hint::black_box(start))?;
         Some(Self(Stretch { start, length }))
     }
 
@@ -55,10 +56,19 @@ impl Mapping {
     /// `mmap`.
     pub(crate) fn new(size: Bytes) -> io::Result<Self> {
         let length = usize::try_from(size.0).map_err(io::Error::other)?;
-        let (rw, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
+        Self::map(length, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
+    }
+
+    /// `mmap` of one page of the kernel's pool of that size.
+    pub(crate) fn hugetlb(size: PageSize) -> io::Result<Self> {
+        let length = usize::try_from(size.bytes()).map_err(io::Error::other)?;
+        let log2 = size.bytes().trailing_zeros().cast_signed();
+        let flags = libc::MAP_HUGETLB | log2 << libc::MAP_HUGE_SHIFT;
+        Self::map(length, flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
+    }
+
+    fn map(length: usize, flags: libc::c_int) -> io::Result<Self> {
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
         let start = unsafe { libc::mmap(null_mut(), length, rw, flags, -1, 0) };
         if start == libc::MAP_FAILED {
@@ -92,6 +102,11 @@ impl Mapping {
         self.0.touch();
     }
 
+    /// Writes to the first base page.
+    pub(crate) fn touch_first(&mut self) {
+        self.0.touch_at(0);
+    }
+
     /// Where it is.
     pub(crate) fn addresses(&self) -> Range<u64> {
         self.0.addresses()
@@ -110,6 +125,12 @@ impl Mapping {
 impl Stretch {
     fn touch(&mut self) {
         for offset in (0..self.length).step_by(rustix::param::page_size()) {
+            self.touch_at(offset);
+        }
+    }
+
+    fn touch_at(&mut self, offset: usize) {
+        if offset < self.length {
             // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
             // nobody ever reads it: a compiler may leave out such an allocation as a whole.
             unsafe { self.start.add(offset).write_volatile(1) };

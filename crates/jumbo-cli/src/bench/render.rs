@@ -28,7 +28,11 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     )?;
     view.line("")?;
     view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
-    view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")
+    view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")?;
+    for missing in table.all_missing() {
+        view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
+    }
+    Ok(())
 }
 
 fn machine(machine: &Machine) -> String {
@@ -79,6 +83,7 @@ fn scale(unit: Unit) -> (f64, &'static str) {
         Unit::Us => (1.0, " us"),
         Unit::Ns => (1.0, " ns"),
         Unit::Bytes => (f64::from(1 << 20), " MiB"),
+        Unit::Faults => (1.0, ""),
     }
 }
 

@@ -4,11 +4,13 @@
 //! - [`host`]: the pool of this host, resized and put back.
 //! - [`cut_short`]: killed and interrupted at every step.
 //! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
+//! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod cut_short;
 mod host;
 mod hosts;
+mod measured;
 mod steered;
 mod support;

@@ -1,0 +1,155 @@
+//! `jumbo bench pool` from outside: the shape of what it prints, and the kernel's pool as it was after any end;
+//! never how long anything took.
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+
+use crate::support::{Before, Host, POOL, assert_as, now, skip, stderr, until};
+
+/// As small and short as it can be.
+const BENCH: [&str; 9] = [
+    env!("CARGO_BIN_EXE_jumbo"),
+    "bench",
+    "pool",
+    "--json",
+    "--rounds=1",
+    "--size=48M",
+    "--threads",
+    "1,2",
+    "--quick",
+];
+
+/// False, with the skip announced, where one of the pool's sources is not to be had at all.
+fn has_thp(test: &str) -> bool {
+    let is_there = Path::new("/sys/kernel/mm/transparent_hugepage/enabled").exists();
+    if !is_there {
+        skip(test, "this kernel has no THP");
+    }
+    is_there
+}
+
+#[track_caller]
+fn table(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn assert_ratios(table: &Value, names: &[&str]) {
+    for name in names {
+        let ratio = &table["ratios"][name];
+        for figure in ["median", "min", "max"] {
+            assert!(
+                ratio[figure].as_f64().is_some_and(|figure| figure > 0.0),
+                "{name}: {table:#}"
+            );
+        }
+    }
+}
+
+/// What needs no privilege.
+const THP: [&str; 9] = [
+    "stream_aa",
+    "stream_small_aa",
+    "preallocated_vs_baseline_thp",
+    "preallocated_vs_baseline_thp_small",
+    "dynamic_vs_preallocated_thp",
+    "dynamic_vs_preallocated_thp_small",
+    "held_vs_surplus_thp",
+    "take_give_vs_mmap_thp",
+    "take_give_zeroed_vs_mmap_thp_2_threads",
+];
+
+#[test]
+fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
+    let test = "every_ratio_is_measured_and_the_pool_is_as_it_was";
+    let Some(host) = Host::take(test).filter(|_| has_thp(test)) else {
+        return;
+    };
+    let before = Before::now();
+    let table = table(&host.command(&BENCH).output().unwrap());
+    assert_as(&before, "measured");
+    assert_eq!(host.records(), 0);
+    assert_eq!(table["table"], "pool");
+    assert!(table["missing"].is_null(), "{table:#}");
+    assert_ratios(&table, &THP);
+    assert_ratios(
+        &table,
+        &[
+            "preallocated_vs_baseline",
+            "preallocated_vs_baseline_small",
+            "dynamic_vs_preallocated",
+            "dynamic_vs_preallocated_small",
+            "triad_preallocated",
+            "triad_dynamic_small",
+            "start_dynamic",
+            "faults_dynamic",
+            "first_use_aa",
+            "surplus_vs_persistent",
+            "held_vs_surplus",
+            "mmap_aa",
+            "take_give_vs_mmap",
+            "take_give_vs_mmap_2_threads",
+            "take_give_vs_mmap_touched",
+            "take_give_zeroed_vs_mmap",
+        ],
+    );
+    // Both are counted, and no matter of time.
+    let fewer = |name: &str| table["ratios"][name]["min"].as_f64().unwrap() > 10.0;
+    assert!(
+        fewer("faults_dynamic") && fewer("faults_dynamic_thp"),
+        "{table:#}"
+    );
+}
+
+#[test]
+fn without_the_right_to_set_the_pool_the_rest_is_measured() {
+    let test = "without_the_right_to_set_the_pool_the_rest_is_measured";
+    let Some(host) = Host::take(test).filter(|_| has_thp(test)) else {
+        return;
+    };
+    let before = Before::now();
+    // As in a container, in which it is read-only for root as well.
+    let pool = Path::new("/").join(POOL);
+    let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+    let mut words = vec!["sh", "-c", script, pool.to_str().unwrap()];
+    words.extend(BENCH);
+    let table = table(&host.command(&words).output().unwrap());
+    assert_as(&before, "measured");
+    let missing = table["missing"].as_array().unwrap();
+    assert_eq!(missing.len(), 1, "{table:#}");
+    assert!(missing[0]["what"].as_str().unwrap().contains("hugetlb"));
+    assert!(
+        missing[0]["why"].as_str().unwrap().contains("Read-only"),
+        "{table:#}"
+    );
+    assert_ratios(&table, &THP);
+    for name in ["dynamic_vs_preallocated", "take_give_vs_mmap"] {
+        assert!(table["ratios"][name].is_null(), "{name}: {table:#}");
+    }
+}
+
+#[test]
+fn a_killed_measurement_leaves_the_pool_as_it_was() {
+    let Some(host) = Host::take("a_killed_measurement_leaves_the_pool_as_it_was") else {
+        return;
+    };
+    let before = Before::now();
+    let mut bench = host
+        .command(&BENCH)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("a pool that is set", || {
+        (now().persistent() > before.pool.persistent() && host.records() == 1).then_some(())
+    });
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    assert_as(&before, "killed");
+    until("the record to be gone", || {
+        (host.records() == 0).then_some(())
+    });
+}
