@@ -14,6 +14,8 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "mimalloc")]
+    mimalloc();
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
     let Some(out) = env::var_os("OUT_DIR") else {
         return;
@@ -26,4 +28,28 @@ fn main() {
         ),
         Err(error) => println!("cargo::error=cannot write {}: {error}", script.display()),
     }
+}
+
+/// Compiles mimalloc with our shim. The crate that brings its sources says where they are.
+#[cfg(feature = "mimalloc")]
+fn mimalloc() {
+    const SHIM: &str = "src/mimalloc/shim.c";
+    println!("cargo::rerun-if-changed={SHIM}");
+    let Some(include) = env::var_os("DEP_MIMALLOC_INCLUDE_DIR") else {
+        println!("cargo::error=libmimalloc-sys does not say where its sources are");
+        return;
+    };
+    let include = Path::new(&include);
+    cc::Build::new()
+        .file(SHIM)
+        .include(include)
+        .include(include.join("../src"))
+        .flag_if_supported("-ftls-model=initial-exec")
+        .flag_if_supported("-fno-builtin-malloc")
+        .define("MI_DEBUG", "0")
+        .define("MI_BUILD_RELEASE", None)
+        .define("NDEBUG", None)
+        .opt_level(3)
+        .warnings(false)
+        .compile("jumbo_mimalloc");
 }

@@ -12,6 +12,8 @@ use super::build;
 use super::report::Report;
 use super::running::Running;
 
+/// More options for every `jumbo run`, to have all tests judge another way of running: `--heap=mimalloc`, say.
+const MORE_OPTIONS: &str = "JUMBO_TEST_OPTIONS";
 /// How long one run may take.
 const BOUND: Duration = Duration::from_secs(180);
 
@@ -160,7 +162,12 @@ impl Program {
     }
 
     fn start(&self, launcher: &[&OsStr], options: &[&str]) -> Running {
-        let options: Vec<&OsStr> = options.iter().map(OsStr::new).collect();
+        let more = std::env::var(MORE_OPTIONS).unwrap_or_default();
+        let more = more
+            .split_whitespace()
+            .filter(|_| !launcher.is_empty())
+            .map(OsStr::new);
+        let options: Vec<&OsStr> = more.chain(options.iter().map(OsStr::new)).collect();
         let dashes = (!launcher.is_empty()).then_some(OsStr::new("--"));
         let mut words = (self.around.iter().map(OsString::as_os_str))
             .chain(launcher.iter().copied())

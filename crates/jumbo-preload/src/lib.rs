@@ -12,15 +12,21 @@
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,
 //! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall; unshare, setns, capset,
-//! shmat, io_setup, flock, fcntl, fcntl64; pthread_exit, thrd_exit.
+//! shmat, io_setup, flock, fcntl, fcntl64; pthread_create, pthread_exit, thrd_exit.
 
 mod alloc;
 mod bytes;
 mod maps;
+#[cfg(feature = "mimalloc")]
+mod mimalloc;
+#[cfg(not(feature = "mimalloc"))]
+#[path = "mimalloc/absent.rs"]
+mod mimalloc;
 mod next;
 mod reaper;
 mod sandbox;
 mod sharing;
 mod slot;
+mod spawn;
 mod start;
 mod threads;

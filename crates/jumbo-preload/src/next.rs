@@ -25,6 +25,20 @@ impl<F: Copy> Next<F> {
         }
     }
 
+    /// One that will be filled in with [`Next::replace`], before it is called.
+    pub(crate) const fn empty() -> Self {
+        Self {
+            address: AtomicPtr::new(std::ptr::null_mut()),
+            name: c"",
+            _type: std::marker::PhantomData,
+        }
+    }
+
+    /// Puts another function of type `F` there.
+    pub(crate) fn replace(&self, address: *mut c_void) {
+        self.address.store(address, Ordering::Release);
+    }
+
     /// The function to call.
     #[inline(always)]
     pub(crate) fn get(&self) -> F {
@@ -103,6 +117,8 @@ next! {
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int,
         else { no_memory(); -1 };
     munlockall: fn() -> c_int, else { no_memory(); -1 };
+    pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
+        start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int,
         else { no_memory(); -1 };
     syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)

@@ -8,11 +8,11 @@ use jumbo::gather;
 use jumbo::heap::{self, HeldLocks, Settings};
 use jumbo::kernel::sandbox;
 use jumbo::ledger::{Ledger, flag};
-use jumbo::policy::{FreeMode, Orders};
+use jumbo::policy::{FreeMode, HeapMode, Orders, PoolOrder};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{alloc, maps, next, reaper};
+use crate::{alloc, maps, mimalloc, next, reaper};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -52,19 +52,26 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         .split(|byte| *byte == b':')
         .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
         .next_back();
+    let ours = glibc && orders.heap != HeapMode::Off;
+    let mimalloc = ours && orders.heap == HeapMode::Mimalloc && mimalloc::IS_THERE;
     let settings = Settings {
         pmd: orders.pmd,
         max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
         // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
-        arenas: orders.heap
-            && glibc
+        arenas: ours
+            && !mimalloc
             && hugetlb.is_none_or(|value| value == b"0" || value == b"1")
             && getrlimit(Resource::Data).current.is_none(),
+        pool: orders.pool.filter(|_| ours),
+        managed: mimalloc,
     };
     if !heap::start(settings) {
         flags |= flag::NO_WINDOW;
     }
-    if orders.heap && glibc {
+    if mimalloc {
+        mimalloc::divert(orders.pool);
+        flags |= flag::MALLOC | flag::MIMALLOC;
+    } else if ours {
         alloc::divert();
         flags |= flag::MALLOC;
     }
@@ -96,9 +103,32 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         heap::report_to(ledger, pid(), flags);
         LEDGER.store(ptr::from_ref(ledger).cast_mut(), Ordering::Release);
     }
+    if let Some(pool) = orders
+        .pool
+        .filter(|pool| ours && is_launched(*pool, environment))
+    {
+        heap::warm(pool);
+    }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
     reaper::begin(orders.reaper);
+}
+
+/// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It
+/// writes itself down in the environment that its children inherit.
+fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
+    match pool.warm {
+        None => false,
+        Some(0) => {
+            let orders = environment.value(Orders::VARIABLE.as_bytes());
+            let orders = orders.and_then(|value| std::str::from_utf8(value).ok());
+            if let Some(digits) = orders.and_then(PoolOrder::warm_digits) {
+                environment.overwrite(Orders::VARIABLE.as_bytes(), digits.start, pid());
+            }
+            true
+        }
+        Some(process) => process == pid(),
+    }
 }
 
 static LEDGER: std::sync::atomic::AtomicPtr<Ledger> =
@@ -125,6 +155,8 @@ static HELD: AtomicU8 = AtomicU8::new(0);
 static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
+    heap::about_to_fork();
+    mimalloc::before_fork();
     let held = heap::before_fork();
     if held == HeldLocks::default() {
         // Only the thread that holds all is refused all: it is in a fork already.
@@ -140,6 +172,7 @@ unsafe extern "C" fn after_fork() {
     } else {
         heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
     }
+    mimalloc::after_fork();
 }
 
 unsafe extern "C" fn after_fork_child() {
@@ -211,6 +244,25 @@ impl Environment {
         let (slot, offset) = self.find(name)?;
         // SAFETY: as in `find`; the offset is within the string.
         Some(&unsafe { CStr::from_ptr(slot.read()) }.to_bytes()[offset..])
+    }
+
+    /// Writes a number over the ten digits at an offset of a value.
+    fn overwrite(&self, name: &[u8], at: usize, mut number: u32) {
+        let Some((slot, offset)) = self.find(name) else {
+            return;
+        };
+        for place in (0..10).rev() {
+            let digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
+            number /= 10;
+            // SAFETY: the string is writable (the kernel puts it on the stack), read by nobody else now,
+            // and the caller found ten digits there.
+            unsafe {
+                slot.read()
+                    .add(offset + at + place)
+                    .cast::<u8>()
+                    .write(digit)
+            };
+        }
     }
 
     /// Cuts the entries that `unwanted` names out of a list, and the variable if nothing is left.

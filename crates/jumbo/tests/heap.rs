@@ -20,7 +20,9 @@ fn start() {
         assert!(heap::start(Settings {
             pmd: PMD,
             max_waste: 5,
-            arenas: false
+            arenas: false,
+            pool: None,
+            managed: false,
         }))
     });
 }

@@ -7,7 +7,11 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use jumbo::policy::{self, FreeMode, MAX_FREE_WORKERS, MAX_WASTE, Options, Profile, ReaperMode};
+use jumbo::policy::{
+    self, FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_WASTE, Options, PoolRequest, Profile,
+    ReaperMode,
+};
+use jumbo::units::Bytes;
 
 use super::Failure;
 
@@ -30,9 +34,32 @@ use super::Failure;
 Exit status: the program's; 128+N when signal N ended it; 127 no such program, 126 it cannot be
 started, 125 jumbo itself failed, 2 wrong usage.")]
 pub(crate) struct Args {
-    /// Large allocations and glibc's heap on huge pages [default: on]
-    #[arg(long, value_name = "on|off", hide_possible_values = true)]
-    heap: Option<Switch>,
+    /// Allocations on huge pages: on, off or mimalloc [default: on]
+    ///
+    /// `on`: large ones from jumbo, small ones from glibc, whose heap is advised. `mimalloc`: all of them
+    /// from mimalloc, whose arenas are advised, or are the memory of --pool.
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    heap: Option<Heap>,
+
+    /// Set SIZE aside for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
+    ///
+    /// The heap's pages come from the kernel's hugetlb pool where it has some, else they are THPs, which
+    /// takes no privilege. They are kept when they are free. Beyond SIZE allocations get what they
+    /// get without a pool. With --heap=on the pool serves large allocations, with --heap=mimalloc all.
+    ///
+    /// Hugetlb pages serve processes of one thread: a fork could end the child of others by SIGBUS.
+    /// What they hold moves to THPs before a fork and before the first further thread. For a program
+    /// that never forks while it has threads say so: SIZE,nofork.
+    #[arg(long, value_name = "SIZE[:PAGESIZE][,nofork]")]
+    pool: Option<PoolRequest>,
+
+    /// How much the pool may grow beyond its size; given back when it is free [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    overcommit: Option<Bytes>,
+
+    /// Make all of the pool resident, with several threads, before the program starts
+    #[arg(long)]
+    warm: bool,
 
     /// Anonymous mappings on huge pages [default: on]
     #[arg(long, value_name = "on|off", hide_possible_values = true)]
@@ -129,6 +156,13 @@ enum Switch {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum Heap {
+    On,
+    Off,
+    Mimalloc,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Free {
     Sync,
     Background,
@@ -179,6 +213,16 @@ impl From<Switch> for policy::Switch {
     }
 }
 
+impl From<Heap> for HeapMode {
+    fn from(mode: Heap) -> Self {
+        match mode {
+            Heap::On => Self::On,
+            Heap::Off => Self::Off,
+            Heap::Mimalloc => Self::Mimalloc,
+        }
+    }
+}
+
 impl From<Free> for FreeMode {
     fn from(mode: Free) -> Self {
         match mode {
@@ -225,7 +269,17 @@ impl Settings {
         };
         let free_asked = args.free.is_some() || profile.free.is_some();
         let options = Options {
-            heap: on(args.heap, profile.heap, defaults.heap),
+            heap: args
+                .heap
+                .map(HeapMode::from)
+                .or(profile.heap)
+                .unwrap_or(defaults.heap),
+            pool: args.pool.or(profile.pool),
+            overcommit: args
+                .overcommit
+                .or(profile.overcommit)
+                .unwrap_or(defaults.overcommit),
+            warm: args.warm || profile.warm.unwrap_or(defaults.warm),
             maps: on(args.maps, profile.maps, defaults.maps),
             max_waste: args
                 .max_waste
@@ -247,6 +301,7 @@ impl Settings {
                 .or(profile.reaper)
                 .unwrap_or(defaults.reaper),
         };
+        check_pool(&options)?;
         let typed = args.report.map(policy::ReportFormat::from);
         let is_asked = typed.is_some() || args.report_file.is_some();
         let quiet = args.quiet || (!is_asked && profile.quiet.unwrap_or(false));
@@ -266,6 +321,26 @@ impl Settings {
             dry_run: args.dry_run,
             command: args.command,
         })
+    }
+}
+
+/// A pool is for a heap, and its further options for a pool.
+fn check_pool(options: &Options) -> Result<(), Failure> {
+    let usage = |message: String| Failure {
+        code: super::USAGE,
+        message,
+    };
+    match options.pool {
+        Some(_) if options.heap == HeapMode::Off => Err(usage(String::from(
+            "a pool is for the heap, and --heap=off leaves that alone; hint: drop one of them",
+        ))),
+        Some(pool) => pool
+            .check(options.overcommit)
+            .map_err(|error| usage(error.to_string())),
+        None if options.warm || options.overcommit > Bytes(0) => Err(usage(String::from(
+            "--overcommit and --warm are for a pool; hint: add --pool SIZE",
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -28,6 +28,8 @@ use jumbo::kernel::process::start;
 pub(crate) use args::Args;
 use args::Settings;
 
+/// Exit code: wrong usage.
+const USAGE: u8 = 2;
 /// Exit code: jumbo itself failed.
 const FAILED: u8 = 125;
 /// Exit code: the program is there and cannot be started.

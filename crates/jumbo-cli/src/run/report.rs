@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
-use jumbo::ledger::{Ledger, Slot, flag};
-use jumbo::policy::{FreeMode, ReaperMode};
+use jumbo::ledger::{Ledger, Slot, flag, pool_reason};
+use jumbo::policy::{FreeMode, HeapMode, PoolRequest, ReaperMode};
 use jumbo::reaper::State;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
@@ -98,6 +98,11 @@ pub(super) struct ProcessRow {
 #[derive(Debug, Serialize)]
 pub(super) struct Requested {
     pub(super) heap: bool,
+    /// mimalloc serves the heap.
+    pub(super) mimalloc: bool,
+    pub(super) pool: Option<PoolRequest>,
+    pub(super) overcommit: Bytes,
+    pub(super) warm: bool,
     pub(super) maps: bool,
     pub(super) max_waste: u32,
     pub(super) follow: bool,
@@ -128,7 +133,7 @@ pub(super) struct Obtained {
 }
 
 /// A ledger slot, or several added up.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Counts {
     #[serde(skip)]
     pub(super) flags: u32,
@@ -146,6 +151,7 @@ pub(super) struct Counts {
     pub(super) arenas_advised: Bytes,
     pub(super) collapsed: Bytes,
     pub(super) free: FreeCounts,
+    pub(super) pool: PoolCounts,
 }
 
 /// What `gather` did.
@@ -161,6 +167,104 @@ pub(super) struct FreeCounts {
     pub(super) workers: u64,
     /// Allocations that waited for memory still being freed.
     pub(super) waits: u64,
+}
+
+/// What the pool gave.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct PoolCounts {
+    /// The most that one process had from the kernel's hugetlb pool at a time.
+    pub(super) hugetlb: Bytes,
+    /// The most that one process had from THPs.
+    pub(super) thp: Bytes,
+    /// Asked for while there was a pool, and served without it, over the whole run.
+    pub(super) beyond: Bytes,
+    /// Moved from hugetlb pages to THPs.
+    pub(super) moved: Bytes,
+    /// Left on hugetlb pages in a program that forks.
+    pub(super) stuck: Bytes,
+    /// Why it was not more, or not hugetlb.
+    pub(super) reasons: Vec<&'static str>,
+    #[serde(skip)]
+    pub(super) bits: u32,
+}
+
+/// What each bit of [`pool_reason`] means to a reader.
+const POOL_REASONS: [(u32, &str); 8] = [
+    (
+        pool_reason::FULL,
+        "the pool and its overcommit were used up",
+    ),
+    (
+        pool_reason::NONE_FREE,
+        "the kernel's hugetlb pool had no free page",
+    ),
+    (
+        pool_reason::NO_SIZE,
+        "this kernel has no hugetlb pages of that size",
+    ),
+    (
+        pool_reason::HUGETLB_LIMIT,
+        "a control group's hugetlb limit",
+    ),
+    (
+        pool_reason::FORK,
+        "no hugetlb pages in a program that forks",
+    ),
+    (
+        pool_reason::THREADS,
+        "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork",
+    ),
+    (
+        pool_reason::NO_ROOM,
+        "the memory cgroup or the host had no room for THPs",
+    ),
+    (
+        pool_reason::FRAGMENTED,
+        "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory",
+    ),
+];
+
+impl PoolCounts {
+    fn of(slot: &Slot) -> Self {
+        let bytes = |counter: &std::sync::atomic::AtomicU64| Bytes(counter.load(Relaxed));
+        Self {
+            hugetlb: bytes(&slot.pool_hugetlb_peak),
+            thp: bytes(&slot.pool_thp_peak),
+            beyond: bytes(&slot.pool_beyond),
+            moved: bytes(&slot.pool_moved),
+            stuck: bytes(&slot.pool_stuck),
+            ..Self::default()
+        }
+        .because(slot.pool_reasons.load(Relaxed))
+    }
+
+    fn add(self, other: &Self) -> Self {
+        Self {
+            hugetlb: self.hugetlb.max(other.hugetlb),
+            thp: self.thp.max(other.thp),
+            beyond: self.beyond + other.beyond,
+            moved: self.moved + other.moved,
+            stuck: self.stuck + other.stuck,
+            ..Self::default()
+        }
+        .because(self.bits | other.bits)
+    }
+
+    fn because(self, bits: u32) -> Self {
+        // Where the kernel's pool has nothing to give it is no matter who would have been refused.
+        let refused = pool_reason::FORK | pool_reason::THREADS;
+        let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
+        let shown = match self.hugetlb == Bytes(0) && bits & absent != 0 {
+            true => bits & !refused,
+            false => bits,
+        };
+        let known = POOL_REASONS.iter().filter(|(bit, _)| shown & bit != 0);
+        Self {
+            reasons: known.map(|(_, text)| *text).collect(),
+            bits,
+            ..self
+        }
+    }
 }
 
 /// What became of the reaper in one process.
@@ -222,10 +326,11 @@ impl Counts {
                 workers: slot.free_workers.load(Relaxed),
                 waits: slot.free_waits.load(Relaxed),
             },
+            pool: PoolCounts::of(slot),
         }
     }
 
-    fn add(self, other: Self) -> Self {
+    fn add(self, other: &Self) -> Self {
         let last_errno = match other.refused_errno {
             0 => self.refused_errno,
             errno => errno,
@@ -251,6 +356,7 @@ impl Counts {
                 workers: self.free.workers.max(other.free.workers),
                 waits: self.free.waits.saturating_add(other.free.waits),
             },
+            pool: self.pool.add(&other.pool),
         }
     }
 }
@@ -287,16 +393,16 @@ impl Counted {
         };
         for slot in ledger.into_iter().flat_map(Ledger::slots) {
             let counts = Counts::of(slot);
-            counted.total = counted.total.add(counts);
+            counted.total = counted.total.add(&counts);
             let theirs = counted.by_pid.entry(slot.pid.load(Relaxed)).or_default();
-            *theirs = theirs.add(counts);
+            *theirs = std::mem::take(theirs).add(&counts);
             counted.reapers.extend(Reaped::of(slot));
         }
         counted
     }
 
     pub(super) fn of(&self, pid: u32) -> Option<Counts> {
-        self.by_pid.get(&pid).copied()
+        self.by_pid.get(&pid).cloned()
     }
 }
 
@@ -329,7 +435,11 @@ impl Requested {
     fn new(settings: &Settings, tunable: bool, counted: &Counted) -> Self {
         let options = settings.options;
         Self {
-            heap: options.heap,
+            heap: options.heap != HeapMode::Off,
+            mimalloc: options.heap == HeapMode::Mimalloc,
+            pool: options.pool,
+            overcommit: options.overcommit,
+            warm: options.warm,
             maps: options.maps,
             max_waste: options.max_waste,
             follow: options.follow,

@@ -3,7 +3,7 @@
 use std::io;
 
 use jumbo::ledger::{SLOTS, flag};
-use jumbo::policy::{Memory, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
@@ -63,7 +63,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         add("the program", reason);
     }
     // What the host rules out holds for every kind alike: once is enough.
-    let wants = orders.heap || orders.maps;
+    let wants = orders.heap != HeapMode::Off || orders.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let nothing = |memory: &&Vec<Memory>| memory.iter().all(|memory| memory.sizes.is_empty());
     let reason = memory
@@ -83,7 +83,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         ),
         _ => {}
     }
-    if orders.heap && total.flags & flag::FOREIGN_MALLOC != 0 {
+    if orders.heap != HeapMode::Off && total.flags & flag::FOREIGN_MALLOC != 0 {
         let whose = match total.malloc_diverted {
             true => "some processes bring their own malloc",
             false => "the program brings its own malloc",
@@ -103,6 +103,15 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
             format!(
                 "{} of {} went to the program's allocator: the window could not serve them",
                 total.large_fallback, total.large_calls
+            ),
+        );
+    }
+    if total.pool.stuck > Bytes(0) {
+        add(
+            "the pool",
+            format!(
+                "{} stayed on hugetlb pages in a process that forked: there was no room to move it",
+                total.pool.stuck
             ),
         );
     }

@@ -83,6 +83,25 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             None => String::new(),
         }
     )?;
+    if let Some(pool) = requested.pool {
+        let got = &ledger.pool;
+        let beyond = match got.beyond {
+            Bytes(0) => String::new(),
+            beyond => format!("; {beyond} asked for beyond it"),
+        };
+        let moved = match got.moved {
+            Bytes(0) => String::new(),
+            moved => format!("; {moved} moved from the one to the other"),
+        };
+        let (hugetlb, thp) = (got.hugetlb, got.thp);
+        writeln!(
+            out,
+            "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{moved}{beyond}"
+        )?;
+        for reason in &got.reasons {
+            writeln!(out, "            {reason}")?;
+        }
+    }
     let free = &ledger.free;
     if free.gathered > Bytes(0) {
         writeln!(

@@ -9,7 +9,7 @@
 //!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `window` of
 //!   ours first.
 //! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
-//!   threads, `memory` the leaf that frees, `headroom` what background mode asks beforehand.
+//!   threads, `memory` the leaf that frees; background mode asks [`crate::kernel::headroom`] beforehand.
 //! - [`rehearse`] makes all those calls once, in a process that may die of it.
 //!
 //! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
@@ -25,7 +25,6 @@
 mod batch;
 mod collect;
 mod handover;
-mod headroom;
 mod interrupted;
 mod memory;
 #[cfg(test)]
@@ -144,6 +143,12 @@ pub fn retire() -> bool {
 pub fn retire_for_good() -> bool {
     let _blocked = Blocked::new();
     workers::retire(true)
+}
+
+/// Whether a start routine is that of a worker: for whoever interposes pthread_create(3), by which workers are
+/// made.
+pub fn is_worker(routine: usize) -> bool {
+    workers::is_routine(routine)
 }
 
 /// True while memory is being freed in the background.

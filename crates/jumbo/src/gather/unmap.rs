@@ -9,9 +9,8 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::{
-    BACKGROUND, HANDOVER, MERGED, MOST, headroom, interrupted, is_large, is_own, window, workers,
-};
+use super::{BACKGROUND, HANDOVER, MERGED, MOST, interrupted, is_large, is_own, window, workers};
+use crate::kernel::headroom;
 use crate::kernel::sandbox;
 use crate::kernel::sys::{self, Blocked};
 use crate::ledger::{Slot, stats};

@@ -59,6 +59,11 @@ pub(super) fn make(count: u32) -> u32 {
     if made { count } else { 0 }
 }
 
+/// Whether that is the address of a worker's start routine.
+pub(super) fn is_routine(address: usize) -> bool {
+    address == start as *const () as usize
+}
+
 /// Makes one, who makes the `others`.
 fn make_one(others: u32) -> bool {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();

@@ -15,11 +15,13 @@
 
 use rustix::io::{Errno, Result};
 
+use super::backing::Backing;
 use super::memory;
 
 /// The growing end of a range of addresses.
 #[derive(Debug)]
 pub(super) struct Frontier {
+    backing: Backing,
     next: usize,
     mapped: usize,
     limit: usize,
@@ -39,8 +41,9 @@ pub(super) struct Growth {
 const SKIP: usize = 1 << 30;
 
 impl Frontier {
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(backing: Backing) -> Self {
         Self {
+            backing,
             next: 0,
             mapped: 0,
             limit: 0,
@@ -52,6 +55,7 @@ impl Frontier {
     /// Sets where growth begins and ends. `start` is a multiple of `pmd`.
     pub(super) fn place(&mut self, start: usize, limit: usize, pmd: usize) {
         *self = Self {
+            backing: self.backing,
             next: start,
             mapped: start,
             limit,
@@ -79,9 +83,7 @@ impl Frontier {
         };
         if end > self.mapped {
             let upto = if whole - end > allowed { end } else { whole };
-            memory::map(self.mapped, upto - self.mapped)?;
-            // A refusal is counted by `advise`; the memory is as good as the program's own would be.
-            let advised = memory::advise(self.mapped, upto - self.mapped).is_ok();
+            let advised = self.backing.map(self.mapped, upto - self.mapped)?;
             let chunk = self.mapped & !(self.pmd - 1);
             if self.pieces && advised && upto >= chunk + self.pmd {
                 memory::collapse(chunk, self.pmd);
@@ -96,7 +98,10 @@ impl Frontier {
     /// Takes the last [`Frontier::take`] back.
     pub(super) fn undo(&mut self, growth: Growth) {
         if growth.mapped < self.mapped
-            && memory::unmap(growth.mapped, self.mapped - growth.mapped).is_ok()
+            && self
+                .backing
+                .unmap(growth.mapped, self.mapped - growth.mapped)
+                .is_ok()
         {
             self.mapped = growth.mapped;
             self.pieces = !self.mapped.is_multiple_of(self.pmd);

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
+use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
 use crate::ledger::Slot;
@@ -54,7 +55,7 @@ impl Pack {
 }
 
 pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
-    frontier: Frontier::new(),
+    frontier: Frontier::new(Backing::Advised),
     asked: 0,
     max_waste: 0,
     pmd: 0,

@@ -15,7 +15,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::extents::{Record, Table};
-use super::{BASE_PAGE, TABLE_BASE};
+use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
 use crate::gather::Leaving;
 use crate::kernel::sys;
 use crate::ledger::stats;
@@ -102,8 +102,81 @@ pub(super) fn populate(address: usize, length: usize) {
     let _ = unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) };
 }
 
-/// Replaces the base pages of one huge page's range by a huge page, now. MADV_COLLAPSE, Linux 6.1.
-pub(super) fn collapse(address: usize, length: usize) {
+/// Makes one base page of fresh memory resident, in a huge page where the kernel sees fit.
+pub(super) fn populate_one(address: usize) -> Result<()> {
+    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
+    unsafe { mm::madvise(at(address), BASE_PAGE, Advice::LinuxPopulateWrite) }
+}
+
+/// Why there are no hugetlb pages for a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoHugetlb {
+    /// Something is mapped there.
+    InTheWay,
+    /// This kernel has no pages of that size.
+    NoSize,
+    /// The pool has no free page, and no surplus page could be had.
+    NoneFree,
+    /// A limit of a control group.
+    Limit,
+}
+
+/// Maps fresh zero hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch cannot
+/// fail. Nothing is mapped where that cannot be had. MAP_HUGETLB with a size, Linux 3.8;
+/// MADV_POPULATE_WRITE, 5.14.
+pub(super) fn map_hugetlb(
+    address: usize,
+    length: usize,
+    page: usize,
+) -> std::result::Result<(), NoHugetlb> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // The binary logarithm of the size, behind MAP_HUGE_SHIFT; see mmap(2).
+    let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::HUGETLB | size;
+    map_as(address, length, prot, flags).map_err(|errno| match errno {
+        Errno::EXIST => NoHugetlb::InTheWay,
+        Errno::INVAL | Errno::NODEV | Errno::NOSYS => NoHugetlb::NoSize,
+        _ => NoHugetlb::NoneFree,
+    })?;
+    // SAFETY: the mapping has just been made and nobody has seen it yet.
+    match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
+        Ok(()) => Ok(()),
+        Err(errno) => {
+            let _ = unmap(address, length);
+            Err(match errno {
+                Errno::FAULT => NoHugetlb::Limit,
+                Errno::INVAL => NoHugetlb::NoSize,
+                _ => NoHugetlb::NoneFree,
+            })
+        }
+    }
+}
+
+/// True where this process has one thread, by the entries of /proc/self/task; proc(5). Also where that
+/// cannot be read: then nobody but pthread_create(3) knows better.
+pub(super) fn is_alone() -> bool {
+    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
+    crate::kernel::sandbox::is_entered_later()
+        || rustix::fs::stat(c"/proc/self/task").map_or(true, |stat| stat.st_nlink <= 3)
+}
+
+/// Runs `work` with all signals blocked.
+pub(super) fn without_signals(work: impl FnOnce()) {
+    let (all, mut before) = (u64::MAX, 0u64);
+    let set = |how: libc::c_int, to: *const u64, from: *mut u64| {
+        // SAFETY: rt_sigprocmask(2) reads one kernel signal set of 8 bytes and writes another.
+        unsafe {
+            quietly(|| libc::syscall(libc::SYS_rt_sigprocmask, how, to, from, size_of::<u64>()))
+        };
+    };
+    set(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    work();
+    set(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+}
+
+/// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
+/// MADV_COLLAPSE, Linux 6.1.
+pub(super) fn collapse(address: usize, length: usize) -> bool {
     // SAFETY: MADV_COLLAPSE changes how memory is backed, never what it holds. rustix has no name for
     // it, and libc's madvise may be interposed, by ourselves for one.
     let done = unsafe {
@@ -112,6 +185,7 @@ pub(super) fn collapse(address: usize, length: usize) {
     if done {
         stats::collapsed(length);
     }
+    done
 }
 
 /// Moves the pages at `from` to `to`, over whatever is mapped there; both lie in the window.
@@ -159,9 +233,66 @@ pub(super) fn zero(address: usize, length: usize) {
     unsafe { ptr::write_bytes(at(address).cast::<u8>(), 0, length) }
 }
 
-/// The table of [`Record`]s behind the window, mapped as the window grows.
+/// A table of zeroes that is mapped when it is needed, so that who does not need it does without.
+#[derive(Debug)]
+pub(super) struct Mapped<T: 'static> {
+    length: usize,
+    start: AtomicPtr<T>,
+}
+
+/// What all zeroes are a value of, and what threads may share.
+///
+/// # Safety
+/// Both hold.
+pub(super) unsafe trait Zeroed: Sync {}
+// SAFETY: an atomic number may have any bits.
+unsafe impl Zeroed for std::sync::atomic::AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Zeroed for std::sync::atomic::AtomicU32 {}
+
+impl<T: Zeroed> Mapped<T> {
+    /// A table of `length` elements, not there yet.
+    pub(super) const fn new(length: usize) -> Self {
+        Self {
+            length,
+            start: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Maps it, once; false where that cannot be done.
+    pub(super) fn map(&self) -> bool {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let length = self.length * size_of::<T>();
+        // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+        let got = unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, flags) };
+        got.map(|start| self.start.store(start.cast(), Ordering::Release))
+            .is_ok()
+    }
+
+    /// The elements: none before it is mapped.
+    pub(super) fn get(&self) -> &'static [T] {
+        let start = self.start.load(Ordering::Acquire);
+        if start.is_null() {
+            return &[];
+        }
+        // SAFETY: `map` mapped so many elements there, for good; they are zeroes or what was stored since.
+        unsafe { std::slice::from_raw_parts(start, self.length) }
+    }
+}
+
+/// Fresh memory at an address of the kernel's choice, for as long as the process lives or until [`unmap`].
+pub(super) fn anywhere(length: usize) -> Result<usize> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+    unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) }
+        .map(|start| start.expose_provenance())
+}
+
+/// The table of [`Record`]s behind a window, mapped as the window grows.
 #[derive(Debug)]
 pub(super) struct PageTable {
+    base: usize,
     mapped: usize,
 }
 
@@ -169,15 +300,16 @@ pub(super) struct PageTable {
 const TABLE_STEP: usize = 1 << 20;
 
 impl PageTable {
-    pub(super) const fn new() -> Self {
-        Self { mapped: 0 }
+    /// A table whose records begin at `base`, where nobody else is.
+    pub(super) const fn new(base: usize) -> Self {
+        Self { base, mapped: 0 }
     }
 
     /// Makes sure that every page below `end` has a record.
     pub(super) fn reach(&mut self, end: u32) -> Result<()> {
         let needed = (end as usize * size_of::<Record>()).next_multiple_of(TABLE_STEP);
         if needed > self.mapped {
-            map(TABLE_BASE + self.mapped, needed - self.mapped)?;
+            map(self.base + self.mapped, needed - self.mapped)?;
             self.mapped = needed;
         }
         Ok(())
@@ -185,7 +317,7 @@ impl PageTable {
 
     fn record(&self, page: u32) -> *mut Record {
         debug_assert!((page as usize + 1) * size_of::<Record>() <= self.mapped);
-        at(TABLE_BASE + page as usize * size_of::<Record>()).cast()
+        at(self.base + page as usize * size_of::<Record>()).cast()
     }
 }
 
@@ -202,12 +334,12 @@ impl Table for PageTable {
     }
 }
 
-/// The record of a page that is known to have one: the first of a live block.
-pub(super) fn peek(page: usize) -> Record {
+/// The record of a page that is known to have one in the table at `base`: the first of a live block.
+pub(super) fn peek(base: usize, page: usize) -> Record {
     // SAFETY: the record was mapped when the block was handed out, and the table is never unmapped. Its
     // owner, who asks, is the only one that could change it now.
     unsafe {
-        at(TABLE_BASE + page * size_of::<Record>())
+        at(base + page * size_of::<Record>())
             .cast::<Record>()
             .read()
     }
@@ -269,4 +401,4 @@ pub(super) unsafe fn chunk_header(pointer: usize) -> usize {
     unsafe { at(pointer - size_of::<usize>()).cast::<usize>().read() }
 }
 
-const _: () = assert!(TABLE_BASE.is_multiple_of(BASE_PAGE));
+const _: () = assert!(TABLE_BASE.is_multiple_of(BASE_PAGE) && POOL_TABLE.is_multiple_of(BASE_PAGE));

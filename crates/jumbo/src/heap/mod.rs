@@ -6,7 +6,9 @@
 //! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
 //! without us.
 //!
-//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end;
+//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end, `backing` what it is made of;
+//! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
+//!   allocator with addresses of its own; `warm` makes them resident beforehand;
 //! - [`maps`] places and advises the program's own anonymous mappings;
 //! - [`arena`] advises glibc's thread arenas;
 //! - `memory` is the one leaf that touches memory.
@@ -15,19 +17,26 @@
 //! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
 
 pub mod arena;
+mod backing;
 mod extents;
 mod frontier;
+pub mod managed;
 pub mod maps;
 mod memory;
+mod supply;
+mod warm;
 mod window;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::gather::{self, Leaving};
 use crate::ledger::{Ledger, Slot, stats};
+use crate::policy::PoolOrder;
 use crate::sync::{Lock, thread_pointer};
+use backing::Backing;
 use memory::Deferred;
-use window::{Resized, Window};
+pub use supply::settle;
+use window::{Resized, Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
 pub const LARGE: usize = 128 << 10;
@@ -40,9 +49,14 @@ const BASE_PAGE: usize = 4096;
 /// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
 const HEAP_BASE: usize = 0x2000_0000_0000;
 const HEAP_END: usize = 0x2800_0000_0000;
+/// The end of the heap's part: blocks of the pool.
+const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
 const TABLE_BASE: usize = MAPS_END;
+const POOL_TABLE: usize = TABLE_BASE + (64 << 30);
+/// What an allocator with addresses of its own gets.
+const MANAGED_BASE: usize = 0x2f80_0000_0000;
 
 /// How the heap is to behave; see [`crate::policy::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +67,10 @@ pub struct Settings {
     pub max_waste: usize,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
     pub arenas: bool,
+    /// The pages of a pool.
+    pub pool: Option<PoolOrder>,
+    /// They are for [`managed`], and not for large allocations.
+    pub managed: bool,
 }
 
 /// What became of a request to resize a block.
@@ -66,8 +84,32 @@ pub enum Resize {
     Unknown,
 }
 
-static WINDOW: Lock<Window> = Lock::new(Window::new());
-static DEFERRED: Deferred = Deferred::new();
+/// A window, and what was freed into it while its lock was held.
+#[derive(Debug)]
+struct Part {
+    site: &'static Site,
+    window: Lock<Window>,
+    deferred: Deferred,
+}
+
+static SITE: Site = Site {
+    backing: Backing::Advised,
+    base: HEAP_BASE,
+    end: POOL_BASE,
+    table: TABLE_BASE,
+    start: AtomicUsize::new(0),
+};
+static POOL_SITE: Site = Site {
+    backing: Backing::Pool,
+    base: POOL_BASE,
+    end: POOL_BASE + supply::SPAN,
+    table: POOL_TABLE,
+    start: AtomicUsize::new(0),
+};
+static HEAP: Part = Part::new(&SITE);
+static POOL: Part = Part::new(&POOL_SITE);
+/// Large allocations ask the pool first.
+static POOLED: AtomicBool = AtomicBool::new(false);
 /// Set once the window has a place; before that, and where it has none, nothing is taken from it.
 static PLACED: AtomicBool = AtomicBool::new(false);
 /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
@@ -91,19 +133,63 @@ pub fn start(settings: Settings) -> bool {
         && settings.pmd.is_power_of_two()
         && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
     if fits {
-        WINDOW.with(|window| window.place(settings, random));
+        HEAP.window
+            .with(|window| window.place(settings.pmd, settings.max_waste, random));
         maps::place(settings, random >> 32);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
+        if let Some(order) = settings.pool {
+            start_pool(order, settings, random);
+        }
     }
     fits
+}
+
+fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
+    if settings.managed {
+        let _ = supply::start(order, settings.pmd, MANAGED_BASE);
+        return;
+    }
+    POOL.window.with(|pool| pool.place(order.page, 0, random));
+    POOLED.store(
+        supply::start(order, settings.pmd, POOL_BASE),
+        Ordering::Release,
+    );
+}
+
+/// Makes the pool resident (`--warm`), as far as there are pages. Before the program starts.
+pub fn warm(order: PoolOrder) {
+    if !POOLED.load(Ordering::Acquire) {
+        return managed::warm(order);
+    }
+    warm::during(|| {
+        POOL.with(|pool, leaving| {
+            let (mut warmed, mut ask) = (0, order.size);
+            let mut blocks = [0; 64];
+            let mut free = blocks.iter_mut();
+            while warmed < order.size && ask >= order.page {
+                let Some(block) = free.next() else { break };
+                match pool.take(ask.min(order.size - warmed), order.page) {
+                    Ok((address, _)) => {
+                        *block = address;
+                        warmed += ask.min(order.size - warmed);
+                    }
+                    Err(_) => ask = (ask / 2) & !(order.page - 1),
+                }
+            }
+            for block in blocks.into_iter().filter(|block| *block != 0) {
+                pool.release(block, true, leaving);
+            }
+        });
+    });
 }
 
 /// Counts into `ledger` from now on, as process `pid`, with these [`crate::ledger::flag`]s.
 pub fn report_to(ledger: &'static Ledger, pid: u32, flags: u32) {
     stats::attach(ledger, pid);
     stats::slot().flags.store(flags, Ordering::Relaxed);
+    supply::recount();
 }
 
 /// Adds to the flags of this process.
@@ -121,10 +207,13 @@ pub const fn is_ours(address: usize) -> bool {
 /// the window cannot serve: the caller asks the program's allocator.
 pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     let slot = stats::slot();
+    if let Some(block) = take_from_pool(size, align, zeroed) {
+        return Some(block);
+    }
     gather::about_to_allocate(size);
     let take = || {
         (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
-            .then(|| with_window(|window, _| window.take(size, align)))
+            .then(|| HEAP.with(|window, _| window.take(size, align)))
             .flatten()
     };
     let mut taken = take();
@@ -142,30 +231,58 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(address)
 }
 
+/// A block from the pool, if there is one and it has room.
+fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
+    if !POOLED.load(Ordering::Acquire) {
+        return None;
+    }
+    // Whoever asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
+    // sticks to pages would stick to those of the pool.
+    let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
+    let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
+        .then(|| POOL.with(|pool, _| pool.take(size, align)))
+        .flatten();
+    let slot = stats::slot();
+    let Some(Ok((address, zero))) = taken else {
+        Slot::add(&slot.pool_beyond, size as u64);
+        return None;
+    };
+    Slot::add(&slot.large_calls, 1);
+    if zeroed && !zero {
+        memory::zero(address, size);
+    }
+    Some(address)
+}
+
 /// Frees the block at `address`; false where no block begins there (a bug of the program's).
 pub fn release(address: usize) -> bool {
     let keep = !STICKY.load(Ordering::Relaxed);
-    with_window(|window, leaving| window.release(address, keep, leaving)).unwrap_or_else(|| {
-        // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
-        DEFERRED.push(address);
-        true
-    })
+    let part = part_of(address);
+    part.with(|window, leaving| window.release(address, keep, leaving))
+        .unwrap_or_else(|| {
+            // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
+            part.deferred.push(address);
+            true
+        })
 }
 
 /// How many bytes the block at `address` has room for; `None` where no block begins there.
 pub fn room(address: usize) -> Option<usize> {
-    with_window(|window, _| window.room(address)).unwrap_or_else(|| window::peek(address))
+    let part = part_of(address);
+    part.with(|window, _| window.room(address))
+        .unwrap_or_else(|| window::peek(part.site, address))
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
 pub fn resize(address: usize, size: usize) -> Resize {
-    match with_window(|window, leaving| window.resize(address, size, leaving)) {
+    let part = part_of(address);
+    match part.with(|window, leaving| window.resize(address, size, leaving)) {
         Some(Resized::InPlace) => Resize::Done(address),
         Some(Resized::Moved(to)) => Resize::Done(to),
         Some(Resized::No(room)) => Resize::Copy(room),
         Some(Resized::Unknown) => Resize::Unknown,
         // In a signal handler that interrupted us.
-        None => window::peek(address).map_or(Resize::Unknown, Resize::Copy),
+        None => window::peek(part.site, address).map_or(Resize::Unknown, Resize::Copy),
     }
 }
 
@@ -183,7 +300,9 @@ pub fn live() -> u64 {
 
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
-    with_window(|window, leaving| window.trim(leaving)).unwrap_or(false)
+    let trim = |part: &Part| part.with(|window, leaving| window.trim(leaving));
+    let pool = POOLED.load(Ordering::Acquire) && trim(&POOL).unwrap_or(false);
+    trim(&HEAP).unwrap_or(false) || pool
 }
 
 /// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
@@ -204,26 +323,46 @@ pub fn lock_future(locked: bool) {
     LOCKED.store(locked, Ordering::Relaxed);
 }
 
+/// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
+pub fn about_to_fork() {
+    if supply::has_hugetlb() {
+        gather::retire();
+    }
+}
+
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
 /// locks were taken, for [`after_fork`].
 pub fn before_fork() -> HeldLocks {
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
-    HeldLocks {
-        window: WINDOW.acquire(),
+    let held = HeldLocks {
+        window: HEAP.window.acquire(),
         maps: maps::PACK.acquire(),
+        pool: POOL.window.acquire(),
+        managed: managed::LOCK.acquire(),
         gather: gather::before_fork(),
+    };
+    // Where they are refused, pages are being brought: then nothing can be said about them.
+    if held.pool && held.managed {
+        supply::settle(false);
     }
+    held
 }
 
 /// After fork(2), in both processes.
 pub fn after_fork(held: HeldLocks) {
     gather::after_fork(held.gather);
+    if held.managed {
+        managed::LOCK.release();
+    }
+    if held.pool {
+        POOL.window.release();
+    }
     if held.maps {
         maps::PACK.release();
     }
     if held.window {
-        WINDOW.release();
+        HEAP.window.release();
     }
 }
 
@@ -232,13 +371,19 @@ pub fn after_fork(held: HeldLocks) {
 pub struct HeldLocks {
     window: bool,
     maps: bool,
+    pool: bool,
+    managed: bool,
     gather: gather::HeldLocks,
 }
 
 impl HeldLocks {
     /// As a number, for a place that only an atomic can be in.
     pub const fn bits(self) -> u8 {
-        self.window as u8 | (self.maps as u8) << 1 | self.gather.bits() << 2
+        self.window as u8
+            | (self.maps as u8) << 1
+            | (self.pool as u8) << 2
+            | (self.managed as u8) << 3
+            | self.gather.bits() << 4
     }
 
     /// From [`HeldLocks::bits`].
@@ -246,7 +391,9 @@ impl HeldLocks {
         Self {
             window: bits & 1 != 0,
             maps: bits & 2 != 0,
-            gather: gather::HeldLocks::from_bits(bits >> 2),
+            pool: bits & 4 != 0,
+            managed: bits & 8 != 0,
+            gather: gather::HeldLocks::from_bits(bits >> 4),
         }
     }
 }
@@ -268,6 +415,7 @@ pub fn forked_with(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     stats::slot().flags.store(flags, Ordering::Relaxed);
     stats::live(live);
+    supply::recount();
 }
 
 /// True where this process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15; see prctl(2).
@@ -275,15 +423,31 @@ pub fn thp_disabled() -> bool {
     rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
 }
 
-/// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock.
-fn with_window<R>(work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
-    let mut leaving = Leaving::new();
-    let result = WINDOW.with(|window| {
-        DEFERRED.drain(|address| {
-            window.release(address, true, &mut leaving);
+/// The part that an address of ours lies in.
+fn part_of(address: usize) -> &'static Part {
+    if address < POOL_BASE { &HEAP } else { &POOL }
+}
+
+impl Part {
+    const fn new(site: &'static Site) -> Self {
+        Self {
+            site,
+            window: Lock::new(Window::new(site)),
+            deferred: Deferred::new(),
+        }
+    }
+
+    /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
+    /// this thread is inside of it already.
+    fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
+        let mut leaving = Leaving::new();
+        let result = self.window.with(|window| {
+            self.deferred.drain(|address| {
+                window.release(address, true, &mut leaving);
+            });
+            work(window, &mut leaving)
         });
-        work(window, &mut leaving)
-    });
-    leaving.finish();
-    result
+        leaving.finish();
+        result
+    }
 }

@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
+use super::backing::Backing;
 use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
-use super::{BASE_PAGE, HEAP_BASE, HEAP_END, Settings};
+use super::{BASE_PAGE, supply};
 use crate::gather::Leaving;
 use crate::ledger::stats;
 
@@ -30,12 +31,23 @@ const DETOURS: u32 = 8;
 /// Larger alignments are left to the program's allocator, which trims what it does not need.
 const MOST_ALIGN: usize = 1 << 30;
 
-/// Where the window begins, for [`peek`]. Written once.
-static START: AtomicUsize = AtomicUsize::new(0);
+/// Which part of the address space a window has, and what its memory is.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) backing: Backing,
+    /// Blocks lie in this range.
+    pub(super) base: usize,
+    pub(super) end: usize,
+    /// Where its page records are.
+    pub(super) table: usize,
+    /// Where it begins, for [`peek`]. Written once.
+    pub(super) start: AtomicUsize,
+}
 
 /// The state behind the heap's lock.
 #[derive(Debug)]
 pub(super) struct Window {
+    site: &'static Site,
     extents: Extents<PageTable>,
     frontier: Frontier,
     start: usize,
@@ -67,18 +79,19 @@ pub(super) enum Resized {
 ///
 /// Only for a block of the caller's own: nobody else changes its record, and so it may be read while a
 /// signal handler stands in the middle of somebody's call.
-pub(super) fn peek(address: usize) -> Option<usize> {
-    let page = address.checked_sub(START.load(Ordering::Acquire))? / BASE_PAGE;
-    memory::peek(page)
+pub(super) fn peek(site: &Site, address: usize) -> Option<usize> {
+    let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
+    memory::peek(site.table, page)
         .live_pages()
         .map(|pages| pages as usize * BASE_PAGE)
 }
 
 impl Window {
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(site: &'static Site) -> Self {
         Self {
-            extents: Extents::new(PageTable::new()),
-            frontier: Frontier::new(),
+            site,
+            extents: Extents::new(PageTable::new(site.table)),
+            frontier: Frontier::new(site.backing),
             start: 0,
             pmd: 0,
             max_waste: 0,
@@ -89,14 +102,14 @@ impl Window {
         }
     }
 
-    /// Begins at a place that `random` chooses. Once only.
-    pub(super) fn place(&mut self, settings: Settings, random: usize) {
-        let chunks = (HEAP_END - HEAP_BASE) / 2 / settings.pmd;
-        self.start = HEAP_BASE + random % chunks * settings.pmd;
-        self.pmd = settings.pmd;
-        self.max_waste = settings.max_waste;
-        self.frontier.place(self.start, HEAP_END, settings.pmd);
-        START.store(self.start, Ordering::Release);
+    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only.
+    pub(super) fn place(&mut self, pmd: usize, max_waste: usize, random: usize) {
+        let chunks = (self.site.end - self.site.base) / 2 / pmd;
+        self.start = self.site.base + random % chunks * pmd;
+        self.pmd = pmd;
+        self.max_waste = max_waste;
+        self.frontier.place(self.start, self.site.end, pmd);
+        self.site.start.store(self.start, Ordering::Release);
     }
 
     /// `size` bytes at a multiple of `align`, and whether they are zero.
@@ -110,9 +123,9 @@ impl Window {
         }
         let place = self.placement(align, 0);
         let mut taken = self.take_pages(pages, place);
-        if taken == Err(Errno::NOMEM) && self.dirty > 0 {
+        if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
-            self.purge(0, &mut None);
+            self.purge(self.spared(pages), &mut None);
             taken = self.take_pages(pages, place);
         }
         let (page, zero) = taken?;
@@ -127,7 +140,7 @@ impl Window {
         };
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
-        if !keep && memory::unmap(address, length).is_ok() {
+        if !keep && !self.is_pool() && memory::unmap(address, length).is_ok() {
             self.unmapped(page, pages);
             return true;
         }
@@ -169,7 +182,8 @@ impl Window {
     /// Gives all free memory back. True if there was any.
     pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
         let before = self.dirty;
-        self.purge(0, &mut Some(leaving));
+        let keep = if self.is_pool() { self.keep() } else { 0 };
+        self.purge(keep, &mut Some(leaving));
         self.dirty < before
     }
 
@@ -181,9 +195,19 @@ impl Window {
                 return;
             };
             let range = self.range(page, pages);
+            let excess = self.dirty - keep;
             self.dirty -= range.len();
-            let inner = self.whole_chunks(&range);
-            if inner.is_empty() {
+            let mut inner = self.whole_chunks(&range);
+            if self.is_pool() {
+                // No more of the pool than has to go, and that in whole pages.
+                let most = excess.next_multiple_of(self.pmd);
+                inner.start = inner.start.max(inner.end.saturating_sub(most));
+                if inner.is_empty() || self.site.backing.unmap(inner.start, inner.len()).is_err() {
+                    self.add_dirty(page, pages);
+                    return;
+                }
+                self.carve(page, pages, &inner, Self::add_dirty);
+            } else if inner.is_empty() {
                 // A refusal (locked memory) leaves it resident, and `Clean` would be wrong.
                 if memory::discard(range.start, range.len()).is_ok() {
                     self.add_clean(page, pages);
@@ -421,10 +445,10 @@ impl Window {
 
     fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
         let range = self.range(page, pages);
-        memory::map(range.start, range.len())?;
-        // A refusal is counted by `advise`.
-        let _ = memory::advise(range.start, range.len());
-        Ok(())
+        self.site
+            .backing
+            .map(range.start, range.len())
+            .map(|_advised| ())
     }
 
     fn grow(&mut self, page: u32, pages: u32, extra: u32) -> bool {
@@ -449,7 +473,8 @@ impl Window {
     /// move whole.
     fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
         let length = old as usize * BASE_PAGE;
-        if length < self.pmd {
+        // The pool's pages stay where they were counted.
+        if length < self.pmd || self.is_pool() {
             return None;
         }
         let from = self.address(page);
@@ -489,7 +514,8 @@ impl Window {
         let freed = self.extents.release(page, pages, State::Clean);
         self.clean += pages as usize * BASE_PAGE;
         let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
-        if !inner.is_empty() && memory::unmap(inner.start, inner.len()).is_ok() {
+        let unmap = |range: &Range<usize>| self.site.backing.unmap(range.start, range.len());
+        if !inner.is_empty() && unmap(&inner).is_ok() {
             self.extents.claim(freed.start, freed.pages, State::Clean);
             self.clean -= freed.pages as usize * BASE_PAGE;
             self.carve(freed.start, freed.pages, &inner, Self::add_clean);
@@ -498,11 +524,33 @@ impl Window {
 
     /// What glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and the
     /// allowed waste on top.
+    ///
+    /// Of the pool all but its surplus.
     fn keep(&self) -> usize {
+        if self.is_pool() {
+            return self.dirty.saturating_sub(supply::surplus());
+        }
         (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0)
     }
 
+    fn is_pool(&self) -> bool {
+        self.site.backing == Backing::Pool
+    }
+
+    /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
+    /// beyond them, and all where that would not help.
+    fn spared(&self, pages: u32) -> usize {
+        if !self.is_pool() {
+            return 0;
+        }
+        let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
+        self.dirty.checked_sub(needed).unwrap_or(self.dirty)
+    }
+
     fn allowed(&self, more: usize) -> usize {
+        if self.is_pool() {
+            return usize::MAX / 2;
+        }
         ((self.live + more) / 100).saturating_mul(self.max_waste)
     }
 
@@ -513,7 +561,9 @@ impl Window {
         } else {
             self.live - bytes
         };
-        stats::live(self.live as u64);
+        if !self.is_pool() {
+            stats::live(self.live as u64);
+        }
     }
 
     fn block(&self, address: usize) -> Option<(u32, u32)> {

@@ -12,6 +12,7 @@
 
 pub mod cgroup;
 pub mod folios;
+pub mod headroom;
 pub mod hugetlb;
 pub mod memory;
 pub mod peek;

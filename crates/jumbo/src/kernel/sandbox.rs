@@ -23,6 +23,14 @@ static FILTERS: AtomicU32 = AtomicU32::new(0);
 
 /// How many of them are filters that were there at the start and are known to be harmless: 0 or 1.
 static TRIED: AtomicU32 = AtomicU32::new(0);
+/// One of them was there at the start.
+static FROM_START: AtomicU32 = AtomicU32::new(0);
+
+/// True where a filter came after the start: the one from before (a container's, say) has let the dynamic
+/// loader open and read files, this one may not.
+pub fn is_entered_later() -> bool {
+    FILTERS.load(Ordering::Acquire) != FROM_START.load(Ordering::Acquire)
+}
 
 /// True where a filter is at work, or is being installed by another thread.
 pub fn is_entered() -> bool {
@@ -54,6 +62,7 @@ pub fn detect(tried: u32) {
         Some(0) => {}
         found => {
             enter();
+            FROM_START.store(1, Ordering::Release);
             TRIED.store(u32::from(found == Some(tried)), Ordering::Relaxed);
         }
     }

@@ -23,7 +23,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6232;
+const MAGIC: u32 = 0x6a6d_6234;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -78,6 +78,22 @@ pub struct Slot {
     pub free_workers: AtomicU64,
     /// Allocations that waited for memory being freed in the background (a count).
     pub free_waits: AtomicU64,
+    /// Hugetlb pages of the pool now held, and the most of them there ever were.
+    pub pool_hugetlb: AtomicU64,
+    /// The peak of `pool_hugetlb`.
+    pub pool_hugetlb_peak: AtomicU64,
+    /// THPs of the pool now held.
+    pub pool_thp: AtomicU64,
+    /// The peak of `pool_thp`.
+    pub pool_thp_peak: AtomicU64,
+    /// Asked for while there was a pool, and served without it.
+    pub pool_beyond: AtomicU64,
+    /// Moved from hugetlb pages to THPs, before a fork or a thread.
+    pub pool_moved: AtomicU64,
+    /// Should have been moved, and could not be.
+    pub pool_stuck: AtomicU64,
+    /// Why the pool was not better: bits of [`pool_reason`].
+    pub pool_reasons: AtomicU32,
     /// What became of the reaper: a code of [`crate::reaper::State`].
     pub reaper: AtomicU32,
     /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
@@ -86,6 +102,26 @@ pub struct Slot {
     pub reaper_freed: AtomicU64,
     /// How long that took, in nanoseconds.
     pub reaper_ns: AtomicU64,
+}
+
+/// Bits of [`Slot::pool_reasons`].
+pub mod pool_reason {
+    /// The pool and its overcommit were used up.
+    pub const FULL: u32 = 1;
+    /// The kernel's hugetlb pool had no page left, and no surplus page could be had.
+    pub const NONE_FREE: u32 = 1 << 1;
+    /// This kernel has no hugetlb pages of that size.
+    pub const NO_SIZE: u32 = 1 << 2;
+    /// A control group's hugetlb limit.
+    pub const HUGETLB_LIMIT: u32 = 1 << 3;
+    /// Hugetlb pages were given up before a fork.
+    pub const FORK: u32 = 1 << 4;
+    /// Hugetlb pages were given up because the program has threads.
+    pub const THREADS: u32 = 1 << 5;
+    /// The memory cgroup, or the host, had no room for THPs.
+    pub const NO_ROOM: u32 = 1 << 6;
+    /// Memory could not be collapsed: no free huge page, or THP switched off for the process.
+    pub const FRAGMENTED: u32 = 1 << 7;
 }
 
 /// Bits of [`Slot::flags`].
@@ -102,6 +138,8 @@ pub mod flag {
     pub const THP_DISABLED: u32 = 1 << 4;
     /// glibc's own heap advises THP: glibc.malloc.hugetlb is 1 or more in its tunables.
     pub const TUNABLE: u32 = 1 << 5;
+    /// mimalloc serves `malloc` and its family.
+    pub const MIMALLOC: u32 = 1 << 6;
 }
 
 impl Ledger {
@@ -186,6 +224,14 @@ impl Slot {
             free_pending: AtomicU64::new(0),
             free_workers: AtomicU64::new(0),
             free_waits: AtomicU64::new(0),
+            pool_hugetlb: AtomicU64::new(0),
+            pool_hugetlb_peak: AtomicU64::new(0),
+            pool_thp: AtomicU64::new(0),
+            pool_thp_peak: AtomicU64::new(0),
+            pool_beyond: AtomicU64::new(0),
+            pool_moved: AtomicU64::new(0),
+            pool_stuck: AtomicU64::new(0),
+            pool_reasons: AtomicU32::new(0),
             reaper: AtomicU32::new(0),
             reaper_pid: AtomicU32::new(0),
             reaper_freed: AtomicU64::new(0),

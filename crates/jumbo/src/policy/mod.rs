@@ -7,11 +7,13 @@
 pub mod elf;
 mod order;
 mod plan;
+mod pool;
 mod profile;
 mod reach;
 pub mod variables;
 
-pub use order::{FreeMode, MAX_FREE_WORKERS, Orders, ReaperMode};
+pub use order::{FreeMode, HeapMode, MAX_FREE_WORKERS, Orders, ReaperMode};
 pub use plan::{Host, Memory, Options, Plan, Tunable};
+pub use pool::{MAX_POOL, PoolError, PoolOrder, PoolRequest};
 pub use profile::{MAX_WASTE, Profile, ProfileError, ReportFormat, Switch};
 pub use reach::{Privilege, Reach, Unreached};

@@ -7,11 +7,15 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::PoolOrder;
+
 /// What the preload library is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders<'a> {
-    /// Large allocations go to the window, glibc's thread arenas are advised (`--heap`).
-    pub heap: bool,
+    /// Who serves `malloc`, and on what (`--heap`).
+    pub heap: HeapMode,
+    /// Pages set aside for the heap (`--pool`).
+    pub pool: Option<PoolOrder>,
     /// Anonymous mappings are advised and packed (`--maps`).
     pub maps: bool,
     /// How much of the memory may be beyond what was asked for, in percent (`--max-waste`).
@@ -43,7 +47,8 @@ pub struct Orders<'a> {
 impl Default for Orders<'_> {
     fn default() -> Self {
         Self {
-            heap: true,
+            heap: HeapMode::On,
+            pool: None,
             maps: true,
             max_waste: 5,
             follow: true,
@@ -61,6 +66,19 @@ impl Default for Orders<'_> {
 
 /// The most threads that can be asked for with `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
+
+/// Who serves `malloc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HeapMode {
+    /// Large allocations come from the window, the rest from glibc, whose heap and arenas are advised.
+    #[default]
+    On,
+    /// The program's allocator, as it is.
+    Off,
+    /// mimalloc, for the whole program.
+    Mimalloc,
+}
 
 /// When a large free returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +104,19 @@ pub enum ReaperMode {
     On,
     /// Never.
     Off,
+}
+
+impl HeapMode {
+    const ALL: [Self; 3] = [Self::On, Self::Off, Self::Mimalloc];
+
+    /// As it stands in the orders.
+    const fn code(self) -> &'static str {
+        match self {
+            Self::On => "1",
+            Self::Off => "0",
+            Self::Mimalloc => "mimalloc",
+        }
+    }
 }
 
 impl FreeMode {
@@ -124,7 +155,7 @@ impl<'a> Orders<'a> {
     pub fn encode(&self) -> String {
         let mut text = format!(
             "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={},filters={},pmd={}",
-            u8::from(self.heap),
+            self.heap.code(),
             u8::from(self.maps),
             self.max_waste,
             u8::from(self.follow),
@@ -135,8 +166,12 @@ impl<'a> Orders<'a> {
             self.filters,
             self.pmd
         );
+        // Writing to a String cannot fail.
         if let Some(least) = self.free_least {
             let _ = write!(text, ",free_least={least}");
+        }
+        if let Some(pool) = self.pool {
+            let _ = write!(text, ",pool={}", pool.encode());
         }
         if let Some(ledger) = self.ledger {
             // Writing to a String cannot fail.
@@ -151,7 +186,11 @@ impl<'a> Orders<'a> {
         let mut orders = Self::default();
         for (key, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
             match key {
-                "heap" => orders.heap = value != "0",
+                "heap" => {
+                    let known = HeapMode::ALL.into_iter().find(|mode| mode.code() == value);
+                    orders.heap = known.unwrap_or(orders.heap);
+                }
+                "pool" => orders.pool = PoolOrder::decode(value),
                 "maps" => orders.maps = value != "0",
                 "tunable" => orders.tunable = value != "0",
                 "follow" => orders.follow = value != "0",
@@ -213,14 +252,19 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            heap: bool, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>())),
             free_least: Option<usize>,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
+            let heap = HeapMode::ALL[heap];
+            let pool = pages.map(|(size, overcommit, shift, warm, nofork)| PoolOrder {
+                size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork,
+            });
             let orders = Orders {
-                heap, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper, filters,
+                heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper, filters,
                 pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.encode();

@@ -2,15 +2,21 @@
 
 use serde::Serialize;
 
-use super::{FreeMode, Orders, Reach, ReaperMode, variables};
+use super::{FreeMode, HeapMode, Orders, PoolOrder, PoolRequest, Reach, ReaperMode, variables};
 use crate::kernel::thp::Thp;
-use crate::units::PageSize;
+use crate::units::{Bytes, PageSize};
 
 /// What was asked of `jumbo run`, defaults filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Large allocations and glibc's heap.
-    pub heap: bool,
+    /// Who serves `malloc`, and on what.
+    pub heap: HeapMode,
+    /// Pages set aside for the heap.
+    pub pool: Option<PoolRequest>,
+    /// What there may be beyond the pool.
+    pub overcommit: Bytes,
+    /// The pool is resident before the program starts.
+    pub warm: bool,
     /// Anonymous mappings.
     pub maps: bool,
     /// Memory that may become resident beyond what the program asked for, in percent of what it put on
@@ -71,6 +77,9 @@ impl Default for Options {
         let orders = Orders::default();
         Self {
             heap: orders.heap,
+            pool: None,
+            overcommit: Bytes(0),
+            warm: false,
             maps: orders.maps,
             max_waste: orders.max_waste,
             follow: orders.follow,
@@ -90,8 +99,10 @@ impl Plan {
         // A program that is out of reach may start others that are not.
         let useful = reach.is_reached() || options.follow;
         let preload = useful && reach.tolerates_preload();
-        let tunable = if !options.heap {
+        let tunable = if options.heap == HeapMode::Off {
             Tunable::Left("--heap=off")
+        } else if options.heap == HeapMode::Mimalloc {
+            Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
         } else if !thp {
             Tunable::Left("this kernel has no transparent huge pages")
         } else if !useful || !reach.tolerates_tunables() {
@@ -100,7 +111,10 @@ impl Plan {
             variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
         };
         let orders = Orders {
-            heap: options.heap && thp,
+            heap: if thp { options.heap } else { HeapMode::Off },
+            pool: pmd.zip(options.pool).map(|(pmd, request)| {
+                PoolOrder::new(request, options.overcommit, options.warm, pmd)
+            }),
             maps: options.maps && thp,
             max_waste: options.max_waste,
             follow: options.follow,
@@ -151,16 +165,23 @@ impl Plan {
                 how,
             },
         };
+        let heap = self.orders.heap != HeapMode::Off;
         let small = match &self.tunable {
+            _ if self.orders.heap == HeapMode::Mimalloc => advised(
+                "small allocations",
+                heap,
+                "--heap",
+                format!("mimalloc, {}", self.arenas()),
+            ),
             Tunable::Set(_) => advised(
                 "small allocations",
-                self.orders.heap,
+                heap,
                 "--heap",
                 format!("glibc's heap, by {}=1", variables::HUGETLB_TUNABLE),
             ),
             Tunable::Kept(value) if value != "0" => advised(
                 "small allocations",
-                self.orders.heap,
+                heap,
                 "--heap",
                 format!(
                     "glibc's heap, by your own {}={value}",
@@ -180,12 +201,7 @@ impl Plan {
             ),
         };
         vec![
-            advised(
-                "large allocations",
-                self.orders.heap,
-                "--heap",
-                String::from("malloc and its family, in an aligned window of their own"),
-            ),
+            advised("large allocations", heap, "--heap", self.large()),
             small,
             advised(
                 "anonymous mappings",
@@ -209,6 +225,47 @@ impl Plan {
                 String::from("the main thread's stack is left to the kernel"),
             ),
         ]
+    }
+}
+
+impl Plan {
+    /// By what means large allocations become huge.
+    fn large(&self) -> String {
+        if self.orders.heap == HeapMode::Mimalloc {
+            return format!("mimalloc, {}", self.arenas());
+        }
+        let window = "in an aligned window of their own";
+        match self.pool() {
+            Some(pool) => format!("malloc and its family, from {pool}; beyond it {window}"),
+            None => format!("malloc and its family, {window}"),
+        }
+    }
+
+    fn arenas(&self) -> String {
+        match self.pool() {
+            Some(pool) => format!("from {pool}; beyond it in advised arenas"),
+            None => String::from("in advised arenas"),
+        }
+    }
+
+    /// The pool in words.
+    fn pool(&self) -> Option<String> {
+        let pool = self.orders.pool?;
+        let bytes = |bytes: usize| Bytes(bytes as u64);
+        let page = PageSize::new(pool.page as u64).ok()?;
+        let more = match pool.overcommit {
+            0 => String::new(),
+            more => format!(", {} more on demand", bytes(more)),
+        };
+        let warm = if pool.warm.is_some() {
+            ", resident before the start"
+        } else {
+            ""
+        };
+        Some(format!(
+            "a pool of {} in pages of {page}{more}{warm}",
+            bytes(pool.size)
+        ))
     }
 }
 
@@ -250,7 +307,12 @@ mod tests {
     #[test]
     fn by_default_everything_is_on() {
         let plan = plan(&Reach::Reached);
-        assert!(plan.preload && plan.orders.heap && plan.orders.maps && plan.orders.follow);
+        assert!(
+            plan.preload
+                && plan.orders.heap == HeapMode::On
+                && plan.orders.maps
+                && plan.orders.follow
+        );
         assert_eq!(
             plan.tunable,
             Tunable::Set(b"glibc.malloc.hugetlb=1".to_vec())
@@ -265,7 +327,7 @@ mod tests {
             &Reach::Reached,
             None,
         );
-        assert!(!plan.orders.heap && !plan.orders.maps);
+        assert!(plan.orders.heap == HeapMode::Off && !plan.orders.maps);
         assert!(matches!(plan.tunable, Tunable::Left(_)));
         for memory in plan.memory(&Reach::Reached, None, false) {
             assert!(memory.sizes.is_empty(), "{memory:?}");
@@ -275,11 +337,11 @@ mod tests {
     #[test]
     fn heap_off_leaves_the_tunable_alone() {
         let options = Options {
-            heap: false,
+            heap: HeapMode::Off,
             ..Options::default()
         };
         let plan = Plan::new(options, HOST, &Reach::Reached, None);
-        assert!(!plan.orders.heap && plan.orders.maps);
+        assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
         assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
     }
 

@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::de::DeTable;
 
-use super::{FreeMode, MAX_FREE_WORKERS, ReaperMode};
+use super::{FreeMode, HeapMode, MAX_FREE_WORKERS, PoolRequest, ReaperMode};
+use crate::units::Bytes;
 
 /// What a profile can say. Its keys are the names of the options, and an option on the command line
 /// wins over its key.
@@ -14,7 +15,14 @@ use super::{FreeMode, MAX_FREE_WORKERS, ReaperMode};
 #[serde(rename_all = "kebab-case")]
 pub struct Profile {
     /// `--heap`
-    pub heap: Option<Switch>,
+    pub heap: Option<HeapMode>,
+    /// `--pool`
+    pub pool: Option<PoolRequest>,
+    /// `--overcommit`
+    #[serde(default, deserialize_with = "size")]
+    pub overcommit: Option<Bytes>,
+    /// `--warm`
+    pub warm: Option<bool>,
     /// `--maps`
     pub maps: Option<Switch>,
     /// `--max-waste`
@@ -80,8 +88,11 @@ pub enum ProfileError {
     },
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 14] = [
     "heap",
+    "pool",
+    "overcommit",
+    "warm",
     "maps",
     "max-waste",
     "free",
@@ -96,6 +107,12 @@ const KEYS: [&str; 11] = [
 
 /// The most that `max-waste` can be, in percent: as much again as was asked for.
 pub const MAX_WASTE: u32 = 100;
+
+/// A size as it is typed: `"512M"`.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
 
 fn nearest(key: &str) -> String {
     let spelled = key.replace('_', "-");
@@ -168,12 +185,15 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = Profile::parse(
-            "# all of them\nheap = \"off\"\nmaps = \"on\"\nmax-waste = 10\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\nmax-waste = 10\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Profile {
-            heap: Some(Switch::Off),
+            heap: Some(HeapMode::Off),
+            pool: Some("4G:1G".parse().unwrap()),
+            overcommit: Some(Bytes(512 << 20)),
+            warm: Some(true),
             maps: Some(Switch::On),
             max_waste: Some(10),
             free: Some(FreeMode::Background),
@@ -216,6 +236,8 @@ mod tests {
         for (text, line) in [
             ("heap = \"on\"\nmaps = 3", 2),
             ("\n\nheap = \"maybe\"", 3),
+            ("pool = \"0\"", 1),
+            ("overcommit = \"x\"", 1),
             ("max-waste = -1", 1),
             ("max-waste = 101", 1),
             ("quiet = ", 1),

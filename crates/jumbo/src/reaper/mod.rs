@@ -39,7 +39,7 @@ mod control;
 mod filter;
 mod launch;
 mod mapping;
-mod raw;
+pub(crate) mod raw;
 mod release;
 mod sibling;
 mod state;
@@ -47,5 +47,6 @@ mod survey;
 mod zap;
 
 pub use launch::{forked, is_owner, is_running, note, prepare, retire, start};
+pub(crate) use raw::Entry;
 pub use state::State;
 pub use survey::{Survey, is_device, is_locked, is_mapped, survey};

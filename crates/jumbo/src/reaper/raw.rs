@@ -56,11 +56,11 @@ pub(super) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize 
 
 /// Where and how a new task starts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// Runs on the new stack, and never returns.
-    pub(super) function: unsafe extern "C" fn(usize) -> !,
+    pub(crate) function: unsafe extern "C" fn(usize) -> !,
     /// Passed to it.
-    pub(super) argument: usize,
+    pub(crate) argument: usize,
 }
 
 /// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the child's ID.
@@ -68,7 +68,7 @@ pub(super) struct Entry {
 /// # Safety
 /// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
+pub(crate) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
     let [a, b, c, d, e] = arguments;
     let answer;
     // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
@@ -98,7 +98,7 @@ pub(super) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: E
 /// # Safety
 /// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
 #[cfg(target_arch = "aarch64")]
-pub(super) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
+pub(crate) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
     let [a, b, c, d, e] = arguments;
     let answer;
     // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
@@ -159,7 +159,7 @@ pub(super) fn exit_group(code: usize) -> ! {
 }
 
 /// exit(2): this thread alone.
-pub(super) fn exit(code: usize) -> ! {
+pub(crate) fn exit(code: usize) -> ! {
     loop {
         plain(libc::SYS_exit, [code, 0, 0]);
     }

@@ -1,8 +1,9 @@
-//! How much memory can still be had: [`headroom`], which background mode asks for.
+//! How much memory can still be had, asked from inside a program: [`headroom`].
 //!
-//! What is freed in the background counts as used for a moment longer. That is harmless only if as much
-//! again could be had at once: by this process's limits, by its memory cgroup and all above it, and
-//! of the host. Where one of them cannot be read it is taken to be short, and the free is synchronous.
+//! By this process's limits, by its memory cgroup and all above it, and of the host. Whoever lets freed memory
+//! count as used for a moment longer asks here first, and whoever touches memory that the program did not
+//! touch: at a cgroup's limit a touch does not fail, it kills. Where a limit cannot be read it is taken to be
+//! short.
 //!
 //! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
 //! ask nobody, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
@@ -25,26 +26,26 @@ const MARGIN: usize = 8;
 
 /// The bytes that this process could still allocate and touch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub struct Room {
     host: usize,
     group: usize,
 }
 
 impl Room {
     /// What may be allocated at all.
-    pub(super) fn least(&self) -> usize {
+    pub fn least(&self) -> usize {
         self.host.min(self.group)
     }
 
     /// Whether so many bytes may be pending.
-    pub(super) const fn holds(&self, pending: usize) -> bool {
+    pub const fn holds(&self, pending: usize) -> bool {
         self.host >= pending && self.group / MARGIN >= pending
     }
 }
 
 /// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2)
 /// away, so that no child has the descriptors.
-pub(super) fn headroom() -> Option<Room> {
+pub fn headroom() -> Option<Room> {
     Some(Room {
         host: available()?,
         group: group()?,

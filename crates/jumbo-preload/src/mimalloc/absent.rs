@@ -1,0 +1,11 @@
+//! A library that was built without mimalloc: `--heap=mimalloc` is served as `--heap=on`.
+
+use jumbo::policy::PoolOrder;
+
+pub(crate) const IS_THERE: bool = false;
+
+pub(crate) fn divert(_pool: Option<PoolOrder>) {}
+
+pub(crate) fn before_fork() {}
+
+pub(crate) fn after_fork() {}

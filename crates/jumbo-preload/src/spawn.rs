@@ -1,0 +1,26 @@
+//! pthread_create(3): the last moment at which what hugetlb pages hold can move.
+
+use std::ffi::{c_int, c_void};
+
+use jumbo::{gather, heap};
+
+use crate::next;
+
+/// pthread_create(3).
+///
+/// # Safety
+/// As for pthread_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    // A worker of ours writes to nothing that the program uses.
+    if !gather::is_worker(start as usize) {
+        heap::settle(true);
+    }
+    // SAFETY: the same call.
+    unsafe { (next::pthread_create.get())(thread, attributes, start, argument) }
+}

@@ -1,0 +1,234 @@
+//! What `jumbo run --pool` asks for ([`PoolRequest`]), and what the preload library is told ([`PoolOrder`]).
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::units::{Bytes, PageSize, SizeError};
+
+/// The most a pool can be, its overcommit included: what the addresses set aside for it have room for.
+pub const MAX_POOL: Bytes = Bytes(256 << 30);
+
+/// `SIZE[:PAGESIZE][,nofork]`, as it is typed and as it stands in a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolRequest {
+    /// How much the pool holds, at least one byte.
+    pub size: Bytes,
+    /// The size of its pages; `None`: what a PMD maps.
+    pub page: Option<PageSize>,
+    /// The program promises not to fork while it has several threads.
+    pub nofork: bool,
+}
+
+/// Why a text asks for no pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// A size that is none.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// More than there are addresses for, or nothing at all.
+    #[error("a pool is larger than nothing and at most {MAX_POOL}, its overcommit included")]
+    Bounds,
+    /// Something behind a comma that is not `nofork`.
+    #[error("`{0}` is no property of a pool: there is `nofork`")]
+    Property(String),
+}
+
+impl PoolRequest {
+    /// # Errors
+    /// [`PoolError::Bounds`] where pool and overcommit together are too large.
+    pub fn check(&self, overcommit: Bytes) -> Result<(), PoolError> {
+        let whole = self.size.0.saturating_add(overcommit.0);
+        match self.size.0 > 0 && whole <= MAX_POOL.0 {
+            true => Ok(()),
+            false => Err(PoolError::Bounds),
+        }
+    }
+}
+
+impl FromStr for PoolRequest {
+    type Err = PoolError;
+
+    fn from_str(text: &str) -> Result<Self, PoolError> {
+        let mut parts = text.split(',');
+        let sizes = parts.next().unwrap_or_default();
+        let (size, page) = match sizes.split_once(':') {
+            Some((size, page)) => (size, Some(page)),
+            None => (sizes, None),
+        };
+        let mut request = Self {
+            size: size.parse()?,
+            page: page.map(str::parse).transpose()?,
+            nofork: false,
+        };
+        for property in parts {
+            match property {
+                "nofork" => request.nofork = true,
+                other => return Err(PoolError::Property(other.to_owned())),
+            }
+        }
+        request.check(Bytes(0))?;
+        Ok(request)
+    }
+}
+
+impl fmt::Display for PoolRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.size)?;
+        if let Some(page) = self.page {
+            write!(f, ":{page}")?;
+        }
+        f.write_str(if self.nofork { ",nofork" } else { "" })
+    }
+}
+
+impl Serialize for PoolRequest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PoolRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A pool for the program, in bytes. `size` and `overcommit` are multiples of `page`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOrder {
+    /// What stays, once it is there.
+    pub size: usize,
+    /// The size of a page: at least what a PMD maps, and a power of two.
+    pub page: usize,
+    /// What there may be beyond `size`, and goes back when it is free.
+    pub overcommit: usize,
+    /// All of `size` is made resident before the program starts: in the process that is launched, whatever
+    /// it execs, and not in its children. Which one that is the first to read it writes down: 0 before.
+    pub warm: Option<u32>,
+    /// Hugetlb pages are kept although the program has several threads.
+    pub nofork: bool,
+}
+
+impl PoolOrder {
+    /// The order for a request, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages.
+    pub fn new(request: PoolRequest, overcommit: Bytes, warm: bool, pmd: usize) -> Self {
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
+        let page = request
+            .page
+            .map_or(pmd, |page| bytes(page.bytes()).max(pmd));
+        Self {
+            size: bytes(request.size.0).next_multiple_of(page),
+            page,
+            overcommit: bytes(overcommit.0).next_multiple_of(page),
+            warm: warm.then_some(0),
+            nofork: request.nofork,
+        }
+    }
+
+    /// As it stands in [`super::Orders`].
+    pub(super) fn encode(self) -> String {
+        let warm = self
+            .warm
+            .map_or_else(|| String::from("-"), |process| format!("{process:010}"));
+        format!(
+            "{}:{}:{}:{}:{warm}",
+            self.size,
+            self.page,
+            self.overcommit,
+            u8::from(self.nofork)
+        )
+    }
+
+    /// Where in the text of the [`super::Orders`] the process stands that warms the pool: ten digits.
+    pub fn warm_digits(orders: &str) -> Option<Range<usize>> {
+        let start = orders.find("pool=")?;
+        let rest = &orders[start..];
+        let end = start + rest.find(',').unwrap_or(rest.len());
+        let digits = end.checked_sub(10)?..end;
+        let text = orders.get(digits.clone())?;
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then_some(digits)
+    }
+
+    /// `None` for a text that [`PoolOrder::encode`] did not write.
+    pub(super) fn decode(text: &str) -> Option<Self> {
+        let (numbers, warm) = text.rsplit_once(':')?;
+        let mut fields = numbers.split(':').map(|field| field.parse::<usize>().ok());
+        let mut next = || fields.next().flatten();
+        let order = Self {
+            size: next()?,
+            page: next()?,
+            overcommit: next()?,
+            nofork: next()? != 0,
+            warm: match warm {
+                "-" => None,
+                process => Some(process.parse().ok()?),
+            },
+        };
+        let whole = order.size.checked_add(order.overcommit)?;
+        let pages = order.page.is_power_of_two()
+            && (1 << 16..=1 << 30).contains(&order.page)
+            && order.size.is_multiple_of(order.page)
+            && order.overcommit.is_multiple_of(order.page);
+        // One page more than allowed may come of rounding up.
+        let fits = whole as u64 <= MAX_POOL.0 + 2 * order.page as u64;
+        (order.size > 0 && pages && fits).then_some(order)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_is_typed() {
+        let request: PoolRequest = "4G:1G,nofork".parse().unwrap();
+        assert_eq!(request.size, Bytes(4 << 30));
+        assert_eq!(request.page, Some(PageSize::SIZE_1G));
+        assert!(request.nofork);
+        let request: PoolRequest = "300M".parse().unwrap();
+        assert_eq!((request.page, request.nofork), (None, false));
+        for bad in ["", "0", "1T", "4G:3M", "4G,", "4G,fork", "x", "4G:"] {
+            assert!(bad.parse::<PoolRequest>().is_err(), "{bad}");
+        }
+        assert!(request.check(MAX_POOL).is_err());
+    }
+
+    #[test]
+    fn an_order_is_in_whole_pages_and_survives_the_environment() {
+        let request = "5M:2M,nofork".parse().unwrap();
+        let order = PoolOrder::new(request, Bytes(1), true, 2 << 20);
+        assert_eq!(order.size, 6 << 20);
+        assert_eq!(order.overcommit, 2 << 20);
+        assert_eq!(PoolOrder::decode(&order.encode()), Some(order));
+        // A page is at least what a PMD maps.
+        let small = PoolOrder::new("1M:64k".parse().unwrap(), Bytes(0), false, 2 << 20);
+        assert_eq!((small.page, small.size), (2 << 20, 2 << 20));
+        let orders = format!("a=1,pool={},b=2", order.encode());
+        let digits = PoolOrder::warm_digits(&orders).unwrap();
+        assert_eq!(&orders[digits], "0000000000");
+        let cold = PoolOrder {
+            warm: None,
+            ..order
+        };
+        assert_eq!(PoolOrder::decode(&cold.encode()), Some(cold));
+        assert_eq!(
+            PoolOrder::warm_digits(&format!("pool={}", cold.encode())),
+            None
+        );
+        for bad in [
+            "",
+            "1:2:3:0:0",
+            "2097152:2097152:0:0",
+            "0:2097152:0:0:0",
+            "a:b:c:d:e",
+        ] {
+            assert_eq!(PoolOrder::decode(bad), None, "{bad}");
+        }
+    }
+}
