@@ -9,6 +9,7 @@
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
 //! - [`free`]: large frees, with several threads and later.
 //! - [`mappings`]: `mmap` and its kin.
+//! - [`pool`]: pages set aside for the heap, and mimalloc on them.
 //! - [`supervise`]: servers whose end is held.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
@@ -29,6 +30,7 @@ mod launcher;
 mod limits;
 mod mappings;
 mod memory;
+mod pool;
 mod real_programs;
 mod reaper;
 mod status;

@@ -2,8 +2,8 @@
 
 use std::io::Write as _;
 
-use jumbo::kernel::Root;
 use jumbo::kernel::thp::Thp;
+use jumbo::kernel::{Root, hugetlb};
 use jumbo::policy::Tunable;
 use serde_json::json;
 
@@ -34,6 +34,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "reach": { "reached": program.reach.is_reached(), "reason": program.reach.reason() },
             "environment": environment,
             "memory": memory,
+            "pool": launch.plan.orders.pool.map(|pool| host_pool(pool.page)),
         });
         format!("{plan:#}\n")
     } else {
@@ -44,6 +45,22 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
         .map_err(|error| Failure::own(format!("cannot write the plan: {error}")))
+}
+
+/// What the kernel's own pool has for ours.
+fn host_pool(page: usize) -> String {
+    let pools = hugetlb::pools(&Root::host()).ok().flatten();
+    let pools = pools.unwrap_or_default();
+    let pool = pools.iter().find(|pool| pool.size.bytes() == page as u64);
+    match pool {
+        None => String::from("this kernel has no hugetlb pages of that size: THPs"),
+        Some(pool) => format!(
+            "hugetlb: {} free now, {} on demand, while the program has one thread and until it forks; \
+             beyond that THPs",
+            pool.unused().bytes(pool.size),
+            pool.may_grow_by().bytes(pool.size)
+        ),
+    }
 }
 
 fn describe(
@@ -81,6 +98,10 @@ fn describe(
         Tunable::Set(_) => {}
         Tunable::Kept(value) => lines.push(format!("  your glibc.malloc.hugetlb={value} stays")),
         Tunable::Left(reason) => lines.push(format!("  GLIBC_TUNABLES as it is: {reason}")),
+    }
+    if let Some(pool) = launch.plan.orders.pool {
+        lines.push(String::from("\npool"));
+        lines.push(format!("  {}", host_pool(pool.page)));
     }
     lines.push(String::from("\nmemory"));
     for memory in memory {

@@ -109,7 +109,8 @@ fn missing(at: usize, end: usize) -> usize {
 
 /// The allocator has mapped memory for itself, where it has a pool.
 pub fn beyond(length: usize) {
-    if supply::page() != 0 && length >= SLICE {
+    // Tables of its own are no matter.
+    if supply::page() != 0 && length >= PMD.load(Ordering::Relaxed) {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
 }

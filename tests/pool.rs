@@ -1,0 +1,236 @@
+//! `jumbo run --pool`, `--overcommit`, `--warm` and `--heap=mimalloc`.
+//!
+//! What the kernel's hugetlb pool gives is judged by the program's own smaps; the size of that pool is set
+//! here and put back.
+
+use crate::support::host::Knob;
+use crate::support::{Program, Ran, Source, assert_same, compile, host};
+
+const PERSISTENT: &str = "/proc/sys/vm/nr_hugepages";
+const HEAPS: [&str; 2] = ["--heap=on", "--heap=mimalloc"];
+
+fn pooled() -> (crate::support::build::Compiled, Program) {
+    let compiled = compile(&[Source::C("pooled", &[])]);
+    let program = Program::new(compiled.path("pooled"));
+    (compiled, program)
+}
+
+/// A kernel pool of exactly so many 2 MiB pages; `None`, with the skip announced, where that cannot be had.
+#[track_caller]
+fn kernel_pool(pages: u64) -> Option<Knob> {
+    let knob = Knob::set(PERSISTENT, &pages.to_string())?;
+    let got: u64 = std::fs::read_to_string(PERSISTENT)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    if got == pages && free_pages() == pages {
+        return Some(knob);
+    }
+    host::skip(&format!(
+        "the kernel's pool has {got} pages, not {pages} free ones"
+    ));
+    None
+}
+
+fn free_pages() -> u64 {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    std::fs::read_to_string(path)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+/// Where the program's memory was, in MiB.
+fn hugetlb(ran: &Ran, when: &str) -> u64 {
+    ran.number(&format!("{when}_hugetlb"))
+}
+
+fn thp(ran: &Ran, when: &str) -> u64 {
+    ran.number(&format!("{when}_thp"))
+}
+
+#[test]
+fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(50) else { return };
+    for heap in HEAPS {
+        // 300 MiB asked for: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
+        let program = program.clone().args(["15", "free"]);
+        let (ran, report) = program.reported_with(&[heap, "--pool=200M"]);
+        let ran = ran.ok();
+        assert_eq!(hugetlb(&ran, "full"), 100, "{heap}: {ran:?}");
+        assert!(thp(&ran, "full") >= 180, "{heap}: {ran:?}");
+        let pool = |field: &str| report.number(&format!("/obtained/ledger/pool/{field}"));
+        assert_eq!(pool("hugetlb"), f64::from(100 << 20), "{heap}: {report:?}");
+        // mimalloc places no more than one such block in each 32 MiB, and leaves the rest for others.
+        let least = if heap == HEAPS[0] { 100 } else { 40 };
+        assert!(pool("thp") >= f64::from(least << 20), "{heap}: {report:?}");
+        assert!(pool("thp") <= f64::from(100 << 20), "{heap}: {report:?}");
+        assert!(pool("beyond") >= f64::from(100 << 20), "{heap}: {report:?}");
+        assert!(report.says("had no free page"), "{heap}: {report:?}");
+    }
+    assert_eq!(free_pages(), 50);
+}
+
+#[test]
+fn the_pool_stays_and_its_overcommit_goes() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    let ran = program
+        .args(["9", "free"])
+        .jumbo_with(&["--pool=100M", "--overcommit=60M"])
+        .ok();
+    assert_eq!(hugetlb(&ran, "full"), 160, "{ran:?}");
+    assert_eq!(hugetlb(&ran, "then"), 100, "{ran:?}");
+}
+
+/// A private hugetlb page that a child writes to needs another one, and there is none: without care it dies.
+#[test]
+fn a_fork_with_an_empty_pool_kills_nobody() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    for heap in HEAPS {
+        let program = program.clone().args(["10", "fork"]);
+        let (ran, report) = program.reported_with(&[heap, "--pool=400M"]);
+        let ran = ran.ok();
+        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
+        assert!(report.says("a program that forks"), "{heap}: {report:?}");
+    }
+}
+
+#[test]
+fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    let program = program.args(["10", "thread"]);
+    for heap in HEAPS {
+        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
+        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
+        let ran = program.jumbo_with(&[heap, "--pool=400M,nofork"]).ok();
+        assert_eq!(hugetlb(&ran, "then"), 200, "{heap}: {ran:?}");
+    }
+}
+
+/// As in a small container: no privilege, not one page in the kernel's pool.
+#[test]
+fn a_user_without_privilege_has_a_pool_of_thps() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let (_files, program) = pooled();
+    for heap in HEAPS {
+        let program = program.clone().args(["10", "stay"]).unprivileged();
+        let (ran, report) = program.reported_with(&[heap, "--pool=1G"]);
+        let ran = ran.ok();
+        assert!(thp(&ran, "full") >= 200, "{heap}: {ran:?}");
+        let thp = report.number("/obtained/ledger/pool/thp");
+        assert!(thp >= f64::from(200 << 20), "{heap}: {report:?}");
+        assert_eq!(
+            report.number("/obtained/ledger/pool/beyond"),
+            0.0,
+            "{heap}: {report:?}"
+        );
+    }
+}
+
+#[test]
+fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let (_files, program) = pooled();
+    for heap in HEAPS {
+        let ran = program
+            .clone()
+            .args(["0", "go"])
+            .jumbo_with(&[heap, "--pool=128M", "--warm"])
+            .ok();
+        assert!(thp(&ran, "full") >= 128, "{heap}: {ran:?}");
+    }
+    // A child has a pool too, but a cold one.
+    let (files, _) = pooled();
+    let script = format!("{} 0 go; true", files.path("pooled").display());
+    let ran = Program::shell(&script)
+        .jumbo_with(&["--pool=128M", "--warm"])
+        .ok();
+    assert!(thp(&ran, "full") < 64, "{ran:?}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_hint() {
+    let program = Program::new("true");
+    for (options, words) in [
+        (&["--warm"][..], "--pool SIZE"),
+        (&["--overcommit=1G"], "--pool SIZE"),
+        (&["--pool=1G", "--heap=off"], "--heap=off"),
+        (&["--pool=9T"], "at most"),
+        (&["--pool=1G:3M"], "power of two"),
+        (&["--pool=1G,spoon"], "nofork"),
+    ] {
+        let ran = program.jumbo_with(options);
+        assert_eq!(ran.shell_status(), 2, "{options:?}: {ran:?}");
+        assert!(ran.stderr.contains(words), "{options:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn a_dry_run_says_what_the_pool_would_be() {
+    let program = Program::new("true");
+    let ran = program
+        .jumbo_with(&[
+            "--dry-run",
+            "--pool=64M",
+            "--overcommit=2M",
+            "--heap=mimalloc",
+        ])
+        .ok();
+    for words in [
+        "mimalloc",
+        "a pool of 64 MiB",
+        "2 MiB more on demand",
+        "hugetlb",
+    ] {
+        assert!(ran.stdout.contains(words), "{words}: {ran:?}");
+    }
+}
+
+#[test]
+fn mimalloc_keeps_the_promises_of_the_family() {
+    for name in ["family", "churn", "forkstorm"] {
+        let compiled = compile(&[Source::C(name, &[])]);
+        let program = Program::new(compiled.path(name));
+        let program = match name {
+            "churn" => program.args(["16", "300"]),
+            _ => program,
+        };
+        let plain = program.plain();
+        for options in [&["--heap=mimalloc"][..], &["--heap=mimalloc", "--pool=64M"]] {
+            let ran = program.jumbo_with(options);
+            crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+        }
+    }
+}
+
+#[test]
+fn python_is_the_same_on_mimalloc_and_a_pool() {
+    let Some(python) = host::command("python3") else {
+        return;
+    };
+    let script = "import subprocess, json\n\
+        d = {i: str(i) * 3 for i in range(200000)}\n\
+        print(len(json.dumps(d)), subprocess.run(['echo', 'x'], capture_output=True).stdout)\n";
+    let program = Program::new(python).args(["-c", script]);
+    let (plain, _) = assert_same(&program);
+    let ran = program.jumbo_with(&["--heap=mimalloc", "--pool=128M"]);
+    crate::support::program::assert_alike(&plain, &ran, "on mimalloc");
+}

@@ -1,0 +1,90 @@
+/* Allocates ARG blocks of 20 MiB, fills them, and says where they are by the kernel's own count, in MiB; then
+ * does what the second argument says, and checks that all of it holds what was put there:
+ * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
+ * thread: a second thread looks at it. free: frees all and says what is left. */
+#include "check.h"
+#include <pthread.h>
+#include <sys/wait.h>
+
+enum { MOST = 1000 };
+static const size_t SIZE = 20 * MIB;
+static unsigned char *blocks[MOST];
+static int count;
+
+static size_t mapped(const char *field)
+{
+    char line[512];
+    size_t sum = 0, kib, length = strlen(field);
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    CHECK(smaps != NULL);
+    while (fgets(line, sizeof line, smaps) != NULL)
+        if (strncmp(line, field, length) == 0 && sscanf(line + length, "%zu", &kib) == 1)
+            sum += kib;
+    fclose(smaps);
+    return sum / 1024;
+}
+
+static void say(const char *when)
+{
+    printf("%s_hugetlb=%zu %s_thp=%zu\n", when, mapped("Private_Hugetlb:"), when, mapped("AnonHugePages:"));
+    fflush(stdout);
+}
+
+static void check_all(void)
+{
+    for (int i = 0; i < count; i++)
+        for (size_t at = 0; at < SIZE; at += 4096)
+            CHECK(blocks[i][at] == (unsigned char)(i + at / 4096));
+}
+
+static void write_all(int add)
+{
+    for (int i = 0; i < count; i++)
+        for (size_t at = 0; at < SIZE; at += 4096)
+            blocks[i][at] = (unsigned char)(i + at / 4096 + add);
+}
+
+static void *look(void *nothing)
+{
+    check_all();
+    return nothing;
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc > 2);
+    count = atoi(argv[1]);
+    CHECK(count <= MOST);
+    for (int i = 0; i < count; i++)
+        CHECK((blocks[i] = malloc(SIZE)) != NULL);
+    write_all(0);
+    say("full");
+    if (strcmp(argv[2], "stay") == 0) {
+        getchar();
+    } else if (strcmp(argv[2], "fork") == 0) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            write_all(1);
+            _exit(blocks[0][0] == 1 ? 7 : 8);
+        }
+        write_all(0);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        say("then");
+    } else if (strcmp(argv[2], "thread") == 0) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, look, NULL) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        say("then");
+    } else if (strcmp(argv[2], "free") == 0) {
+        for (int i = 0; i < count; i++)
+            free(blocks[i]);
+        say("then");
+        count = 0;
+    }
+    check_all();
+    puts("all there");
+    return 0;
+}
