@@ -15,7 +15,7 @@ use super::{memory, supply};
 use crate::reaper::{Entry, raw};
 
 /// More do not help: the kernel's zeroing is bound by memory.
-const THREADS: usize = 8;
+const THREADS: u32 = 8;
 const STACK: usize = 64 << 10;
 
 /// Several threads may be used.
@@ -27,7 +27,7 @@ static WORK: Work = Work {
     errno: AtomicI32::new(0),
 };
 /// A word for each thread: not 0 until the kernel has let go of it.
-static ALIVE: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
+static ALIVE: [AtomicU32; THREADS as usize] = [const { AtomicU32::new(0) }; THREADS as usize];
 
 /// A range that is being filled, piece by piece.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<
         return supply::fill(address, length);
     }
     let cpus = rustix::thread::sched_getaffinity(None);
-    let cpus = cpus.map_or(1, |cpus| cpus.count().clamp(1, THREADS as u32) as usize);
+    let cpus = cpus.map_or(1, |cpus| cpus.count().clamp(1, THREADS) as usize);
     // Pieces small enough that nobody is left with the last one, and few enough mappings.
     let step = (length / cpus / 8).next_multiple_of(page).max(page);
     WORK.next.store(address, Ordering::Relaxed);
