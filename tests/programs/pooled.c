@@ -1,10 +1,13 @@
 /* Allocates ARG blocks of 20 MiB, fills them, and says where they are by the kernel's own count, in MiB; then
  * does what the second argument says, and checks that all of it holds what was put there:
  * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
- * thread: a second thread looks at it. free: frees all and says what is left. */
+ * serve: a child fills blocks of its own, and looks at its parent's. thread, c11: a second thread looks at it.
+ * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left. */
 #include "check.h"
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <threads.h>
 
 enum { MOST = 1000 };
 static const size_t SIZE = 20 * MIB;
@@ -50,6 +53,21 @@ static void *look(void *nothing)
     return nothing;
 }
 
+static int look_c11(void *nothing)
+{
+    return look(nothing) != NULL;
+}
+
+/* What jumbo frees with several threads, which linger. */
+static void free_much(void)
+{
+    size_t size = 1100 * MIB;
+    char *much = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(much != MAP_FAILED && madvise(much, size, MADV_NOHUGEPAGE) == 0);
+    memset(much, 1, size);
+    CHECK(munmap(much, size) == 0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc > 2);
@@ -59,9 +77,14 @@ int main(int argc, char **argv)
         CHECK((blocks[i] = malloc(SIZE)) != NULL);
     write_all(0);
     say("full");
-    if (strcmp(argv[2], "stay") == 0) {
+    const char *what = argv[2];
+    if (strncmp(what, "workers-", 8) == 0) {
+        free_much();
+        what += 8;
+    }
+    if (strcmp(what, "stay") == 0) {
         getchar();
-    } else if (strcmp(argv[2], "fork") == 0) {
+    } else if (strcmp(what, "fork") == 0) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
@@ -73,12 +96,34 @@ int main(int argc, char **argv)
         CHECK(waitpid(child, &status, 0) == child);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
         say("then");
-    } else if (strcmp(argv[2], "thread") == 0) {
+    } else if (strcmp(what, "serve") == 0) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            for (int i = 0; i < 5; i++) {
+                char *block = malloc(SIZE);
+                CHECK(block != NULL);
+                memset(block, i, SIZE);
+            }
+            say("child");
+            check_all();
+            _exit(7);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        say("then");
+    } else if (strcmp(what, "c11") == 0) {
+        thrd_t thread;
+        CHECK(thrd_create(&thread, look_c11, NULL) == thrd_success);
+        CHECK(thrd_join(thread, NULL) == thrd_success);
+        say("then");
+    } else if (strcmp(what, "thread") == 0) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, look, NULL) == 0);
         CHECK(pthread_join(thread, NULL) == 0);
         say("then");
-    } else if (strcmp(argv[2], "free") == 0) {
+    } else if (strcmp(what, "free") == 0) {
         for (int i = 0; i < count; i++)
             free(blocks[i]);
         say("then");

@@ -62,6 +62,9 @@ impl<F: Copy> Next<F> {
     }
 }
 
+/// thrd_error of <threads.h>, in glibc.
+const THRD_ERROR: c_int = 2;
+
 /// Declares the functions, their early stand-ins, and `resolve_all`.
 macro_rules! next {
     ($($name:ident: fn($($argument:ident: $type:ty),*) $(-> $result:ty)?, else $failed:expr;)*) => {
@@ -119,6 +122,8 @@ next! {
     munlockall: fn() -> c_int, else { no_memory(); -1 };
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
+    thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void) -> c_int, else THRD_ERROR;
     prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int,
         else { no_memory(); -1 };
     syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)

@@ -1,4 +1,4 @@
-//! pthread_create(3): the last moment at which what hugetlb pages hold can move.
+//! pthread_create(3), thrd_create(3): the last moment at which what hugetlb pages hold can move.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,8 +19,23 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // A worker of ours writes to nothing that the program uses.
     if !gather::is_worker(start as usize) {
-        heap::settle(true);
+        heap::before_thread();
     }
     // SAFETY: the same call.
     unsafe { (next::pthread_create.get())(thread, attributes, start, argument) }
+}
+
+/// thrd_create(3), which glibc does not make of the other.
+///
+/// # Safety
+/// As for thrd_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thrd_create(
+    thread: *mut libc::pthread_t,
+    start: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> c_int {
+    heap::before_thread();
+    // SAFETY: the same call.
+    unsafe { (next::thrd_create.get())(thread, start, argument) }
 }

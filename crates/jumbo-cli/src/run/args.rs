@@ -48,8 +48,8 @@ pub(crate) struct Args {
     /// get without a pool. With --heap=on the pool serves large allocations, with --heap=mimalloc all.
     ///
     /// Hugetlb pages serve processes of one thread: a fork could end the child of others by SIGBUS.
-    /// What they hold moves to THPs before a fork and before the first further thread. For a program
-    /// that never forks while it has threads say so: SIZE,nofork.
+    /// What they hold moves to THPs before a fork and before the first further thread; a forked child
+    /// takes its own. For a program that never forks while it has threads say so: SIZE,nofork.
     #[arg(long, value_name = "SIZE[:PAGESIZE][,nofork]")]
     pool: Option<PoolRequest>,
 

@@ -20,12 +20,14 @@
 #include <linux/prctl.h>
 #include <unistd.h>
 
-/* In mod.rs. A negative errno where they fail. */
+/* In mod.rs, and no business of the program's. A negative errno where they fail. */
+#pragma GCC visibility push(hidden)
 intptr_t jumbo_mimalloc_map(void *addr, size_t len, int prot, int flags);
 int jumbo_mimalloc_unmap(void *addr, size_t len);
 int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
+#pragma GCC visibility pop
 
 #undef errno
 static __thread int own_errno;

@@ -152,12 +152,12 @@ pub(super) fn map_hugetlb(
     }
 }
 
-/// True where this process has one thread, by the entries of /proc/self/task; proc(5). Also where that
-/// cannot be read: then nobody but pthread_create(3) knows better.
-pub(super) fn is_alone() -> bool {
+/// True where this process has one thread, by the entries of /proc/self/task; proc(5). `None` where that
+/// cannot be read.
+pub(super) fn is_alone() -> Option<bool> {
     // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
-    crate::kernel::sandbox::is_entered_later()
-        || rustix::fs::stat(c"/proc/self/task").map_or(true, |stat| stat.st_nlink <= 3)
+    let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
+    Some(folder.st_nlink <= 3)
 }
 
 /// Runs `work` with all signals blocked.

@@ -35,7 +35,6 @@ use crate::policy::PoolOrder;
 use crate::sync::{Lock, thread_pointer};
 use backing::Backing;
 use memory::Deferred;
-pub use supply::settle;
 use window::{Resized, Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
@@ -325,8 +324,31 @@ pub fn lock_future(locked: bool) {
 
 /// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
 pub fn about_to_fork() {
-    if supply::has_hugetlb() {
+    if supply::will_move(false) {
         gather::retire();
+    }
+}
+
+/// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
+pub fn before_thread() {
+    supply::about_to_thread();
+    if !supply::may_settle(true) {
+        return;
+    }
+    if supply::will_move(true) {
+        gather::retire();
+    }
+    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+    // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
+    // then cannot move any more.
+    if pool && managed {
+        supply::settle(true);
+    }
+    if managed {
+        managed::LOCK.release();
+    }
+    if pool {
+        POOL.window.release();
     }
 }
 
@@ -402,6 +424,7 @@ impl HeldLocks {
 /// but this thread is here.
 pub fn forked() {
     gather::forked();
+    supply::forked();
     LOCKED.store(false, Ordering::Relaxed);
 }
 

@@ -14,7 +14,8 @@
 //! copy needs a page of the kernel's pool. Where there is none, the kernel takes the page from the child,
 //! which then dies of SIGBUS. So there are no hugetlb pages where a fork can happen: what they hold moves to
 //! THPs ([`settle`]) before a fork, and before the first further thread is made, because it can
-//! only move while nobody writes to it. From then on the process takes THPs alone.
+//! only move while nobody writes to it. From then on the process takes THPs alone; its children begin anew
+//! ([`forked`]). docs/design/heap.md says what was rejected.
 //!
 //! Invariant: [`SOURCES`] says of each page where it came from, and [`HELD`] is their sum. Whoever
 //! brings or gives a range is its only user.
@@ -51,6 +52,9 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 static REACHED: AtomicUsize = AtomicUsize::new(0);
 /// Hugetlb pages may be asked for.
 static ASKING: AtomicBool = AtomicBool::new(false);
+/// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
+/// known.
+static THREADED: AtomicBool = AtomicBool::new(false);
 /// The program promised not to fork while it has threads.
 static NOFORK: AtomicBool = AtomicBool::new(false);
 /// Bits of [`reason`], for whatever slot there is.
@@ -235,22 +239,34 @@ fn has_room(length: usize) -> bool {
     true
 }
 
-/// Whether some of its pages are of the kernel's pool, and would move.
-pub(super) fn has_hugetlb() -> bool {
-    ASKING.load(Ordering::Acquire) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
+/// Whether [`settle`] would move anything: then threads of ours have to be gone before.
+pub(super) fn will_move(thread: bool) -> bool {
+    may_settle(thread) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
+}
+
+/// Whether hugetlb pages are asked for, and a thread (else a fork) would end that.
+pub(super) fn may_settle(thread: bool) -> bool {
+    ASKING.load(Ordering::Acquire) && !(thread && NOFORK.load(Ordering::Relaxed))
+}
+
+/// The program is about to make a thread.
+pub(super) fn about_to_thread() {
+    if ASKING.load(Ordering::Relaxed) {
+        THREADED.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Moves what hugetlb pages hold to THPs, and takes no more of them: the program is about to fork, or to
-/// make its first further thread. `thread` says which. Only while this is the only thread.
+/// make its first further thread. `thread` says which. With the locks of whoever brings and gives.
 ///
-/// What cannot be moved (no room) stays, and is counted.
-pub fn settle(thread: bool) {
-    if !ASKING.load(Ordering::Acquire) || (thread && NOFORK.load(Ordering::Relaxed)) {
+/// What cannot be moved (no room, or another thread that could write to it) stays, and is counted.
+pub(super) fn settle(thread: bool) {
+    if !may_settle(thread) {
         return;
     }
-    // Another thread would write to the pages while they move. There is none, but for one made by a bare
-    // clone(2), and where the program broke its promise.
-    let alone = memory::is_alone();
+    // Another thread would write to the pages while they move. Where the program kept its promise there is
+    // none, but for one made by a bare clone(2).
+    let alone = is_alone(thread);
     if !alone && NOFORK.load(Ordering::Relaxed) {
         return;
     }
@@ -275,6 +291,25 @@ pub fn settle(thread: bool) {
     } else {
         reason::FORK
     });
+}
+
+/// Whether nobody else could write to the pages.
+fn is_alone(thread: bool) -> bool {
+    // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
+    // thread that is about to be made is the first: another one would have settled.
+    let made = !thread && THREADED.load(Ordering::Relaxed);
+    let seen = (!sandbox::is_entered_later()).then(memory::is_alone);
+    seen.flatten().unwrap_or(!made)
+}
+
+/// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
+/// unless it shares some with its parent.
+pub(super) fn forked() {
+    let reached = REACHED.load(Ordering::Relaxed).min(SOURCES.get().len());
+    let mut sources = SOURCES.get().iter().take(reached);
+    let shares = sources.any(|source| source.load(Ordering::Relaxed) == HUGETLB);
+    THREADED.store(false, Ordering::Relaxed);
+    ASKING.store(page() != 0 && !shares, Ordering::Release);
 }
 
 /// Puts anonymous memory with the same content in a hugetlb page's place.

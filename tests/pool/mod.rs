@@ -3,6 +3,10 @@
 //! What the kernel's hugetlb pool gives is judged by the program's own smaps; the size of that pool is set
 //! here and put back.
 
+mod group;
+
+use group::Group;
+
 use crate::support::host::Knob;
 use crate::support::{Program, Ran, Source, assert_same, compile, host};
 
@@ -74,6 +78,67 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     assert_eq!(free_pages(), 50);
 }
 
+/// The limit lets the mapping pass and the touch die: that it is asked beforehand is what this shows.
+#[test]
+fn a_control_groups_limit_on_hugetlb_kills_nobody() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    let Some(group) = Group::new(60 << 20) else {
+        return;
+    };
+    for heap in HEAPS {
+        let program = program.clone().args(["10", "fork"]).around(group.enter());
+        let (ran, report) = program.reported_with(&[heap, "--pool=400M"]);
+        let ran = ran.ok();
+        assert_eq!(hugetlb(&ran, "full"), 60, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
+        assert!(report.says("hugetlb limit"), "{heap}: {report:?}");
+    }
+    assert_eq!(free_pages(), 100);
+}
+
+/// A server that forks a process for each client, which forks no more: it is those that have the memory.
+#[test]
+fn a_child_has_hugetlb_pages_of_its_own() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    for heap in HEAPS {
+        let program = program.clone().args(["4", "serve"]);
+        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
+        assert!(hugetlb(&ran, "full") >= 80, "{heap}: {ran:?}");
+        assert!(hugetlb(&ran, "child") >= 100, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
+    }
+    assert_eq!(free_pages(), 100);
+}
+
+/// A free by several threads has threads of ours linger; they keep nothing from moving.
+#[test]
+fn threads_that_free_keep_no_page_from_moving() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    for then in ["workers-fork", "workers-thread"] {
+        // Those of a privileged process do not linger.
+        let program = program.clone().args(["10", then]).unprivileged();
+        let (ran, report) =
+            program.reported_with(&["--pool=400M", "--free=sync", "--free-workers=2"]);
+        let ran = ran.ok();
+        assert_eq!(hugetlb(&ran, "then"), 0, "{then}: {ran:?}");
+        let stuck = report.number("/obtained/ledger/pool/stuck");
+        assert_eq!(stuck, 0.0, "{then}: {report:?}");
+        assert!(
+            report.number("/obtained/ledger/free/gathered") > 0.0,
+            "{then}: {report:?}"
+        );
+    }
+}
+
 #[test]
 fn the_pool_stays_and_its_overcommit_goes() {
     let (_files, program) = pooled();
@@ -111,13 +176,16 @@ fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
     let Some(_pool) = kernel_pool(100) else {
         return;
     };
-    let program = program.args(["10", "thread"]);
-    for heap in HEAPS {
+    for (heap, how) in HEAPS
+        .into_iter()
+        .flat_map(|heap| [(heap, "thread"), (heap, "c11")])
+    {
+        let program = program.clone().args(["10", how]);
         let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
-        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}: {ran:?}");
-        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "full"), 200, "{heap}, {how}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 0, "{heap}, {how}: {ran:?}");
         let ran = program.jumbo_with(&[heap, "--pool=400M,nofork"]).ok();
-        assert_eq!(hugetlb(&ran, "then"), 200, "{heap}: {ran:?}");
+        assert_eq!(hugetlb(&ran, "then"), 200, "{heap}, {how}: {ran:?}");
     }
 }
 
