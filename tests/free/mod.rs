@@ -2,14 +2,17 @@
 
 mod group;
 
+use std::time::Duration;
+
 use group::Group;
 
 use crate::support::program::assert_alike;
 use crate::support::{Compiled, MIB, Program, Source, build, compile};
 
-/// How long the storms last, in seconds; `JUMBO_STORM_SECONDS` for longer ones.
-fn seconds() -> String {
-    std::env::var("JUMBO_STORM_SECONDS").unwrap_or_else(|_| "6".to_owned())
+/// How long the storms last; `JUMBO_STORM_SECONDS` for longer ones.
+fn duration() -> Duration {
+    let seconds = std::env::var("JUMBO_STORM_SECONDS").map_or(6, |text| text.parse().unwrap());
+    Duration::from_secs(seconds)
 }
 
 fn compiled(name: &'static str) -> Compiled {
@@ -24,20 +27,26 @@ fn with_small_frees(program: Program, mode: &str) -> Program {
         .env("JUMBO_ORDERS", orders)
 }
 
+#[track_caller]
+fn assert_survives_storm(mode: &str) {
+    let (files, duration) = (compiled("gather_storm"), duration());
+    let storm = Program::new(files.path("gather_storm"))
+        .args(["1", "6", &duration.as_secs().to_string()])
+        .working_for(duration);
+    let ran = with_small_frees(storm, mode).plain().ok();
+    assert_eq!(ran.stdout, "nothing foreign, nothing lost\n", "{ran:?}");
+    // For who runs it for long, with --nocapture.
+    eprint!("{mode}: {}", ran.stderr);
+}
+
 #[test]
 fn nothing_is_foreign_and_nothing_lost_when_threads_free() {
-    let files = compiled("gather_storm");
-    let storm = Program::new(files.path("gather_storm")).args(["1", "6", &seconds()]);
-    let ran = with_small_frees(storm, "sync").plain().ok();
-    assert_eq!(ran.stdout, "nothing foreign, nothing lost\n", "{ran:?}");
+    assert_survives_storm("sync");
 }
 
 #[test]
 fn nothing_is_foreign_and_nothing_lost_when_memory_is_freed_later() {
-    let files = compiled("gather_storm");
-    let storm = Program::new(files.path("gather_storm")).args(["1", "6", &seconds()]);
-    let ran = with_small_frees(storm, "background").plain().ok();
-    assert_eq!(ran.stdout, "nothing foreign, nothing lost\n", "{ran:?}");
+    assert_survives_storm("background");
 }
 
 /// As users have it, and counted.

@@ -1,6 +1,7 @@
-/* Threads map, fill with a pattern, check, free and map again at the same addresses, with munmap, MADV_DONTNEED
- * and free(), while another thread forks. Nothing foreign may be seen, and at the end nothing may be left: what
- * smaps says is what it was at the start.
+/* Threads map, fill with a pattern, check, free and map again at the same addresses (their own, and those that
+ * another thread has just given up), with munmap, MADV_DONTNEED and free(), while another thread forks. Nothing
+ * foreign may be seen. Once a second all stop and are counted: what smaps has more than at the start is what the
+ * threads know to hold, with their patterns in it. At the end they hold nothing.
  *
  * gather_storm LEAST MORE SECONDS: ranges of LEAST MiB and up to MORE on top, for so long. */
 #include "check.h"
@@ -14,9 +15,20 @@
 
 enum { THREADS = 3 };
 
-static atomic_int stop;
-static atomic_ulong operations, children;
+static atomic_int stop, census;
+static atomic_ulong operations, children, neighbours;
 static size_t least, most;
+/* Where a range was that somebody has unmapped. */
+static _Atomic(char *) given_up;
+/* Both sides of a census. */
+static pthread_barrier_t assembled, counted;
+
+/* What a thread holds from one census to the next. */
+static struct held {
+    char *start;
+    size_t size;
+    uint64_t owner;
+} held[THREADS];
 
 /* One word in each page says whose it is. */
 static void mark(char *from, size_t size, uint64_t owner)
@@ -37,15 +49,36 @@ static void check_marks_zero(const char *from, size_t size)
         CHECK(*(const uint64_t *)(from + at) == 0);
 }
 
-static void mapped(uint64_t *random, uint64_t owner)
+/* A marked range: here and there one of another size where another thread's was a moment ago. */
+static char *filled(uint64_t *random, size_t size, uint64_t owner)
 {
-    size_t size = (least + next_random(random) % most) & ~(size_t)4095;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    char *start = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    char *start = MAP_FAILED, *wanted = next_random(random) % 4 ? NULL : atomic_load(&given_up);
+    if (wanted != NULL) {
+        start = mmap(wanted, size, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(start == wanted || errno == EEXIST);
+        if (start == wanted)
+            atomic_fetch_add(&neighbours, 1);
+    }
+    if (start == MAP_FAILED)
+        start = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     CHECK(start != MAP_FAILED);
     check_marks_zero(start, size);
     mark(start, size, owner);
     check_marks(start, size, owner);
+    return start;
+}
+
+static size_t some_size(uint64_t *random)
+{
+    return (least + next_random(random) % most) & ~(size_t)4095;
+}
+
+static void mapped(uint64_t *random, uint64_t owner)
+{
+    size_t size = some_size(random);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *start = filled(random, size, owner);
     switch (next_random(random) % 4) {
     case 0: {
         /* The middle of it: the ends stay. */
@@ -74,6 +107,7 @@ static void mapped(uint64_t *random, uint64_t owner)
         break;
     }
     CHECK(munmap(start, size) == 0);
+    atomic_store(&given_up, start);
 }
 
 static void allocated(uint64_t *random, uint64_t owner)
@@ -93,31 +127,80 @@ static void allocated(uint64_t *random, uint64_t owner)
     free(block);
 }
 
+static void let_go(struct held *range)
+{
+    if (range->start != NULL) {
+        check_marks(range->start, range->size, range->owner);
+        CHECK(munmap(range->start, range->size) == 0);
+    }
+    *range = (struct held){0};
+}
+
 static void *storm(void *number)
 {
     uint64_t id = (uint64_t)(uintptr_t)number, random = id * 7919 + 1;
+    struct held *range = &held[id - 1];
     while (!atomic_load(&stop)) {
         uint64_t owner = (id << 56) + (atomic_fetch_add(&operations, 1) << 36);
-        if (next_random(&random) % 3)
+        if (atomic_load(&census)) {
+            pthread_barrier_wait(&assembled);
+            pthread_barrier_wait(&counted);
+            let_go(range);
+            size_t size = some_size(&random);
+            *range = (struct held){filled(&random, size, owner), size, owner};
+        } else if (next_random(&random) % 3) {
             mapped(&random, owner);
-        else
+        } else {
             allocated(&random, owner);
+        }
     }
+    let_go(range);
     return NULL;
 }
 
-/* Private memory, in bytes, as the kernel counts it. */
-static size_t private_memory(void)
+/* Anonymous memory, in bytes, as the kernel counts it. */
+static size_t anonymous_memory(void)
 {
     char line[512];
     size_t sum = 0, kib;
     FILE *smaps = fopen("/proc/self/smaps", "r");
     CHECK(smaps != NULL);
     while (fgets(line, sizeof line, smaps))
-        if (sscanf(line, "Private_Dirty: %zu kB", &kib) == 1 || sscanf(line, "Private_Clean: %zu kB", &kib) == 1)
+        if (sscanf(line, "Anonymous: %zu kB", &kib) == 1)
             sum += kib * KIB;
     fclose(smaps);
     return sum;
+}
+
+/* What is being freed in the background is free soon; what is lost never is. The threads' stacks and arenas and
+ * an allocator's books may have grown, but not without end. */
+static void check_memory(size_t before)
+{
+    size_t known = before, now = 0, slack = least + MIB;
+    for (int i = 0; i < THREADS; i++)
+        known += held[i].size;
+    for (int tries = 0; tries < 1000; tries++) {
+        malloc_trim(0);
+        now = anonymous_memory();
+        if (now < known + slack)
+            break;
+        struct timespec moment = {0, 10000000};
+        nanosleep(&moment, NULL);
+    }
+    if (now + 64 * KIB < known || now >= known + slack)
+        dprintf(2, "%zu KiB are known, smaps has %zu\n", known / KIB, now / KIB);
+    CHECK(now + 64 * KIB >= known && now < known + slack);
+}
+
+static void count_all(size_t before)
+{
+    atomic_store(&census, 1);
+    pthread_barrier_wait(&assembled);
+    atomic_store(&census, 0);
+    check_memory(before);
+    for (int i = 0; i < THREADS; i++)
+        check_marks(held[i].start, held[i].size, held[i].owner);
+    pthread_barrier_wait(&counted);
 }
 
 static void in_child(uint64_t seed)
@@ -132,6 +215,18 @@ static void in_child(uint64_t seed)
     _exit(0);
 }
 
+static void fork_one(void)
+{
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        in_child(atomic_load(&children));
+    int status = -1;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    atomic_fetch_add(&children, 1);
+}
+
 int main(int count, char **arguments)
 {
     CHECK(count == 4);
@@ -140,38 +235,31 @@ int main(int count, char **arguments)
     time_t end = time(NULL) + strtol(arguments[3], NULL, 10);
     /* Base pages are what threads are for. */
     CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
-    size_t before = private_memory();
+    CHECK(pthread_barrier_init(&assembled, NULL, THREADS + 1) == 0);
+    CHECK(pthread_barrier_init(&counted, NULL, THREADS + 1) == 0);
+    /* Plain, glibc would keep blocks that are freed. */
+    CHECK(mallopt(M_MMAP_THRESHOLD, 128 * KIB) == 1);
+    size_t before = anonymous_memory();
     pthread_t ids[THREADS];
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&ids[i], NULL, storm, (void *)(uintptr_t)(i + 1)) == 0);
-    while (time(NULL) < end) {
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        if (pid == 0)
-            in_child(atomic_load(&children));
-        int status = -1;
-        CHECK(waitpid(pid, &status, 0) == pid);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        atomic_fetch_add(&children, 1);
-    }
+    unsigned counts = 0;
+    time_t now, last = 0;
+    do {
+        fork_one();
+        now = time(NULL);
+        if (now != last) {
+            count_all(before);
+            counts++;
+        }
+        last = now;
+    } while (now < end);
     atomic_store(&stop, 1);
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(ids[i], NULL) == 0);
-    /* What is being freed in the background is free soon; what is lost never is. The thread's stacks and arenas
-     * may stay, but nothing as large as what was freed. */
-    size_t after = 0;
-    for (int tries = 0; tries < 1000; tries++) {
-        malloc_trim(0);
-        after = private_memory();
-        if (after < before + least)
-            break;
-        struct timespec moment = {0, 10000000};
-        nanosleep(&moment, NULL);
-    }
-    CHECK(after < before + least);
-    CHECK(atomic_load(&operations) > 0 && atomic_load(&children) > 0);
-    fprintf(stderr, "%lu operations, %lu children, %zu KiB before, %zu KiB after\n", atomic_load(&operations),
-            atomic_load(&children), before / KIB, after / KIB);
+    check_memory(before);
+    fprintf(stderr, "%lu operations, %lu at a neighbour's addresses, %lu children, %u counts\n",
+            atomic_load(&operations), atomic_load(&neighbours), atomic_load(&children), counts);
     puts("nothing foreign, nothing lost");
     return 0;
 }

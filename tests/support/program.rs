@@ -14,7 +14,7 @@ use super::running::Running;
 
 /// More options for every `jumbo run`, to have all tests judge another way of running: `--heap=mimalloc`, say.
 const MORE_OPTIONS: &str = "JUMBO_TEST_OPTIONS";
-/// How long one run may take.
+/// How long one run may take, unless a test says otherwise.
 const BOUND: Duration = Duration::from_secs(180);
 
 /// A command to be run any number of times, each time within a bound.
@@ -25,6 +25,7 @@ pub(crate) struct Program {
     env: Vec<(OsString, OsString)>,
     folder: Option<PathBuf>,
     stdin: Vec<u8>,
+    bound: Duration,
     jumbo: PathBuf,
     /// Keeps the copy that [`Self::jumbo`] points at.
     _installed: Option<Arc<tempfile::TempDir>>,
@@ -45,6 +46,7 @@ impl Program {
             env: Vec::new(),
             folder: None,
             stdin: Vec::new(),
+            bound: BOUND,
             jumbo: build::jumbo().to_owned(),
             _installed: None,
         }
@@ -76,6 +78,12 @@ impl Program {
 
     pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = bytes.into();
+        self
+    }
+
+    /// It works for so long, which is not to count.
+    pub(crate) fn working_for(mut self, time: Duration) -> Self {
+        self.bound = BOUND + time;
         self
     }
 
@@ -187,7 +195,7 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Running::spawn(command, &self.stdin, BOUND)
+        Running::spawn(command, &self.stdin, self.bound)
     }
 }
 
