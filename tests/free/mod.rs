@@ -1,6 +1,9 @@
-//! Large frees: with several threads, and later. What the program sees is what the kernel promises.
+//! Large frees: with several threads, and later. What the program sees is what the kernel promises
+//! ([`promises`]), wherever it calls them ([`places`]), and however little memory there is.
 
 mod group;
+mod places;
+mod promises;
 
 use std::time::Duration;
 
@@ -91,6 +94,19 @@ fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
         assert_same_in_both_modes(&program.around(group.enter()));
         assert_eq!(group.kills(), 0, "{size} MiB in {limit} MiB");
     }
+}
+
+/// Page faults ask nobody. Here they come as soon as the call has returned, and from threads that leave those that
+/// free no CPU.
+#[test]
+fn a_memory_cgroup_has_room_for_what_is_touched_meanwhile() {
+    let files = compiled("crowded");
+    let Some(group) = Group::new(480 * MIB) else {
+        return;
+    };
+    let program = Program::new(files.path("crowded")).args(["144", "400"]);
+    assert_same_in_both_modes(&program.around(group.enter()));
+    assert_eq!(group.kills(), 0);
 }
 
 #[test]
