@@ -156,3 +156,20 @@ fn an_inherited_filter_is_tried_out_first() {
         assert_eq!(gathered > 0.0, gathers, "{filter}: {report:?}");
     }
 }
+
+/// A worker is there before it is needed, and not when the program forks.
+#[test]
+fn a_worker_is_ready_for_a_background_free_and_gone_before_a_fork() {
+    let files = compiled("ready");
+    let program = Program::new(files.path("ready"));
+    let plain = program.plain().ok();
+    assert_eq!(plain.stdout, "1 allocated, 1 forked\n");
+    let sync = program
+        .jumbo_with(&["--free=sync", "--free-workers=2", "--reaper=off"])
+        .ok();
+    assert_eq!(sync.stdout, plain.stdout);
+    let later = program
+        .jumbo_with(&["--free=background", "--free-workers=2", "--reaper=off"])
+        .ok();
+    assert_eq!(later.stdout, "2 allocated, 1 forked\n");
+}

@@ -39,6 +39,9 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     }
     let block = heap::allocate(size, align, zeroed)?;
     auto::asked();
+    if gather::is_large(size) {
+        gather::prepare(size);
+    }
     Some(with_exposed_provenance_mut(block))
 }
 

@@ -47,113 +47,88 @@ pub unsafe extern "C" fn prctl(
     call()
 }
 
-/// syscall(2): what libseccomp installs filters with.
-///
-/// Only a few numbers are looked at. Any other call jumps on to the C library's function with registers
-/// and stack as they are, because some of them return twice, or on another stack.
-///
-/// # Safety
-/// As for syscall(2).
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall() {
-    std::arch::naked_asm!(
-        "endbr64",
-        "cmp rdi, {seccomp}",
-        "je {watched}",
-        "cmp rdi, {prctl}",
-        "je {watched}",
-        "cmp rdi, {unshare}",
-        "je {watched}",
-        "cmp rdi, {setns}",
-        "je {watched}",
-        "cmp rdi, {io_setup}",
-        "je {watched}",
-        "cmp rdi, {capset}",
-        "je {watched}",
-        "cmp rdi, {chroot}",
-        "je {watched}",
-        "cmp rdi, {pivot_root}",
-        "je {watched}",
-        "cmp rdi, {shmat}",
-        "je {watched}",
-        "cmp rdi, {flock}",
-        "je {watched}",
-        "cmp rdi, {fcntl}",
-        "je {watched}",
-        "cmp rdi, {mmap}",
-        "je {watched}",
-        "jmp [rip + {next}]",
-        seccomp = const libc::SYS_seccomp,
-        prctl = const libc::SYS_prctl,
-        unshare = const libc::SYS_unshare,
-        setns = const libc::SYS_setns,
-        io_setup = const libc::SYS_io_setup,
-        capset = const libc::SYS_capset,
-        chroot = const libc::SYS_chroot,
-        pivot_root = const libc::SYS_pivot_root,
-        shmat = const libc::SYS_shmat,
-        flock = const libc::SYS_flock,
-        fcntl = const libc::SYS_fcntl,
-        mmap = const libc::SYS_mmap,
-        watched = sym watched,
-        next = sym next::syscall,
-    )
-}
+/// The system calls that are looked at when they are made by their number.
+const WATCHED: &[c_long] = &[
+    libc::SYS_seccomp,
+    libc::SYS_prctl,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_io_setup,
+    libc::SYS_capset,
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_chroot,
+    libc::SYS_pivot_root,
+    libc::SYS_shmat,
+    libc::SYS_flock,
+    libc::SYS_fcntl,
+    libc::SYS_mmap,
+];
+
+/// Past the number of each of them.
+const NUMBERS: usize = 512;
+
+/// By number: whether it is one of [`WATCHED`].
+static IS_WATCHED: [bool; NUMBERS] = {
+    let mut is_watched = [false; NUMBERS];
+    let mut at = 0;
+    while at < WATCHED.len() {
+        #[expect(
+            clippy::cast_sign_loss,
+            reason = "no number is negative; else it is past the end"
+        )]
+        let number = WATCHED[at] as usize;
+        is_watched[number] = true;
+        at += 1;
+    }
+    is_watched
+};
 
 /// syscall(2): what libseccomp installs filters with.
 ///
-/// Only a few numbers are looked at. Any other call jumps on to the C library's function with registers
+/// Only the [`WATCHED`] numbers are looked at. Any other call jumps on to the C library's function with registers
 /// and stack as they are, because some of them return twice, or on another stack.
 ///
 /// # Safety
 /// As for syscall(2).
-#[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall() {
+    #[cfg(target_arch = "x86_64")]
+    std::arch::naked_asm!(
+        "endbr64",
+        "cmp rdi, {numbers}",
+        "jae 2f",
+        "lea r11, [rip + {is_watched}]",
+        "cmp byte ptr [r11 + rdi], 0",
+        "jne {watched}",
+        "2:",
+        "jmp [rip + {next}]",
+        numbers = const NUMBERS,
+        is_watched = sym IS_WATCHED,
+        watched = sym watched,
+        next = sym next::syscall,
+    );
+    #[cfg(target_arch = "aarch64")]
     std::arch::naked_asm!(
         "hint #34",
-        "cmp x0, #{seccomp}",
-        "b.eq {watched}",
-        "cmp x0, #{prctl}",
-        "b.eq {watched}",
-        "cmp x0, #{unshare}",
-        "b.eq {watched}",
-        "cmp x0, #{setns}",
-        "b.eq {watched}",
-        "cmp x0, #{io_setup}",
-        "b.eq {watched}",
-        "cmp x0, #{capset}",
-        "b.eq {watched}",
-        "cmp x0, #{chroot}",
-        "b.eq {watched}",
-        "cmp x0, #{pivot_root}",
-        "b.eq {watched}",
-        "cmp x0, #{shmat}",
-        "b.eq {watched}",
-        "cmp x0, #{flock}",
-        "b.eq {watched}",
-        "cmp x0, #{fcntl}",
-        "b.eq {watched}",
-        "cmp x0, #{mmap}",
-        "b.eq {watched}",
+        "cmp x0, #{numbers}",
+        "b.hs 2f",
+        "adrp x16, {is_watched}",
+        "add x16, x16, :lo12:{is_watched}",
+        "ldrb w16, [x16, x0]",
+        "cbnz w16, {watched}",
+        "2:",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
-        seccomp = const libc::SYS_seccomp,
-        prctl = const libc::SYS_prctl,
-        unshare = const libc::SYS_unshare,
-        setns = const libc::SYS_setns,
-        io_setup = const libc::SYS_io_setup,
-        capset = const libc::SYS_capset,
-        chroot = const libc::SYS_chroot,
-        pivot_root = const libc::SYS_pivot_root,
-        shmat = const libc::SYS_shmat,
-        flock = const libc::SYS_flock,
-        fcntl = const libc::SYS_fcntl,
-        mmap = const libc::SYS_mmap,
+        numbers = const NUMBERS,
+        is_watched = sym IS_WATCHED,
         watched = sym watched,
         next = sym next::syscall,
     )
@@ -184,7 +159,15 @@ unsafe extern "C" fn watched(
             gather::retire();
             call()
         }
-        libc::SYS_capset => {
+        // Of one thread alone, where the C library's own functions tell all of them.
+        libc::SYS_capset
+        | libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setgroups => {
             gather::retire();
             call()
         }

@@ -3,7 +3,7 @@
 //! A process ends with its last thread, and a worker of [`jumbo::gather`] is one. So, before the main thread
 //! leaves the process to its other threads, the workers go, for good: later frees are done by their
 //! callers alone. (A main thread that is cancelled is not seen; the process then ends when the last worker
-//! has been idle for 100 ms.)
+//! has been idle for long enough, 100 ms or a minute.)
 
 //!
 //! Both unwind the stack of their thread, which Rust's frames do not take part in. So ours are not there any

@@ -134,6 +134,16 @@ impl<P: Platform> Handover<P> {
         self.work(Role::Worker(number), carrier, Some(linger));
     }
 
+    /// True where there are workers, and all of them sleep.
+    pub(super) fn is_idle(&self) -> bool {
+        self.with(|queue| queue.is_idle()).unwrap_or(false)
+    }
+
+    /// True where there is no worker and may be one: the caller makes it.
+    pub(super) fn lacks_worker(&self) -> bool {
+        self.with(Queue::expect).unwrap_or(false)
+    }
+
     /// Enters this thread as a worker, and gives its number.
     pub(super) fn arrive(&self, thread: u32) -> usize {
         self.with(|queue| queue.arrive(thread)).unwrap_or(0)

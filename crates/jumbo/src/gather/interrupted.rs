@@ -16,8 +16,8 @@ use crate::sync::thread_pointer;
 
 /// How much of a stack is searched, in bytes: 0.1 ms.
 const DEEP: usize = 1 << 20;
-/// Words at a time.
-const WORDS: usize = 512;
+/// Words at a time: few, since a fresh page of stack for them costs more than to ask again.
+const WORDS: usize = 128;
 
 /// Where the handlers of this program return to; 0: this is not somebody else's program, [`UNKNOWN`]: it is.
 static RETURN: AtomicUsize = AtomicUsize::new(0);

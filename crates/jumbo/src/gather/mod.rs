@@ -45,7 +45,8 @@ use crate::kernel::sys::Blocked;
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
 pub use rehearse::rehearse;
-pub use unmap::{Leaving, discard, unmap};
+pub(crate) use unmap::alignment;
+pub use unmap::{Leaving, discard, prepare, unmap};
 
 static HANDOVER: Handover = Handover::new();
 
@@ -179,6 +180,14 @@ pub fn settle() -> bool {
 pub fn about_to_allocate(bytes: usize) {
     if is_pending() {
         unmap::spend(bytes);
+    }
+}
+
+/// A fork is about to be made, and no lock is held yet: idle workers leave.
+pub fn dismiss() {
+    if HANDOVER.has_workers() && is_own() {
+        let _blocked = Blocked::new();
+        workers::dismiss();
     }
 }
 

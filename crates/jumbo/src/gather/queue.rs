@@ -302,6 +302,18 @@ impl Queue {
         })
     }
 
+    /// True where there are workers, and all of them sleep.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.alive > 0 && self.asleep == self.alive
+    }
+
+    /// Counts a worker that the caller makes, if there is none: true then.
+    pub(super) const fn expect(&mut self) -> bool {
+        let lacks = self.alive == 0 && !self.retired && !self.retiring;
+        self.alive += lacks as u32;
+        lacks
+    }
+
     /// So many workers could not be made.
     pub(super) fn not_made(&mut self, count: u32) {
         self.alive = self.alive.saturating_sub(count);

@@ -12,7 +12,7 @@ use super::queue::{Id, Outcome, Terms};
 use super::{BACKGROUND, HANDOVER, MERGED, MOST, interrupted, is_large, is_own, window, workers};
 use crate::kernel::headroom;
 use crate::kernel::sandbox;
-use crate::kernel::sys::{self, Blocked};
+use crate::kernel::sys::Blocked;
 use crate::ledger::{Slot, stats};
 use crate::sync::{Linux, Platform};
 
@@ -36,18 +36,35 @@ fn threads(length: usize) -> Option<u32> {
     (looks && is_own()).then(|| MOST.load(Ordering::Relaxed))
 }
 
-/// Whether it is worth a closer look, and this is a place where threads may be made.
-fn is_promising(address: usize, length: usize, page: usize) -> bool {
-    is_touched(address, length, page) && !interrupted::may_be()
+/// The program was given a block of `bytes`, and has not touched it yet. Where such a block will be freed in the
+/// background, somebody is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
+/// longer to make than all else takes together.
+pub fn prepare(bytes: usize) {
+    if is_later(bytes) {
+        let _blocked = Blocked::new();
+        workers::prepare();
+        deepen();
+    }
 }
 
-/// Whether two pages of a range are there: most large mappings that are given up were never touched, and
-/// that is the cheapest way to see it.
-fn is_touched(address: usize, length: usize, page: usize) -> bool {
-    [length / 3, length / 3 * 2].into_iter().all(|offset| {
-        let at = (address + offset) & !(page - 1);
-        sys::is_resident(at, page) == Ok(true)
-    })
+/// Touches as much of the stack as a free takes: fresh pages are dear when one is under way.
+#[inline(never)]
+fn deepen() {
+    std::hint::black_box([0u8; 8 << 10]);
+}
+
+/// To what a block of `bytes` is best aligned: page tables of the second highest level are moved whole.
+pub(crate) fn alignment(bytes: usize) -> usize {
+    if bytes >= window::ALIKE && is_later(bytes) {
+        window::ALIKE
+    } else {
+        1
+    }
+}
+
+/// Whether a block of `bytes` will be freed in the background, as far as can be known beforehand.
+fn is_later(bytes: usize) -> bool {
+    is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && are_pages_small() && is_own()
 }
 
 /// This process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15.
@@ -115,7 +132,7 @@ impl Leaving {
         let Some(length) = length.checked_next_multiple_of(page).filter(|_| aligned) else {
             return false;
         };
-        if !is_promising(address, length, page) {
+        if interrupted::may_be() {
             return false;
         }
         let blocked = self.blocked.take().unwrap_or_default();
@@ -180,7 +197,9 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
     let Some(call) = HANDOVER.submit(&mut batch, terms) else {
         return Err(alone(batch));
     };
+
     let made = workers::make(call.make);
+
     if made < call.make {
         HANDOVER.not_made(call.make - made);
     }
@@ -251,7 +270,7 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     if !address.is_multiple_of(page) || address.checked_add(length).is_none() {
         return None;
     }
-    if !is_promising(address, length, page) {
+    if interrupted::may_be() {
         return None;
     }
     let _blocked = Blocked::new();

@@ -25,7 +25,7 @@ use crate::sync::Lock;
 const BASE: usize = 0x3400_0000_0000;
 const END: usize = 0x4000_0000_0000;
 /// What one page table of the second highest level maps, with 4 KiB pages.
-const ALIKE: usize = 1 << 30;
+pub(super) const ALIKE: usize = 1 << 30;
 /// How many places are tried.
 const TRIES: usize = 4;
 /// How many pages of a range are looked at.

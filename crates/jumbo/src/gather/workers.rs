@@ -5,7 +5,8 @@
 //! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
 //! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
 //! a bare system call for one thread alone, from being dropped everywhere. In a process with
-//! capabilities they leave at once.
+//! capabilities they leave at once. Background mode, which somebody has asked for, has one made ahead and keeps it
+//! for a while ([`prepare`]); a fork ends it first ([`dismiss`]).
 #![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
 
 use std::ffi::{CStr, c_void};
@@ -17,11 +18,13 @@ use std::time::{Duration, Instant};
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
-use super::{HANDOVER, is_own, process};
+use super::{BACKGROUND, HANDOVER, is_own, process};
 use crate::kernel::sandbox;
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
+/// The same in background mode, where calls are to return at once: making a thread costs more than all the rest.
+const READY: Duration = Duration::from_mins(1);
 /// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
 /// thread-local variables, which the C library keeps on the same mapping.
 const STACK: usize = 2 << 20;
@@ -132,13 +135,32 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// How long a worker may sleep here. An instant where the process has a privilege that it could drop.
+/// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless
+/// background mode was asked for.
 fn linger() -> Duration {
+    if BACKGROUND.load(Ordering::Relaxed) {
+        return READY;
+    }
     let none = |sets: rustix::thread::CapabilitySets| sets.permitted == CapabilitySet::empty();
     if rustix::thread::capabilities(None).is_ok_and(none) {
         LINGER
     } else {
         Duration::ZERO
+    }
+}
+
+/// Makes a worker where there is none.
+pub(super) fn prepare() {
+    if HANDOVER.lacks_worker() && make(1) == 0 {
+        HANDOVER.not_made(1);
+    }
+}
+
+/// Ends the workers where all of them sleep: a fork is about to be made, and some programs warn where one is made
+/// beside other threads (CPython 3.12).
+pub(super) fn dismiss() {
+    if HANDOVER.is_idle() {
+        retire(false);
     }
 }
 

@@ -212,7 +212,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     gather::about_to_allocate(size);
     let take = || {
         (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
-            .then(|| HEAP.with(|window, _| window.take(size, align)))
+            .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
             .flatten()
     };
     let mut taken = take();
@@ -355,6 +355,7 @@ pub fn before_thread() {
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
 /// locks were taken, for [`after_fork`].
 pub fn before_fork() -> HeldLocks {
+    gather::dismiss();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
     let held = HeldLocks {

@@ -19,7 +19,7 @@ use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::{BASE_PAGE, supply};
-use crate::gather::Leaving;
+use crate::gather::{self, Leaving};
 use crate::ledger::stats;
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
@@ -110,6 +110,24 @@ impl Window {
         self.max_waste = max_waste;
         self.frontier.place(self.start, self.site.end, pmd);
         self.site.start.store(self.start, Ordering::Release);
+    }
+
+    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
+    ///
+    /// # Errors
+    /// As [`Window::take`].
+    pub(super) fn take_aligned(
+        &mut self,
+        size: usize,
+        align: usize,
+    ) -> Result<(usize, bool), Errno> {
+        let better = gather::alignment(size);
+        if better > align
+            && let Ok(taken) = self.take(size, better)
+        {
+            return Ok(taken);
+        }
+        self.take(size, align)
     }
 
     /// `size` bytes at a multiple of `align`, and whether they are zero.

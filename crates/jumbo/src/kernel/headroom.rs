@@ -15,10 +15,12 @@ use std::ffi::CStr;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// The longest path that is followed.
-const PATH: usize = 4096;
-/// How /proc/self/cgroup is read, at most: a line for each v1 hierarchy.
-const TEXT: usize = 4096;
+/// The longest path that is followed. Small, as all of this: the stack may be fresh.
+const PATH: usize = 1024;
+/// How much of a file is read, at most: of /proc/self/cgroup a line for each v1 hierarchy.
+const TEXT: usize = 2048;
+/// MemAvailable is the third line of /proc/meminfo.
+const LINES: usize = 256;
 
 /// How many times what is freed later a memory cgroup has to have room for: threads of the program that
 /// touch memory may be faster than those that free it, and in a cgroup at its limit something is killed.
@@ -54,7 +56,7 @@ pub fn headroom() -> Option<Room> {
 
 /// MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
-    let mut text = [0u8; TEXT];
+    let mut text = [0u8; LINES];
     let text = read(c"/proc/meminfo", &mut text).ok()?;
     let key = b"MemAvailable:";
     let line = text
@@ -67,6 +69,8 @@ fn available() -> Option<usize> {
 fn group() -> Option<usize> {
     let mut text = [0u8; TEXT];
     let text = match read(c"/proc/self/cgroup", &mut text) {
+        // Not all of it.
+        Ok(text) if text.len() == TEXT => return None,
         Ok(text) => text,
         // A kernel without cgroups has no such file.
         Err(Errno::NOENT) => return exists(c"/proc/meminfo").then_some(usize::MAX),

@@ -1,6 +1,7 @@
 //! System calls that rustix lacks, behind functions that are safe to call.
 
 mod collapse;
+mod copy;
 mod mapping;
 mod numa;
 mod pagemap;
@@ -8,19 +9,18 @@ mod pidfd;
 pub mod ptrace;
 mod release;
 mod remap;
-mod resident;
 mod scratch;
 mod signals;
 mod userfault;
 
 pub use collapse::{collapse, collapse_in};
+pub use copy::copy_words;
 pub use mapping::{Mapping, Maps};
 pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pagemap::Pagemap;
 pub use pidfd::send_signal;
 pub use release::release;
 pub use remap::{move_back, move_mapping};
-pub use resident::{copy_words, is_resident};
 pub use scratch::{Scratch, Sharing};
 pub use signals::Blocked;
 pub use userfault::userfault_user_mode;

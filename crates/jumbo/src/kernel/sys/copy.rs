@@ -1,4 +1,4 @@
-//! Looking at memory without touching it: mincore(2), process_vm_readv(2).
+//! Looking at memory without touching it: process_vm_readv(2).
 #![expect(unsafe_code, reason = "system calls that take addresses")]
 
 use std::ffi::c_void;
@@ -7,22 +7,6 @@ use std::ptr::with_exposed_provenance_mut;
 use rustix::io::Result;
 
 use super::quietly;
-
-/// Whether the page at `address` is there.
-///
-/// # References
-/// mincore(2); Linux 2.4. For anonymous memory it looks at the page table alone.
-///
-/// # Errors
-/// ENOMEM: nothing is mapped there.
-pub fn is_resident(address: usize, page: usize) -> Result<bool> {
-    let mut there = 0u8;
-    let at = with_exposed_provenance_mut(address);
-    // SAFETY: one byte is written, for the one page.
-    let look = || libc::c_long::from(unsafe { libc::mincore(at, page, &raw mut there) });
-    quietly(look)?;
-    Ok(there & 1 != 0)
-}
 
 /// Copies memory of this process, `into.len()` words of it at most, and gives how many there were before
 /// one that is not mapped or not readable.
@@ -60,11 +44,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_not_touched() {
-        let page = rustix::param::page_size();
-        assert_eq!(is_resident(0, page), Err(Errno::NOMEM));
         let words = [3usize, 4];
         let at = words.as_ptr().expose_provenance();
-        assert_eq!(is_resident(at & !(page - 1), page), Ok(true));
         let mut copy = [0; 2];
         assert_eq!(copy_words(at, &mut copy), Ok(2));
         assert_eq!(copy, words);
