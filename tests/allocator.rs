@@ -69,6 +69,18 @@ fn a_program_with_its_own_malloc_keeps_it() {
     assert_same(&own);
 }
 
+/// Such a stub is no malloc of the program's own. Node is linked so.
+#[test]
+fn a_program_with_stubs_of_malloc_is_served() {
+    let compiled = compile(&[Source::C("stubs", &["-no-pie", "-fno-pic"])]);
+    let (ran, report) = Program::new(compiled.path("stubs")).reported();
+    ran.ok();
+    assert!(
+        report.number("/obtained/ledger/large_calls") >= 2.0,
+        "{report:?}"
+    );
+}
+
 #[test]
 fn an_allocator_that_the_user_preloads_is_kept() {
     const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";

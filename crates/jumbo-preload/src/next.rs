@@ -216,28 +216,47 @@ pub(crate) fn malloc_is_glibcs() -> bool {
         (c"calloc", c"__libc_calloc", calloc.address()),
         (c"realloc", c"__libc_realloc", realloc.address()),
     ];
-    family.into_iter().all(|(name, alias, behind)| {
-        // SAFETY: dlsym(3) with terminated names.
-        let (first, glibcs) = unsafe {
-            (
-                libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
-                libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()),
-            )
-        };
-        is_of_this_library(first) && glibcs == behind
-    })
+    let are_glibcs = family.into_iter().all(|(name, alias, behind)| {
+        // SAFETY: dlsym(3) with a terminated name.
+        let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()) };
+        is_ours_or_a_stub(name) && glibcs == behind
+    });
+    // The last is one that others interpose with the rest, and whose address hardly anybody takes.
+    are_glibcs && is_ours_or_a_stub(c"malloc_usable_size")
 }
 
-/// Whether an address lies in this library. The names that it exports will not do to compare with: they mean
-/// the program's own function here too, where it has one.
-fn is_of_this_library(address: *mut c_void) -> bool {
-    let base = |address: *const c_void| {
-        let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: dladdr(3) looks at no memory behind the address, and fills `found` where it gives not 0.
-        unsafe {
-            (libc::dladdr(address, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_fbase)
+/// Whether the program's function of that name is this library's.
+///
+/// A program that is linked to fixed addresses and takes the function's has a stub of its own by that name,
+/// which calls whoever is found behind it. (Node is one.)
+fn is_ours_or_a_stub(name: &CStr) -> bool {
+    // SAFETY: dlsym(3) with a terminated name.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let here = object(look_up as fn() -> bool as *const c_void);
+    let there = object(first);
+    match (here, there) {
+        (Some((here, _)), Some((there, defined))) => here == there || !defined,
+        _ => false,
+    }
+}
+
+/// Where the object is loaded that an address lies in, and whether it defines the symbol there. (The names that
+/// this library exports will not do to compare with: they mean the program's own function here too, where it has
+/// one.)
+fn object(address: *const c_void) -> Option<(*mut c_void, bool)> {
+    /// dlfcn.h's, which the libc crate lacks: the symbol is wanted.
+    const RTLD_DL_SYMENT: c_int = 1;
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    let mut symbol = std::ptr::null_mut::<c_void>();
+    // SAFETY: dladdr1(3) looks at no memory behind the address, and fills `found` where it gives not 0; then
+    // `symbol` is null or an entry of a symbol table that is loaded.
+    unsafe {
+        if libc::dladdr1(address, found.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) == 0 {
+            return None;
         }
-    };
-    let here = base(look_up as fn() -> bool as *const c_void);
-    here.is_some() && base(address) == here
+        let symbol = symbol.cast::<libc::Elf64_Sym>().as_ref();
+        // Section 0 is SHN_UNDEF.
+        let stub = symbol.is_some_and(|symbol| symbol.st_shndx == 0);
+        Some((found.assume_init().dli_fbase, !stub))
+    }
 }
