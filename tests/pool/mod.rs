@@ -211,6 +211,17 @@ fn a_user_without_privilege_has_a_pool_of_thps() {
     }
 }
 
+/// As V8's are. What a program does to its own memory is no business of the pool's.
+#[test]
+fn mappings_of_the_program_between_blocks_do_not_end_the_pool() {
+    let (_files, program) = pooled();
+    let program = program.args(["5", "free", "stray"]);
+    let (ran, report) = program.reported_with(&["--pool=200M"]);
+    ran.ok();
+    let beyond = report.number("/obtained/ledger/pool/beyond");
+    assert_eq!(beyond, 0.0, "{report:?}");
+}
+
 #[test]
 fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
     let Some(_held) = host::with_thp() else {

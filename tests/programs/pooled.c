@@ -2,6 +2,7 @@
  * does what the second argument says, and checks that all of it holds what was put there:
  * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
  * serve: a child fills blocks of its own, and looks at its parent's. thread, c11: a second thread looks at it.
+ * With a third argument a mapping of its own is where blocks might come to be.
  * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left. */
 #include "check.h"
 #include <pthread.h>
@@ -73,6 +74,11 @@ int main(int argc, char **argv)
     CHECK(argc > 2);
     count = atoi(argv[1]);
     CHECK(count <= MOST);
+    if (argc > 3) {
+        /* A mapping of the program's own, at an address that it chose at random: jumbo's heap is around it. */
+        char *stray = mmap((void *)0x27f000000000, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(stray == (char *)0x27f000000000 && madvise(stray, MIB, MADV_DONTFORK) == 0);
+    }
     for (int i = 0; i < count; i++)
         CHECK((blocks[i] = malloc(SIZE)) != NULL);
     write_all(0);

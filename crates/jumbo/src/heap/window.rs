@@ -172,6 +172,11 @@ impl Window {
             .map(|(_, pages)| pages as usize * BASE_PAGE)
     }
 
+    /// Whether blocks have come as far as that address.
+    pub(super) fn holds(&self, address: usize) -> bool {
+        (self.start..self.address(self.extents.end())).contains(&address)
+    }
+
     /// Resizes without copying, where that can be done.
     pub(super) fn resize(&mut self, address: usize, size: usize, leaving: &mut Leaving) -> Resized {
         let Some((page, old)) = self.block(address) else {
