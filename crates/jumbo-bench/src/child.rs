@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use jumbo::policy::{FreeMode, ReaperMode};
+use jumbo::units::Bytes;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
 
@@ -39,6 +40,10 @@ pub struct Options {
     pub reaper: Option<ReaperMode>,
     /// `--supervise`: jumbo stays the program's parent.
     pub supervise: bool,
+    /// `--heap=mimalloc`.
+    pub mimalloc: bool,
+    /// `--pool`, which keeps its pages when the program has threads.
+    pub pool: Option<Bytes>,
 }
 
 /// What a user may have set that changes how `malloc` behaves, and would change every side at once.
@@ -61,6 +66,8 @@ impl Options {
         free_workers: None,
         reaper: None,
         supervise: false,
+        mimalloc: false,
+        pool: None,
     };
 
     /// As they are typed.
@@ -69,7 +76,11 @@ impl Options {
         let workers = self.free_workers.map(|n| format!("--free-workers={n}"));
         let reaper = self.reaper.map(|mode| format!("--reaper={}", mode.name()));
         let supervise = self.supervise.then(|| "--supervise".to_owned());
-        let all = [free, workers, reaper, supervise];
+        let heap = self.mimalloc.then(|| "--heap=mimalloc".to_owned());
+        let pool = self
+            .pool
+            .map(|size| format!("--pool={}M,nofork", size.0 >> 20));
+        let all = [free, workers, reaper, supervise, heap, pool];
         all.into_iter().flatten().collect()
     }
 }
@@ -216,11 +227,14 @@ mod tests {
             free_workers: Some(4),
             reaper: Some(ReaperMode::Off),
             supervise: true,
+            mimalloc: true,
+            pool: Some(Bytes(64 << 20)),
         };
         let command = Launch::Jumbo(options).command(Path::new("/j"), OsStr::new("/p"));
         assert_eq!(
             line(&command),
-            "/j run --report=none --free=background --free-workers=4 --reaper=off --supervise -- /p"
+            "/j run --report=none --free=background --free-workers=4 --reaper=off \
+             --supervise --heap=mimalloc --pool=64M,nofork -- /p"
         );
     }
 

@@ -86,6 +86,7 @@ mod tests {
             let memory = Memory {
                 resident: Bytes(resident),
                 huge: Bytes(huge),
+                hugetlb: Bytes(0),
                 preloaded,
             };
             let checked = base_pages(launch, &memory, size);

@@ -297,6 +297,7 @@ mod tests {
         Memory {
             resident: Bytes(100),
             huge: Bytes(huge),
+            hugetlb: Bytes(0),
             preloaded,
         }
     }

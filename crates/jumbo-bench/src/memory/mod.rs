@@ -44,6 +44,8 @@ pub struct Memory {
     pub resident: Bytes,
     /// The part of it in huge pages: transparent ones and those of a pool.
     pub huge: Bytes,
+    /// The part of that in pages of a huge page pool of the kernel's.
+    pub hugetlb: Bytes,
     /// The preload library is mapped.
     pub preloaded: bool,
 }
@@ -60,6 +62,7 @@ impl Memory {
         Ok(Self {
             resident: bytes("Rss") + pool,
             huge: bytes("AnonHugePages") + pool,
+            hugetlb: pool,
             preloaded: preloaded(root)?,
         })
     }
@@ -74,12 +77,14 @@ impl Memory {
         let mut memory = Self {
             resident: Bytes(0),
             huge: Bytes(0),
+            hugetlb: Bytes(0),
             preloaded: preloaded(root)?,
         };
         for mapping in smaps.mappings() {
             if mapping.start < addresses.end && addresses.start < mapping.end {
                 memory.resident += mapping.rss + mapping.hugetlb();
                 memory.huge += mapping.pmd_mapped() + mapping.hugetlb();
+                memory.hugetlb += mapping.hugetlb();
             }
         }
         Ok(memory)

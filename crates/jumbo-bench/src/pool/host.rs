@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use super::keeper::{Answer, NOT_BACK, Wanted};
+use super::plan::Side;
 use super::task::Task;
 use super::worker_command;
 use crate::Error;
@@ -27,7 +28,7 @@ impl Host {
     /// # Errors
     /// [`Error::Start`], [`Error::Pipe`], [`Error::Answer`].
     pub(super) fn take(jumbo: &Path) -> Result<Result<Self, String>, Error> {
-        let mut command = worker_command(jumbo, &Task::Keep);
+        let mut command = worker_command(jumbo, &Side::new(Task::Keep));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut keeper = command.spawn().map_err(|source| Error::Start {
             command: crate::child::line(&command),

@@ -1,9 +1,11 @@
 //! `jumbo bench pool`: what pages cost that are there beforehand, that come on demand, and that come from no pool.
 //!
 //! - STREAM's kernels over arrays on base pages, on a preallocated pool and on a dynamic one, which has no page
-//!   until it is asked;
+//!   until it is asked: an unmodified program, whose pages come from the kernel's pool by `jumbo run --pool`; and one
+//!   whose arrays are a region of a pool of THPs;
 //! - the first use of a surplus page against that of a persistent one;
-//! - `take` and `give` against `mmap` and `munmap`, by several threads.
+//! - `take` and `give` against `mmap` and `munmap`, by several threads;
+//! - a whole heap on a pool, with mimalloc over it, against the plain one.
 //!
 //! Each for both sources of a pool, as far as they are to be had here; what is not to be had is named with the
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
@@ -25,11 +27,11 @@ use std::process::Command;
 use jumbo::kernel::Root;
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, PageSize, Pages};
-use serde::de::DeserializeOwned;
 
-use crate::child::{self, Launch, answer};
+use crate::child::{self, answer};
+use crate::heap::worker::LoadSample;
 use crate::machine::Machine;
-use crate::memory::{Memory, room, warm};
+use crate::memory::{room, warm};
 use crate::rounds::alternate_all;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings};
@@ -37,8 +39,7 @@ use host::Host;
 use plan::Side;
 use stream::KERNELS;
 use task::{
-    Arrays, Counted, ExchangeSample, FirstSample, Provision, Source, StreamSample, Supply, Task,
-    Way,
+    Arrays, ExchangeSample, FirstSample, Provision, Sample, Source, StreamSample, Supply, Task, Way,
 };
 
 /// The size of the pages.
@@ -106,8 +107,9 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
         .map(|(size, passes)| stream_sides(&bench.sources, size, most, passes));
     let firsts = first_sides(&bench.sources);
     let exchanges = exchange_sides(&bench.sources, &threads);
-    let sides = streams.iter().map(Vec::len).sum::<usize>() + firsts.len() + exchanges.len();
-    progress.begin(sides * (rounds + 1));
+    let loads = load_sides(&bench.sources, size);
+    let groups = streams.iter().chain([&firsts, &exchanges, &loads]);
+    progress.begin(groups.map(Vec::len).sum::<usize>() * (rounds + 1));
 
     for (sides, small) in streams.iter().zip(["", "_small"]) {
         let samples = bench.rounds::<StreamSample>("STREAM", sides)?;
@@ -117,6 +119,8 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     push_firsts(&mut table, &bench.sources, &firsts, &samples);
     let samples = bench.rounds::<ExchangeSample>("take and give", &exchanges)?;
     push_exchanges(&mut table, &bench.sources, &exchanges, &samples, &threads);
+    let samples = bench.rounds::<LoadSample>("heap", &loads)?;
+    push_loads(&mut table, &bench.sources, &loads, &samples);
     if let Some(host) = bench.host.take() {
         host.give_back()?;
     }
@@ -138,10 +142,10 @@ fn host(settings: &Settings, pages: Pages) -> Result<Result<Host, String>, Error
     Ok(provided.map(|()| host))
 }
 
-/// The command that starts a worker on a task.
-fn worker_command(jumbo: &Path, task: &Task) -> Command {
-    let task = serde_json::to_string(task).unwrap_or_default();
-    child::worker(Launch::Plain, jumbo, &["pool", &task])
+/// The command that starts a worker on the task of a side.
+fn worker_command(jumbo: &Path, side: &Side) -> Command {
+    let task = serde_json::to_string(&side.task).unwrap_or_default();
+    child::worker(side.launch(), jumbo, &["pool", &task])
 }
 
 /// A measurement under way.
@@ -151,12 +155,6 @@ struct Bench<'a> {
     host: Option<Host>,
     /// The sources that are to be had.
     sources: Vec<Source>,
-}
-
-/// What every worker says beside its figures.
-trait Sample: DeserializeOwned {
-    fn memory(&self) -> &Memory;
-    fn counted(&self) -> &Counted;
 }
 
 impl Bench<'_> {
@@ -181,12 +179,14 @@ impl Bench<'_> {
     fn sample<T: Sample>(&mut self, side: &Side) -> Result<T, Error> {
         let mut tries = TRIES;
         loop {
-            warm(side.size()).map_err(Error::Warm)?;
+            if side.size() > Bytes(0) {
+                warm(side.size()).map_err(Error::Warm)?;
+            }
             if let Some(host) = &mut self.host {
                 let wanted = side.wanted().unwrap_or_default();
                 host.provide(wanted)?.map_err(Error::Kernel)?;
             }
-            let sample: T = answer(&mut worker_command(&self.settings.jumbo, &side.task))?;
+            let sample: T = answer(&mut worker_command(&self.settings.jumbo, side))?;
             tries -= 1;
             match side.check(sample.memory(), sample.counted()) {
                 Err(_) if tries > 0 => {}
@@ -211,7 +211,10 @@ fn stream_sides(sources: &[Source], size: Bytes, threads: usize, passes: usize) 
     for &source in sources {
         for provision in [Provision::Held, Provision::Surplus] {
             let supply = Supply { source, provision };
-            sides.push(Side::new(on(Arrays::Region(supply))));
+            sides.push(Side::new(on(match source {
+                Source::Hugetlb => Arrays::Heap(supply),
+                Source::Thp => Arrays::Region(supply),
+            })));
         }
     }
     sides
@@ -249,9 +252,19 @@ fn exchange_sides(sources: &[Source], threads: &[usize]) -> Vec<Side> {
         for &threads in threads {
             let of = |way| Task::Exchange { way, threads };
             sides.extend(ways.iter().map(|&way| Side::new(of(way))));
-            sides.push(Side::again(of(ways[0])));
+            if threads == 1 {
+                sides.push(Side::again(of(ways[0])));
+            }
         }
     }
+    sides
+}
+
+/// Plain, plain again, and on a pool of each source.
+fn load_sides(sources: &[Source], size: Bytes) -> Vec<Side> {
+    let of = |pool| Task::Load { size, pool };
+    let mut sides = vec![Side::new(of(None)), Side::again(of(None))];
+    sides.extend(sources.iter().map(|&source| Side::new(of(Some(source)))));
     sides
 }
 
@@ -514,7 +527,7 @@ fn push_exchanges(
             rows.push(
                 table,
                 (
-                    format!("mmap{}_aa{by}", suffix(source)),
+                    format!("mmap{}_aa", suffix(source)),
                     format!("a page, {called}, A/A"),
                     Unit::Ns,
                 ),
@@ -539,34 +552,30 @@ fn push_exchanges(
     }
 }
 
+fn push_loads(table: &mut Table, sources: &[Source], sides: &[Side], samples: &[Vec<LoadSample>]) {
+    let rows = Rows { sides, samples };
+    let all = LoadSample::total_ms;
+    let what = "objects allocated, chased, freed".to_owned();
+    rows.push(
+        table,
+        ("heap_aa".to_owned(), format!("{what}, A/A"), Unit::Ms),
+        [sides[0], sides[1]],
+        all,
+        None,
+    );
+    for (&source, &side) in sources.iter().zip(&sides[2..]) {
+        let name = format!("heap_pool_vs_plain{}", suffix(source));
+        rows.push(
+            table,
+            (name, what.clone(), Unit::Ms),
+            [sides[0], side],
+            all,
+            None,
+        );
+    }
+}
+
 /// What the arrays take beside the pages that the kernel's pool may hold for the next side, and the program around.
 fn footprint(size: Bytes) -> Bytes {
     size + size + Bytes(256 << 20)
-}
-
-impl Sample for StreamSample {
-    fn memory(&self) -> &Memory {
-        &self.memory
-    }
-    fn counted(&self) -> &Counted {
-        &self.counted
-    }
-}
-
-impl Sample for FirstSample {
-    fn memory(&self) -> &Memory {
-        &self.memory
-    }
-    fn counted(&self) -> &Counted {
-        &self.counted
-    }
-}
-
-impl Sample for ExchangeSample {
-    fn memory(&self) -> &Memory {
-        &self.memory
-    }
-    fn counted(&self) -> &Counted {
-        &self.counted
-    }
 }

@@ -2,17 +2,22 @@
 
 use std::borrow::Cow;
 
+use jumbo::policy::ReaperMode;
 use jumbo::units::{Bytes, Pages};
 
 use super::SIZE;
 use super::keeper::Wanted;
 use super::task::{Arrays, Counted, Provision, Source, Supply, Task, Way};
 use super::worker::EXCHANGED;
+use crate::child::{Launch, Options};
 use crate::memory::Memory;
 use crate::{Error, claim};
 
 /// So much of what a side was to have it must have, in percent.
 const MOST: u64 = 95;
+
+/// What a heap takes beside what the program asks for.
+const BESIDE: Bytes = Bytes(64 << 20);
 
 /// Where a pool's pages are not what they should be.
 const ALONE: &str = "measure while nobody else uses the kernel's pool of 2 MiB pages: `jumbo pool show` says who does";
@@ -39,10 +44,17 @@ impl Side {
         let name = match self.task {
             Task::Stream { arrays, .. } => match arrays {
                 Arrays::BasePages => "base pages".to_owned(),
+                Arrays::Heap(supply) => {
+                    format!("jumbo run --pool, {}", supply.pool_name())
+                }
                 Arrays::Region(supply) => format!("region of a {} pool", supply.pool_name()),
             },
             Task::FirstUse { supply, .. } => supply.name(),
             Task::Exchange { way, .. } => way.name().to_owned(),
+            Task::Load { pool: None, .. } => "plain".to_owned(),
+            Task::Load {
+                pool: Some(source), ..
+            } => format!("jumbo run --heap=mimalloc --pool, {}", source.name()),
             Task::Keep => "keeper".to_owned(),
         };
         if self.again {
@@ -50,6 +62,34 @@ impl Side {
         } else {
             name.into()
         }
+    }
+
+    /// How its program is started.
+    pub(super) fn launch(&self) -> Launch {
+        let mimalloc = match self.task {
+            Task::Stream {
+                arrays: Arrays::Heap(_),
+                ..
+            } => false,
+            Task::Load { pool: Some(_), .. } => true,
+            _ => return Launch::Plain,
+        };
+        Launch::Jumbo(Options {
+            pool: Some(self.pool()),
+            mimalloc,
+            // The pages must be back when the next sample begins.
+            reaper: Some(ReaperMode::Off),
+            ..Options::NONE
+        })
+    }
+
+    /// What `--pool` is told: what the program asks for, and what its allocator needs beside that.
+    fn pool(&self) -> Bytes {
+        let size = match self.task {
+            Task::Load { size, .. } => Bytes(size.0 / 4 * 5),
+            _ => self.size(),
+        };
+        (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
     }
 
     /// What the kernel's pool must have beyond what it had; `None` where it has no part in it.
@@ -74,9 +114,16 @@ impl Side {
         match self.task {
             Task::Stream { arrays, size, .. } => match arrays {
                 Arrays::BasePages => None,
+                Arrays::Heap(supply) => of(supply, self.pool().whole_pages(SIZE)),
                 Arrays::Region(supply) => of(supply, size.whole_pages(SIZE)),
             },
             Task::FirstUse { supply, pages, .. } => of(supply, pages),
+            Task::Load {
+                pool: Some(source), ..
+            } => {
+                let provision = Provision::Held;
+                of(Supply { source, provision }, self.pool().whole_pages(SIZE))
+            }
             Task::Exchange { way, .. } => match way {
                 Way::Take(Source::Thp) | Way::TakeZeroed(Source::Thp) | Way::MapThp => None,
                 _ => Some(Wanted {
@@ -84,26 +131,27 @@ impl Side {
                     ..Wanted::default()
                 }),
             },
-            Task::Keep => None,
+            Task::Load { pool: None, .. } | Task::Keep => None,
         }
     }
 
-    /// How much memory it touches.
+    /// How much memory it touches that is to be warm: where one page is had again and again, that one is soon.
     pub(super) fn size(&self) -> Bytes {
         match self.task {
-            Task::Stream { size, .. } => size,
+            Task::Stream { size, .. } | Task::Load { size, .. } => size,
             Task::FirstUse { pages, .. } => pages.bytes(SIZE),
-            Task::Exchange { .. } => EXCHANGED.bytes(SIZE),
-            Task::Keep => Bytes(0),
+            Task::Exchange { .. } | Task::Keep => Bytes(0),
         }
     }
 
     /// Whether a sample is of what this side's name says.
-    pub(super) fn check(&self, memory: &Memory, counted: &Counted) -> Result<(), Error> {
+    pub(super) fn check(&self, memory: &Memory, counted: Counted) -> Result<(), Error> {
         let found = match self.task {
             Task::Stream { arrays, size, .. } => match arrays {
-                Arrays::BasePages => {
-                    return claim::base_pages(crate::child::Launch::Plain, memory, size);
+                Arrays::BasePages => return claim::base_pages(self.launch(), memory, size),
+                Arrays::Heap(supply) => {
+                    claim::launched(self.launch(), memory)?;
+                    supply.heap_found_wrong(memory, counted, size)
                 }
                 Arrays::Region(supply) => supply.found_wrong(memory, counted, size),
             },
@@ -111,6 +159,16 @@ impl Side {
                 supply.found_wrong(memory, counted, pages.bytes(SIZE))
             }
             Task::Exchange { way, .. } => way.found_wrong(memory, counted),
+            Task::Load { size, pool } => {
+                claim::launched(self.launch(), memory)?;
+                match pool {
+                    None => {
+                        claim::no_huge_pages(self.launch(), memory)?;
+                        None
+                    }
+                    Some(source) => source.found_wrong(memory, size),
+                }
+            }
             Task::Keep => None,
         };
         match found {
@@ -144,7 +202,25 @@ impl Supply {
         format!("{provision} {}", self.source.name())
     }
 
-    fn found_wrong(self, memory: &Memory, counted: &Counted, size: Bytes) -> Option<String> {
+    /// The same where the pool is the preload library's, of which the kernel's counters alone are seen.
+    fn heap_found_wrong(self, memory: &Memory, counted: Counted, size: Bytes) -> Option<String> {
+        let (found, most) = (
+            counted.kernel_surplus,
+            size.whole_pages(SIZE).0 / 100 * MOST,
+        );
+        match self.provision {
+            _ if self.source == Source::Thp => self.source.found_wrong(memory, size),
+            Provision::Surplus if found.0 < most => Some(format!(
+                "{found} pages of the kernel's pool are surplus and not {most}"
+            )),
+            Provision::Held | Provision::Persistent if found > Pages(0) => {
+                Some(format!("{found} pages of the kernel's pool are surplus"))
+            }
+            _ => self.source.found_wrong(memory, size),
+        }
+    }
+
+    fn found_wrong(self, memory: &Memory, counted: Counted, size: Bytes) -> Option<String> {
         let pages = size.whole_pages(SIZE);
         let (ours, kernels) = match self.provision {
             Provision::Held => (Pages(0), Pages(0)),
@@ -154,8 +230,8 @@ impl Supply {
         let is_hugetlb = self.source == Source::Hugetlb;
         if memory.preloaded {
             Some("jumbo's preload library is in it".to_owned())
-        } else if memory.huge.0 < size.0 / 100 * MOST {
-            Some(format!("{} of {size} are in huge pages", memory.huge))
+        } else if let Some(found) = self.source.found_wrong(memory, size) {
+            Some(found)
         } else if counted.used != pages {
             Some(format!("{} of {pages} pages are taken", counted.used))
         } else if counted.surplus != ours {
@@ -175,6 +251,15 @@ impl Supply {
 }
 
 impl Source {
+    fn found_wrong(self, memory: &Memory, size: Bytes) -> Option<String> {
+        let found = match self {
+            Self::Hugetlb => memory.hugetlb,
+            Self::Thp => memory.huge,
+        };
+        (found.0 < size.0 / 100 * MOST)
+            .then(|| format!("{found} of {size} are in {} pages", self.name()))
+    }
+
     /// What the pages are.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -197,7 +282,7 @@ impl Way {
         }
     }
 
-    fn found_wrong(self, memory: &Memory, counted: &Counted) -> Option<String> {
+    fn found_wrong(self, memory: &Memory, counted: Counted) -> Option<String> {
         let page = SIZE.bytes();
         match self {
             Self::Take(_) | Self::TakeZeroed(_) => {
@@ -267,6 +352,7 @@ mod tests {
             let memory = Memory {
                 resident: Bytes(32 << 20),
                 huge: Pages(huge).bytes(SIZE),
+                hugetlb: Pages(huge).bytes(SIZE),
                 preloaded: false,
             };
             let counted = Counted {
@@ -275,14 +361,61 @@ mod tests {
                 kernel_surplus: Pages(kernels),
                 kernel_reserved: Pages(0),
             };
-            let fine = SIDES.map(|which| side(which).check(&memory, &counted).is_ok());
+            let fine = SIDES.map(|which| side(which).check(&memory, counted).is_ok());
             assert_eq!(fine, right, "{memory:?} {counted:?}");
             let preloaded = Memory {
                 preloaded: true,
                 ..memory
             };
-            let fine = SIDES.map(|which| side(which).check(&preloaded, &counted).is_ok());
+            let fine = SIDES.map(|which| side(which).check(&preloaded, counted).is_ok());
             assert_eq!(fine, [false; 5]);
+        }
+    }
+
+    #[test]
+    fn a_heap_must_be_on_the_pages_that_its_side_names() {
+        let size = Pages(100).bytes(SIZE);
+        let side = |provision| {
+            let source = Source::Hugetlb;
+            Side::new(Task::Stream {
+                arrays: Arrays::Heap(Supply { source, provision }),
+                size,
+                threads: 1,
+                passes: 1,
+            })
+        };
+        let sides = [Provision::Held, Provision::Surplus].map(side);
+        let pool = sides[0].pool().whole_pages(SIZE);
+        assert_eq!(sides[0].wanted().unwrap().persistent, pool);
+        assert_eq!(sides[1].wanted().unwrap().overcommit, pool);
+        // In huge pages, of them in hugetlb pages, surplus pages of the kernel's; for which side that is right.
+        for (huge, hugetlb, surplus, right) in [
+            (100, 100, 0, [true, false]),
+            (100, 100, 97, [false, true]),
+            (100, 100, 50, [false, false]),
+            (100, 0, 0, [false, false]),
+        ] {
+            let memory = Memory {
+                resident: size,
+                huge: Pages(huge).bytes(SIZE),
+                hugetlb: Pages(hugetlb).bytes(SIZE),
+                preloaded: true,
+            };
+            let counted = Counted {
+                kernel_surplus: Pages(surplus),
+                ..Counted::default()
+            };
+            let fine = sides.map(|side| side.check(&memory, counted).is_ok());
+            assert_eq!(fine, right, "{memory:?} {counted:?}");
+            let plain = Memory {
+                preloaded: false,
+                ..memory
+            };
+            assert!(
+                sides
+                    .iter()
+                    .all(|side| side.check(&plain, counted).is_err())
+            );
         }
     }
 
@@ -291,6 +424,7 @@ mod tests {
         let memory = |huge| Memory {
             resident: Bytes(0),
             huge,
+            hugetlb: Bytes(0),
             preloaded: false,
         };
         let page = Bytes(SIZE.bytes());
@@ -298,14 +432,14 @@ mod tests {
             kernel_reserved: Pages(1),
             ..Counted::default()
         };
-        let fine = |way, huge, counted: &Counted| {
+        let fine = |way, huge, counted| {
             let side = Side::new(Task::Exchange { way, threads: 1 });
             side.check(&memory(huge), counted).is_ok()
         };
-        assert!(fine(Way::Map, Bytes(0), &promised));
-        assert!(!fine(Way::Map, Bytes(0), &Counted::default()));
+        assert!(fine(Way::Map, Bytes(0), promised));
+        assert!(!fine(Way::Map, Bytes(0), Counted::default()));
         for way in [Way::MapTouched, Way::MapThp] {
-            assert!(fine(way, page, &Counted::default()) && !fine(way, Bytes(0), &promised));
+            assert!(fine(way, page, Counted::default()) && !fine(way, Bytes(0), promised));
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What a worker is told to do, and what it answers: [`Task`], and a sample of each kind.
 
 use jumbo::units::{Bytes, Pages};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::stream::KERNELS;
+use crate::heap::worker::LoadSample;
 use crate::memory::Memory;
 
 /// The work of one process. On its command line it is one word of JSON.
@@ -26,6 +28,8 @@ pub(super) enum Task {
     },
     /// A page had and given back, by so many threads, for as long as [`super::worker::SPAN`]: [`ExchangeSample`].
     Exchange { way: Way, threads: usize },
+    /// The heap's load ([`crate::heap::worker::load`]), plain or with its heap on a pool: [`LoadSample`].
+    Load { size: Bytes, pool: Option<Source> },
     /// Sets the kernel's pool as it is told, until the end of its input.
     Keep,
 }
@@ -36,7 +40,9 @@ pub(super) enum Task {
 pub(super) enum Arrays {
     /// From the program's own `calloc`, and kept on base pages.
     BasePages,
-    /// A region of a pool.
+    /// From the same `calloc`, under `jumbo run --pool`: the program knows of nothing.
+    Heap(Supply),
+    /// A region of a pool, which the program asks for it.
     Region(Supply),
 }
 
@@ -137,4 +143,47 @@ pub(super) struct ExchangeSample {
     /// What the process had with one page in hand.
     pub(super) memory: Memory,
     pub(super) counted: Counted,
+}
+
+/// What every worker says beside its figures.
+pub(super) trait Sample: DeserializeOwned {
+    fn memory(&self) -> &Memory;
+    fn counted(&self) -> Counted;
+}
+
+impl Sample for StreamSample {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    fn counted(&self) -> Counted {
+        self.counted
+    }
+}
+
+impl Sample for FirstSample {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    fn counted(&self) -> Counted {
+        self.counted
+    }
+}
+
+impl Sample for ExchangeSample {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    fn counted(&self) -> Counted {
+        self.counted
+    }
+}
+
+impl Sample for LoadSample {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    /// It does not count: its memory says enough.
+    fn counted(&self) -> Counted {
+        Counted::default()
+    }
 }

@@ -1,8 +1,8 @@
 //! The program that is measured: it has pages from a pool, or from the kernel without one, and says how long that
 //! took and whose pages they were.
 //!
-//! A pool is an object of a program, so here, other than in the heap's table, the program knows of jumbo: it
-//! calls `jumbo::pool` where it does not call `mmap`.
+//! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
+//! does not call `mmap`. Only STREAM under `jumbo run --pool` and the heap's load know of nothing.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,10 +20,10 @@ use super::task::{
 use super::{SIZE, stream};
 use crate::memory::{Mapping, Memory, Zeroed, base_pages_only, numbers};
 use crate::stats::median;
-use crate::{Error, child};
+use crate::{Error, child, heap};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
-pub(super) const SPAN: Duration = Duration::from_millis(100);
+pub(super) const SPAN: Duration = Duration::from_millis(50);
 
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
@@ -54,6 +54,7 @@ pub fn run(task: &str) -> Result<(), Error> {
             times,
         } => say(&first_use(supply, pages, times)?),
         Task::Exchange { way, threads } => say(&exchange(way, threads)?),
+        Task::Load { size, .. } => say(&heap::worker::load(size)?),
         Task::Keep => keeper::keep(),
     }
 }
@@ -78,13 +79,20 @@ fn stream(
 ) -> Result<StreamSample, Error> {
     let root = Root::host();
     match arrays {
-        Arrays::BasePages => {
-            base_pages_only()?;
+        Arrays::BasePages | Arrays::Heap(_) => {
+            if arrays == Arrays::BasePages {
+                base_pages_only()?;
+            }
+            let _ballast = match arrays {
+                Arrays::Heap(supply) => ballast(&root, supply)?,
+                _ => None,
+            };
+            let kernel = Kernel::new(&root)?;
             let (faults, clock) = (faults(&root)?, Instant::now());
             let mut block = Zeroed::allocate(size).ok_or(Error::Malloc(size))?;
             let memory = block.bytes_mut();
             let run = Run::new(memory, faults, clock.elapsed(), threads, passes)?;
-            run.sample(&root, Counted::default())
+            run.sample(&root, kernel.counted(None)?)
         }
         Arrays::Region(supply) => {
             let pages = size.whole_pages(SIZE);
@@ -263,35 +271,47 @@ fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Re
 
 /// A pool that has, or can have, so many pages.
 fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<Supplied, Error> {
-    let placement = Placement::of_thread().map_err(|errno| Error::Map(errno.into()))?;
-    let hugetlb = || -> Result<Pool, Error> { Ok(Pool::new(Hugetlb::new(root, SIZE)?, placement)) };
-    let pool = match supply.source {
-        Source::Hugetlb => hugetlb()?,
-        Source::Thp => Pool::new(Thp::new(root)?, placement),
-    };
-    let grow = |pool: &Pool, pages| match pool.resize(pages).stopped {
-        Some(error) => Err(Error::Pool(error)),
-        None => Ok(()),
-    };
-    let mut ballast = None;
+    let pool = made(root, supply.source)?;
     match supply.provision {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent => pool.set_overcommit(pages),
-        Provision::Surplus => {
-            pool.set_overcommit(pages);
-            // What the kernel's pool has unused it would give before it makes a surplus page.
-            let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
-            if supply.source == Source::Hugetlb && unused > Pages(0) {
-                let held = hugetlb()?;
-                grow(&held, unused)?;
-                ballast = Some(held);
-            }
-        }
+        Provision::Surplus => pool.set_overcommit(pages),
     }
     Ok(Supplied {
         pool,
-        _ballast: ballast,
+        _ballast: ballast(root, supply)?,
     })
+}
+
+/// What the kernel's pool has unused and would give before it makes a surplus page, where such are wanted.
+fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
+    let wanted = Supply {
+        source: Source::Hugetlb,
+        provision: Provision::Surplus,
+    };
+    let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
+    if supply != wanted || unused == Pages(0) {
+        return Ok(None);
+    }
+    let pool = made(root, Source::Hugetlb)?;
+    grow(&pool, unused)?;
+    Ok(Some(pool))
+}
+
+/// An empty pool.
+fn made(root: &Root, source: Source) -> Result<Pool, Error> {
+    let placement = Placement::of_thread().map_err(|errno| Error::Map(errno.into()))?;
+    Ok(match source {
+        Source::Hugetlb => Pool::new(Hugetlb::new(root, SIZE)?, placement),
+        Source::Thp => Pool::new(Thp::new(root)?, placement),
+    })
+}
+
+fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
+    match pool.resize(pages).stopped {
+        Some(error) => Err(Error::Pool(error)),
+        None => Ok(()),
+    }
 }
 
 impl Kernel {

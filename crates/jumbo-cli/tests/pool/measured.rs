@@ -21,13 +21,21 @@ const BENCH: [&str; 9] = [
     "--quick",
 ];
 
-/// False, with the skip announced, where one of the pool's sources is not to be had at all.
-fn has_thp(test: &str) -> bool {
-    let is_there = Path::new("/sys/kernel/mm/transparent_hugepage/enabled").exists();
-    if !is_there {
-        skip(test, "this kernel has no THP");
+/// False, with the skip announced, where the sides cannot be what they claim to be.
+fn is_measurable(test: &str) -> bool {
+    let beside = Path::new(env!("CARGO_BIN_EXE_jumbo")).with_file_name("libjumbo_preload.so");
+    let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if !beside.exists() && std::env::var_os("JUMBO_PRELOAD").is_none() {
+        skip(
+            test,
+            "libjumbo_preload.so is not built: cargo build -p jumbo-preload",
+        );
+    } else if !thp.is_ok_and(|text| text.contains("[madvise]")) {
+        skip(test, "transparent_hugepage/enabled is not `madvise`");
+    } else {
+        return true;
     }
-    is_there
+    false
 }
 
 #[track_caller]
@@ -50,7 +58,7 @@ fn assert_ratios(table: &Value, names: &[&str]) {
 }
 
 /// What needs no privilege.
-const THP: [&str; 9] = [
+const THP: [&str; 11] = [
     "stream_aa",
     "stream_small_aa",
     "preallocated_vs_baseline_thp",
@@ -60,12 +68,14 @@ const THP: [&str; 9] = [
     "held_vs_surplus_thp",
     "take_give_vs_mmap_thp",
     "take_give_zeroed_vs_mmap_thp_2_threads",
+    "heap_aa",
+    "heap_pool_vs_plain_thp",
 ];
 
 #[test]
 fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
     let test = "every_ratio_is_measured_and_the_pool_is_as_it_was";
-    let Some(host) = Host::take(test).filter(|_| has_thp(test)) else {
+    let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
     let before = Before::now();
@@ -94,6 +104,7 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
             "take_give_vs_mmap_2_threads",
             "take_give_vs_mmap_touched",
             "take_give_zeroed_vs_mmap",
+            "heap_pool_vs_plain",
         ],
     );
     // Both are counted, and no matter of time.
@@ -107,7 +118,7 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
 #[test]
 fn without_the_right_to_set_the_pool_the_rest_is_measured() {
     let test = "without_the_right_to_set_the_pool_the_rest_is_measured";
-    let Some(host) = Host::take(test).filter(|_| has_thp(test)) else {
+    let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
         return;
     };
     let before = Before::now();
@@ -126,7 +137,11 @@ fn without_the_right_to_set_the_pool_the_rest_is_measured() {
         "{table:#}"
     );
     assert_ratios(&table, &THP);
-    for name in ["dynamic_vs_preallocated", "take_give_vs_mmap"] {
+    for name in [
+        "dynamic_vs_preallocated",
+        "take_give_vs_mmap",
+        "heap_pool_vs_plain",
+    ] {
         assert!(table["ratios"][name].is_null(), "{name}: {table:#}");
     }
 }
