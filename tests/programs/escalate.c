@@ -30,6 +30,8 @@ static void drop_root(void)
 static int dumpable(void)
 {
     printf("dumpable=%d", prctl(PR_GET_DUMPABLE));
+    CHECK(prctl(PR_SET_DUMPABLE, 0) == 0);
+    printf(" unset=%d", prctl(PR_GET_DUMPABLE));
     CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
     printf(" set=%d", prctl(PR_GET_DUMPABLE));
     drop_root();
@@ -167,6 +169,7 @@ static int attacking(const char *name)
     int *word;
     CHECK(prctl(40 /* PR_GET_TID_ADDRESS */, &word) == 0);
     drop_root();
+    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
     install_filter();
     CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
 

@@ -4,7 +4,8 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-use super::{assert_no_sibling, sibling, states, status};
+use super::{assert_no_sibling, is_started, sibling, states, status};
+use crate::support::build::world_readable_folder;
 use crate::support::{Program, Running, Source, compile, host};
 
 /// A program that waits, and its sibling.
@@ -15,6 +16,14 @@ fn waiting() -> (crate::support::build::Compiled, Running, Pid) {
     running.wait_for_line("ready");
     let pid = sibling(&files.path("reaped"));
     (files, running, pid)
+}
+
+/// A line of /proc/PID/limits: the soft limit and the hard one.
+fn limit(pid: Pid, name: &str) -> String {
+    let limits = fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero())).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix(name));
+    let words: Vec<_> = line.unwrap().split_whitespace().take(2).collect();
+    words.join(" ")
 }
 
 #[test]
@@ -39,14 +48,8 @@ fn it_holds_nothing() {
     let link = |name: &str| fs::read_link(format!("/proc/{id}/{name}")).unwrap();
     assert_eq!(link("cwd").to_str(), Some("/"));
     // No second core, not into a pipe either; and an end to whatever it could be made to compute.
-    let limits = fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
-    let limit = |name: &str| {
-        let line = limits.lines().find_map(|line| line.strip_prefix(name));
-        let words: Vec<_> = line.unwrap().split_whitespace().take(2).collect();
-        words.join(" ")
-    };
-    assert_eq!(limit("Max core file size"), "1 1");
-    assert_eq!(limit("Max cpu time"), "600 600");
+    assert_eq!(limit(pid, "Max core file size"), "1 1");
+    assert_eq!(limit(pid, "Max cpu time"), "600 600");
     let mut held: Vec<_> = fs::read_dir(format!("/proc/{id}/fd"))
         .unwrap()
         .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
@@ -68,6 +71,91 @@ fn it_holds_nothing() {
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
     assert_no_sibling(&files.path("reaped"));
+}
+
+/// What services have: no core, and no right to change that.
+#[test]
+fn a_hard_core_limit_of_0_is_none_to_a_user_without_privilege() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+        let program = Program::new(files.path("reaped")).args([size, "stay"]);
+        let program = program.around(["prlimit", "--core=0:0"]).unprivileged();
+        let (mut running, report) = program.start_reported(&[mode]);
+        running.wait_for_line("ready");
+        assert_eq!(
+            limit(sibling(&files.path("reaped")), "Max core file size"),
+            "0 0"
+        );
+        running.write("q");
+        let ran = running.wait();
+        assert_eq!(ran.shell_status(), 6, "{ran:?}");
+        assert_no_sibling(&files.path("reaped"));
+        let report = report.read(&ran);
+        assert!(is_started(&states(&report)[0]), "{mode} {report:?}");
+    }
+}
+
+/// Where the program may become another user, the sibling would be what it was.
+#[test]
+fn a_hard_core_limit_of_0_leaves_none_to_who_may_change_the_user() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("reaped", &[])]);
+    let program = Program::new(files.path("reaped")).args(["16", "exit"]);
+    let bounded = "--bounding-set=-sys_resource";
+    let may_set_user = ["--inh-caps=+setuid", "--ambient-caps=+setuid"];
+    let nobody = [bounded, "--reuid=nobody", may_set_user[0], may_set_user[1]];
+    let cases: [(&str, &[&str], bool); 3] = [
+        ("root", &[bounded], false),
+        ("nobody who may be somebody else", &nobody, false),
+        ("root without capabilities", &["--bounding-set=-all"], true),
+    ];
+    for (name, options, started) in cases {
+        let around = [&["prlimit", "--core=0:0", "setpriv"], options].concat();
+        let program = program.clone().around(around).installed();
+        let (ran, report) = program.reported_with(&["--reaper=on"]);
+        assert_eq!(ran.shell_status(), 3, "{name} {ran:?}");
+        let state = &*states(&report)[0];
+        assert_eq!(is_started(state), started, "{name} {report:?}");
+        assert!(started || state == "unconfined", "{name} {report:?}");
+        assert_no_sibling(&files.path("reaped"));
+    }
+}
+
+/// The sibling of root's is made to do what is forbidden, by a program that is nobody's now and has made
+/// itself dumpable again; nobody's own sibling beside it, to see that a core would be seen.
+#[test]
+fn no_core_in_the_name_of_another_user_goes_into_a_pipe() {
+    if !host::root() || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let files = compile(&[Source::C("escalate", &[])]);
+    let path = files.path("escalate");
+    let cores = world_readable_folder();
+    let pipe = format!("|/bin/cp /dev/stdin {}/core.%u", cores.path().display());
+    let Some(_knob) = host::Knob::set("/proc/sys/kernel/core_pattern", &pipe) else {
+        return;
+    };
+    let attacked = |program: Program| {
+        let mut running = program.start_jumbo(&["--reaper=on"]);
+        running.wait_for_line("ready");
+        let pid = sibling(&path);
+        running.write(&format!("{}\n", pid.as_raw_nonzero()));
+        let ran = running.wait().ok();
+        // It ends when its core has been taken.
+        assert_no_sibling(&path);
+        assert_ne!(ran.number("ran"), 0, "{ran:?}");
+        let names = fs::read_dir(cores.path()).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    let program = Program::new(&path).args(["attack", "dumpable"]);
+    let none: [&str; 0] = [];
+    let root = program.clone().around(["prlimit", "--core=0:"]);
+    assert_eq!(attacked(root.installed()), none);
+    let nobody = program.around(["prlimit", "--core=0:0"]);
+    assert_eq!(attacked(nobody.unprivileged()), ["core.65534"]);
 }
 
 #[test]
@@ -191,7 +279,7 @@ fn a_tracer_does_not_follow_it() {
         return;
     };
     let files = compile(&[Source::C("reaped", &[])]);
-    let folder = crate::support::build::world_readable_folder();
+    let folder = world_readable_folder();
     let log = folder.path().join("log");
     let program = Program::new(files.path("reaped"))
         .args(["16", "exit"])

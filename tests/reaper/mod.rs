@@ -67,6 +67,11 @@ fn states(report: &Report) -> Vec<String> {
     reapers.iter().map(state).collect()
 }
 
+/// Whether there was a sibling. The report is written when the program has ended, which it may not have seen.
+fn is_started(state: &str) -> bool {
+    ["running", "done"].contains(&state)
+}
+
 /// A line of /proc/PID/status.
 #[track_caller]
 fn status(pid: Pid, key: &str) -> String {

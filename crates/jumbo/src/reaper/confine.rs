@@ -8,12 +8,11 @@
 use std::sync::atomic::Ordering;
 
 use super::control::CONTROL;
+use super::identity;
 use super::raw::{self, plain};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2), Linux 5.9.
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
-/// `_LINUX_CAPABILITY_VERSION_3` of capset(2), Linux 2.6.26.
-const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
 /// left: enough for some TiB of base pages. It bounds code of the program's choice that runs in a sibling
@@ -70,7 +69,7 @@ fn plain_prctl(option: libc::c_int, value: usize) -> bool {
 
 /// capset(2) of none at all; the ambient ones go with the inheritable ones.
 fn empty_capabilities() -> bool {
-    let header = [CAPABILITY_VERSION, 0];
+    let header = identity::CAPABILITIES;
     let none = [0u32; 6];
     let pointers = [
         (&raw const header).expose_provenance(),
@@ -80,10 +79,15 @@ fn empty_capabilities() -> bool {
     plain(libc::SYS_capset, pointers) == 0
 }
 
-/// No second core of the same memory: 1 byte, since 0 means "none" for files alone, and a pipe in
-/// core_pattern is given a core all the same (core(5)).
+/// No second core of the same memory, which would bear the sibling's user: 1 byte, since 0 means "none" for
+/// files alone, and a pipe in core_pattern is given a core all the same (core(5)).
+///
+/// To raise a hard limit of 0 takes CAP_SYS_RESOURCE. Who lacks it has no core in a file, and may have one in
+/// a pipe, now or once core_pattern is changed. That is harmless where the program can never be another
+/// user than its sibling: it would be a core that the program can have of itself at any time.
 fn refuse_core() -> bool {
     limit(libc::RLIMIT_CORE, 1)
+        || CONTROL.identity_is_fixed.load(Ordering::Relaxed) && identity::is_fixed()
 }
 
 /// At most [`MOST_SECONDS`] of CPU time, or what the program may have itself.

@@ -5,7 +5,7 @@
 //! makes empty.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::ledger::Slot;
 
@@ -35,6 +35,8 @@ pub(super) struct Control {
     pub(super) image: [AtomicUsize; 2],
     /// The base page, in bytes.
     pub(super) page: AtomicUsize,
+    /// At its start the program was nobody who could become another user.
+    pub(super) identity_is_fixed: AtomicBool,
     /// The CPUs that the program was started on, as sched_setaffinity(2) takes them; all 0: not known.
     pub(super) cpus: [AtomicU64; 16],
 }
@@ -49,6 +51,7 @@ pub(super) static CONTROL: Control = Control {
     workers: AtomicUsize::new(1),
     image: [const { AtomicUsize::new(0) }; 2],
     page: AtomicUsize::new(0),
+    identity_is_fixed: AtomicBool::new(false),
     cpus: [const { AtomicU64::new(0) }; 16],
 };
 

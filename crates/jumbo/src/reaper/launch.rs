@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::control::{CONTROL, MAX_WORKERS};
 use super::raw::{self, plain};
-use super::{State, sibling};
+use super::{State, identity, sibling};
 use crate::kernel::sandbox;
 use crate::ledger::stats;
 
@@ -41,6 +41,9 @@ pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
     CONTROL.workers.store(workers, Ordering::Relaxed);
     let page = rustix::param::page_size();
     CONTROL.page.store(page, Ordering::Relaxed);
+    // Here, where there is one thread: each may have an identity of its own later.
+    let is_fixed = identity::is_fixed();
+    CONTROL.identity_is_fixed.store(is_fixed, Ordering::Relaxed);
     let cpus = CONTROL.cpus.as_ptr().expose_provenance();
     let arguments = [0, size_of_val(&CONTROL.cpus), cpus, 0, 0, 0];
     // SAFETY: the kernel writes at most so many bytes, to words that may have any value. A host with more

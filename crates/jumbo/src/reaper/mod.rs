@@ -5,8 +5,9 @@
 //! ends at once, however it ended, and the sibling gives the memory back with several threads.
 //!
 //! - [`start`] and [`retire`] (`launch`) are called inside the program; `control` is what both look at.
-//! - `sibling` is what the sibling does: it is stripped (`confine`), put under a seccomp filter (`filter`),
-//!   and sleeps on one futex until the program has ended and nobody else uses the memory.
+//! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
+//!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and nobody else
+//!   uses the memory.
 //! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
 //!   empties the rest (`zap`). `raw` makes its system calls.
 //! - [`survey()`] finds what would outlive the program.
@@ -37,6 +38,7 @@ pub mod beside;
 mod confine;
 mod control;
 mod filter;
+mod identity;
 mod launch;
 mod mapping;
 pub(crate) mod raw;
