@@ -4,7 +4,7 @@
  *   leftovers WHAT WHEN FILE
  *
  * WHAT: aio, sysv, flock, ofd, lease, flock-then-map, device, none; sysv-number, flock-number: by
- * syscall(2). WHEN: before it is large, after, or never
+ * syscall(2); flock-child: by a child that has ended. WHEN: before it is large, after, or never
  * (held before, and given up). Large: 1.2 GiB asked for.
  */
 #include "check.h"
@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static int segment = -1;
 static void *held;
@@ -75,9 +76,14 @@ static void acquire(const char *what, const char *path)
         held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
         lock(locked, what[0]);
-    } else if (!strcmp(what, "flock-then-map")) {
+    } else if (!strcmp(what, "flock-then-map") || !strcmp(what, "flock-child")) {
         locked = open_file(path);
-        lock(locked, 'f');
+        pid_t child = what[6] == 'c' ? fork() : -1;
+        if (child <= 0)
+            lock(locked, 'f');
+        if (child == 0)
+            _exit(0);
+        CHECK(child < 0 || waitpid(child, NULL, 0) == child);
         held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
     } else if (!strcmp(what, "device")) {

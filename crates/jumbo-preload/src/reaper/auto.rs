@@ -5,8 +5,8 @@
 //! of the heap now alive, regions that glibc's heaps grew into, private writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
 //! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
-//! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that came with a descriptor from another process
-//! is seen at the start alone.
+//! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that another process
+//! takes later, by an open file that it shares with this one, is not seen.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -27,8 +27,6 @@ static WATCHING: AtomicBool = AtomicBool::new(false);
 static GUARDING: AtomicBool = AtomicBool::new(false);
 /// The code of the [`State`] that says what was acquired.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
-/// Some file may be locked by an open file that this process has.
-static LOCKS: AtomicBool = AtomicBool::new(false);
 
 /// Bytes of the heap that were handed out before this process was forked.
 static INHERITED: AtomicU64 = AtomicU64::new(0);
@@ -101,20 +99,12 @@ fn look() {
 
 /// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
 fn decide() -> bool {
-    let Ok(Survey {
-        private,
-        outlives,
-        locks,
-    }) = reaper::survey()
-    else {
+    let Ok(Survey { private, outlives }) = reaper::survey() else {
         reaper::note(State::Kernel);
         return true;
     };
     if (private as u64) < ENOUGH {
         return false;
-    }
-    if locks {
-        LOCKS.store(true, Ordering::Relaxed);
     }
     if let Some(state) = outlives.or(acquired()) {
         reaper::note(state);
@@ -181,14 +171,13 @@ fn look_at_mapped(descriptor: c_int) {
     };
     if reaper::is_device(file, &stat) {
         acquire(State::Device);
-    } else if LOCKS.load(Ordering::Relaxed) && reaper::is_locked(&stat) {
+    } else if reaper::is_locked(file) {
         acquire(State::LockedFile);
     }
 }
 
 /// A lock of an open file was taken, or a lease: flock(2), or fcntl(2) with F_OFD_SETLK or F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
-    LOCKS.store(true, Ordering::Relaxed);
     if GUARDING.load(Ordering::SeqCst)
         && !sandbox::is_entered()
         && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))

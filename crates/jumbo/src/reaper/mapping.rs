@@ -7,6 +7,10 @@
 /// How much of a name is kept.
 const NAME: usize = 16;
 
+/// A file as the kernel names it in /proc/PID/maps and in /proc/locks: device (major and minor number) and
+/// inode.
+pub(super) type File = ((u64, u64), u64);
+
 /// One mapping of an address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mapping {
@@ -27,6 +31,10 @@ impl Mapping {
     pub(super) fn is_named(&self, start: &[u8]) -> bool {
         let known = self.name.get(..self.length).unwrap_or_default();
         known.starts_with(start)
+    }
+
+    pub(super) fn file(&self) -> File {
+        (self.device, self.inode)
     }
 
     /// Memory that is nobody else's and no file's.

@@ -10,7 +10,7 @@
 //!   uses the memory.
 //! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
 //!   empties the rest (`zap`). `raw` makes its system calls.
-//! - [`survey()`] finds what would outlive the program.
+//! - [`survey()`] finds what would outlive the program (`locks`, those of mapped files), in /proc (`proc`).
 //! - [`State`] is what became of it, and why.
 //!
 //! All of these are code inside the program. [`beside`] is the other way, from outside: for a process that
@@ -40,7 +40,9 @@ mod control;
 mod filter;
 mod identity;
 mod launch;
+mod locks;
 mod mapping;
+mod proc;
 pub(crate) mod raw;
 mod release;
 mod sibling;
@@ -50,5 +52,6 @@ mod zap;
 
 pub use launch::{forked, is_owner, is_running, note, prepare, retire, start};
 pub(crate) use raw::Entry;
+pub use locks::is_locked;
 pub use state::State;
-pub use survey::{Survey, is_device, is_locked, is_mapped, survey};
+pub use survey::{Survey, is_device, is_mapped, survey};
