@@ -4,8 +4,8 @@
  *
  *   unshares CALL
  *
- * And calls that the sibling would undermine: `chroot HOW FOLDER`, after which the folder outside is not to be
- * found through any process's root; and `thread`, which has children elsewhere in one thread alone.
+ * And calls that the sibling would undermine: `chroot HOW FOLDER` and `pivot HOW FOLDER`, after which what is
+ * outside of the folder is not to be found through any process's root; and `thread`, which has children elsewhere in one thread alone.
  */
 #include "check.h"
 
@@ -13,6 +13,7 @@
 #include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -40,21 +41,27 @@ static int ways_out(DIR *proc, const char *program)
         if (length <= 0 || strcmp(command, program))
             continue;
         seen++;
-        snprintf(path, sizeof path, "%s/root" "/proc/self", entry->d_name);
+        snprintf(path, sizeof path, "%s/root" "/etc/passwd", entry->d_name);
         found += fstatat(dirfd(proc), path, &outside, AT_SYMLINK_NOFOLLOW) == 0;
     }
     CHECK(seen > 0);
     return found;
 }
 
-static void leave_root(const char *program, const char *how, const char *folder)
+extern int pivot_root(const char *root, const char *old);
+
+static void leave_root(const char *program, const char *call, const char *how, const char *folder)
 {
     DIR *proc = opendir("/proc");
-    CHECK(proc);
-    if (!strcmp(how, "name"))
-        CHECK(chroot(folder) == 0);
-    else
-        CHECK(syscall(SYS_chroot, folder) == 0);
+    CHECK(proc && ways_out(proc, program) > 0);
+    int by_name = !strcmp(how, "name");
+    if (!strcmp(call, "pivot")) {
+        CHECK(mount(folder, folder, NULL, MS_BIND | MS_REC, NULL) == 0 && chdir(folder) == 0);
+        CHECK((by_name ? pivot_root(".", ".") : syscall(SYS_pivot_root, ".", ".")) == 0);
+        CHECK(umount2(".", MNT_DETACH) == 0);
+    } else {
+        CHECK((by_name ? chroot(folder) : syscall(SYS_chroot, folder)) == 0);
+    }
     CHECK(chdir("/") == 0 && chroot("/nowhere") == -1 && errno == ENOENT);
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[2] = {{0}};
@@ -108,9 +115,9 @@ int main(int argc, char **argv)
         CHECK(waitpid(child, &status, 0) == child);
         say("the first child is PID 1", status);
     }
-    if (!strcmp(argv[1], "chroot")) {
+    if (!strcmp(argv[1], "chroot") || !strcmp(argv[1], "pivot")) {
         CHECK(argc > 3);
-        leave_root(argv[0], argv[2], argv[3]);
+        leave_root(argv[0], argv[1], argv[2], argv[3]);
     } else if (!strcmp(argv[1], "thread")) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, in_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);

@@ -1,6 +1,6 @@
 //! Where no sibling is started, and calls that it is ended for.
 
-use super::{assert_no_sibling, siblings, states};
+use super::{assert_no_sibling, is_started, siblings, states};
 use crate::support::program::assert_alike;
 use crate::support::{Program, Source, build, compile, host};
 
@@ -66,18 +66,12 @@ fn a_program_that_installs_a_filter_is_left_alone_from_then_on() {
         // One that was there before goes on.
         let (ran, report) = program.reported_with(&["--reaper=on"]);
         assert_eq!(ran.ok().stdout, "went on\n");
-        assert!(
-            ["running", "done"].contains(&&*states(&report)[0]),
-            "{how} {report:?}"
-        );
+        assert!(is_started(&states(&report)[0]), "{how} {report:?}");
     }
     let program = Program::new(files.path("filtered")).args(["refused", "1200"]);
     let (ran, report) = program.reported_with(&["--reaper=auto"]);
     assert_eq!(ran.ok().stdout, "went on\n");
-    assert!(
-        ["running", "done"].contains(&&*states(&report)[0]),
-        "{report:?}"
-    );
+    assert!(is_started(&states(&report)[0]), "{report:?}");
     assert_no_sibling(&files.path("filtered"));
 }
 
@@ -151,14 +145,73 @@ fn a_program_that_changes_its_root_has_no_way_back() {
     }
     let files = compile(&[Source::C("unshares", &[])]);
     let path = files.path("unshares");
-    let root = build::world_readable_folder();
-    for how in ["name", "number"] {
-        let program = Program::new(&path).args(["chroot", how]).arg(root.path());
+    for (call, how, again) in [
+        ("chroot", "name", false),
+        ("chroot", "number", true),
+        ("pivot", "name", true),
+        ("pivot", "number", false),
+    ] {
+        let root = build::world_readable_folder();
+        let program = Program::new(&path).args([call, how]).arg(root.path());
+        let program = program.around(in_own_mounts(root.path(), again));
         let plain = program.clone().stdin("\n").plain().ok();
         let mut running = program.start_jumbo(&["--reaper=on"]);
         running.wait_for_line("ready");
+        // Below the new root there is one again where it finds a /proc.
+        assert_eq!(siblings(&path).len(), usize::from(again), "{call} {how}");
         running.write("\n");
         assert_alike(&plain, &running.wait(), how);
         assert_no_sibling(&path);
     }
+}
+
+/// Starts a program in a mount namespace of its own; in `root` there is a /proc, where that is wanted.
+fn in_own_mounts(root: &std::path::Path, proc: bool) -> [String; 6] {
+    let root = root.display();
+    let mounts = if proc {
+        format!("mkdir -p {root}/proc && mount --bind /proc {root}/proc && ")
+    } else {
+        String::new()
+    };
+    let script = format!("{mounts}exec \"$@\"");
+    ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned)
+}
+
+/// A sibling that one thread starts while another one changes the root would keep the old one.
+/// JUMBO_TEST_ROUNDS: how often.
+#[test]
+fn calls_of_several_threads_leave_one_with_the_root_of_the_program() {
+    if !host::root() {
+        return;
+    }
+    let rounds = std::env::var("JUMBO_TEST_ROUNDS").unwrap_or_else(|_| "300".into());
+    let files = compile(&[Source::C("rooted", &[])]);
+    let path = files.path("rooted");
+    let root = build::world_readable_folder();
+    let program = Program::new(&path).arg(root.path()).arg(&rounds);
+    let program = program.around(in_own_mounts(root.path(), true));
+    let (ran, report) = program.reported_with(&["--reaper=on"]);
+    let ran = ran.ok();
+    // In every round there was one, and never two.
+    assert_eq!(ran.number("seen"), ran.number("rounds"), "{ran:?}");
+    assert!(is_started(&states(&report)[0]), "{report:?}");
+    assert_no_sibling(&path);
+}
+
+/// A user who may have few processes may need each.
+#[test]
+fn a_small_limit_of_processes_leaves_none() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let program = Program::new(files.path("reaped")).args(["16", "exit"]);
+    for (limit, started) in [("--nproc=4000", false), ("--nproc=5000", true)] {
+        let (ran, report) = program
+            .clone()
+            .around(["prlimit", limit])
+            .reported_with(&["--reaper=on"]);
+        assert_eq!(ran.shell_status(), 3, "{limit} {ran:?}");
+        let state = &*states(&report)[0];
+        assert_eq!(is_started(state), started, "{limit} {report:?}");
+        assert!(started || state == "limits", "{limit} {report:?}");
+    }
+    assert_no_sibling(&files.path("reaped"));
 }

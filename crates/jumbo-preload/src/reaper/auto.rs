@@ -110,26 +110,34 @@ fn decide() -> bool {
         reaper::note(state);
         return true;
     }
-    // From here on, what is acquired is told; what was acquired between the survey and now is not: so
-    // there is another one.
+    // From here on, what is acquired is told.
     GUARDING.store(true, Ordering::SeqCst);
-    if reaper::start() != State::Running {
-        GUARDING.store(false, Ordering::SeqCst);
-        return true;
+    match reaper::start() {
+        State::Running => started(),
+        // A call of another thread's is in the way, which has it started after.
+        State::Waiting => {}
+        _ => GUARDING.store(false, Ordering::SeqCst),
     }
+    true
+}
+
+/// After a start. What was acquired between the survey and the guard was not told: so there is another
+/// survey. And another thread may have acquired something before there was anything to end.
+pub(super) fn started() {
     let outlives = reaper::survey().map_or(Some(State::Kernel), |survey| survey.outlives);
     if let Some(state) = outlives {
         acquire(state);
     }
-    check();
-    true
+    if let Some(state) = acquired() {
+        decline(state);
+    }
 }
 
-/// After a start: another thread may have acquired something before there was anything to end.
-pub(super) fn check() {
-    if let Some(state) = acquired() {
-        GUARDING.store(false, Ordering::SeqCst);
-        reaper::retire(state);
+/// There is to be none, whether there is one now or not.
+fn decline(state: State) {
+    GUARDING.store(false, Ordering::SeqCst);
+    if !reaper::retire(state) {
+        reaper::note(state);
     }
 }
 
@@ -143,8 +151,7 @@ fn acquired() -> Option<State> {
 pub(crate) fn acquire(state: State) {
     if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
         ACQUIRED.store(state as u32, Ordering::SeqCst);
-        GUARDING.store(false, Ordering::SeqCst);
-        reaper::retire(state);
+        decline(state);
     }
 }
 

@@ -55,18 +55,17 @@ fn enter(mode: u8) {
     }
 }
 
-/// Makes a call that some kernels refuse to a process whose memory another one shares. Where there is a
-/// sibling it is ended before, and started again after; `refused` tells such an answer, which the kernel
-/// may still give for a moment.
+/// Makes a call that some kernels refuse to a process whose memory another one shares, or that leaves what the
+/// sibling would keep. Where there is one it is ended before, and started again after; in between no thread
+/// starts one. `refused` tells such an answer, which the kernel may still give for a moment.
 pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bool) -> T {
-    let mut retired = reaper::retire(State::Retired);
+    let kept_out = reaper::keep_out();
+    let retired = reaper::retire(State::Retired);
     let mut answer = call();
     for _ in 0..TRIES {
-        // Another thread that came out of such a call has one started meanwhile.
-        if !refused(&answer) || !(reaper::retire(State::Retired) || retired) {
+        if !retired || !refused(&answer) {
             break;
         }
-        retired = true;
         let moment = rustix::time::Timespec {
             tv_sec: 0,
             tv_nsec: 100_000,
@@ -74,18 +73,26 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
         let _ = rustix::thread::nanosleep(&moment);
         answer = call();
     }
-    if !retired {
-        return answer;
-    }
-    let mode = MODE.load(Ordering::Acquire);
-    if mode == ON || auto::is_guarding() {
-        // Where it cannot be there any more (children in another PID namespace), it was ended for this.
-        match reaper::start() {
-            State::Running => auto::check(),
-            _ => reaper::note(State::Retired),
-        }
+    if kept_out && reaper::let_in(retired) {
+        again();
     }
     answer
+}
+
+/// Starts the sibling that was kept out, or ended, for a call.
+fn again() {
+    let mode = MODE.load(Ordering::Acquire);
+    if mode != ON && !auto::is_guarding() {
+        return;
+    }
+    match reaper::start() {
+        State::Running if mode == ON => {}
+        State::Running => auto::started(),
+        // Left to the thread that came into such a call meanwhile.
+        State::Waiting => {}
+        // Where it cannot be there any more (children in another PID namespace), it was ended for this.
+        _ => reaper::note(State::Retired),
+    }
 }
 
 /// How often a call is tried again: for 20 ms, where the sibling's last instructions take microseconds.

@@ -1,4 +1,5 @@
-//! Starting and ending the sibling, from inside the program: [`prepare`], [`start`], [`retire`], [`forked`].
+//! Starting and ending the sibling, from inside the program: [`prepare`], [`start`], [`retire`], [`forked`];
+//! and when it is not to be started, [`keep_out`].
 //!
 //! Here the program's own rules hold: no lock of jumbo's is held, errno is left alone, and no signal
 //! handler runs in between, since all signals are blocked for as long as one thread is at it.
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::control::{CONTROL, MAX_WORKERS};
+use super::gate::Gate;
 use super::raw::{self, plain};
 use super::{State, identity, sibling};
 use crate::kernel::sandbox;
@@ -24,6 +26,8 @@ const AGAIN: Duration = Duration::from_millis(1);
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 /// One thread at a time starts or ends it: 1 while one is at it.
 static BUSY: AtomicU32 = AtomicU32::new(0);
+/// Shut while calls are made that the sibling would stand in the way of.
+static GATE: Gate = Gate::new();
 
 /// Gets ready, in the program's main thread and before it has others.
 ///
@@ -55,6 +59,7 @@ pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
 /// In the child of a fork(2): it has no sibling, and may start one.
 pub fn forked() {
     BUSY.store(0, Ordering::Relaxed);
+    GATE.reset();
     CONTROL.clear();
     stats::slot().reaper_pid.store(0, Ordering::Relaxed);
     if sandbox::is_entered() {
@@ -80,7 +85,8 @@ fn pid() -> usize {
 pub fn is_owner() -> bool {
     // Under a filter getpid(2) may be one call too many, and without a sibling nothing depends on it.
     let nothing = sandbox::is_entered() && CONTROL.alive.load(Ordering::SeqCst) == 0;
-    nothing || OWNER.load(Ordering::Acquire) == pid()
+    let owner = OWNER.load(Ordering::Acquire);
+    nothing || (owner != 0 && owner == pid())
 }
 
 /// Whether this process has a sibling.
@@ -89,19 +95,38 @@ pub fn is_running() -> bool {
 }
 
 /// Starts the sibling, unless this process has one. What came of it is counted, and returned.
+/// [`State::Waiting`]: not now. Where that is because of [`keep_out`], [`let_in`] tells when.
 ///
 /// Not while a lock is held that the allocator or a fork may want.
 pub fn start() -> State {
-    let state = match obstacle() {
-        Some(state) => state,
-        None => match exclusively(launch) {
-            Some(state) => state,
-            // Another thread is at it, and was not done in time.
-            None => return State::Waiting,
-        },
-    };
-    note(state);
-    state
+    loop {
+        // Another thread that is at it, and was not done in time, is as one that is in the way.
+        let state = obstacle().unwrap_or_else(|| exclusively(launch).unwrap_or(State::Waiting));
+        if state != State::Waiting {
+            note(state);
+            return state;
+        }
+        if !GATE.was_opened() {
+            return state;
+        }
+    }
+}
+
+/// Before a call that the sibling would stand in the way of: none is started until [`let_in`]. One that is
+/// there stays; see [`retire`]. False where it is not for the caller to say: in a vfork(2) child, whose call
+/// does not bear on its parent.
+pub fn keep_out() -> bool {
+    let mine = is_owner();
+    if mine {
+        GATE.shut();
+    }
+    mine
+}
+
+/// After the call, if [`keep_out`] was true; `retired`: a sibling was ended for it. True where one is to be
+/// started now, and the caller is to do it.
+pub fn let_in(retired: bool) -> bool {
+    GATE.open(retired)
 }
 
 /// Counts what became of the reaper.
@@ -164,6 +189,9 @@ fn children_elsewhere() -> bool {
 }
 
 fn launch() -> State {
+    if !GATE.admits() {
+        return State::Waiting;
+    }
     if CONTROL.alive.load(Ordering::Acquire) != 0 {
         // One that was told to end, and is stopped, is as good as none.
         let ending = CONTROL.retire.load(Ordering::Relaxed) != 0;

@@ -4,7 +4,8 @@
 //! for that. The sibling shares the address space, so that the program is not its last user: the program
 //! ends at once, however it ended, and the sibling gives the memory back with several threads.
 //!
-//! - [`start`] and [`retire`] (`launch`) are called inside the program; `control` is what both look at.
+//! - [`start`] and [`retire`] (`launch`) are called inside the program, and [`keep_out`] (`gate`) before calls
+//!   that it would stand in the way of; `control` is what both look at.
 //! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
 //!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and nobody else
 //!   uses the memory.
@@ -38,6 +39,7 @@ pub mod beside;
 mod confine;
 mod control;
 mod filter;
+mod gate;
 mod identity;
 mod launch;
 mod locks;
@@ -50,8 +52,8 @@ mod state;
 mod survey;
 mod zap;
 
-pub use launch::{forked, is_owner, is_running, note, prepare, retire, start};
-pub(crate) use raw::Entry;
+pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
 pub use locks::is_locked;
+pub(crate) use raw::Entry;
 pub use state::State;
 pub use survey::{Survey, is_device, is_mapped, survey};
