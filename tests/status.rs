@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::process::Pid;
 use serde_json::Value;
 
-use crate::support::{Program, build};
+use crate::support::{MIB, Program, Source, build, compile};
 
 /// What `jumbo status` says of a process.
 fn status(pid: Pid) -> Value {
@@ -60,5 +60,43 @@ fn a_program_that_jumbo_does_not_cover_shows_none() {
     let process = status(running.pid());
     assert_eq!(process["name"], "cat");
     assert!(process["jumbo"].is_null(), "{process:#}");
+    running.wait();
+}
+
+/// By its name a program is found, and its sibling too, which has the same command line.
+#[test]
+fn the_memory_of_a_program_and_its_reaper_is_counted_once() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    let path = files.path("reaped");
+    let program = Program::new(&path).args(["300", "stay"]);
+    let mut running = program.start_jumbo(&["--reaper=on"]);
+    running.wait_for_line("ready");
+    let pid = running.pid().as_raw_nonzero().get();
+    let jumbo = |arguments: &[&str]| {
+        let output = Command::new(build::jumbo())
+            .arg("status")
+            .args(arguments)
+            .output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let page: Value = serde_json::from_str(&jumbo(&["--json", "--top", "1000"])).unwrap();
+    let siblings = page["tasks"]["siblings"].as_array().unwrap();
+    let sibling = siblings.iter().find(|sibling| sibling["program"] == pid);
+    let sibling = &sibling.unwrap_or_else(|| panic!("no reaper of {pid} in {siblings:?}"))["pid"];
+    let largest = page["tasks"]["largest"].as_array().unwrap();
+    assert!(largest.iter().any(|task| task["pid"] == pid));
+    assert!(largest.iter().all(|task| task["pid"] != *sibling));
+
+    let (program, sibling) = (pid.to_string(), sibling.to_string());
+    let both = ["--json", "-p", &program, "-p", &sibling];
+    let page: Value = serde_json::from_str(&jumbo(&both)).unwrap();
+    let alone: Value = serde_json::from_str(&jumbo(&both[..3])).unwrap();
+    let heap = |page: &Value| page["total"]["heap"]["bytes"].as_u64().unwrap();
+    assert_eq!(heap(&page), heap(&alone));
+    assert!(heap(&alone) >= 300 * MIB, "{alone:#}");
+    let told = format!("the reaper of process {pid}");
+    assert!(jumbo(&both[1..]).contains(&told), "{}", jumbo(&both[1..]));
+    assert!(jumbo(&[]).contains(&format!("{sibling} of {pid}")));
+    running.write("q");
     running.wait();
 }

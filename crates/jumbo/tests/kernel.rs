@@ -262,6 +262,37 @@ fn the_largest_processes_and_who_holds_pools() {
     assert_eq!(tasks.count, 4);
 }
 
+/// A reaper has its program's memory, and its command line.
+#[test]
+fn a_reaper_is_not_counted_beside_its_program() {
+    let reaper = |fake: &Fake, pid: u32, confined: u32| {
+        let memory = [("RssAnon", 4096), ("HugetlbPages", 2048)];
+        fake.process(pid, "jumbo-reaper", &memory, &[]);
+        let status = fake.root().read(format!("proc/{pid}/status")).unwrap();
+        let more = format!("NSpid:\t{pid}\t5\nNoNewPrivs:\t{confined}\nSeccomp:\t2\n");
+        fake.write(&format!("proc/{pid}/status"), status + &more)
+            .write(&format!("proc/{pid}/cmdline"), "/usr/bin/heap\0--flag\0");
+    };
+    let fake = Fake::healthy();
+    let memory = [("RssAnon", 4096), ("HugetlbPages", 2048)];
+    fake.process(7, "heap", &memory, &[]);
+    reaper(&fake, 8, 1);
+    let tasks = Tasks::read(&fake.root(), 9);
+    assert_eq!((tasks.count, tasks.hugetlb), (2, Bytes(2 << 20)));
+    assert_eq!(tasks.pool_holders.len(), 1);
+    assert!(tasks.largest.iter().all(|task| task.pid != 8));
+    assert_eq!((tasks.siblings[0].pid, tasks.siblings[0].program), (8, 7));
+
+    // A program of that name, which is not confined.
+    reaper(&fake, 9, 0);
+    assert_eq!(Tasks::read(&fake.root(), 9).count, 3);
+    // The program has ended: who still has the memory is its reaper.
+    fake.write("proc/7/status", "Name: heap\n")
+        .write("proc/7/cmdline", "");
+    let tasks = Tasks::read(&fake.root(), 9);
+    assert_eq!((tasks.siblings.len(), tasks.hugetlb), (0, Bytes(4 << 20)));
+}
+
 #[test]
 fn a_proc_that_is_not_mounted_is_missing() {
     let tasks = Tasks::read(&Root::at("/nonexistent"), 10);

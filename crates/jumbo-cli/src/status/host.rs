@@ -370,5 +370,17 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
             ("HUGE TEXT, FILES", Align::Right),
         ],
         tasks.largest.iter().map(row),
-    )
+    )?;
+    if tasks.siblings.is_empty() {
+        return Ok(());
+    }
+    let reapers = tasks.siblings.iter();
+    let listed: Vec<_> = reapers
+        .map(|sibling| format!("{} of {}", sibling.pid, sibling.program))
+        .collect();
+    view.line(format!(
+        "  not counted: {} reapers (jumbo run), whose memory is their programs': {}",
+        listed.len(),
+        listed.join(", ")
+    ))
 }

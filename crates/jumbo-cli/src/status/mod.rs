@@ -46,7 +46,8 @@ struct HostPage {
 #[derive(Serialize)]
 struct ProcessPage {
     processes: Vec<Detail>,
-    /// All of them added up; memory that several map counts once for each.
+    /// All of them added up; memory that several map counts once for each, but a reaper's, which is its
+    /// program's.
     total: Usage,
     missing: Vec<Missing>,
 }
@@ -108,6 +109,7 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
     let mut total = Usage::default();
     for usage in processes
         .iter()
+        .filter(|process| !is_counted_already(process, &processes))
         .filter_map(|process| process.usage.as_ref())
     {
         total.add(usage);
@@ -117,4 +119,10 @@ fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {
         total,
         missing: lens.missing,
     })
+}
+
+/// Whether `process` is the reaper of another one that is shown.
+fn is_counted_already(process: &Detail, shown: &[Detail]) -> bool {
+    let program = process.reaper_of;
+    program.is_some_and(|program| shown.iter().any(|other| other.pid == program))
 }

@@ -6,7 +6,7 @@ use std::io;
 use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
 use jumbo::units::{Bytes, PageSize};
 
-use super::ProcessPage;
+use super::{ProcessPage, is_counted_already};
 use crate::view::{self, Align, NONE, View, bytes, percent};
 
 /// Command lines are cut to this many characters.
@@ -18,9 +18,11 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
     }
     if page.processes.len() > 1 && !page.total.0.is_empty() {
         view.heading(&format!("{} processes in all", page.processes.len()))?;
+        let counted = |process: &&Detail| !is_counted_already(process, &page.processes);
         let proportional = page
             .processes
             .iter()
+            .filter(counted)
             .filter_map(|process| process.proportional);
         view.line(format!(
             "  memory that several map counts once for each; {} when it is divided among them",
@@ -54,6 +56,11 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
             ""
         };
         view.line(format!("  {cut}{more}"))?;
+    }
+    if let Some(program) = process.reaper_of {
+        return view.line(format!(
+            "  the reaper of process {program}: what it has is that one's memory, and is not counted again"
+        ));
     }
     let Some(memory) = &process.memory else {
         return view.line("  has no memory of its own: a kernel thread or a zombie");
@@ -107,7 +114,8 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
         "  jumbo run: {} threads that free, {} to be freed, {} allocations waited for that",
         free.threads, free.pending, free.waits
     ))?;
-    let process = reaper.pid.map(|pid| format!(" (process {pid})"));
+    let twice = "ps and top show its memory once more";
+    let process = reaper.pid.map(|pid| format!(" (process {pid}; {twice})"));
     view.line(format!(
         "  reaper: {}{}",
         reaper.reason,

@@ -20,7 +20,7 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 const MOST_SECONDS: u64 = 600;
 
 /// How the sibling is called in ps(1).
-const NAME: &std::ffi::CStr = c"jumbo-reaper";
+pub const NAME: &std::ffi::CStr = c"jumbo-reaper";
 
 /// False where a step is refused: the caller ends.
 pub(super) fn confine() -> bool {

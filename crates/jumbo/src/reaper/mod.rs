@@ -52,6 +52,7 @@ mod state;
 mod survey;
 mod zap;
 
+pub use confine::NAME;
 pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
 pub use locks::is_locked;
 pub(crate) use raw::Entry;

@@ -12,7 +12,7 @@ use crate::units::{Bytes, PageSize};
 
 use super::process::Observer;
 use super::usage::HUGE;
-use super::{Covered, Kind, Missing, Usage};
+use super::{Covered, Kind, Missing, Usage, siblings};
 
 /// A process's memory, and why not more of it is huge.
 #[derive(Clone, Debug, Serialize)]
@@ -35,6 +35,8 @@ pub struct Detail {
     pub proportional: Option<Bytes>,
     /// Why memory of a kind is not huge.
     pub why_not: BTreeMap<Kind, String>,
+    /// The program whose memory this is, where this is the reaper of one that lives.
+    pub reaper_of: Option<u32>,
     /// What jumbo does in it; `None` where the preload library is not in it, or this user may not look.
     pub jumbo: Option<Covered>,
     /// Every mapping, where that was asked for.
@@ -136,6 +138,7 @@ impl Lens {
             usage: None,
             proportional: None,
             why_not: BTreeMap::new(),
+            reaper_of: self.program_of(pid),
             jumbo: None,
             mappings: Vec::new(),
             missing: Vec::new(),
@@ -163,6 +166,11 @@ impl Lens {
                 Ok(detail)
             }
         }
+    }
+
+    fn program_of(&self, pid: u32) -> Option<u32> {
+        let others = task::all(&self.root).unwrap_or_default();
+        siblings::program_of(&self.root, pid, others).map(|sibling| sibling.program)
     }
 
     fn look_closely(&mut self, detail: &mut Detail) -> Result<(), FileError> {

@@ -4,6 +4,7 @@
 //! - [`process`]: how they are read.
 //! - [`Detail`]: one process with everything there is to say.
 //! - [`Covered`]: what the preload library does in a process.
+//! - [`Sibling`]: a reaper, whose memory is a program's.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
 //! - [`doctor`]: what of all that is worth mending.
@@ -13,11 +14,13 @@ mod detail;
 pub mod doctor;
 mod host;
 pub mod process;
+mod siblings;
 mod tasks;
 mod usage;
 
 pub use covered::{Covered, Freeing, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find};
 pub use host::{Formable, Host, Missing, Sysctl};
+pub use siblings::{Sibling, program_of};
 pub use tasks::{Huge, Task, Tasks};
 pub use usage::{Kind, KindUsage, Usage};

@@ -8,7 +8,7 @@ use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, task};
 use crate::units::Bytes;
 
-use super::Missing;
+use super::{Missing, Sibling, siblings};
 
 /// One process, in short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,6 +50,8 @@ pub struct Tasks {
     pub count: usize,
     /// Those that have THP switched off by PR_SET_THP_DISABLE.
     pub thp_disabled: Vec<Task>,
+    /// Reapers of programs that live, which no other field counts: their memory is the program's.
+    pub siblings: Vec<Sibling>,
     /// What is not shown, and why.
     pub missing: Vec<Missing>,
 }
@@ -106,6 +108,8 @@ impl Tasks {
                 return tasks;
             }
         };
+        tasks.siblings = siblings_among(root, &all);
+        all.retain(|task| !tasks.siblings.iter().any(|sibling| sibling.pid == task.pid));
         tasks.count = all.len();
         let disabled = |task: &&Task| task.memory.thp_enabled == Some(false);
         tasks.thp_disabled = all.iter().filter(disabled).cloned().collect();
@@ -143,6 +147,15 @@ impl Tasks {
         }
         tasks
     }
+}
+
+/// The reapers among `tasks`; nearly always there are none by the name, and nothing more is read.
+fn siblings_among(root: &Root, tasks: &[Task]) -> Vec<Sibling> {
+    let pids = || tasks.iter().map(|task| task.pid);
+    let named = tasks.iter().filter(|task| siblings::is_name(&task.name));
+    named
+        .filter_map(|task| siblings::program_of(root, task.pid, pids()))
+        .collect()
 }
 
 fn brief(root: &Root, pid: u32) -> Option<Task> {
