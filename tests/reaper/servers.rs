@@ -1,13 +1,50 @@
-//! PostgreSQL and Redis: killed, restarted at once, everything there.
+//! PostgreSQL and Redis: killed, restarted at once, everything there; and how long each took, plain and with
+//! each mode, which is printed (`cargo test -- --nocapture`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::assert_no_sibling;
+use super::{assert_no_sibling, is_started, siblings, states, status};
 use crate::support::build::world_readable_folder;
-use crate::support::{Program, Running, host, wait};
+use crate::support::program::ReportFile;
+use crate::support::{MIB, Program, Running, host, wait};
+
+const MODES: [Option<&str>; 3] = [None, Some("--reaper=on"), Some("--reaper=auto")];
+
+/// Both sides on base pages: huge pages alone would make an end quick.
+const BASE_PAGES: [&str; 2] = ["--heap=off", "--maps=off"];
+
+/// Starts it plain, or under a `jumbo run` that reports.
+fn start(program: &Program, mode: Option<&str>, options: &[&str]) -> (Running, Option<ReportFile>) {
+    match mode {
+        Some(mode) => {
+            let (running, report) = program.start_reported(&[options, &[mode]].concat());
+            (running, Some(report))
+        }
+        None => (program.start_plain(), None),
+    }
+}
+
+/// Makes a process end, and returns how long whoever waits for it waited.
+fn time_end(pid: Pid, end: impl FnOnce()) -> Duration {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::process::{PidfdFlags, pidfd_open};
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    let begun = Instant::now();
+    end();
+    let bound = rustix::time::Timespec::try_from(wait::MOMENT).unwrap();
+    let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+    assert_eq!(poll(&mut ended, Some(&bound)).unwrap(), 1, "it did not end");
+    begun.elapsed()
+}
+
+fn kill(pid: Pid) -> Duration {
+    time_end(pid, || {
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    })
+}
 
 /// PostgreSQL in a folder of its own, as the user that must run it.
 struct Postgres {
@@ -70,14 +107,12 @@ impl Postgres {
     }
 
     /// Starts it, again and again as long as its own interlock refuses; how long that took.
-    fn start(&self, mode: Option<&str>) -> (Running, Duration) {
+    fn start(&self, mode: Option<&str>) -> (Running, Option<ReportFile>, Duration) {
         let begun = Instant::now();
-        let running = wait::until("PostgreSQL to start", wait::MOMENT, || {
+        let (running, report) = wait::until("PostgreSQL to start", wait::MOMENT, || {
+            // It has the folder that jumbo is run from.
             let server = self.server();
-            let running = match mode {
-                Some(mode) => server.start_jumbo(&[mode]),
-                None => server.start_plain(),
-            };
+            let (running, report) = start(&server, mode, &[]);
             // Ready, or gone again: another server still uses the memory.
             let ready = wait::until("PostgreSQL to answer or end", wait::MOMENT, || {
                 let answers = self.command("pg_isready").plain().status.success();
@@ -85,9 +120,9 @@ impl Postgres {
                     .then_some(true)
                     .or((!is_alive(running.pid())).then_some(false))
             });
-            ready.then_some(running)
+            ready.then_some((running, report))
         });
-        (running, begun.elapsed())
+        (running, report, begun.elapsed())
     }
 
     fn postmaster(&self) -> Pid {
@@ -117,26 +152,52 @@ fn postgresql_recovers_after_its_postmaster_was_killed() {
     if !host::root() {
         return;
     }
-    for mode in [None, Some("--reaper=on"), Some("--reaper=auto")] {
+    for mode in MODES {
         let postgres = Postgres::new(bin.clone());
-        let (running, _) = postgres.start(mode);
+        let (mut running, report, _) = postgres.start(mode);
         postgres.query(
             "create table rows as select i, md5(i::text) t from generate_series(1, 300000) i",
         );
         let digest = "select count(*), md5(string_agg(t, '' order by i)) from rows";
         let before = postgres.query(digest);
-        rustix::process::kill_process(postgres.postmaster(), Signal::KILL).unwrap();
-        assert_eq!(running.wait().shell_status(), 137);
-        let (running, took) = postgres.start(mode);
+        let waited = kill(postgres.postmaster());
+        // Not what else it started: that is the interlock's business.
+        running.reap();
+        let (restarted, _, took) = postgres.start(mode);
+        let ran = running.wait();
+        assert_eq!(ran.shell_status(), 137);
+        let states = report.map(|report| states(&report.read(&ran)));
         // Not eprintln!, which libtest keeps to itself.
-        println!("{mode:?}: ready again after {took:?}");
+        println!(
+            "PostgreSQL, {}: killed, waited {waited:?}, answers again after {took:?}; {}",
+            mode.unwrap_or("plain"),
+            states.as_deref().map_or_else(String::new, counted)
+        );
+        // Its children are as large as they have become, none of them large; the segment is not looked at yet.
+        for state in states.iter().flatten() {
+            let on = mode == Some("--reaper=on");
+            assert_eq!(is_started(state), on, "{mode:?} {state}");
+        }
         assert_eq!(postgres.query(digest), before, "{mode:?}");
         assert!(before.starts_with("300000|"), "{before}");
-        running.signal(Signal::INT);
-        running.wait().ok();
+        rustix::process::kill_process(postgres.postmaster(), Signal::INT).unwrap();
+        restarted.wait().ok();
         assert_no_sibling(postgres.folder.path());
         assert_no_sibling(&postgres.bin);
     }
+}
+
+/// How many processes came to each end.
+fn counted(states: &[String]) -> String {
+    let mut counts = std::collections::BTreeMap::<_, usize>::new();
+    for state in states {
+        *counts.entry(state.as_str()).or_default() += 1;
+    }
+    let words: Vec<_> = counts
+        .iter()
+        .map(|(state, count)| format!("{count} {state}"))
+        .collect();
+    words.join(", ")
 }
 
 struct Redis {
@@ -197,5 +258,57 @@ fn redis_is_killed_restarted_and_shut_down() {
         let ran = redis.running.wait().ok();
         assert!(ran.stdout.contains("ready to exit"), "{ran:?}");
         assert_no_sibling(folder);
+    }
+}
+
+#[test]
+fn a_large_redis_ends_at_once() {
+    let (Some(server), Some(cli)) = (host::command("redis-server"), host::command("redis-cli"))
+    else {
+        return;
+    };
+    for mode in MODES {
+        for killed in [true, false] {
+            let folder = world_readable_folder();
+            let program = Program::new(&server)
+                .folder(folder.path())
+                .args(["--port", "0", "--unixsocket", "redis.sock", "--save", ""])
+                .args(["--enable-debug-command", "yes"]);
+            let (running, report) = start(&program, mode, &BASE_PAGES);
+            let ask = |words: &[&str]| {
+                let cli = Program::new(&cli).folder(folder.path());
+                cli.args(["-s", "redis.sock"]).args(words).plain().stdout
+            };
+            wait::until("Redis to answer", wait::MOMENT, || {
+                (ask(&["ping"]) == "PONG\n").then_some(())
+            });
+            assert_eq!(ask(&["debug", "populate", "1500000", "key", "800"]), "OK\n");
+            let pid = match mode {
+                Some(_) => running.child(),
+                None => running.pid(),
+            };
+            let resident = status(pid, "RssAnon");
+            let kib: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+            assert!(kib << 10 > 1200 * MIB, "{resident}");
+            let waited = match killed {
+                true => kill(pid),
+                false => time_end(pid, || drop(ask(&["shutdown", "nosave"]))),
+            };
+            let ran = running.wait();
+            assert_eq!(ran.shell_status(), if killed { 137 } else { 0 }, "{ran:?}");
+            wait::until("the siblings' end", wait::MOMENT, || {
+                siblings(&server).is_empty().then_some(())
+            });
+            println!(
+                "Redis, {} MiB, {}: {}, waited {waited:?}",
+                kib >> 10,
+                mode.unwrap_or("plain"),
+                if killed { "killed" } else { "SHUTDOWN" },
+            );
+            if let Some(report) = report {
+                let report = report.read(&ran);
+                assert!(is_started(&states(&report)[0]), "{mode:?} {report:?}");
+            }
+        }
     }
 }

@@ -120,17 +120,15 @@ impl Running {
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Waits for its end alone, as a supervisor does: what it started may go on.
+    pub(crate) fn reap(&mut self) {
+        self.child.wait().unwrap();
+    }
+
     /// Closes its standard input, where the test still has it, and waits for the end.
     pub(crate) fn wait(mut self) -> Ran {
         drop(self.stdin.take());
-        let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        let timeout = rustix::time::Timespec::try_from(left).unwrap();
-        let mut ready = [rustix::event::PollFd::new(
-            &pidfd,
-            rustix::event::PollFlags::IN,
-        )];
-        let ended = rustix::event::poll(&mut ready, Some(&timeout)).unwrap() > 0;
+        let ended = self.child.try_wait().unwrap().is_some() || self.poll();
         if !ended {
             self.kill();
         }
@@ -143,6 +141,18 @@ impl Running {
         };
         assert!(ended, "not done in time: {}\n{ran:?}", self.command);
         ran
+    }
+
+    /// True where it ended in time.
+    fn poll(&self) -> bool {
+        let pidfd = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = rustix::time::Timespec::try_from(left).unwrap();
+        let mut ready = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut ready, Some(&timeout)).unwrap() > 0
     }
 
     fn kill(&self) {

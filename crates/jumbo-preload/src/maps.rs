@@ -78,15 +78,19 @@ unsafe fn any(
     off: off_t,
 ) -> *mut c_void {
     let pmd = PMD.load(Ordering::Relaxed);
-    if pmd != 0 && len >= maps::SMALL && flags & MAP_ANONYMOUS != 0 {
+    let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
+    let mapped = if large && pmd != 0 {
         // SAFETY: the caller's promise.
-        let mapped = unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) };
+        unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
+    } else {
+        // SAFETY: the same call.
+        unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) }
+    };
+    if large {
         auto::mapped(mapped, len, prot, flags);
-        return mapped;
+    } else {
+        auto::mapped_file(mapped, flags, fd);
     }
-    // SAFETY: the same call.
-    let mapped = unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
-    auto::mapped_file(mapped, flags, fd);
     mapped
 }
 
