@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::{assert_no_sibling, siblings, states};
+use super::{assert_no_sibling, reason, siblings, states};
 use crate::support::{Program, Ran, Report, Source, build, compile, host};
 
 struct Left {
@@ -27,6 +27,7 @@ fn killed(what: &str, when: &str, mode: &str) -> Left {
     let ran = running.wait();
     assert_eq!(ran.shell_status(), 137, "{ran:?}");
     let report = report.read(&ran);
+    println!("{what}, {when}, {mode}: {}", reason(&report));
     if !had_sibling {
         assert_nothing_is_left(what, &ran, folder.path());
     }

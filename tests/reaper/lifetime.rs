@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::{assert_no_sibling, sibling, siblings};
+use super::{assert_no_sibling, sibling, siblings, states};
 use crate::support::{Program, Ran, Source, compile};
 
 fn reaped(how: &str) -> Ran {
@@ -47,8 +47,11 @@ fn children_that_are_spawned_leave_it_where_it_is() {
 fn a_vfork_child_that_outlives_its_killed_parent_keeps_its_memory() {
     let files = compile(&[Source::C("waiter", &[]), Source::C("vforked", &[])]);
     let program = Program::new(files.path("waiter")).arg(files.path("vforked"));
-    let ran = program.jumbo_with(&["--reaper=on"]);
+    let (ran, report) = program.reported_with(&["--reaper=on"]);
     assert_eq!(ran.shell_status(), 137, "{ran:?}");
+    // The waiter's, and that of the program, which gave its memory back when the child had ended.
+    println!("vfork: {}", states(&report).join(", "));
+    assert_eq!(states(&report)[1], "done", "{report:?}");
     assert!(ran.stdout.contains("checked"), "{ran:?}");
     assert_eq!(
         (ran.number("orphans"), ran.number("bad")),

@@ -67,6 +67,11 @@ fn states(report: &Report) -> Vec<String> {
     reapers.iter().map(state).collect()
 }
 
+/// What the report says of the first process's reaper, for people.
+fn reason(report: &Report) -> &str {
+    report.at("/obtained/reapers/0/reason").as_str().unwrap()
+}
+
 /// Whether there was a sibling. The report is written when the program has ended, which it may not have seen.
 fn is_started(state: &str) -> bool {
     ["running", "done"].contains(&state)
