@@ -99,6 +99,18 @@ fn a_control_groups_limit_on_hugetlb_kills_nobody() {
     assert_eq!(free_pages(), 100);
 }
 
+/// The kernel refuses parts of a hugetlb page, and may give whole ones to others.
+#[test]
+fn a_program_may_drop_what_a_part_of_a_block_holds() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(40) else { return };
+    for heap in HEAPS {
+        let program = program.clone().args(["6", "drop"]);
+        let ran = program.jumbo_with(&[heap, "--pool=400M"]).ok();
+        assert_eq!(hugetlb(&ran, "then"), 80, "{heap}: {ran:?}");
+    }
+}
+
 /// A server that forks a process for each client, which forks no more: it is those that have the memory.
 #[test]
 fn a_child_has_hugetlb_pages_of_its_own() {

@@ -3,7 +3,8 @@
  * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
  * serve: a child fills blocks of its own, and looks at its parent's. thread, c11: a second thread looks at it.
  * With a third argument a mapping of its own is where blocks might come to be.
- * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left. */
+ * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left.
+ * drop: gives a part of each block back to the kernel. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -128,6 +129,17 @@ int main(int argc, char **argv)
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, look, NULL) == 0);
         CHECK(pthread_join(thread, NULL) == 0);
+        say("then");
+    } else if (strcmp(what, "drop") == 0) {
+        size_t large = 5 * MIB;
+        for (int i = 0; i < count; i++) {
+            unsigned char *at = (unsigned char *)(((uintptr_t)blocks[i] + MIB) & ~(uintptr_t)4095);
+            CHECK(madvise(at, large, MADV_DONTNEED) == 0);
+            for (size_t byte = 0; byte < large; byte += 512)
+                CHECK(at[byte] == 0);
+            CHECK(madvise(at, large, MADV_FREE) == 0);
+        }
+        write_all(0);
         say("then");
     } else if (strcmp(what, "free") == 0) {
         for (int i = 0; i < count; i++)

@@ -378,6 +378,10 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     if !passing.contains(&advice) {
         heap::changed(addr.addr());
     }
+    let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
+    if drops && heap::discard(addr.addr(), len) {
+        return 0;
+    }
     if advice == libc::MADV_MERGEABLE {
         gather::merged();
     }

@@ -314,6 +314,13 @@ pub fn changed(address: usize) {
     }
 }
 
+/// The program drops what a range holds: MADV_DONTNEED, MADV_FREE. True where that was done here, because the kernel
+/// does not do it as it would without us.
+#[inline(always)]
+pub fn discard(address: usize, length: usize) -> bool {
+    supply::page() != 0 && supply::discard(address, length)
+}
+
 /// An identity of the calling thread, unique among those that live.
 pub fn thread() -> usize {
     thread_pointer()

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use rustix::io::{Errno, Result};
 
 use super::memory::Mapped;
-use super::{memory, warm};
+use super::{BASE_PAGE, memory, warm};
 use crate::kernel::{headroom, sandbox};
 use crate::ledger::{Slot, pool_reason as reason, stats};
 use crate::policy::PoolOrder;
@@ -138,6 +138,29 @@ pub(super) fn give(address: usize, length: usize) -> Result<()> {
     forget(address, length);
     HELD.fetch_sub(length, Ordering::Relaxed);
     Ok(())
+}
+
+/// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
+/// part of such a page; and a whole one it would give to whoever comes first, so that the next touch could
+/// be SIGBUS.
+pub(super) fn discard(address: usize, length: usize) -> bool {
+    let (page, offset) = (page(), address.wrapping_sub(BASE.load(Ordering::Relaxed)));
+    let is_within = offset < SPAN && (1..=SPAN - offset).contains(&length);
+    if page == 0 || !is_within || !address.is_multiple_of(BASE_PAGE) {
+        return false;
+    }
+    let length = length.next_multiple_of(BASE_PAGE);
+    let pages = offset / page..=(offset + length - 1) / page;
+    let sources = SOURCES.get().get(pages).unwrap_or_default();
+    let has = |wanted: u8| {
+        let mut sources = sources.iter();
+        sources.any(|source| source.load(Ordering::Relaxed) == wanted)
+    };
+    if has(NOWHERE) || !has(HUGETLB) {
+        return false;
+    }
+    memory::zero(address, length);
+    true
 }
 
 /// Maps pages from whatever source has them. All or nothing.
