@@ -31,14 +31,14 @@ use worker::{FreeSample, SMALL, UnmapSample};
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
 /// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
-const HUGE: Bytes = Bytes(512 << 20);
+const HUGE: Bytes = Bytes(1 << 30);
 
 /// So much of a huge-mapped range must be in huge pages, in percent.
 const MOST: u64 = 90;
 
 /// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many: so many
 /// processes, and so many times in each.
-const PROCESSES: usize = 3;
+const PROCESSES: usize = 5;
 const TIMES: usize = 7;
 
 /// How often a sample is tried whose memory, or whose CPUs, somebody else took.

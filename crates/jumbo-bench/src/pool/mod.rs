@@ -11,7 +11,7 @@
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
 //! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is ([`host`]).
+//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`host`).
 
 mod host;
 mod keeper;

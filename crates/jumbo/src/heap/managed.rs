@@ -1,10 +1,10 @@
 //! The pool's pages for an allocator that manages addresses of its own: [`range`], [`commit`], [`uncommit`].
 //!
 //! The allocator asks for parts of the range before it uses them, and says when it uses them no more, in
-//! any pieces of at least [`SLICE`]. The pages under them are brought when the first piece of them is asked for;
+//! any pieces of at least `SLICE`. The pages under them are brought when the first piece of them is asked for;
 //! while the pool holds more than its size, a page goes back when its last piece is given up.
 //!
-//! Invariant: of each page [`USED`] has a bit for each piece that the allocator may use.
+//! Invariant: of each page `USED` has a bit for each piece that the allocator may use.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
