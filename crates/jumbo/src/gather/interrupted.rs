@@ -9,6 +9,7 @@
 //! machines where the address is not on the stack.
 
 use std::ops::Range;
+use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kernel::sys::copy_words;
@@ -26,7 +27,7 @@ const UNKNOWN: usize = 1;
 static BOTTOM: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on handlers are looked for. `bottom` is an address at the beginning of the main thread's stack:
-/// that of its environment, say.
+/// that of its environment, say. 0: there is none that could be read.
 pub(super) fn watch(bottom: usize) {
     BOTTOM.store(bottom, Ordering::Relaxed);
     RETURN.store(trampoline().unwrap_or(UNKNOWN), Ordering::Relaxed);
@@ -41,13 +42,38 @@ pub(super) fn may_be() -> bool {
     let here = std::ptr::from_ref(&wanted).addr();
     let reach = here..here + DEEP;
     // The control block of a thread that glibc made lies at the beginning of its stack.
-    let ends = [thread_pointer(), BOTTOM.load(Ordering::Relaxed)];
-    let Some(end) = ends.into_iter().find(|end| reach.contains(end)) else {
-        return true;
-    };
+    let (bottom, thread) = (BOTTOM.load(Ordering::Relaxed), thread_pointer());
     let word = size_of::<usize>();
     // Behind this function's own variables.
-    is_between((here + word).next_multiple_of(word)..end, wanted)
+    let start = (here + word).next_multiple_of(word);
+    if reach.contains(&bottom) {
+        is_above(start..bottom, wanted)
+    } else if reach.contains(&thread) {
+        is_between(start..thread, wanted)
+    } else {
+        true
+    }
+}
+
+/// True where a frame that begins with `wanted` is somewhere in a part of the main thread's stack. That is read
+/// directly: to go through the kernel takes longer than all else in here.
+#[inline(never)]
+#[expect(unsafe_code, reason = "reads the stack of its callers")]
+fn is_above(range: Range<usize>, wanted: usize) -> bool {
+    let word = |at: usize| {
+        // SAFETY: the kernel keeps the main thread's stack in one mapping, which grows downwards as a whole and has no other
+        // within 1 MiB of its end (stack_guard_gap), so all between this frame and its beginning is mapped, by this
+        // thread alone. Volatile: what lies there are other functions' variables.
+        unsafe { with_exposed_provenance::<usize>(at).read_volatile() }
+    };
+    let words = range.clone().step_by(size_of::<usize>());
+    let behind = |at: usize, by: usize| {
+        let at = at + by * size_of::<usize>();
+        range.contains(&at).then(|| word(at))
+    };
+    words
+        .filter(|at| word(*at) == wanted)
+        .any(|at| is_frame(behind(at, 1), behind(at, 2)))
 }
 
 /// True where `wanted` is somewhere in memory, or not all of it is there. Only where there is room for it
@@ -73,16 +99,21 @@ fn is_between(range: Range<usize>, wanted: usize) -> bool {
     }
 }
 
-/// Whether a frame of the kernel's begins in `words`: behind the address come `uc_flags`, which has
+/// Whether these words stand behind the address in a frame of the kernel's: `uc_flags`, which has
 /// UC_SIGCONTEXT_SS set (Linux 4.6) and nothing above UC_STRICT_RESTORE_SS, and an empty `uc_link`. What sigaction(2)
 /// leaves on the stack has a signal mask there.
+fn is_frame(flags: Option<usize>, link: Option<usize>) -> bool {
+    matches!((flags, link), (Some(2..=7), Some(0)))
+}
+
+/// Whether a frame of the kernel's begins in `words`.
 fn holds_frame(words: &[usize], wanted: usize) -> bool {
-    let behind = |at: usize| (words.get(at + 1), words.get(at + 2));
+    let behind = |at: usize, by: usize| words.get(at + by).copied();
     let mut found = words
         .iter()
         .enumerate()
         .filter(|(_, word)| **word == wanted);
-    found.any(|(at, _)| matches!(behind(at), (Some(2..=7), Some(0))))
+    found.any(|(at, _)| is_frame(behind(at, 1), behind(at, 2)))
 }
 
 /// What the kernel takes for an action (`struct kernel_sigaction`).
