@@ -126,13 +126,14 @@ impl Pool {
         }
     }
 
-    /// Takes back a place without memory: it goes where its node has surplus, else it is populated again.
+    /// Takes back a place without memory: it goes where its node has surplus, or in a child of fork(2) that has not
+    /// inherited the places; else it is populated again.
     fn restore(&self, frame: Frame, promised: bool) {
         let mut state = lock(&self.state);
         if promised {
             self.unhold(frame.node());
         }
-        if state.node(frame.node()).surplus > 0 {
+        if state.node(frame.node()).surplus > 0 || !self.source.is_here() {
             state.lose(frame, &self.links);
             return;
         }

@@ -13,7 +13,7 @@
 use std::ffi::{CStr, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -23,13 +23,17 @@ use super::error::SetupError;
 use super::frame::{Frame, Links, MAX_FRAMES};
 use crate::units::{Bytes, PageSize, Pages};
 
-/// A range of addresses of its own; unmapped when dropped.
+/// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
+/// inherited, in such a child.
 #[derive(Debug)]
 pub struct Mapping {
     start: usize,
     length: usize,
     /// The first address that is aligned as was asked.
     pub(super) address: usize,
+    /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
+    /// those addresses are anybody's.
+    kept_in: AtomicU32,
 }
 
 /// How a file is mapped.
@@ -85,6 +89,7 @@ impl Mapping {
             start,
             length: whole,
             address: start.next_multiple_of(align),
+            kept_in: AtomicU32::new(0),
         })
     }
 
@@ -150,10 +155,23 @@ impl Mapping {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = at(self.address + offset);
         debug_assert!(self.address + offset + length <= self.start + self.length);
+        self.keep_in(Origin::mark()?)?;
         // SAFETY: the range lies in this reservation; its owner asks, who has handed nothing of it out yet.
         unsafe { mm::mmap(start, length, prot, flags, file, at_offset)? };
         // SAFETY: the advice changes nothing in this process.
         unsafe { mm::madvise(start, length, Advice::LinuxDontFork) }
+    }
+
+    /// Remembers that parts of it are for this process alone. EFAULT where that was said in a parent of this
+    /// process: other memory may be there by now.
+    fn keep_in(&self, here: Origin) -> Result<()> {
+        let first = self
+            .kept_in
+            .compare_exchange(0, here.0, Ordering::Relaxed, Ordering::Relaxed);
+        match first {
+            Err(of) if of != here.0 => Err(Errno::FAULT),
+            _ => Ok(()),
+        }
     }
 
     /// MADV_POPULATE_WRITE: makes memory resident, and reports failure where a touch would kill. Linux 5.14.
@@ -184,7 +202,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own; what referred to it borrowed from it.
+        let kept_in = *self.kept_in.get_mut();
+        if kept_in != 0 && !Origin(kept_in).is_here() {
+            // What is left of it here are addresses without memory; between them may be what the child has
+            // mapped since.
+            return;
+        }
+        // SAFETY: the mapping is this value's own, all of it; what referred to it borrowed from it.
         let _ = unsafe { mm::munmap(at(self.start), self.length) };
     }
 }
@@ -372,6 +396,7 @@ impl Window {
 
     /// Keeps the whole window out of the children of fork(2).
     pub(super) fn keep_from_children(&self) -> Result<()> {
+        self.mapping.keep_in(Origin::mark()?)?;
         let start = at(self.mapping.address);
         // SAFETY: the advice changes nothing in this process.
         unsafe { mm::madvise(start, self.length(), Advice::LinuxDontFork) }
@@ -394,29 +419,50 @@ impl Window {
     }
 }
 
-/// A word that a child of fork(2) finds empty: whether this is still the process that made it.
-#[derive(Debug)]
-pub(super) struct Origin(Mapping);
+/// The process that something was made in. Not its ID: a grandchild may have that one again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin(u32);
+
+/// Where the word is that a child of fork(2) finds empty: the number of this process; 0 until it is there.
+static WORD: AtomicUsize = AtomicUsize::new(0);
+/// The last number that this process or one before it in the line was given. A child has it from its parent, so
+/// its own is another one.
+static LAST: AtomicU32 = AtomicU32::new(0);
 
 impl Origin {
-    /// Marks this process. MADV_WIPEONFORK, Linux 4.14.
+    /// This process. MADV_WIPEONFORK, Linux 4.14.
     pub(super) fn mark() -> Result<Self> {
-        let page = rustix::param::page_size();
-        let mapping = Mapping::zeroed(page)?;
-        // SAFETY: the advice changes nothing in this process.
-        unsafe { mm::madvise(at(mapping.address), page, Advice::LinuxWipeOnFork)? };
-        let origin = Self(mapping);
-        origin.word().store(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(origin)
+        if WORD.load(Ordering::Acquire) == 0 {
+            let page = rustix::param::page_size();
+            let mapping = Mapping::zeroed(page)?;
+            // SAFETY: the advice changes nothing in this process.
+            unsafe { mm::madvise(at(mapping.address), page, Advice::LinuxWipeOnFork)? };
+            let first =
+                WORD.compare_exchange(0, mapping.address, Ordering::AcqRel, Ordering::Acquire);
+            if first.is_ok() {
+                // For good: there is one, and everybody may look at it at any time.
+                std::mem::forget(mapping);
+            }
+        }
+        let Some(word) = Self::word() else {
+            return Err(Errno::NOMEM);
+        };
+        if word.load(Ordering::Acquire) == 0 {
+            let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+            let _ = word.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+        }
+        Ok(Self(word.load(Ordering::Acquire)))
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping is zeroed, aligned memory of this value's own.
-        unsafe { &*at(self.0.address).cast::<AtomicU32>() }
+    fn word() -> Option<&'static AtomicU32> {
+        let address = WORD.load(Ordering::Acquire);
+        // SAFETY: once it is set, the address is one of zeroed, aligned memory that is never unmapped, in this
+        // process and in its children.
+        (address != 0).then(|| unsafe { &*at(address).cast::<AtomicU32>() })
     }
 
-    /// True in the process that [`Origin::mark`] was called in.
-    pub(super) fn is_here(&self) -> bool {
-        self.word().load(std::sync::atomic::Ordering::Relaxed) != 0
+    /// True in the process that this is.
+    pub(super) fn is_here(self) -> bool {
+        Self::word().is_some_and(|word| word.load(Ordering::Acquire) == self.0)
     }
 }

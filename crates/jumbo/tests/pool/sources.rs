@@ -367,6 +367,65 @@ fn a_forked_child_leaves_hugetlb_pages_alone() {
 }
 
 #[test]
+fn a_forked_child_keeps_what_it_has_at_the_places_of_hugetlb_pages() {
+    const WORD: usize = 0x6a75_6d62;
+    let Some(_kernel) = KernelPool::with(6, 0) else {
+        return;
+    };
+    /// Maps memory of the child's own where a page of the parent is.
+    fn occupy(address: usize) {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: the child has nothing there, or the call fails.
+        unsafe {
+            let place = std::ptr::with_exposed_provenance_mut(address);
+            let got = libc::mmap(place, BYTES, access, flags, -1, 0);
+            if got != place {
+                libc::_exit(2);
+            }
+            got.cast::<usize>().write(WORD);
+        }
+    }
+    let kept = |address: usize| {
+        let place = std::ptr::with_exposed_provenance_mut::<usize>(address);
+        // SAFETY: what `occupy` mapped; where it is gone or closed the child dies, which the parent sees.
+        unsafe {
+            let kept = place.read_volatile() == WORD;
+            place.write_volatile(0);
+            kept
+        }
+    };
+    let owned = Box::into_raw(Box::new(hugetlb()));
+    // SAFETY: it lives until it is made a box again, once in each process, when nothing borrows it any more.
+    let pool = unsafe { &*owned };
+    pool.resize(Pages(2));
+    pool.set_overcommit(Pages(4));
+    let mut pages: Vec<Page> = (0..3).map(|_| pool.take().unwrap()).collect();
+    let mut region = pool.region(Pages(2), Populate::UpFront).unwrap();
+    let mut places: Vec<usize> = pages
+        .iter_mut()
+        .map(|page| page.as_ptr().as_ptr().expose_provenance())
+        .collect();
+    places.push(
+        region
+            .bytes_mut(0..2)
+            .unwrap()
+            .as_mut_ptr()
+            .expose_provenance(),
+    );
+    let status = in_child(|| {
+        places.iter().for_each(|place| occupy(*place));
+        drop((pages, region));
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(owned) });
+        places.iter().all(|place| kept(*place))
+    });
+    // SAFETY: as above; the pages went with the closure.
+    drop(unsafe { Box::from_raw(owned) });
+    assert_eq!(status, 0);
+}
+
+#[test]
 fn a_forked_child_has_thp_pages_of_its_own() {
     let Some(_alone) = with_thp() else {
         return;

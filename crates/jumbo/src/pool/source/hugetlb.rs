@@ -96,6 +96,21 @@ impl Hugetlb {
     }
 }
 
+impl Hugetlb {
+    /// An error in a child of fork(2): the pages are the parent's, and other memory may be at their places.
+    fn check_here(&self, frame: &Frame) -> Result<(), SourceError> {
+        if self.is_here() {
+            return Ok(());
+        }
+        Err(SourceError {
+            node: frame.node(),
+            operation: "fork",
+            errno: Errno::OWNERDEAD,
+            why: "the pool's pages are another process's",
+        })
+    }
+}
+
 /// A file of huge pages of `size`. memfd_create(2) with MFD_HUGETLB, Linux 4.14.
 fn memory_file(name: &CStr, size: PageSize) -> rustix::io::Result<OwnedFd> {
     // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
@@ -170,6 +185,7 @@ impl Source for Hugetlb {
     }
 
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
+        self.check_here(frame)?;
         let failed = |operation| error(frame.node(), operation);
         self.window.open(frame).map_err(failed("mprotect"))?;
         self.window
@@ -181,10 +197,12 @@ impl Source for Hugetlb {
     fn release(&self, frame: &Frame) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (offset, length) = (self.window.offset(frame), self.window.page());
+        if !self.is_here() {
+            return;
+        }
         // It can be interrupted by a signal, and fails for no other reason that could be mended here.
-        while self.is_here()
-            && rustix::fs::fallocate(&self.file, hole, offset as u64, length as u64)
-                == Err(Errno::INTR)
+        while rustix::fs::fallocate(&self.file, hole, offset as u64, length as u64)
+            == Err(Errno::INTR)
         {}
         self.window.close(frame);
     }
@@ -194,6 +212,7 @@ impl Source for Hugetlb {
     }
 
     fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+        self.check_here(frame)?;
         let failed = |operation| error(frame.node(), operation);
         let (offset, length) = (self.window.offset(frame) as u64, self.window.page());
         slot.mapping
