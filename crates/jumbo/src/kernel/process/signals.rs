@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// All signals of this process: blocked, and read from a signalfd.
+/// All signals of this process but those that it ignores: blocked, and read from a signalfd.
 ///
 /// There is one at a time: it holds what the mask and SIGCHLD's disposition were before, which is what
 /// a [`Child`](super::Child) gets.
@@ -34,7 +34,7 @@ pub struct Signal {
 )]
 impl Signals {
     /// Blocks every signal that can be blocked and sets SIGCHLD to its default, so that children are
-    /// there to be waited for.
+    /// there to be waited for. A signal that is ignored stays so (nohup(1)): blocked, it would be read.
     ///
     /// # Errors
     /// The errno of signalfd(2) (2.6.22).
@@ -42,9 +42,14 @@ impl Signals {
         // SAFETY: all zeroes are valid values of both structures, which the calls below overwrite.
         let (mut all, mut mask): (libc::sigset_t, libc::sigset_t) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        // SAFETY: the sets are ours; the call reads one and writes the other.
+        // SAFETY: the sets are ours; the calls read one and write the other.
         unsafe {
             libc::sigfillset(&raw mut all);
+            for signal in (1..=libc::SIGRTMAX()).filter(|signal| *signal != libc::SIGCHLD) {
+                if is_ignored(signal) {
+                    libc::sigdelset(&raw mut all, signal);
+                }
+            }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut mask);
         }
         let sigchld = set_default(libc::SIGCHLD);
@@ -130,6 +135,16 @@ fn put_back(mask: &libc::sigset_t, sigchld: &libc::sigaction) {
     }
 }
 
+/// Whether nothing comes of a signal.
+#[expect(unsafe_code, reason = "the disposition is a C structure")]
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all zeroes are a valid value of the structure, which the call fills in; it changes nothing.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
 /// Sets a signal to its default and returns what it was.
 #[expect(unsafe_code, reason = "the disposition is a C structure")]
 fn set_default(signal: i32) -> libc::sigaction {
@@ -161,5 +176,27 @@ pub fn die_by(signal: i32) {
         set_default(signal);
         libc::kill(libc::getpid(), signal);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+#[expect(unsafe_code, reason = "dispositions, and signals to one thread")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_ignored_stays_ignored() {
+        // SAFETY: nothing else in this process uses the two signals, and they go to this thread alone.
+        unsafe {
+            let before = libc::signal(libc::SIGUSR2, libc::SIG_IGN);
+            let signals = Signals::take().unwrap();
+            for signal in [libc::SIGUSR2, libc::SIGUSR1] {
+                assert_eq!(libc::pthread_kill(libc::pthread_self(), signal), 0);
+            }
+            let next = || signals.next().unwrap().map(|signal| signal.number);
+            assert_eq!((next(), next()), (Some(libc::SIGUSR1), None));
+            signals.release();
+            libc::signal(libc::SIGUSR2, before);
+        }
     }
 }
