@@ -38,12 +38,19 @@ impl std::str::FromStr for Amount {
     }
 }
 
+/// The longest time that can be given, about thirty years: clocks that are added to it do not overflow.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+
 /// `2`, `0.5`: seconds.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.strip_suffix('s').unwrap_or(text).parse().ok();
-    seconds
+    let seconds = seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("`{text}` is no number of seconds"))
+        .ok_or_else(|| format!("`{text}` is no number of seconds"))?;
+    if seconds > LONGEST {
+        return Err(format!("the longest time is {} seconds", LONGEST.as_secs()));
+    }
+    Ok(seconds)
 }
 
 /// As [`seconds`], and not none at all: what is done again and again needs a pause.
@@ -76,5 +83,6 @@ mod tests {
         assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
         assert!(seconds("-1").is_err() && seconds("soon").is_err() && seconds("inf").is_err());
         assert!(interval("0").is_err());
+        assert!(seconds("1e19").is_err() && interval("1e19").is_err() && seconds("1e9").is_ok());
     }
 }

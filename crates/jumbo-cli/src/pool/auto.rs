@@ -144,12 +144,19 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
     }
     let ended = auto.run(args);
+    let stopped = *ended.as_ref().unwrap_or(&false);
     let ended = auto
         .end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped))
         .and_then(|code| ended.map(|_| code));
-    // Being stopped is how this ends, not a failure.
-    terminal.done();
-    ended
+    match ended {
+        // The one step was not taken, or put back.
+        Ok(code) if args.once && stopped => Ok(terminal.end(code)),
+        // Being stopped is how this ends, not a failure.
+        ended => {
+            terminal.done();
+            ended
+        }
+    }
 }
 
 struct Auto<'a> {

@@ -30,18 +30,18 @@ pub(crate) struct SetArgs {
     size: Option<PageSize>,
 
     /// How many pages stay, needed or not
-    #[arg(long, value_name = "PAGES|BYTES")]
+    #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["undo", "force"])]
     persistent: Option<Amount>,
 
     /// How many surplus pages may be made beyond these, on demand
-    #[arg(long, value_name = "PAGES|BYTES", conflicts_with = "node")]
+    #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["node", "undo", "force"])]
     overcommit: Option<Amount>,
 
     #[command(flatten)]
     how: How,
 
     /// Have nothing of this set at the next boot
-    #[arg(long, conflicts_with = "persist")]
+    #[arg(long, conflicts_with_all = ["persist", "undo", "force"])]
     forget: bool,
 }
 
@@ -53,7 +53,11 @@ pub(crate) struct GrowArgs {
     size: Option<PageSize>,
 
     /// How many more
-    #[arg(value_name = "PAGES|BYTES", required_unless_present = "undo")]
+    #[arg(
+        value_name = "PAGES|BYTES",
+        required_unless_present = "undo",
+        conflicts_with_all = ["undo", "force"]
+    )]
     by: Option<Amount>,
 
     #[command(flatten)]
@@ -70,7 +74,11 @@ pub(crate) struct ShrinkArgs {
     size: Option<PageSize>,
 
     /// How many less
-    #[arg(value_name = "PAGES|BYTES", required_unless_present = "undo")]
+    #[arg(
+        value_name = "PAGES|BYTES",
+        required_unless_present = "undo",
+        conflicts_with_all = ["undo", "force"]
+    )]
     by: Option<Amount>,
 
     #[command(flatten)]
@@ -81,11 +89,11 @@ pub(crate) struct ShrinkArgs {
 #[derive(Debug, clap::Args)]
 struct How {
     /// The node to change; else the kernel spreads over all
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["undo", "force"])]
     node: Option<u32>,
 
     /// Set it up at the next boot too: in sysctl.d or tmpfiles.d
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["undo", "force"])]
     persist: bool,
 
     /// Put back what the last change recorded, of this pool or of any
@@ -168,6 +176,12 @@ fn change(
     // Once more, now that nobody else of us changes it.
     let before = pool(root, size)?;
     let (planned, boot) = plan(&before)?;
+    if planned.is_empty() {
+        // Whoever had the lock has done it.
+        let outcome = Outcome::planned(root, &before, planned, boot, notes, false);
+        outcome.print(how.shared.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut terminal = Terminal::new()?;
     let carried = carry_out(
         root,
@@ -193,7 +207,7 @@ fn change(
     terminal.done();
     let short = carried.shortage.is_some();
     let outcome = Outcome::carried(root, &before, planned, carried, boot, notes);
-    outcome.print(how.shared.json)?;
+    outcome::tell_unshown(outcome.print(how.shared.json));
     outcome.tell_shortage();
     Ok(if short {
         ExitCode::from(PART)

@@ -137,7 +137,8 @@ fn refused(error: FileError) -> anyhow::Error {
 fn failed(error: CarryError) -> anyhow::Error {
     let hint = match &error {
         CarryError::Refused(error) | CarryError::Failed { error, .. } => hint(error),
-        CarryError::Journal(_) | CarryError::Changed { .. } => None,
+        CarryError::Moved { .. } => Some("nothing was changed; try again"),
+        CarryError::Journal(_) | CarryError::Changed { .. } | CarryError::Nothing => None,
     };
     match error {
         CarryError::Journal(error) => unrecorded(error),

@@ -11,7 +11,7 @@ use jumbo::pool::host::{Boot, Carried, Plan, Shortage, Step, Undone};
 use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 
-use crate::view::{self, View, tell};
+use crate::view::{self, View, is_broken_pipe, tell};
 
 /// The JSON, and what the text is made of.
 #[derive(Serialize)]
@@ -214,6 +214,16 @@ pub(super) fn tell_shortage(shortage: &Shortage) {
     }
     lines.extend(hints.iter().map(|hint| format!("hint: {hint}")));
     tell(&lines.join("\n"));
+}
+
+/// Says that what was done could not be shown. It is done all the same, so the exit status is of that.
+pub(super) fn tell_unshown(printed: anyhow::Result<()>) {
+    match printed {
+        Err(error) if !is_broken_pipe(&error) => {
+            tell(&format!("it is done, but could not be shown: {error:#}"));
+        }
+        _ => {}
+    }
 }
 
 /// What became of a change that a signal cut short.

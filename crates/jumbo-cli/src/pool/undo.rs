@@ -87,9 +87,8 @@ pub(super) fn main(root: &Root, size: Option<PageSize>, how: &Manner) -> anyhow:
             } else {
                 ExitCode::from(PART)
             };
-            let printed = print(root, &last, &undone, how);
-            let code = terminal.end(code);
-            printed.map(|()| code)
+            outcome::tell_unshown(print(root, &last, &undone, how));
+            Ok(terminal.end(code))
         }
     }
 }

@@ -383,3 +383,50 @@ fn what_fails_on_the_way_is_put_back() {
     );
     assert!(stderr(&fake.jumbo(&["--undo"])).contains("nothing to undo"));
 }
+
+#[test]
+fn what_was_done_is_done_though_it_cannot_be_shown() {
+    let fake = Fake::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full");
+    for (arguments, pages) in [
+        (&["grow", "2M", "5"][..], "5"),
+        (&["grow", "2M", "--undo"], "0"),
+    ] {
+        let output = fake
+            .command(arguments)
+            .stdout(full().unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(stderr(&output).contains("it is done, but could not be shown"));
+        let now = fake.text(&format!("{POOL}/nr_hugepages")).unwrap();
+        assert_eq!(now.trim(), pages);
+    }
+}
+
+#[test]
+fn an_undo_takes_nothing_that_it_would_not_heed() {
+    let fake = Fake::new();
+    for arguments in [
+        &["set", "2M", "--undo", "--persistent", "5"][..],
+        &["set", "2M", "--undo", "--overcommit", "5"],
+        &["set", "2M", "--undo", "--forget"],
+        &["set", "2M", "--undo", "--persist"],
+        &["grow", "2M", "5", "--undo"],
+        &["shrink", "2M", "--undo", "--node", "0"],
+    ] {
+        let output = fake.jumbo(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+    }
+    let never = fake.jumbo(&[
+        "auto",
+        "2M",
+        "--min",
+        "0",
+        "--max",
+        "1",
+        "--interval",
+        "1e19",
+    ]);
+    assert_eq!(never.status.code(), Some(2), "{never:?}");
+}

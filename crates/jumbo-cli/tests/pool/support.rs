@@ -129,14 +129,18 @@ impl Fake {
         }
     }
 
-    pub(crate) fn jumbo(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_jumbo"))
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+        command
             .arg("pool")
             .args(arguments)
             .args(["--root", self.0.path().to_str().unwrap()])
-            .env("XDG_RUNTIME_DIR", self.path("run"))
-            .output()
-            .unwrap()
+            .env("XDG_RUNTIME_DIR", self.path("run"));
+        command
+    }
+
+    pub(crate) fn jumbo(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     /// Its standard output, where it ends well.

@@ -15,6 +15,9 @@ use crate::units::{Bytes, NodeId, PageSize, Pages};
 pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
 
+/// How often numbers are read again that changed under the reader.
+const READS: u32 = 64;
+
 /// One pool. `total` holds persistent and surplus pages; `free` holds the reserved ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pool {
@@ -80,19 +83,43 @@ impl Pool {
 
 /// Every pool, by ascending size; `None` where this kernel has no hugetlb.
 ///
+/// Each number is a file of its own and they change meanwhile, so all are read until two readings agree;
+/// of a pool that never rests it is the last one.
+///
 /// # Errors
 /// [`FileError`] where the folder is there and cannot be read or understood.
 pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     let Some(folders) = optional(size_folders(root, FOLDER))? else {
         return absent(root).map(|()| None);
     };
+    let (pools, _) = settled(|| look(root, &folders))?;
+    Ok(Some(pools))
+}
+
+/// Reads until two readings in a row agree; false where none did in a bounded number of tries, which gives
+/// the last one.
+pub(crate) fn settled<T: PartialEq>(
+    read: impl Fn() -> Result<T, FileError>,
+) -> Result<(T, bool), FileError> {
+    let mut last = read()?;
+    for _ in 0..READS {
+        let again = read()?;
+        if again == last {
+            return Ok((again, true));
+        }
+        last = again;
+    }
+    Ok((last, false))
+}
+
+fn look(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
     let mut nodes = BTreeMap::new();
     for node in super::memory::nodes(root)? {
         let folder = format!("{NODES}/node{node}/hugepages");
         let folders = optional(size_folders(root, &folder))?.unwrap_or_default();
         nodes.insert(node, folders);
     }
-    let pool = |(size, folder): (PageSize, String)| {
+    let pool = |(&size, folder): (&PageSize, &String)| {
         let pages = |name: &str| root.read_u64(format!("{folder}/{name}")).map(Pages);
         let demote_size = optional(root.read(format!("{folder}/demote_size")))?;
         Ok(Pool {
@@ -110,11 +137,7 @@ pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
                 .collect::<Result<_, FileError>>()?,
         })
     };
-    folders
-        .into_iter()
-        .map(pool)
-        .collect::<Result<_, _>>()
-        .map(Some)
+    folders.iter().map(pool).collect()
 }
 
 impl NodePool {
@@ -191,4 +214,28 @@ pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
 /// The memory of the pages in use, of all pools.
 pub fn used(pools: &[Pool]) -> Bytes {
     pools.iter().map(|pool| pool.used().bytes(pool.size)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_reading_that_was_torn_is_read_again() {
+        let readings = Cell::new(0);
+        let read = |values: &'static [u64]| {
+            readings.set(0);
+            settled(|| {
+                let at: usize = readings.replace(readings.get() + 1);
+                Ok(values[at % values.len()])
+            })
+            .unwrap()
+        };
+        assert_eq!(read(&[7]), (7, true));
+        assert_eq!(read(&[12, 8, 8, 9]), (8, true));
+        assert!(!read(&[1, 2]).1);
+        assert_eq!(readings.get(), READS as usize + 1);
+    }
 }

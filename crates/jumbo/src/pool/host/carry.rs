@@ -96,6 +96,21 @@ pub enum CarryError {
     /// The record could not be written, or removed.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// The plan has no step and no file: there is nothing to do, and nothing to record.
+    #[error("everything is as wished: there is nothing to do")]
+    Nothing,
+    /// The pool is not what the plan was made from, so what was before is not known; nothing was changed.
+    #[error(
+        "{knob}: {now} now, where the plan was made from {planned}: the pool changes meanwhile"
+    )]
+    Moved {
+        /// The number.
+        knob: Knob,
+        /// What it was when the plan was made.
+        planned: Pages,
+        /// What it is.
+        now: Pages,
+    },
     /// A value is not what the change left.
     #[error("{what}: {now} now, where the change left {left}: somebody else has set it since")]
     Changed {
@@ -121,7 +136,11 @@ pub fn carry_out(
     compact: bool,
     attendant: &mut dyn Attendant,
 ) -> Result<Carried, CarryError> {
+    if plan.is_empty() {
+        return Err(CarryError::Nothing);
+    }
     check(root, plan).map_err(CarryError::Refused)?;
+    stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&mut record)?;
     let mut work = Work::new(root, attendant);
@@ -159,6 +178,17 @@ pub fn carry_out(
                 notes,
             })
         }
+    }
+}
+
+/// Whether `plan` was made from what is: a record must say what really was before.
+///
+/// # Errors
+/// [`CarryError::Moved`]; [`CarryError::Refused`] where a knob cannot be read.
+pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), CarryError> {
+    match plan.moved(root).map_err(CarryError::Refused)? {
+        None => Ok(()),
+        Some((knob, planned, now)) => Err(CarryError::Moved { knob, planned, now }),
     }
 }
 

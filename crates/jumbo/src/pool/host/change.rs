@@ -9,9 +9,6 @@ use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::{FileError, Root};
 use crate::units::{NodeId, PageSize, Pages};
 
-/// How often a value is read again that changed under the reader.
-const READS: u32 = 16;
-
 /// One number of a pool that can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Knob {
@@ -161,21 +158,19 @@ impl Knob {
     /// # Errors
     /// [`FileError`] where a file cannot be read or understood.
     pub fn read(&self, root: &Root) -> Result<Pages, FileError> {
+        self.read_settled(root).map(|(value, _)| value)
+    }
+
+    /// The same, and whether it is of one moment; false where the pool did not rest.
+    fn read_settled(&self, root: &Root) -> Result<(Pages, bool), FileError> {
         let file = self.file();
         if self.what == What::Overcommit {
-            return root.read_u64(file).map(Pages);
+            return root.read_u64(file).map(|value| (Pages(value), true));
         }
         let surplus_file = hugetlb::file(self.size, self.node, "surplus_hugepages");
-        let mut total = root.read_u64(&file)?;
-        let mut surplus = root.read_u64(&surplus_file)?;
-        for _ in 0..READS {
-            let again = (root.read_u64(&file)?, root.read_u64(&surplus_file)?);
-            if again == (total, surplus) {
-                break;
-            }
-            (total, surplus) = again;
-        }
-        Ok(Pages(total.saturating_sub(surplus)))
+        let read = || Ok((root.read_u64(&file)?, root.read_u64(&surplus_file)?));
+        let ((total, surplus), rests) = hugetlb::settled(read)?;
+        Ok((Pages(total.saturating_sub(surplus)), rests))
     }
 
     /// Writes it.
@@ -273,6 +268,23 @@ impl Plan {
     /// True where everything is already as wished.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty() && self.files.is_empty()
+    }
+
+    /// The first knob whose value is not what the plan says it was before, with what the plan says and what it
+    /// is: the pool has changed since, or was read while it did. What does not rest is not the value either.
+    ///
+    /// # Errors
+    /// [`FileError`] where a knob cannot be read.
+    pub fn moved(&self, root: &Root) -> Result<Option<(Knob, Pages, Pages)>, FileError> {
+        let steps = self.steps.iter().map(|step| (step.knob, step.before));
+        let saved = self.saved.iter().map(|saved| (saved.knob, saved.value));
+        for (knob, planned) in steps.chain(saved) {
+            let (now, rests) = knob.read_settled(root)?;
+            if now != planned || !rests {
+                return Ok(Some((knob, planned, now)));
+            }
+        }
+        Ok(None)
     }
 
     /// True where a step is to make pages of free memory.

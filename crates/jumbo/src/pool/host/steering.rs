@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::carry::{Attendant, CarryError, Undone, Work, check};
+use super::carry::{Attendant, CarryError, Undone, Work, check, stands_on};
 use super::change::{Knob, Plan, Saved, Step, What, saved};
 use super::journal::{Locked, Record};
 use super::shortage::{self, Shortage};
@@ -37,7 +37,8 @@ impl<'a> Steering<'a> {
     /// Records what `pool` is.
     ///
     /// # Errors
-    /// [`CarryError::Refused`] where its knobs cannot be written; [`CarryError::Journal`].
+    /// [`CarryError::Refused`] where its knobs cannot be written; [`CarryError::Moved`] where `pool` is not what
+    /// it is now; [`CarryError::Journal`].
     pub fn begin(
         root: &'a Root,
         locked: &'a Locked,
@@ -70,6 +71,7 @@ impl<'a> Steering<'a> {
             files: Vec::new(),
         };
         check(root, &plan).map_err(CarryError::Refused)?;
+        stands_on(root, &plan)?;
         let mut record = Record::of(&plan, command, locked);
         locked.add(&mut record)?;
         Ok(Self {
