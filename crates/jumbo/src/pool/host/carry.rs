@@ -476,3 +476,52 @@ impl Made {
         Pages(given.max(joined.0.abs_diff(self.step.before.0)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::Journal;
+    use super::super::{Amount, Wish};
+    use super::*;
+    use crate::kernel::hugetlb;
+    use crate::units::PageSize;
+
+    #[test]
+    fn what_was_not_so_or_is_so_already_is_not_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = folder.path().join(hugetlb::FOLDER).join("hugepages-2048kB");
+        std::fs::create_dir_all(&pool).unwrap();
+        for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
+            std::fs::write(pool.join(format!("{name}_hugepages")), "0\n").unwrap();
+        }
+        let root = Root::at(folder.path());
+        let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
+        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        let pools = hugetlb::pools(&root).unwrap().unwrap();
+        let plan = |to| {
+            let wish = Wish {
+                persistent: Some(Amount::To(Pages(to))),
+                overcommit: None,
+                node: None,
+            };
+            Plan::new(&pools[0], &wish).unwrap()
+        };
+        let carry = |plan: &Plan| carry_out(&root, &locked, plan, "test", false, &mut ());
+        assert!(matches!(carry(&plan(0)), Err(CarryError::Nothing)));
+        let mut torn = plan(5);
+        torn.saved[0].value = Pages(3);
+        let moved = carry(&torn);
+        assert!(
+            matches!(
+                &moved,
+                Err(CarryError::Moved {
+                    planned: Pages(3),
+                    now: Pages(0),
+                    ..
+                })
+            ),
+            "{moved:?}"
+        );
+        assert!(locked.last().unwrap().is_none());
+        assert!(carry(&plan(5)).is_ok() && locked.last().unwrap().is_some());
+    }
+}
