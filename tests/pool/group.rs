@@ -1,17 +1,15 @@
-//! A control group with a limit on hugetlb pages, for one test.
+//! A control group with a limit on hugetlb pages, or on memory, for one test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::support::host;
 
-const CONTROLLER: &str = "hugetlb";
-
 /// A group that goes when this is dropped.
 pub(super) struct Group {
     folder: PathBuf,
     /// What had to be handed down for it (cgroup2), and is not any more in the end.
-    handed_down: Option<PathBuf>,
+    handed_down: Option<(PathBuf, String)>,
 }
 
 impl Group {
@@ -19,27 +17,42 @@ impl Group {
     /// cannot be.
     #[track_caller]
     pub(super) fn new(limit: u64) -> Option<Self> {
-        let made = mount().and_then(|mount| Self::below(&mount, limit));
+        let files = ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"];
+        Self::limited("hugetlb", files, limit)
+    }
+
+    /// The same with `limit` bytes of memory.
+    #[track_caller]
+    pub(super) fn of_memory(limit: u64) -> Option<Self> {
+        let files = ["memory.max", "memory.limit_in_bytes"];
+        Self::limited("memory", files, limit)
+    }
+
+    #[track_caller]
+    fn limited(controller: &str, files: [&str; 2], limit: u64) -> Option<Self> {
+        let made =
+            mount(controller).and_then(|mount| Self::below(&mount, controller, files, limit));
         if made.is_none() {
-            host::skip("no hugetlb controller, or no right to make a group");
+            host::skip(&format!(
+                "no {controller} controller, or no right to make a group"
+            ));
         }
         made
     }
 
-    fn below(mount: &Path, limit: u64) -> Option<Self> {
+    fn below(mount: &Path, controller: &str, files: [&str; 2], limit: u64) -> Option<Self> {
         let control = mount.join("cgroup.subtree_control");
-        let lacks = |text: String| text.split_whitespace().all(|name| name != CONTROLLER);
+        let lacks = |text: String| text.split_whitespace().all(|name| name != controller);
         let hands_down = fs::read_to_string(&control).is_ok_and(lacks);
         if hands_down {
-            fs::write(&control, format!("+{CONTROLLER}")).ok()?;
+            fs::write(&control, format!("+{controller}")).ok()?;
         }
         let group = Self {
             folder: mount.join(format!("jumbo-e2e-pool-{}", std::process::id())),
-            handed_down: hands_down.then_some(control),
+            handed_down: hands_down.then(|| (control, controller.to_owned())),
         };
         fs::create_dir(&group.folder).ok()?;
-        let names = ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"];
-        let mut files = names.iter().map(|name| group.folder.join(name));
+        let mut files = files.iter().map(|name| group.folder.join(name));
         let file = files.find(|file| file.exists())?;
         fs::write(file, limit.to_string()).ok()?;
         Some(group)
@@ -56,24 +69,24 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.folder);
-        if let Some(control) = &self.handed_down {
-            let _ = fs::write(control, format!("-{CONTROLLER}"));
+        if let Some((control, controller)) = &self.handed_down {
+            let _ = fs::write(control, format!("-{controller}"));
         }
     }
 }
 
 /// Where the controller is mounted, of either version.
-fn mount() -> Option<PathBuf> {
+fn mount(controller: &str) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let (mount, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
         let second = || {
             let names = fs::read_to_string(Path::new(mount).join("cgroup.controllers"));
-            names.is_ok_and(|names| names.split_whitespace().any(|name| name == CONTROLLER))
+            names.is_ok_and(|names| names.split_whitespace().any(|name| name == controller))
         };
         let has = match kind {
-            "cgroup" => options.split(',').any(|option| option == CONTROLLER),
+            "cgroup" => options.split(',').any(|option| option == controller),
             "cgroup2" => second(),
             _ => false,
         };

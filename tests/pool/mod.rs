@@ -182,6 +182,69 @@ fn a_fork_with_an_empty_pool_kills_nobody() {
     }
 }
 
+/// Hugetlb pages are not charged to a memory cgroup, what they move to is: there might be no room for it.
+#[test]
+fn a_fork_in_a_memory_cgroup_kills_nobody() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(32) else { return };
+    for heap in HEAPS {
+        let program = program.clone().args(["2", "fork"]);
+        for (options, limit) in [("--pool=400M", 200), ("--pool=400M,nofork", 200)] {
+            let Some(group) = Group::of_memory(limit << 20) else {
+                return;
+            };
+            let program = program.clone().around(group.enter());
+            let (ran, report) = program.reported_with(&[heap, options]);
+            let ran = ran.ok();
+            let promised = options.ends_with("nofork");
+            let full = hugetlb(&ran, "full");
+            assert_eq!(full >= 40, promised, "{heap}, {options}: {ran:?}");
+            assert!(full == 0 || promised, "{heap}, {options}: {ran:?}");
+            assert_eq!(hugetlb(&ran, "then"), 0, "{heap}, {options}: {ran:?}");
+            assert!(
+                promised || report.says("a memory cgroup's limit"),
+                "{heap}: {report:?}"
+            );
+        }
+    }
+    assert_eq!(free_pages(), 32);
+}
+
+/// Where nothing can be asked at the fork, and where the kernel gives no further mapping.
+#[test]
+fn a_fork_of_a_confined_program_kills_nobody() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(32) else { return };
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path().to_str().unwrap();
+    for heap in HEAPS {
+        for how in ["filter-fork", "root-fork", "crowded-fork"] {
+            let program = program.clone().args(["2", how, root]);
+            for options in ["--pool=400M", "--pool=400M,nofork"] {
+                let (ran, report) = program.reported_with(&[heap, options]);
+                let ran = ran.ok();
+                assert!(hugetlb(&ran, "full") >= 40, "{heap}, {how}: {ran:?}");
+                let stuck = report.number("/obtained/ledger/pool/stuck");
+                assert_eq!(stuck, 0.0, "{heap}, {how}, {options}: {report:?}");
+            }
+        }
+    }
+    assert_eq!(free_pages(), 32);
+}
+
+/// The kernel refuses both for a part of a hugetlb page.
+#[test]
+fn pages_of_blocks_aligned_to_pages_can_be_protected() {
+    let (_files, program) = pooled();
+    let Some(_pool) = kernel_pool(100) else {
+        return;
+    };
+    for heap in HEAPS {
+        let ran = program.clone().args(["1", "pages"]);
+        ran.jumbo_with(&[heap, "--pool=200M"]).ok();
+    }
+}
+
 #[test]
 fn threads_move_to_thps_unless_the_program_promises_not_to_fork() {
     let (_files, program) = pooled();
@@ -266,6 +329,8 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
         (&["--pool=1G", "--heap=off"], "--heap=off"),
         (&["--pool=9T"], "at most"),
         (&["--pool=1G:3M"], "power of two"),
+        (&["--pool=4G:2G"], "hint: 2M"),
+        (&["--pool=1G:4M"], "hint: 2M"),
         (&["--pool=1G,spoon"], "nofork"),
     ] {
         let ran = program.jumbo_with(options);
@@ -297,6 +362,10 @@ fn a_dry_run_says_what_the_pool_would_be() {
 
 #[test]
 fn mimalloc_keeps_the_promises_of_the_family() {
+    // Of the kernel's pool others may count the pages.
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
     for name in ["family", "churn", "forkstorm"] {
         let compiled = compile(&[Source::C(name, &[])]);
         let program = Program::new(compiled.path(name));
@@ -314,6 +383,10 @@ fn mimalloc_keeps_the_promises_of_the_family() {
 
 #[test]
 fn python_is_the_same_on_mimalloc_and_a_pool() {
+    // Of the kernel's pool others may count the pages.
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
     let Some(python) = host::command("python3") else {
         return;
     };

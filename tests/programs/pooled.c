@@ -1,13 +1,19 @@
 /* Allocates ARG blocks of 20 MiB, fills them, and says where they are by the kernel's own count, in MiB; then
  * does what the second argument says, and checks that all of it holds what was put there:
  * stay: waits for a line. fork: a child writes to every page, and so does the parent meanwhile.
+ * filter-fork, root-fork, crowded-fork: the same, under a seccomp filter that allows all, in a root without /proc, and
+ * with as many mappings as a process may have. pages: protects and drops pages of blocks aligned to them.
  * serve: a child fills blocks of its own, and looks at its parent's. thread, c11: a second thread looks at it.
  * With a third argument a mapping of its own is where blocks might come to be.
  * workers-fork, workers-thread: the same, after a large free. free: frees all and says what is left.
  * drop: gives a part of each block back to the kernel. */
 #include "check.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <threads.h>
 
@@ -70,12 +76,42 @@ static void free_much(void)
     CHECK(munmap(much, size) == 0);
 }
 
+static void filter(void)
+{
+    struct sock_filter allow[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {1, allow};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0);
+}
+
+static void crowd(void)
+{
+    enum { PAGES = 400000 };
+    char *many = mmap(NULL, PAGES * 4096ul, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(many != MAP_FAILED);
+    int at = 1;
+    while (at < PAGES && mprotect(many + at * 4096ul, 4096, PROT_READ) == 0)
+        at += 2;
+    CHECK(at < PAGES);
+}
+
+/* mprotect(2)'s own example, and what a guard page is. */
+static void pages(char *block, size_t size)
+{
+    CHECK(block != NULL && (uintptr_t)block % 4096 == 0);
+    memset(block, 1, size);
+    CHECK(mprotect(block, 4096, PROT_NONE) == 0 && mprotect(block, 4096, PROT_READ | PROT_WRITE) == 0);
+    CHECK(madvise(block + 4096, 4096, MADV_DONTNEED) == 0 && block[4096] == 0 && block[0] == 1);
+    CHECK((block = realloc(block, 2 * size)) != NULL && block[0] == 1);
+    free(block);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc > 2);
     count = atoi(argv[1]);
     CHECK(count <= MOST);
-    if (argc > 3) {
+    if (argc > 3 && strchr(argv[2], '-') == NULL) {
         /* A mapping of the program's own, at an address that it chose at random: jumbo's heap is around it. */
         char *stray = mmap((void *)0x27f000000000, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(stray == (char *)0x27f000000000 && madvise(stray, MIB, MADV_DONTFORK) == 0);
@@ -89,7 +125,36 @@ int main(int argc, char **argv)
         free_much();
         what += 8;
     }
-    if (strcmp(what, "stay") == 0) {
+    if (strcmp(what, "filter-fork") == 0)
+        filter();
+    if (strcmp(what, "root-fork") == 0) {
+        CHECK(argc > 3 && chroot(argv[3]) == 0 && chdir("/") == 0);
+    }
+    if (strcmp(what, "crowded-fork") == 0)
+        crowd();
+    if (strstr(what, "-fork") != NULL) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            write_all(1);
+            _exit(blocks[0][0] == 1 ? 7 : 8);
+        }
+        write_all(0);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    } else if (strcmp(what, "pages") == 0) {
+        for (size_t size = 8192; size < 16 * MIB; size *= 3) {
+            size_t whole = (size + 4095) & ~(size_t)4095;
+            void *block;
+            CHECK(posix_memalign(&block, 4096, whole) == 0);
+            pages(block, whole);
+            pages(memalign(8192, whole), whole);
+            pages(aligned_alloc(4096, whole), whole);
+            pages(valloc(whole), whole);
+            pages(pvalloc(size), whole);
+        }
+    } else if (strcmp(what, "stay") == 0) {
         getchar();
     } else if (strcmp(what, "fork") == 0) {
         pid_t child = fork();

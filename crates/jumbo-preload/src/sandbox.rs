@@ -5,9 +5,9 @@
 
 use std::ffi::{c_int, c_long, c_ulong};
 
-use jumbo::gather;
 use jumbo::kernel::sandbox;
 use jumbo::reaper::State;
+use jumbo::{gather, heap};
 
 use crate::reaper::auto;
 use crate::{next, sharing};
@@ -217,6 +217,7 @@ const fn int(argument: c_long) -> c_int {
 
 /// Makes a call that installs a filter where it succeeds.
 fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
+    heap::before_confinement();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.
     sandbox::enter();

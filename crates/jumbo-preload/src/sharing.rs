@@ -7,8 +7,8 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use jumbo::gather;
 use jumbo::reaper::State;
+use jumbo::{gather, heap};
 
 use crate::next;
 use crate::reaper::{auto, without};
@@ -92,6 +92,7 @@ pub unsafe extern "C" fn pivot_root(root: *const c_char, old: *const c_char) -> 
 /// started with, and who may trace it (without any capability, where the user is the same) finds it at
 /// /proc/PID/root: so it is ended before, and starts again below the new one.
 pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
+    heap::before_confinement();
     without(call, |_| false)
 }
 

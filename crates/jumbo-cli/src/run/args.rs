@@ -7,11 +7,12 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{
     self, FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_WASTE, Options, PoolRequest, Profile,
     ReaperMode,
 };
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, PageSize};
 
 use super::Failure;
 
@@ -45,11 +46,14 @@ pub(crate) struct Args {
     ///
     /// The heap's pages come from the kernel's hugetlb pool where it has some, else they are THPs, which
     /// takes no privilege. They are kept when they are free. Beyond SIZE allocations get what they
-    /// get without a pool. With --heap=on the pool serves large allocations, with --heap=mimalloc all.
+    /// get without a pool. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones,
+    /// too; in both not those that are aligned to whole base pages.
     ///
     /// Hugetlb pages serve processes of one thread: a fork could end the child of others by SIGBUS.
     /// What they hold moves to THPs before a fork and before the first further thread; a forked child
-    /// takes its own. For a program that never forks while it has threads say so: SIZE,nofork.
+    /// takes its own. For a program that never forks while it has threads say so: SIZE,nofork. Without that
+    /// none are taken under a memory cgroup's limit, nor where there might be no room to move them to,
+    /// and none are kept behind a seccomp filter or a chroot.
     #[arg(long, value_name = "SIZE[:PAGESIZE][,nofork]")]
     pool: Option<PoolRequest>,
 
@@ -336,12 +340,32 @@ fn check_pool(options: &Options) -> Result<(), Failure> {
         ))),
         Some(pool) => pool
             .check(options.overcommit)
-            .map_err(|error| usage(error.to_string())),
+            .map_err(|error| error.to_string())
+            .and_then(|()| known_size(pool))
+            .map_err(usage),
         None if options.warm || options.overcommit > Bytes(0) => Err(usage(String::from(
             "--overcommit and --warm are for a pool; hint: add --pool SIZE",
         ))),
         None => Ok(()),
     }
+}
+
+/// Whether there are pages of that size: smaller ones than a PMD maps become what it maps.
+fn known_size(pool: PoolRequest) -> Result<(), String> {
+    let root = Root::host();
+    let pools = hugetlb::pools(&root).ok().flatten().unwrap_or_default();
+    let pmd = thp::pmd_size(&root).unwrap_or(PageSize::SIZE_2M);
+    let Some(page) = pool.page else { return Ok(()) };
+    let known = |size: &PageSize| pools.iter().any(|pool| pool.size == *size);
+    // The largest is what all hosts are asked for alike; where there are none the report says so.
+    if pools.is_empty() || page <= pmd || page == PageSize::SIZE_1G || known(&page) {
+        return Ok(());
+    }
+    let sizes: Vec<_> = pools.iter().map(|pool| pool.size.to_string()).collect();
+    Err(format!(
+        "there are no huge pages of {page} here; hint: {}",
+        sizes.join(", or ")
+    ))
 }
 
 fn wanted(format: Option<policy::ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {

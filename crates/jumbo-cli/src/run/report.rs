@@ -189,14 +189,14 @@ pub(super) struct PoolCounts {
 }
 
 /// What each bit of [`pool_reason`] means to a reader.
-const POOL_REASONS: [(u32, &str); 8] = [
+const POOL_REASONS: [(u32, &str); 13] = [
     (
         pool_reason::FULL,
         "the pool and its overcommit were used up",
     ),
     (
         pool_reason::NONE_FREE,
-        "the kernel's hugetlb pool had no free page",
+        "the kernel's hugetlb pool had no free page, or a control group's limit on reservations",
     ),
     (
         pool_reason::NO_SIZE,
@@ -221,6 +221,27 @@ const POOL_REASONS: [(u32, &str); 8] = [
     (
         pool_reason::FRAGMENTED,
         "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory",
+    ),
+    (
+        pool_reason::UNMOVABLE,
+        "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
+         short or not known; hint: --pool SIZE,nofork",
+    ),
+    (
+        pool_reason::CONFINED,
+        "no hugetlb pages behind a seccomp filter or a chroot of the program's own",
+    ),
+    (
+        pool_reason::STUCK_ROOM,
+        "what hugetlb pages held could not be moved: no room",
+    ),
+    (
+        pool_reason::STUCK_MAPPINGS,
+        "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)",
+    ),
+    (
+        pool_reason::STUCK_THREADS,
+        "what hugetlb pages held could not be moved: another thread was there",
     ),
 ];
 

@@ -110,7 +110,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         add(
             "the pool",
             format!(
-                "{} stayed on hugetlb pages in a process that forked: there was no room to move it",
+                "{} stayed on hugetlb pages in a process that forked: its child may die of SIGBUS",
                 total.pool.stuck
             ),
         );

@@ -3,7 +3,8 @@
 //! [`divert`] puts mimalloc's functions where glibc's were ([`crate::next`]), so that ours go on to them.
 //! Blocks that glibc handed out before (the dynamic loader's, mostly) go back to glibc: mimalloc knows its own.
 //! Its arenas are the pool's addresses, whose pages come as it commits them ([`jumbo::heap::managed`]);
-//! beyond the pool it maps its own, which are advised. `shim.c` has the C side.
+//! beyond the pool it maps its own, which are advised. Where there is a pool, blocks of whole base pages are glibc's:
+//! the program may protect or drop some of their pages, which hugetlb pages refuse. `shim.c` has the C side.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::with_exposed_provenance_mut;
@@ -35,6 +36,10 @@ unsafe extern "C" {
 static FREE: Next<unsafe extern "C" fn(*mut c_void)> = Next::empty();
 static ROOM: Next<unsafe extern "C" fn(*mut c_void) -> usize> = Next::empty();
 static TRIM: Next<unsafe extern "C" fn(usize) -> c_int> = Next::empty();
+static MEMALIGN: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
+
+/// What asks for whole base pages goes to glibc.
+static POOLED: AtomicBool = AtomicBool::new(false);
 
 /// The library was built with it.
 pub(crate) const IS_THERE: bool = true;
@@ -53,10 +58,12 @@ pub(crate) fn divert(pool: Option<PoolOrder>) {
     // SAFETY: the range is the pool's, used by nobody else, and committed by `jumbo_mimalloc_commit`.
     unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(range.start), range.len()) };
     STARTED.store(true, Ordering::Release);
+    POOLED.store(!range.is_empty(), Ordering::Relaxed);
 
     FREE.replace(next::free.address());
     ROOM.replace(next::malloc_usable_size.address());
     TRIM.replace(next::malloc_trim.address());
+    MEMALIGN.replace(next::memalign.address());
     next::free.replace(free as *mut c_void);
     next::realloc.replace(realloc as *mut c_void);
     next::malloc_usable_size.replace(malloc_usable_size as *mut c_void);
@@ -178,6 +185,20 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
         return std::ptr::null_mut();
     };
     // SAFETY: a power of two.
+    unsafe { aligned(align, size) }
+}
+
+/// A block at a multiple of `align`.
+///
+/// # Safety
+/// `align` is a power of two.
+unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
+    if POOLED.load(Ordering::Relaxed) && align >= rustix::param::page_size() {
+        managed::beyond(size);
+        // SAFETY: the caller's promise; the block is not mimalloc's, and goes back to glibc.
+        return unsafe { (MEMALIGN.get())(align, size) };
+    }
+    // SAFETY: the caller's promise.
     unsafe { jumbo_mimalloc_aligned(align, size) }
 }
 
@@ -190,7 +211,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     // SAFETY: errno is this thread's own; posix_memalign leaves it alone.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: a power of two.
-    let block = unsafe { jumbo_mimalloc_aligned(align, size) };
+    let block = unsafe { aligned(align, size) };
     set_errno(errno);
     if block.is_null() {
         return libc::ENOMEM;

@@ -98,6 +98,21 @@ pub(super) fn warm(order: PoolOrder) {
     });
 }
 
+/// Gives all pages back of which nothing is used.
+pub(super) fn give_up() {
+    let page = supply::page();
+    if page > SLICES * SLICE {
+        return;
+    }
+    LOCK.with(|()| {
+        let free = supply::there(MANAGED_BASE)
+            .filter(|at| used(*at).is_some_and(|used| used.load(Ordering::Relaxed) == 0));
+        for at in free {
+            let _ = supply::give(at, page);
+        }
+    });
+}
+
 /// How many bytes of pages from `at` on are not there, up to the first that is.
 fn missing(at: usize, end: usize) -> usize {
     let page = supply::page();

@@ -146,7 +146,7 @@ pub fn advise_mapping(address: usize, length: usize) {
 
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
 pub fn populate(address: usize, length: usize) {
-    memory::populate(address, length.next_multiple_of(BASE_PAGE));
+    let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE));
 }
 
 /// A mapping that was left as the program made it.

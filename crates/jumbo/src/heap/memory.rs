@@ -97,9 +97,9 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
 }
 
 /// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
-pub(super) fn populate(address: usize, length: usize) {
+pub(super) fn populate(address: usize, length: usize) -> Result<()> {
     // SAFETY: the mapping was made by the caller and nobody has seen it yet.
-    let _ = unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) };
+    unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
 /// Makes one base page of fresh memory resident, in a huge page where the kernel sees fit.

@@ -35,6 +35,7 @@ use crate::policy::PoolOrder;
 use crate::sync::{Lock, thread_pointer};
 use backing::Backing;
 use memory::Deferred;
+use supply::Before;
 use window::{Resized, Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
@@ -333,25 +334,46 @@ pub fn lock_future(locked: bool) {
 
 /// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
 pub fn about_to_fork() {
-    if supply::will_move(false) {
+    if supply::will_move(Before::Fork) {
         gather::retire();
+        give_up();
+    }
+}
+
+/// Gives back what the pool has and nobody uses, so that it need not move.
+fn give_up() {
+    if POOLED.load(Ordering::Acquire) {
+        POOL.with(|pool, leaving| pool.give_up(leaving));
+    } else {
+        managed::give_up();
     }
 }
 
 /// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
 pub fn before_thread() {
     supply::about_to_thread();
-    if !supply::may_settle(true) {
+    settle(Before::Thread);
+}
+
+/// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
+/// nothing can move.
+pub fn before_confinement() {
+    settle(Before::Confinement);
+}
+
+fn settle(before: Before) {
+    if !supply::may_settle(before) {
         return;
     }
-    if supply::will_move(true) {
+    if supply::will_move(before) {
         gather::retire();
+        give_up();
     }
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
     // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
     // then cannot move any more.
     if pool && managed {
-        supply::settle(true);
+        supply::settle(before);
     }
     if managed {
         managed::LOCK.release();
@@ -376,7 +398,7 @@ pub fn before_fork() -> HeldLocks {
     };
     // Where they are refused, pages are being brought: then nothing can be said about them.
     if held.pool && held.managed {
-        supply::settle(false);
+        supply::settle(Before::Fork);
     }
     held
 }

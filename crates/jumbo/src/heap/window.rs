@@ -210,6 +210,11 @@ impl Window {
         self.dirty < before
     }
 
+    /// Gives all free memory back that a pool would keep.
+    pub(super) fn give_up(&mut self, leaving: &mut Leaving) {
+        self.purge(0, &mut Some(leaving));
+    }
+
     /// Gives free memory back until at most `keep` bytes of it may be resident. Large ranges are handed
     /// to `leaving`, where there is one, to be freed without the heap's lock.
     fn purge(&mut self, keep: usize, leaving: &mut Option<&mut Leaving>) {

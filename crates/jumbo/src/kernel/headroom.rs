@@ -39,6 +39,11 @@ impl Room {
         self.host.min(self.group)
     }
 
+    /// Whether no memory cgroup has a limit.
+    pub const fn is_of_no_group(&self) -> bool {
+        self.group == usize::MAX
+    }
+
     /// Whether so many bytes may be pending.
     pub const fn holds(&self, pending: usize) -> bool {
         self.host >= pending && self.group / MARGIN >= pending

@@ -122,6 +122,16 @@ pub mod pool_reason {
     pub const NO_ROOM: u32 = 1 << 6;
     /// Memory could not be collapsed: no free huge page, or THP switched off for the process.
     pub const FRAGMENTED: u32 = 1 << 7;
+    /// Hugetlb pages were not taken: what they hold might find no room when it has to move before a fork.
+    pub const UNMOVABLE: u32 = 1 << 8;
+    /// Hugetlb pages were given up before a seccomp filter or a new root.
+    pub const CONFINED: u32 = 1 << 9;
+    /// What hugetlb pages held could not be moved: no room, or a filter.
+    pub const STUCK_ROOM: u32 = 1 << 10;
+    /// The same: the kernel refused a mapping.
+    pub const STUCK_MAPPINGS: u32 = 1 << 11;
+    /// The same: another thread was there.
+    pub const STUCK_THREADS: u32 = 1 << 12;
 }
 
 /// Bits of [`Slot::flags`].

@@ -31,6 +31,9 @@ pub enum PoolError {
     /// More than there are addresses for, or nothing at all.
     #[error("a pool is larger than nothing and at most {MAX_POOL}, its overcommit included")]
     Bounds,
+    /// A page larger than a range of the heap can be laid out for.
+    #[error("a pool's pages are of 1 GiB at most, not {0}; hint: 2M, or 1G")]
+    Page(PageSize),
     /// Something behind a comma that is not `nofork`.
     #[error("`{0}` is no property of a pool: there is `nofork`")]
     Property(String),
@@ -68,6 +71,9 @@ impl FromStr for PoolRequest {
                 "nofork" => request.nofork = true,
                 other => return Err(PoolError::Property(other.to_owned())),
             }
+        }
+        if let Some(page) = request.page.filter(|page| *page > PageSize::SIZE_1G) {
+            return Err(PoolError::Page(page));
         }
         request.check(Bytes(0))?;
         Ok(request)
@@ -193,7 +199,9 @@ mod tests {
         assert!(request.nofork);
         let request: PoolRequest = "300M".parse().unwrap();
         assert_eq!((request.page, request.nofork), (None, false));
-        for bad in ["", "0", "1T", "4G:3M", "4G,", "4G,fork", "x", "4G:"] {
+        for bad in [
+            "", "0", "1T", "4G:3M", "4G:2G", "4G,", "4G,fork", "x", "4G:",
+        ] {
             assert!(bad.parse::<PoolRequest>().is_err(), "{bad}");
         }
         assert!(request.check(MAX_POOL).is_err());
