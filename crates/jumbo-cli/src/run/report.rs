@@ -10,7 +10,7 @@ use std::time::Duration;
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
 use jumbo::ledger::{Ledger, Slot, flag, pool_reason};
-use jumbo::policy::{FreeMode, HeapMode, PoolRequest, ReaperMode};
+use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode};
 use jumbo::reaper::State;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
@@ -453,12 +453,16 @@ impl Kinds {
 }
 
 impl Requested {
-    fn new(settings: &Settings, tunable: bool, counted: &Counted) -> Self {
-        let options = settings.options;
+    fn new(settings: &Settings, orders: &Orders, counted: &Counted) -> Self {
+        let (options, tunable) = (settings.options, orders.tunable);
+        let pool = options.pool.map(|asked| {
+            let order = orders.pool;
+            order.map_or(asked, |order| order.rounded(asked))
+        });
         Self {
             heap: options.heap != HeapMode::Off,
             mimalloc: options.heap == HeapMode::Mimalloc,
-            pool: options.pool,
+            pool,
             overcommit: options.overcommit,
             warm: options.warm,
             maps: options.maps,
@@ -535,7 +539,7 @@ impl Report {
                 minor: seen.end.faults.minor,
                 major: seen.end.faults.major,
             },
-            requested: Requested::new(settings, launch.plan.orders.tunable, &counted),
+            requested: Requested::new(settings, &launch.plan.orders, &counted),
             obtained: Obtained {
                 huge: heap.map(|heap| heap.usage.huge).unwrap_or_default(),
                 huge_share: heap.and_then(|heap| heap.huge_share),

@@ -135,6 +135,16 @@ impl PoolOrder {
         }
     }
 
+    /// What was asked for, in the whole pages that it became.
+    pub fn rounded(self, asked: PoolRequest) -> PoolRequest {
+        let page = PageSize::new(self.page as u64).ok();
+        PoolRequest {
+            size: Bytes(self.size as u64),
+            page: asked.page.and(page),
+            nofork: self.nofork,
+        }
+    }
+
     /// As it stands in [`super::Orders`].
     pub(super) fn encode(self) -> String {
         let warm = self
@@ -214,6 +224,7 @@ mod tests {
         assert_eq!(order.size, 6 << 20);
         assert_eq!(order.overcommit, 2 << 20);
         assert_eq!(PoolOrder::decode(&order.encode()), Some(order));
+        assert_eq!(order.rounded(request).size, Bytes(6 << 20));
         // A page is at least what a PMD maps.
         let small = PoolOrder::new("1M:64k".parse().unwrap(), Bytes(0), false, 2 << 20);
         assert_eq!((small.page, small.size), (2 << 20, 2 << 20));
