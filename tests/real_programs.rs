@@ -362,6 +362,11 @@ impl Postgres {
             from generate_series(1, 1500000) i) s order by t offset 1400000) u";
         let sorted = self.query(sort);
         assert_eq!(sorted.len(), 32, "{sorted}");
+        // The same memory once more, held for long enough to be seen on any machine.
+        self.query(
+            "begin; declare sorted cursor for select md5(i::text) t from generate_series(1, 1500000) i order by t;
+            fetch 1 from sorted; select pg_sleep(1); commit",
+        );
         sorted
     }
 
