@@ -38,8 +38,10 @@ const MOST: u64 = 90;
 
 /// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many: so many
 /// processes, and so many times in each.
-const PROCESSES: usize = 5;
+const PROCESSES: usize = 3;
 const TIMES: usize = 7;
+/// The same of huge-mapped ranges, which take longer to map.
+const HUGE_TIMES: usize = 3;
 
 /// How often a sample is tried whose memory, or whose CPUs, somebody else took.
 const TRIES: usize = 3;
@@ -172,7 +174,7 @@ fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<Fr
 
 fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, Error> {
     let size = HUGE.min(size);
-    let words = ["unmap-huge", &size.0.to_string(), &TIMES.to_string()];
+    let words = ["unmap-huge", &size.0.to_string(), &HUGE_TIMES.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
     claim::launched(launch, &sample.memory)?;
     if sample.memory.huge.0 < size.0 / 100 * MOST {
