@@ -53,8 +53,15 @@ struct Free {
     /// Bytes of the block; 8G, or 1G with --quick
     #[arg(long, value_parser = block_size)]
     size: Option<Bytes>,
-    /// How many threads free it: a row for each number
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16,32", value_parser = workers)]
+    /// How many threads free it: a row for each number; 1,2 with --quick
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32",
+        default_value_if("quick", "true", "1,2"),
+        value_parser = workers
+    )]
     workers: Vec<NonZeroU32>,
 }
 

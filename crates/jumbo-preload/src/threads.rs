@@ -4,7 +4,6 @@
 //! leaves the process to its other threads, the workers go, for good: later frees are done by their
 //! callers alone. (A main thread that is cancelled is not seen; the process then ends when the last worker
 //! has been idle for long enough, 100 ms or a minute.)
-
 //!
 //! Both unwind the stack of their thread, which Rust's frames do not take part in. So ours are not there any
 //! more when that begins: each function is a few instructions that jump on to the next definition.
