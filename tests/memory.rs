@@ -67,6 +67,15 @@ fn a_later_fill_is_as_huge_as_the_first() {
     }
 }
 
+/// Blocks that come and go are at new addresses much of the time; nothing that is kept about the old ones may add up.
+#[test]
+fn blocks_that_come_and_go_leave_nothing_behind() {
+    let files = compile(&[Source::C("come_and_go", &[])]);
+    let ran = Program::new(files.path("come_and_go")).jumbo().ok();
+    let (first, then) = (ran.number("first"), ran.number("then"));
+    assert!(then < first + 4096, "{first} KiB, then {then} KiB");
+}
+
 /// glibc's own check of whether to advise depends on what is on the stack when it starts; see
 /// docs/design/heap.md. A program of few objects shows it: each start has to be huge.
 #[test]

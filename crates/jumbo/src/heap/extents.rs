@@ -8,6 +8,8 @@
 //! Invariants: extents tile `0..end` without gap or overlap; two neighbours are never free in the same
 //! state; a free extent is in exactly one bin. The tests check all three after every step.
 
+use std::ops::Range;
+
 /// What the pages of an extent are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
@@ -46,6 +48,9 @@ pub(super) trait Table {
     fn get(&self, page: u32) -> Record;
     /// Replaces the record of `page`.
     fn set(&mut self, page: u32, record: Record);
+    /// The records of `pages` mean nothing any more, nor do any `within`, where `pages` lie: what they took is
+    /// to be had for others.
+    fn forget(&mut self, pages: Range<u32>, within: Range<u32>);
 }
 
 /// Where an extent must begin: `page % modulus == remainder`. The modulus is a power of two.
@@ -242,6 +247,15 @@ impl<T: Table> Extents<T> {
             self.absorb(&mut freed, next, after, state);
         }
         self.insert(freed.start, freed.pages, state);
+        if state == State::Unmapped {
+            // Addresses are used once before they are used again: without this, each block leaves its records behind.
+            let within = freed.start + 1..freed.start + freed.pages - 1;
+            let first = start.saturating_sub(1).max(within.start);
+            let last = (start + pages + 1).min(within.end);
+            if first < last {
+                self.table.forget(first..last, within);
+            }
+        }
         freed
     }
 
@@ -367,6 +381,17 @@ mod tests {
                 self.0.resize(page as usize + 1, Record::default());
             }
             self.0[page as usize] = record;
+        }
+        fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
+            assert!(within.start <= pages.start && pages.end <= within.end);
+            // Whoever reads one of them finds nonsense.
+            let nonsense = Record {
+                pages: NONE,
+                state: State::Dirty,
+                next: 1,
+                prev: 1,
+            };
+            self.0[within.start as usize..within.end as usize].fill(nonsense);
         }
     }
 

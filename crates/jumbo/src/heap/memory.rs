@@ -8,6 +8,7 @@
     reason = "the leaf that maps and touches the window's memory"
 )]
 
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -74,6 +75,12 @@ pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut
 pub(super) fn discard(address: usize, length: usize) -> Result<()> {
     // SAFETY: as for `unmap`: the pages were freed by their owner.
     unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) }
+}
+
+/// Locked pages are not locked any more. munlock(2); a seccomp filter may refuse it.
+pub(super) fn unlock(address: usize, length: usize) {
+    // SAFETY: this changes what may be paged out, never what memory holds.
+    let _ = unsafe { mm::munlock(at(address), length) };
 }
 
 /// Asks for huge pages in a range, and counts what the kernel said.
@@ -331,6 +338,20 @@ impl Table for PageTable {
     fn set(&mut self, page: u32, record: Record) {
         // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
         unsafe { self.record(page).write(record) }
+    }
+
+    fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
+        let bytes = |page: u32| self.base + page as usize * size_of::<Record>();
+        let (down, up) = (
+            |at: usize| at & !(BASE_PAGE - 1),
+            |at: usize| at.next_multiple_of(BASE_PAGE),
+        );
+        let first = down(bytes(pages.start)).max(up(bytes(within.start)));
+        let last = up(bytes(pages.end)).min(down(bytes(within.end)));
+        if first < last {
+            // Refused where the program has locked all its memory: then they stay.
+            let _ = discard(first, last - first);
+        }
     }
 }
 
