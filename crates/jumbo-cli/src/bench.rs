@@ -50,7 +50,7 @@ struct Heap {
 struct Free {
     #[command(flatten)]
     common: Common,
-    /// Bytes of the block; 8G, or 1G with --quick
+    /// Bytes of the block; 8G, or 512M with --quick
     #[arg(long, value_parser = block_size)]
     size: Option<Bytes>,
     /// How many threads free it: a row for each number; 1,2 with --quick
@@ -182,7 +182,7 @@ fn measure_heap(args: &Heap) -> anyhow::Result<()> {
 }
 
 fn measure_free(args: &Free) -> anyhow::Result<()> {
-    let size = args.common.size(args.size, 8 << 30, 1 << 30);
+    let size = args.common.size(args.size, 8 << 30, 512 << 20);
     args.common
         .measure(|settings, progress| free::measure(settings, size, &args.workers, progress))
 }

@@ -31,17 +31,42 @@ use worker::{FreeSample, SMALL, UnmapSample};
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
 /// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
-const HUGE: Bytes = Bytes(1 << 30);
+const HUGE: Bytes = Bytes(2 << 30);
 
 /// So much of a huge-mapped range must be in huge pages, in percent.
 const MOST: u64 = 90;
 
-/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many: so many
-/// processes, and so many times in each.
-const PROCESSES: usize = 3;
-const TIMES: usize = 7;
+/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many.
+const SMALL_EFFORT: Effort = Effort {
+    processes: 3,
+    times: 7,
+};
 /// The same of huge-mapped ranges, which take longer to map.
-const HUGE_TIMES: usize = 3;
+const HUGE_EFFORT: Effort = Effort {
+    processes: 3,
+    times: 3,
+};
+
+/// How much of a round an inline row is.
+#[derive(Clone, Copy)]
+struct Effort {
+    processes: usize,
+    /// In each process.
+    times: usize,
+}
+
+impl Effort {
+    /// Whoever measures a small block wants to know soon.
+    const fn beside(self, block: Bytes) -> Self {
+        if block.0 >= HUGE.0 {
+            return self;
+        }
+        Self {
+            processes: 1,
+            times: self.times.div_ceil(3),
+        }
+    }
+}
 
 /// How often a sample is tried whose memory, or whose CPUs, somebody else took.
 const TRIES: usize = 3;
@@ -61,7 +86,7 @@ pub fn measure(
 ) -> Result<Table, Error> {
     let root = Root::host();
     let machine = Machine::read(&root)?;
-    room(&root, footprint(size))?;
+    room(&root, footprint(size.max(HUGE)))?;
     let rounds = settings.rounds.get();
     let sides = plan::sides(workers);
     progress.begin(sides.len() * (rounds + 1) + 2 * rounds);
@@ -78,12 +103,15 @@ pub fn measure(
     for samples in &mut frees {
         samples.remove(0);
     }
+    let (huge_effort, small_effort) = (HUGE_EFFORT.beside(size), SMALL_EFFORT.beside(size));
     let (mut huge, mut small) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         progress.step(&format!("round {round} of {rounds}: huge-mapped ranges"));
-        huge.push(inline(|launch| unmap_huge(settings, launch, size))?);
+        let measure = |launch, times| unmap_huge(settings, launch, times);
+        huge.push(inline(huge_effort, measure)?);
         progress.step(&format!("round {round} of {rounds}: small ranges"));
-        small.push(inline(|launch| unmap_small(settings, launch))?);
+        let measure = |launch, times| unmap_small(settings, launch, times);
+        small.push(inline(small_effort, measure)?);
     }
 
     let mut table = Table::new("free", format!("{size} in base pages"), rounds, machine);
@@ -140,8 +168,13 @@ fn push_inline(
 }
 
 /// The median of each of [`INLINE`], of alternating samples.
-fn inline(measure: impl Fn(Launch) -> Result<f64, Error>) -> Result<[f64; INLINE.len()], Error> {
-    let samples = alternate(PROCESSES, |_, side| measure(INLINE[side]))?;
+fn inline(
+    effort: Effort,
+    measure: impl Fn(Launch, usize) -> Result<f64, Error>,
+) -> Result<[f64; INLINE.len()], Error> {
+    let samples = alternate(effort.processes, |_, side| {
+        measure(INLINE[side], effort.times)
+    })?;
     Ok(samples.map(|samples: Vec<f64>| median(&samples)))
 }
 
@@ -172,9 +205,9 @@ fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<Fr
     }
 }
 
-fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, Error> {
-    let size = HUGE.min(size);
-    let words = ["unmap-huge", &size.0.to_string(), &HUGE_TIMES.to_string()];
+fn unmap_huge(settings: &Settings, launch: Launch, times: usize) -> Result<f64, Error> {
+    let size = HUGE;
+    let words = ["unmap-huge", &size.0.to_string(), &times.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
     claim::launched(launch, &sample.memory)?;
     if sample.memory.huge.0 < size.0 / 100 * MOST {
@@ -184,9 +217,9 @@ fn unmap_huge(settings: &Settings, launch: Launch, size: Bytes) -> Result<f64, E
     Ok(sample.unmap_us)
 }
 
-fn unmap_small(settings: &Settings, launch: Launch) -> Result<f64, Error> {
+fn unmap_small(settings: &Settings, launch: Launch, times: usize) -> Result<f64, Error> {
     let size = SMALL[SMALL.len() - 1];
-    let words = ["unmap-small", &TIMES.to_string()];
+    let words = ["unmap-small", &times.to_string()];
     let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
     claim::base_pages(launch, &sample.memory, size)?;
     Ok(sample.unmap_us)

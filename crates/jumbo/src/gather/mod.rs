@@ -51,7 +51,7 @@ pub use unmap::{Leaving, discard, prepare, unmap};
 static HANDOVER: Handover = Handover::new();
 
 /// What is smaller is left to the kernel without a look: even on base pages one thread frees it in a few
-/// milliseconds. Where huge pages may be it is eight times that, or the looking would show.
+/// milliseconds. Where huge pages may be it is sixteen times that, or the looking would show.
 pub const LEAST: usize = 128 << 20;
 
 /// How [`unmap`], [`discard`] and [`Leaving`] work.

@@ -30,6 +30,8 @@ pub(super) const ALIKE: usize = 1 << 30;
 const TRIES: usize = 4;
 /// How many pages of a range are looked at.
 const SAMPLES: usize = 8;
+/// If so many, the first ones, are in huge pages, so are most.
+const ENOUGH: usize = 3;
 /// Where it cannot be seen how a range is mapped, the ones from this size on are taken to be on base pages.
 const UNSEEN: usize = 1 << 30;
 
@@ -70,8 +72,9 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
             Err(Errno::NOTTY) => return length >= UNSEEN,
             Err(_) => return false,
         }
-        // Neither can this many be reached any more, nor missed.
-        if base + SAMPLES - 1 - sample < SAMPLES / 2 {
+        // Half of them cannot be reached any more, or is not to be expected: each look takes microseconds.
+        let left = SAMPLES - 1 - sample;
+        if base + left < SAMPLES / 2 || base == 0 && sample + 1 >= ENOUGH {
             return false;
         }
     }
@@ -81,12 +84,7 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
 /// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
 /// is the caller's to unmap; `None` where nothing has changed.
 pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
-    // Until the memory is free, the window counts as the range did. Where that is limited, another
-    // thread could be refused what it was not refused before.
-    let limited = [Resource::As, Resource::Data]
-        .into_iter()
-        .any(|resource| getrlimit(resource).current.is_some());
-    if limited || length > (END - BASE) / 4 {
+    if length > (END - BASE) / 4 {
         return None;
     }
     // In a signal handler that interrupted us here the kernel unmaps it.
@@ -96,13 +94,16 @@ pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
 impl Window {
     fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         let page = rustix::param::page_size();
-        // An older kernel moves one mapping or none.
-        let suits = memory::is_whole_and_unlocked(address, length).is_ok()
+        // First what most ranges fail. An older kernel moves one mapping or none.
+        let suits = pays(self, address, length, true)
+            && memory::is_whole_and_unlocked(address, length).is_ok()
             && is_one_mapping(self, address, length) != Some(false)
-            && pays(self, address, length, true)
             && memory::is_ordinary(address, page).is_ok()
             && memory::is_ordinary(address + length - page, page).is_ok();
-        if !suits {
+        // Until the memory is free, the window counts as the range did. Where that is limited, another
+        // thread could be refused what it was not refused before.
+        let is_limited = |resource| getrlimit(resource).current.is_some();
+        if !suits || [Resource::As, Resource::Data].into_iter().any(is_limited) {
             return None;
         }
         let place = self.reserve(address % ALIKE, length)?;
