@@ -25,7 +25,7 @@ use crate::view::{self, tell};
 /// that nobody needs go back at once. Each step is told on stderr with its reason.
 ///
 /// Runs until it is stopped by SIGINT or SIGTERM, and puts back what was before: pages in use then go
-/// back when they are free. After SIGKILL `jumbo pool --undo` puts back.
+/// back when they are free. After SIGKILL `jumbo pool --undo` puts back, and so does the next `auto` when it ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo pool auto 2M --min 64 --max 16G
@@ -130,6 +130,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             return Err(failed(error));
         }
     };
+    let heir_of = steering.heir_of();
     let mut auto = Auto {
         root,
         size,
@@ -142,6 +143,11 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     };
     if slow && !args.no_overcommit {
         auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
+    }
+    if let Some(pid) = heir_of {
+        auto.tell(&format!(
+            "goes on for process {pid}, which has not put back what was before it: that is done at the end"
+        ));
     }
     let ended = auto.run(args);
     let stopped = *ended.as_ref().unwrap_or(&false);

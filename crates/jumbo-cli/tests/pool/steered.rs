@@ -129,6 +129,38 @@ fn killed_while_steering_it_can_be_undone() {
 }
 
 #[test]
+fn the_next_one_puts_back_what_was_before_those_that_were_killed() {
+    let Some(host) = Host::take("the_next_one_puts_back_what_was_before_those_that_were_killed")
+    else {
+        return;
+    };
+    let (before, records) = (Before::now(), host.records());
+    let least = |more: u64| (before.pool.total + more).to_string();
+    let most = least(64);
+    for more in [8, 16] {
+        let auto = Auto::start(&host, &["--min", &least(more), "--max", &most]);
+        until("growth", || {
+            (now().persistent() >= before.pool.total + more).then_some(())
+        });
+        auto.send(rustix::process::Signal::KILL);
+        drop(auto.end());
+        assert_eq!(host.records(), records + 1);
+    }
+    let last = Auto::start(&host, &["--min", "0", "--max", &most, "--for", "0.1"]);
+    let (status, told) = last.end();
+    assert!(status.success(), "{told}");
+    for expected in [
+        "goes on for process",
+        "has not put back what was before it",
+        "put back what was before",
+    ] {
+        assert!(told.contains(expected), "{expected}: {told}");
+    }
+    assert_as(&before, "put back");
+    assert_eq!(host.records(), records);
+}
+
+#[test]
 fn memory_to_be_kept_is_kept() {
     let Some(host) = Host::take("memory_to_be_kept_is_kept") else {
         return;

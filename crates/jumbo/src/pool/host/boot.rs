@@ -17,7 +17,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::change::{Knob, What};
-use super::journal::{replace, sync_folder};
+use super::journal::{clear, replace, sync_folder};
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::{FileError, Root};
 use crate::units::{NodeId, PageSize, Pages};
@@ -95,6 +95,11 @@ impl FileChange {
     /// [`FileError::Io`].
     pub fn revert(&self, root: &Root) -> Result<(), FileError> {
         self.put(root, self.before.as_deref())
+    }
+
+    /// Removes what a process left beside the file that was killed while it wrote it.
+    pub(super) fn clear_up(&self, root: &Root) {
+        clear(&root.path(&self.file));
     }
 
     fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {

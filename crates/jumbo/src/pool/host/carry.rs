@@ -351,6 +351,7 @@ impl<'a> Work<'a> {
             undone.steps.push(step);
         }
         for file in &record.files {
+            file.clear_up(self.root);
             if self.root.read(&file.file).ok() != file.before {
                 file.revert(self.root).map_err(CarryError::Refused)?;
                 undone.files.push(file.file.clone());

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{self, FileError, Root, task};
+use crate::status::program_of;
 use crate::units::{Bytes, PageSize, Pages};
 
 /// How many files of a mount are looked at.
@@ -75,11 +76,16 @@ impl Holders {
         let base = kernel::base_page(root);
         // Reading smaps takes milliseconds a process; without reservations the status file tells who.
         let all = pools.iter().any(|pool| pool.reserved > Pages(0));
-        for pid in task::all(root)? {
+        let pids = task::all(root)?;
+        for pid in pids.iter().copied() {
             let Ok(Some(memory)) = task::memory(root, pid) else {
                 continue;
             };
             if memory.hugetlb == Bytes(0) && !all {
+                continue;
+            }
+            // What its program has, it would have once more.
+            if program_of(root, pid, pids.iter().copied()).is_some() {
                 continue;
             }
             holders.look(root, base, pid, memory.hugetlb);

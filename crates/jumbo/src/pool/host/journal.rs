@@ -129,6 +129,20 @@ impl Record {
             files: plan.files.clone(),
         }
     }
+
+    /// It is this process's from now on.
+    pub(super) fn inherit(&mut self, command: &str) {
+        command.clone_into(&mut self.command);
+        self.pid = std::process::id();
+        self.since_boot_ns = since_boot_ns();
+    }
+
+    /// True for what a [`Steering`](super::Steering) left behind that was killed: it changes nothing by itself, and says
+    /// what was before all that the steering did.
+    pub(super) fn is_abandoned_steering(&self) -> bool {
+        let stays = |step: &Step| step.before == step.to && step.after.is_none();
+        !self.finished && !self.steps.is_empty() && self.steps.iter().all(stays)
+    }
 }
 
 const VERSION: u32 = 1;
@@ -283,14 +297,20 @@ impl Locked {
     }
 }
 
-/// Gives `path` a new content that is either all there or not at all, also after a crash.
-pub(super) fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
+/// Removes the new content of `path` that a process left behind which was killed before it had its name, and gives
+/// where that would be.
+pub(super) fn clear(path: &Path) -> PathBuf {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".jumbo-new");
     let temporary = PathBuf::from(temporary);
-    // Left behind by a process that was killed here.
     let _ = fs::remove_file(&temporary);
+    temporary
+}
+
+/// Gives `path` a new content that is either all there or not at all, also after a crash.
+pub(super) fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let temporary = clear(path);
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -2,7 +2,8 @@
 //!
 //! The record is written before the first write and says what was before it, so that it covers all that
 //! follow. It is not finished until the steering ends: a process that was killed leaves a change that
-//! was cut short.
+//! was cut short. The next steering goes on under that record, so that however often one is killed, the last one
+//! puts back what was before the first.
 
 use serde::Serialize;
 
@@ -20,6 +21,7 @@ pub struct Steering<'a> {
     root: &'a Root,
     locked: &'a Locked,
     record: Record,
+    heir_of: Option<u32>,
 }
 
 /// One write.
@@ -34,7 +36,7 @@ pub struct Written {
 }
 
 impl<'a> Steering<'a> {
-    /// Records what `pool` is.
+    /// Records what `pool` is; where the last change is that of a steering that was killed, what it was before that.
     ///
     /// # Errors
     /// [`CarryError::Refused`] where its knobs cannot be written; [`CarryError::Moved`] where `pool` is not what
@@ -72,13 +74,29 @@ impl<'a> Steering<'a> {
         };
         check(root, &plan).map_err(CarryError::Refused)?;
         stands_on(root, &plan)?;
-        let mut record = Record::of(&plan, command, locked);
-        locked.add(&mut record)?;
+        let abandoned = locked.last()?.filter(Record::is_abandoned_steering);
+        let heir_of = abandoned.as_ref().map(|record| record.pid);
+        let record = if let Some(mut record) = abandoned {
+            record.inherit(command);
+            locked.put(&record)?;
+            record
+        } else {
+            let mut record = Record::of(&plan, command, locked);
+            locked.add(&mut record)?;
+            record
+        };
         Ok(Self {
             root,
             locked,
             record,
+            heir_of,
         })
+    }
+
+    /// The process that was killed before it could put back what was before; that is done by this steering, at
+    /// its end.
+    pub fn heir_of(&self) -> Option<u32> {
+        self.heir_of
     }
 
     /// Gives one of the pool's numbers a new value.
