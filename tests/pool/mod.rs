@@ -7,8 +7,12 @@ mod group;
 
 use group::Group;
 
+use std::time::Duration;
+
+use rustix::process::Signal;
+
 use crate::support::host::Knob;
-use crate::support::{Program, Ran, Source, assert_same, compile, host};
+use crate::support::{MIB, Program, Ran, Source, assert_same, compile, host, wait};
 
 const PERSISTENT: &str = "/proc/sys/vm/nr_hugepages";
 const HEAPS: [&str; 2] = ["--heap=on", "--heap=mimalloc"];
@@ -295,6 +299,38 @@ fn mappings_of_the_program_between_blocks_do_not_end_the_pool() {
     ran.ok();
     let beyond = report.number("/obtained/ledger/pool/beyond");
     assert_eq!(beyond, 0.0, "{report:?}");
+}
+
+/// A pool of that size takes about a second at best.
+#[test]
+fn a_signal_ends_the_warming() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    const POOL: u64 = 6 << 30;
+    for heap in HEAPS {
+        let program = Program::new("echo").arg("started");
+        let running = program.start_jumbo(&[heap, "--pool=6G", "--warm"]);
+        let resident = || {
+            let statm =
+                std::fs::read_to_string(format!("/proc/{}/statm", running.pid().as_raw_nonzero()));
+            let pages = statm.ok()?.split_whitespace().nth(1)?.parse::<u64>().ok()?;
+            Some(pages * 4096)
+        };
+        wait::until("a part of the pool", Duration::from_secs(60), || {
+            assert!(!running.has_ended(), "{heap}");
+            resident().filter(|bytes| *bytes > POOL / 64)
+        });
+        running.signal(Signal::TERM);
+        let mut most = 0;
+        while !running.has_ended() {
+            most = most.max(resident().unwrap_or(0));
+        }
+        let ran = running.wait();
+        assert_eq!(ran.shell_status(), 128 + 15, "{heap}: {ran:?}");
+        assert_eq!(ran.stdout, "", "{heap}");
+        assert!(most < POOL / 2, "{heap}: {} MiB", most / MIB);
+    }
 }
 
 #[test]

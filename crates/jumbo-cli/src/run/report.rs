@@ -2,7 +2,7 @@
 //!
 //! The shape is documented in docs/report.md.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -401,7 +401,7 @@ impl Reaped {
 pub(super) struct Counted {
     pub(super) images: u32,
     pub(super) total: Counts,
-    /// Of the processes in which a reaper was asked for.
+    /// Of the processes in which a reaper was asked for: see [`last_of_each`].
     pub(super) reapers: Vec<Reaped>,
     by_pid: BTreeMap<u32, Counts>,
 }
@@ -419,12 +419,23 @@ impl Counted {
             *theirs = std::mem::take(theirs).add(&counts);
             counted.reapers.extend(Reaped::of(slot));
         }
+        counted.reapers = last_of_each(counted.reapers);
         counted
     }
 
     pub(super) fn of(&self, pid: u32) -> Option<Counts> {
         self.by_pid.get(&pid).cloned()
     }
+}
+
+/// A process that was several programs, one after the other, has a reaper for each: the last one counts, and those
+/// that had something to give back.
+fn last_of_each(mut reapers: Vec<Reaped>) -> Vec<Reaped> {
+    let mut seen = BTreeSet::new();
+    reapers.reverse();
+    reapers.retain(|reaper| seen.insert(reaper.pid) || reaper.freed > Bytes(0));
+    reapers.reverse();
+    reapers
 }
 
 /// The processes at the peak, those with the most heap first.

@@ -191,6 +191,10 @@ impl<'a> Sampler<'a> {
                 }
             };
             let rss = theirs.0.values().map(|kind| kind.bytes).sum();
+            // It is ending, or a reaper that is giving back what its program had.
+            if rss == Bytes(0) {
+                continue;
+            }
             self.largest_rss = self.largest_rss.max(rss);
             usage.add(&theirs);
             let name = task::name(self.root, pid).unwrap_or_default();
@@ -201,7 +205,7 @@ impl<'a> Sampler<'a> {
             });
         }
         // Every process may have gone while it was looked at.
-        if processes.iter().all(|process| process.usage.0.is_empty()) {
+        if processes.is_empty() {
             return;
         }
         self.sampled.samples += 1;

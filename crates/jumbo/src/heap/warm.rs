@@ -41,7 +41,7 @@ struct Work {
 /// Runs `work`, in which [`in_parallel`] may use threads. Only while the process has one.
 pub(super) fn during(work: impl FnOnce()) {
     WARMING.store(true, Ordering::Relaxed);
-    memory::without_signals(work);
+    work();
     WARMING.store(false, Ordering::Relaxed);
 }
 
@@ -61,7 +61,10 @@ pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<
     WORK.errno.store(0, Ordering::Release);
     let stacks = memory::anywhere(cpus * STACK);
     let make = |at: &usize| stacks.is_ok_and(|stacks| make(*at, stacks + at * STACK));
-    let made = (1..cpus).take_while(make).count();
+    let mut made = 0;
+    // A thread is born with its maker's mask. Here signals come through: warming takes seconds, and whoever asked for
+    // it may want to end it.
+    memory::without_signals(|| made = (1..cpus).take_while(make).count());
     run();
     for word in &ALIVE[1..=made] {
         while let alive @ 1.. = word.load(Ordering::Acquire) {

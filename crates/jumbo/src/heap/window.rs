@@ -158,7 +158,9 @@ impl Window {
         };
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
-        if !keep && !self.is_pool() && memory::unmap(address, length).is_ok() {
+        if !keep && self.is_pool() {
+            memory::unlock(address, length);
+        } else if !keep && memory::unmap(address, length).is_ok() {
             self.unmapped(page, pages);
             return true;
         }

@@ -10,17 +10,12 @@
 //!
 //! Where neither has enough nothing changes and the caller takes memory as it would without a pool.
 //!
-//! **Hugetlb and fork.** After a fork, parent and child share private hugetlb pages copy-on-write, and a
-//! copy needs a page of the kernel's pool. Where there is none, the kernel takes the page from the child,
-//! which then dies of SIGBUS. So there are no hugetlb pages where a fork can happen: what they hold moves to
-//! THPs ([`settle`]) before a fork, and before the first further thread is made, because it can
-//! only move while nobody writes to it; and before a seccomp filter or a new root, behind which nothing could be
-//! asked any more. From then on the process takes THPs alone; its children begin anew
-//! ([`forked`]). And none are taken where the move could be refused later ([`could_move`]). docs/design/heap.md
-//! says what was rejected.
+//! What must be so before a process forks is in [`settle`].
 //!
 //! Invariant: [`SOURCES`] says of each page where it came from, and [`HELD`] is their sum. Whoever
 //! brings or gives a range is its only user.
+
+mod settle;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -29,8 +24,10 @@ use rustix::io::{Errno, Result};
 use super::memory::Mapped;
 use super::{BASE_PAGE, memory, warm};
 use crate::kernel::{headroom, sandbox};
-use crate::ledger::{Slot, pool_reason as reason, stats};
+use crate::ledger::{pool_reason as reason, stats};
 use crate::policy::PoolOrder;
+
+pub(super) use settle::{Before, about_to_thread, may_settle, settle, will_move};
 
 /// Addresses of the pool, whoever uses it.
 pub(super) const SPAN: usize = 512 << 30;
@@ -54,11 +51,6 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 static REACHED: AtomicUsize = AtomicUsize::new(0);
 /// Hugetlb pages may be asked for.
 static ASKING: AtomicBool = AtomicBool::new(false);
-/// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
-/// known.
-static THREADED: AtomicBool = AtomicBool::new(false);
-/// The program promised not to fork while it has threads.
-static NOFORK: AtomicBool = AtomicBool::new(false);
 /// Bits of [`reason`], for whatever slot there is.
 static REASONS: AtomicU32 = AtomicU32::new(0);
 /// After the kernel's pool had nothing, so many takes do not ask it.
@@ -66,26 +58,11 @@ static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
 const BACK_OFF: u32 = 64;
 /// What may still be touched before the headroom is looked at again.
 static CREDIT: AtomicUsize = AtomicUsize::new(0);
-/// As [`CREDIT`], of hugetlb pages that could still be moved to THPs.
-static TWIN_CREDIT: AtomicUsize = AtomicUsize::new(0);
-/// There are [`SPARES`].
-static SPARED: AtomicBool = AtomicBool::new(false);
-/// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
-/// vm.max_map_count. mremap(2) wants six more than it makes.
-const SPARES: usize = 16;
+/// What has room and is being touched: nobody else is to count on that room.
+static TOUCHING: AtomicUsize = AtomicUsize::new(0);
 /// What is left to others, and how far a look at the headroom is trusted.
 const LEFT: usize = 64 << 20;
 const TRUSTED: usize = 64 << 20;
-
-/// What hugetlb pages are moved before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Before {
-    Fork,
-    /// The first further thread.
-    Thread,
-    /// A seccomp filter, or a new root.
-    Confinement,
-}
 
 /// Sets the pool up, with its addresses from `base` on. Once, while there is one thread. False where there is
 /// no memory for its table.
@@ -98,7 +75,7 @@ pub(super) fn start(order: PoolOrder, pmd: usize, base: usize) -> bool {
     PMD.store(pmd, Ordering::Relaxed);
     SIZE.store(order.size, Ordering::Relaxed);
     MOST.store(order.size + order.overcommit, Ordering::Relaxed);
-    NOFORK.store(order.nofork, Ordering::Relaxed);
+    settle::start(order.nofork);
     ASKING.store(true, Ordering::Release);
     true
 }
@@ -141,7 +118,7 @@ pub(super) fn bring(address: usize, length: usize) -> Result<()> {
         note(reason::FULL);
         return Err(Errno::NOMEM);
     }
-    keep_spares();
+    settle::keep_spares();
     let brought = warm::in_parallel(address, length, page());
     if brought.is_err() {
         // Pieces of it may be there; what is in the way of the others is not ours.
@@ -213,7 +190,7 @@ fn take_hugetlb(address: usize, length: usize) -> Result<usize> {
     if !ASKING.load(Ordering::Acquire) || refused.is_ok() {
         return Ok(0);
     }
-    if !NOFORK.load(Ordering::Relaxed) && !could_move(length) {
+    if !settle::could_move(length) {
         note(reason::UNMOVABLE);
         BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
         return Ok(0);
@@ -246,10 +223,19 @@ fn take_hugetlb(address: usize, length: usize) -> Result<usize> {
 }
 
 fn take_thp(address: usize, length: usize) -> Result<()> {
-    if !has_room(length) {
+    // Of a pool that is being warmed several threads ask for room at the same time.
+    let others = TOUCHING.fetch_add(length, Ordering::Relaxed);
+    let taken = if has_room(others + length) {
+        touch(address, length)
+    } else {
         note(reason::NO_ROOM);
-        return Err(Errno::NOMEM);
-    }
+        Err(Errno::NOMEM)
+    };
+    TOUCHING.fetch_sub(length, Ordering::Relaxed);
+    taken
+}
+
+fn touch(address: usize, length: usize) -> Result<()> {
     memory::map(address, length)?;
     if make_huge(address, length) {
         record(address, length, THP);
@@ -294,183 +280,12 @@ fn has_room(length: usize) -> bool {
     true
 }
 
-/// Whether so many more bytes of hugetlb pages could be moved to THPs, all others included. Not so in a memory cgroup
-/// with a limit, however much room it has now: hugetlb pages are not charged to it, and the program may use
-/// up what there is before it forks.
-fn could_move(length: usize) -> bool {
-    if !SPARED.load(Ordering::Relaxed) {
-        return false;
-    }
-    let credit = TWIN_CREDIT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
-        credit.checked_sub(length)
-    });
-    if credit.is_ok() {
-        return true;
-    }
-    let held = count(HUGETLB);
-    let room = headroom::headroom().filter(headroom::Room::is_of_no_group);
-    let more = room.and_then(|room| room.least().checked_sub(LEFT + held + length));
-    more.inspect(|more| TWIN_CREDIT.store((more / 4).min(TRUSTED), Ordering::Relaxed))
-        .is_some()
-}
-
-/// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). With the locks of whoever brings.
-fn keep_spares() {
-    if !ASKING.load(Ordering::Acquire) || SPARED.load(Ordering::Relaxed) {
-        return;
-    }
-    let done = memory::reserve(scratch(), page()).is_ok()
-        && (1..SPARES).all(|at| memory::reserve(spare(at), BASE_PAGE).is_ok());
-    if !done {
-        give_spares();
-    }
-    SPARED.store(done, Ordering::Relaxed);
-}
-
-fn give_spares() {
-    SPARED.store(false, Ordering::Relaxed);
-    // Refused only where nothing is mapped, which is no matter.
-    let _ = memory::unmap(scratch(), page());
-    for at in 1..SPARES {
-        let _ = memory::unmap(spare(at), BASE_PAGE);
-    }
-}
-
-/// Where content is copied to before it takes a place in the pool: behind the pool's own addresses, and as well
-/// aligned.
-fn scratch() -> usize {
-    BASE.load(Ordering::Relaxed) + SPAN
-}
-
-/// Before the pool's own addresses, and apart from each other, so that each is a mapping of its own.
-fn spare(at: usize) -> usize {
-    BASE.load(Ordering::Relaxed) - 2 * at * BASE_PAGE
-}
-
-/// Whether [`settle`] would move anything: then threads of ours have to be gone before.
-pub(super) fn will_move(before: Before) -> bool {
-    may_settle(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
-}
-
-/// Whether hugetlb pages are asked for, and what is about to be done would end that.
-pub(super) fn may_settle(before: Before) -> bool {
-    let keeps = before == Before::Thread && NOFORK.load(Ordering::Relaxed);
-    ASKING.load(Ordering::Acquire) && !keeps
-}
-
-/// The program is about to make a thread.
-pub(super) fn about_to_thread() {
-    if ASKING.load(Ordering::Relaxed) {
-        THREADED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Moves what hugetlb pages hold to THPs, and takes no more of them. With the locks of whoever brings and gives.
-///
-/// What cannot be moved (no room, or another thread that could write to it) stays, and is counted.
-pub(super) fn settle(before: Before) {
-    if !may_settle(before) {
-        return;
-    }
-    // Another thread would write to the pages while they move. Where the program kept its promise there is
-    // none, but for one made by a bare clone(2).
-    let alone = is_alone(before);
-    if !alone && NOFORK.load(Ordering::Relaxed) {
-        return;
-    }
-    ASKING.store(false, Ordering::Release);
-    if SPARED.load(Ordering::Relaxed) {
-        give_spares();
-    }
-    memory::without_signals(|| {
-        let (base, page) = (BASE.load(Ordering::Relaxed), page());
-        let sources = sources();
-        let is_hugetlb = |at: usize| {
-            let source = sources.get(at);
-            source.is_some_and(|source| source.load(Ordering::Relaxed) == HUGETLB)
-        };
-        let mut at = 0;
-        while at < sources.len() {
-            let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
-            if pages > 0 {
-                move_pages(base + at * page, pages * page, alone);
-            }
-            at += pages.max(1);
-        }
-    });
-    note(match before {
-        Before::Fork => reason::FORK,
-        Before::Thread => reason::THREADS,
-        Before::Confinement => reason::CONFINED,
-    });
-}
-
-/// Moves as many pages of a range at a time as there is room for. All of it is best: then there are no more mappings
-/// than before.
-fn move_pages(address: usize, length: usize, alone: bool) {
-    let moved = if alone {
-        move_range(address, length)
-    } else {
-        Err(reason::STUCK_THREADS)
-    };
-    let page = page();
-    match moved {
-        Ok(()) => {
-            forget(address, length);
-            record(address, length, THP);
-            Slot::add(&stats::slot().pool_moved, length as u64);
-        }
-        Err(_) if alone && length > page => {
-            let first = (length / 2).next_multiple_of(page);
-            move_pages(address, first, alone);
-            move_pages(address + first, length - first, alone);
-        }
-        Err(why) => {
-            note(why);
-            Slot::add(&stats::slot().pool_stuck, length as u64);
-        }
-    }
-}
-
-/// Whether nobody else could write to the pages.
-fn is_alone(before: Before) -> bool {
-    // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
-    // thread that is about to be made is the first: another one would have settled.
-    let made = before != Before::Thread && THREADED.load(Ordering::Relaxed);
-    let seen = (!sandbox::is_entered_later()).then(memory::is_alone);
-    seen.flatten().unwrap_or(!made)
-}
-
 /// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
 /// unless it shares some with its parent.
 pub(super) fn forked() {
     let shares = count(HUGETLB) > 0;
-    THREADED.store(false, Ordering::Relaxed);
+    settle::forked();
     ASKING.store(page() != 0 && !shares, Ordering::Release);
-}
-
-/// Puts anonymous memory with the same content in the place of hugetlb pages. Else says why not.
-fn move_range(address: usize, length: usize) -> std::result::Result<(), u32> {
-    let scratch = scratch();
-    // A touch at a cgroup's limit kills somebody. Where the limit is not known there was none when the
-    // pages were taken. Under a filter no call is made that the program does not make.
-    let room = headroom::headroom().is_none_or(|room| room.least() >= length);
-    if sandbox::is_entered_later() || !room {
-        return Err(reason::STUCK_ROOM);
-    }
-    memory::map(scratch, length).map_err(|_| reason::STUCK_MAPPINGS)?;
-    // Whether it is huge is second to its being safe.
-    let _ = make_huge(scratch, length);
-    let moved = memory::populate(scratch, length)
-        .map_err(|_| reason::STUCK_ROOM)
-        .and_then(|()| {
-            memory::copy(address, scratch, length);
-            memory::relocate(scratch, address, length).map_err(|_| reason::STUCK_MAPPINGS)
-        });
-    if moved.is_err() {
-        let _ = memory::unmap(scratch, length);
-    }
-    moved
 }
 
 fn record(address: usize, length: usize, source: u8) {
