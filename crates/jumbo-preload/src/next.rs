@@ -26,6 +26,7 @@ impl<F: Copy> Next<F> {
     }
 
     /// One that will be filled in with [`Next::replace`], before it is called.
+    #[cfg(feature = "mimalloc")]
     pub(crate) const fn empty() -> Self {
         Self {
             address: AtomicPtr::new(std::ptr::null_mut()),
@@ -35,6 +36,7 @@ impl<F: Copy> Next<F> {
     }
 
     /// Puts another function of type `F` there.
+    #[cfg(feature = "mimalloc")]
     pub(crate) fn replace(&self, address: *mut c_void) {
         self.address.store(address, Ordering::Release);
     }
