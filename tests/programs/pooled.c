@@ -69,7 +69,7 @@ static int look_c11(void *nothing)
 /* What jumbo frees with several threads, which linger. */
 static void free_much(void)
 {
-    size_t size = 1100 * MIB;
+    size_t size = 2100 * MIB;
     char *much = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(much != MAP_FAILED && madvise(much, size, MADV_NOHUGEPAGE) == 0);
     memset(much, 1, size);
