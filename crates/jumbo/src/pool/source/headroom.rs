@@ -4,10 +4,11 @@
 //! A process that is moved to another cgroup is still measured by the one it came from.
 
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use crate::kernel::cgroup::{self, bounded, page_cache};
+use crate::kernel::cgroup::{self, MemoryFiles, bounded, page_cache};
 use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
 
@@ -16,7 +17,25 @@ const STAT: usize = 4096;
 
 /// The limits of a memory cgroup and of those above it.
 #[derive(Debug)]
-pub(super) struct Headroom(Vec<Group>);
+pub(super) struct Headroom {
+    groups: Vec<Group>,
+    /// Bytes that have room and are being touched.
+    claimed: AtomicU64,
+}
+
+/// Room that somebody is about to use: nobody else counts on it until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Claim<'a> {
+    claimed: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claimed.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug)]
 struct Group {
@@ -32,29 +51,41 @@ impl Headroom {
     /// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or understood.
     pub(super) fn open(root: &Root) -> Result<Self, FileError> {
         let groups = cgroup::memory_files(root)?.into_iter();
-        Ok(Self(
-            groups
-                .filter_map(|files| {
-                    Some(Group {
-                        limit: File::open(files.limit).ok()?,
-                        usage: File::open(files.usage).ok()?,
-                        stat: File::open(files.stat).ok(),
-                    })
-                })
-                .collect(),
-        ))
+        let open = |files: MemoryFiles| {
+            Some(Group {
+                limit: File::open(files.limit).ok()?,
+                usage: File::open(files.usage).ok()?,
+                stat: File::open(files.stat).ok(),
+            })
+        };
+        Ok(Self::of(groups.filter_map(open).collect()))
     }
 
-    /// Whether `needed` more can be charged without the group passing a limit; page cache counts as room.
+    const fn of(groups: Vec<Group>) -> Self {
+        Self {
+            groups,
+            claimed: AtomicU64::new(0),
+        }
+    }
+
+    /// Room for `needed` more without the group passing a limit; page cache counts as room, and what other threads
+    /// of this process have claimed does not.
     ///
     /// Another process of the group may be faster, so this narrows the window in which a touch is fatal to
     /// what happens within one page fault; it cannot close it.
     ///
     /// # Errors
-    /// EBUSY: it cannot.
-    pub(super) fn room_for(&self, needed: Bytes) -> Result<(), Errno> {
-        if self.0.iter().all(|group| group.has(needed)) {
-            Ok(())
+    /// EBUSY: there is none.
+    pub(super) fn claim(&self, needed: Bytes) -> Result<Claim<'_>, Errno> {
+        let others = self.claimed.fetch_add(needed.0, Ordering::Relaxed);
+        let claim = Claim {
+            claimed: &self.claimed,
+            bytes: needed.0,
+        };
+        // What others have touched meanwhile counts twice: on the safe side.
+        let all = Bytes(others.saturating_add(needed.0));
+        if self.groups.iter().all(|group| group.has(all)) {
+            Ok(claim)
         } else {
             Err(Errno::BUSY)
         }
@@ -113,7 +144,7 @@ mod tests {
                 format!("anon 5\ninactive_file {cache}\nactive_file 1\n{filler}"),
             )),
         };
-        (folder, Headroom(vec![group]))
+        (folder, Headroom::of(vec![group]))
     }
 
     #[test]
@@ -127,8 +158,18 @@ mod tests {
         ] {
             let (_folder, headroom) = group(limit, usage, cache);
             // The active byte of the cache is room as well.
-            let asked = headroom.room_for(Bytes(50)).is_ok();
+            let asked = headroom.claim(Bytes(50)).is_ok();
             assert_eq!(asked, room, "{limit} {usage} {cache}");
         }
+    }
+
+    #[test]
+    fn room_is_promised_once() {
+        let (_folder, headroom) = group("100", 20, 0);
+        let first = headroom.claim(Bytes(50)).unwrap();
+        assert_eq!(headroom.claim(Bytes(50)).err(), Some(Errno::BUSY));
+        let _second = headroom.claim(Bytes(30)).unwrap();
+        drop(first);
+        assert!(headroom.claim(Bytes(50)).is_ok());
     }
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
 use super::super::window::{self, Access, Mapping, Window};
-use super::headroom::Headroom;
+use super::headroom::{Claim, Headroom};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
 use crate::kernel::Root;
@@ -75,10 +75,11 @@ impl Thp {
         answer
     }
 
-    fn room(&self, node: NodeId) -> Result<(), SourceError> {
+    /// Kept until the page is there.
+    fn room(&self, node: NodeId) -> Result<Claim<'_>, SourceError> {
         // The huge page, the base page that it replaces, and the page tables.
         let needed = Bytes(self.window.size().bytes() + (64 << 10));
-        self.headroom.room_for(needed).map_err(|errno| SourceError {
+        self.headroom.claim(needed).map_err(|errno| SourceError {
             node,
             operation: "memory cgroup",
             errno,
@@ -121,7 +122,7 @@ impl Source for Thp {
 
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         let node = frame.node();
-        self.room(node)?;
+        let _claim = self.room(node)?;
         let base = rustix::param::page_size();
         self.window.open(frame).map_err(error(node, "mprotect"))?;
         let made = self
@@ -171,7 +172,7 @@ impl Source for Thp {
 
     fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        self.room(node)?;
+        let _claim = self.room(node)?;
         let base = rustix::param::page_size();
         let populated = slot.mapping.populate(slot.offset, base);
         populated.map_err(error(node, "MADV_POPULATE_WRITE"))?;

@@ -1,0 +1,366 @@
+//! Pools in processes of their own: at the limits of a cgroup, without privilege, and handed from one to the other.
+//! Each is this test binary started once more, which runs [`role`].
+#![allow(unsafe_code, reason = "takes a descriptor by its number")]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+
+use jumbo::pool::{Error, Mapped, Page, Populate};
+use jumbo::units::Pages;
+
+use crate::host::{kernel_counters, skip};
+use crate::sources::{BYTES, KernelPool, anonymous_huge, hugetlb, thp, tuple, with_thp};
+
+/// How many take at once.
+const THREADS: usize = 64;
+
+/// This test binary once more, as a process of its own; it waits for a line before it begins.
+fn start(role: &str, change: impl FnOnce(&mut Command)) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "processes::role",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env("JUMBO_POOL_ROLE", role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    change(&mut command);
+    command.spawn().unwrap()
+}
+
+/// Lets it begin, and gives what it said. A signal is a failure: SIGBUS and SIGKILL are what this is about.
+fn finish(mut child: Child) -> String {
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), None, "{said}{complained}");
+    assert!(output.status.success(), "{said}{complained}");
+    said
+}
+
+/// A cgroup below the mount of a controller; removed when dropped.
+struct Group {
+    path: PathBuf,
+    /// What had to be handed down for it, and is not any more in the end.
+    handed_down: Option<(PathBuf, String)>,
+}
+
+impl Group {
+    /// `None` where there is no such controller, or no right to make one.
+    fn new(controller: &str) -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let fields = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>());
+        let mount = fields.into_iter().find(|field| {
+            field[2] == "cgroup" && field[3].split(',').any(|option| option == controller)
+                || field[2] == "cgroup2"
+                    && fs::read_to_string(format!("{}/cgroup.controllers", field[1]))
+                        .is_ok_and(|text| text.split_whitespace().any(|name| name == controller))
+        })?;
+        let mount = Path::new(mount[1]);
+        // Version 2 has a controller in a group only where the group above hands it down.
+        let control = mount.join("cgroup.subtree_control");
+        let handed_down = fs::read_to_string(&control)
+            .is_ok_and(|text| text.split_whitespace().all(|name| name != controller))
+            .then(|| (control, controller.to_owned()));
+        if let Some((control, controller)) = &handed_down {
+            fs::write(control, format!("+{controller}")).ok()?;
+        }
+        let mut group = Self {
+            path: PathBuf::new(),
+            handed_down,
+        };
+        let path = mount.join(format!("jumbo-pool-{controller}-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        group.path = path;
+        Some(group)
+    }
+
+    /// Sets the first of `names` that is there.
+    fn set(&self, names: &[&str], value: u64) -> bool {
+        let written = |name: &&str| {
+            let path = self.path.join(name);
+            path.exists() && fs::write(path, value.to_string()).is_ok()
+        };
+        names.iter().any(written)
+    }
+
+    fn add(&self, child: &Child) {
+        fs::write(self.path.join("cgroup.procs"), child.id().to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+        if let Some((control, controller)) = &self.handed_down {
+            let _ = fs::write(control, format!("-{controller}"));
+        }
+    }
+}
+
+#[test]
+fn a_cgroups_hugetlb_limits_are_errors() {
+    let Some(_kernel) = KernelPool::with(12, 0) else {
+        return;
+    };
+    for (role, names) in [
+        ("hugetlb", ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"]),
+        (
+            "hugetlb-rsvd",
+            ["hugetlb.2MB.rsvd.max", "hugetlb.2MB.rsvd.limit_in_bytes"],
+        ),
+    ] {
+        let Some(group) = Group::new("hugetlb") else {
+            return skip("no hugetlb controller, or no right to make a cgroup");
+        };
+        assert!(group.set(&names, 4 * BYTES as u64), "{names:?}");
+        let child = start(role, |_| {});
+        group.add(&child);
+        let said = finish(child);
+        assert!(said.contains("four pages and no more"), "{said}");
+        assert_eq!(kernel_counters(), [12, 12, 0, 0], "nothing leaked");
+    }
+}
+
+#[test]
+fn a_memory_cgroups_limit_is_an_error_with_thp() {
+    let Some(_alone) = with_thp() else {
+        return;
+    };
+    let Some(group) = Group::new("memory") else {
+        return skip("no memory controller, or no right to make a cgroup");
+    };
+    assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 48 << 20));
+    let child = start("memory", |_| {});
+    group.add(&child);
+    let said = finish(child);
+    assert!(said.contains("an error and alive"), "{said}");
+}
+
+/// Each of them checks for room before it touches: what one has found is not there for the others.
+#[test]
+fn a_memory_cgroups_limit_is_an_error_to_threads_at_once() {
+    let Some(_alone) = with_thp() else {
+        return;
+    };
+    let Some(group) = Group::new("memory") else {
+        return skip("no memory controller, or no right to make a cgroup");
+    };
+    for _ in 0..5 {
+        assert!(group.set(&["memory.max", "memory.limit_in_bytes"], 256 << 20));
+        let child = start("memory-threads", |_| {});
+        group.add(&child);
+        let said = finish(child);
+        assert!(said.contains("errors and alive"), "{said}");
+    }
+}
+
+#[test]
+fn a_process_that_locks_its_memory_takes_no_page_by_that() {
+    let Some(_kernel) = KernelPool::with(8, 0) else {
+        return;
+    };
+    let said = finish(start("locked", |_| {}));
+    assert!(said.contains("no page but its own"), "{said}");
+    assert_eq!(kernel_counters(), [8, 8, 0, 0]);
+}
+
+#[test]
+fn a_thp_pool_takes_no_privilege() {
+    let Some(_alone) = with_thp() else {
+        return;
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("needs root, to become somebody else");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("pool");
+    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode;
+    fs::set_permissions(folder.path(), open(0o755)).unwrap();
+    let mut command = Command::new(&copy);
+    command
+        .args(["--exact", "processes::role", "--nocapture"])
+        .env("JUMBO_POOL_ROLE", "nobody")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .uid(65534)
+        .gid(65534);
+    let said = finish(command.spawn().unwrap());
+    assert!(said.contains("four pages without privilege"), "{said}");
+}
+
+#[test]
+fn a_shared_region_goes_to_another_process_with_its_reservation() {
+    let Some(_kernel) = KernelPool::with(8, 0) else {
+        return;
+    };
+    let pool = hugetlb();
+    pool.resize(Pages(4));
+    let mut region = pool
+        .shared_region(c"jumbo-handed", Pages(4), Populate::OnTake)
+        .unwrap();
+    region.page(0).unwrap()[0].store(11, Ordering::Relaxed);
+    // Nobody else leaves a page that is not promised.
+    let rest = hugetlb();
+    assert_eq!(rest.resize(Pages(8)).persistent, Pages(4));
+    assert_eq!(kernel_counters(), [8, 3, 3, 0]);
+    let handed = region.file();
+    // A descriptor that a program started from here inherits.
+    let inherited = rustix::io::dup(handed).unwrap();
+    let number = inherited.as_raw_fd().to_string();
+    let child = start("handed", |command| {
+        command.env("JUMBO_POOL_FD", &number);
+    });
+    drop(inherited);
+    let said = finish(child);
+    assert!(said.contains("all four pages"), "{said}");
+    // It used what was promised.
+    assert_eq!(kernel_counters(), [8, 0, 0, 0]);
+    assert_eq!(region.page(3).unwrap()[5].load(Ordering::Relaxed), 12);
+}
+
+/// What a process of its own does for the tests above.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var("JUMBO_POOL_ROLE") else {
+        return;
+    };
+    let mut line = String::new();
+    BufReader::new(std::io::stdin())
+        .read_line(&mut line)
+        .unwrap();
+    match role.as_str() {
+        "hugetlb" => {
+            let pool = hugetlb();
+            let resized = pool.resize(Pages(3));
+            assert_eq!(resized.stopped, None);
+            pool.set_overcommit(Pages(5));
+            let pages: Vec<Page> = (0..4).map(|_| pool.take().unwrap()).collect();
+            assert!(matches!(pool.take(), Err(Error::Source(_))));
+            // One page would be there if one more could be had: all or nothing.
+            assert!(matches!(pool.reserve(Pages(2)), Err(Error::Source(_))));
+            drop(pages);
+            assert_eq!(tuple(&pool), [3, 3, 0, 0]);
+            assert!(pool.reserve(Pages(4)).is_ok());
+            assert_eq!(pool.resize(Pages(8)).persistent, Pages(4));
+            // The kernel would let a file be reserved, and kill at the touch of its fifth page.
+            let mut region = pool
+                .shared_region(c"x", Pages(4), Populate::OnTake)
+                .unwrap();
+            assert!(region.page(3).is_ok());
+            println!("four pages and no more");
+        }
+        "hugetlb-rsvd" => {
+            let pool = hugetlb();
+            pool.set_overcommit(Pages(8));
+            let region = pool.shared_region(c"x", Pages(5), Populate::OnTake);
+            assert!(matches!(region, Err(Error::Source(_))));
+            assert_eq!(tuple(&pool), [0; 4]);
+            let mut region = pool
+                .shared_region(c"x", Pages(4), Populate::OnTake)
+                .unwrap();
+            assert!((0..4).all(|at| region.page(at).is_ok()));
+            assert!(matches!(pool.take(), Err(Error::Source(_))));
+            drop(region);
+            assert_eq!(tuple(&pool), [0; 4]);
+            assert!(pool.take().is_ok());
+            println!("four pages and no more");
+        }
+        "memory" => {
+            let pool = thp(64);
+            pool.set_overcommit(Pages(64));
+            for _ in 0..3 {
+                let mut pages = Vec::new();
+                let error = loop {
+                    match pool.take() {
+                        Ok(mut page) => {
+                            page.bytes_mut().fill(1);
+                            pages.push(page);
+                        }
+                        Err(error) => break error,
+                    }
+                };
+                assert!(matches!(error, Error::Source(_)), "{error}");
+                assert!((12..24).contains(&pages.len()), "{} pages", pages.len());
+                assert!(matches!(pool.reserve(Pages(8)), Err(Error::Source(_))));
+            }
+            assert_eq!(tuple(&pool), [0; 4]);
+            println!("an error and alive");
+        }
+        "memory-threads" => {
+            let pool = thp(256);
+            pool.set_overcommit(Pages(256));
+            let together = Barrier::new(THREADS);
+            let take_all = || {
+                together.wait();
+                let mut pages = Vec::new();
+                while let Ok(mut page) = pool.take() {
+                    page.bytes_mut().fill(1);
+                    pages.push(page);
+                }
+                // All of them hold what they have until nobody can have more.
+                together.wait();
+                pages.len()
+            };
+            let taken: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take_all)).collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap())
+                    .sum()
+            });
+            assert!(taken < 128, "{taken} pages");
+            assert_eq!(tuple(&pool), [0; 4]);
+            println!("errors and alive");
+        }
+        "locked" => {
+            let flags = rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE;
+            let pool = hugetlb();
+            pool.resize(Pages(2));
+            drop(pool.reserve(Pages(3)));
+            rustix::mm::mlockall(flags).unwrap();
+            assert_eq!(tuple(&pool), [2, 2, 0, 0]);
+            assert_eq!(kernel_counters(), [8, 6, 0, 0]);
+            let second = hugetlb();
+            assert_eq!(second.resize(Pages(1)).stopped, None);
+            assert_eq!(kernel_counters(), [8, 5, 0, 0]);
+            let transparent = thp(8);
+            assert_eq!(transparent.resize(Pages(2)).stopped, None);
+            transparent.resize(Pages(0));
+            println!("no page but its own");
+        }
+        "nobody" => {
+            assert!(!rustix::process::geteuid().is_root());
+            let pool = thp(8);
+            assert_eq!(pool.resize(Pages(4)).stopped, None);
+            assert!(anonymous_huge() >= 4 * BYTES);
+            println!("four pages without privilege");
+        }
+        "handed" => {
+            let number = std::env::var("JUMBO_POOL_FD").unwrap().parse().unwrap();
+            // SAFETY: the descriptor was left to this process, and nobody else here knows it.
+            let file = unsafe { OwnedFd::from_raw_fd(number) };
+            let region = Mapped::of(file).unwrap();
+            let bytes = region.bytes(0..4 * BYTES).unwrap();
+            assert_eq!(bytes[0].load(Ordering::Relaxed), 11);
+            bytes[3 * BYTES + 5].store(12, Ordering::Relaxed);
+            println!("all four pages");
+        }
+        other => panic!("no role {other}"),
+    }
+}
