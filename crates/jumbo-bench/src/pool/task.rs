@@ -119,6 +119,16 @@ pub(super) struct StreamSample {
 }
 
 impl StreamSample {
+    /// The better of two in each of what they took.
+    pub(super) fn best(self, other: Self) -> Self {
+        let kernel = |at: usize| self.kernel_ms[at].min(other.kernel_ms[at]);
+        Self {
+            start_ms: self.start_ms.min(other.start_ms),
+            kernel_ms: std::array::from_fn(kernel),
+            ..self
+        }
+    }
+
     /// All kernels.
     pub(super) fn kernels_ms(&self) -> f64 {
         self.kernel_ms.iter().sum()
