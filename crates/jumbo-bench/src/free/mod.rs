@@ -86,7 +86,7 @@ pub fn measure(
 ) -> Result<Table, Error> {
     let root = Root::host();
     let machine = Machine::read(&root)?;
-    room(&root, footprint(size.max(HUGE)))?;
+    room(&root, footprint(size))?;
     let rounds = settings.rounds.get();
     let sides = plan::sides(workers);
     progress.begin(sides.len() * (rounds + 1) + 2 * rounds);
@@ -103,20 +103,31 @@ pub fn measure(
     for samples in &mut frees {
         samples.remove(0);
     }
-    let (huge_effort, small_effort) = (HUGE_EFFORT.beside(size), SMALL_EFFORT.beside(size));
-    let (mut huge, mut small) = (Vec::new(), Vec::new());
-    for round in 1..=rounds {
-        progress.step(&format!("round {round} of {rounds}: huge-mapped ranges"));
-        let measure = |launch, times| unmap_huge(settings, launch, times);
-        huge.push(inline(huge_effort, measure)?);
-        progress.step(&format!("round {round} of {rounds}: small ranges"));
-        let measure = |launch, times| unmap_small(settings, launch, times);
-        small.push(inline(small_effort, measure)?);
-    }
+    let small = inline(
+        settings,
+        SMALL_EFFORT.beside(size),
+        progress,
+        "small ranges",
+        |launch, times| unmap_small(settings, launch, times),
+    )?;
+    let no_room = room(&root, footprint(HUGE)).err();
+    let huge = match no_room {
+        None => inline(
+            settings,
+            HUGE_EFFORT.beside(size),
+            progress,
+            "huge-mapped ranges",
+            |launch, times| unmap_huge(settings, launch, times),
+        )?,
+        Some(_) => Vec::new(),
+    };
 
     let mut table = Table::new("free", format!("{size} in base pages"), rounds, machine);
     push_frees(&mut table, &sides, &frees);
-    push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge);
+    match no_room {
+        None => push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge),
+        Some(why) => table.missing("munmap of huge pages", why.to_string()),
+    }
     push_inline(&mut table, "small_inline", "munmap of 1 to 64 MiB", &small);
     Ok(table)
 }
@@ -167,15 +178,31 @@ fn push_inline(
     ));
 }
 
-/// The median of each of [`INLINE`], of alternating samples.
+/// The medians of each of [`INLINE`], of samples that alternate, round by round.
 fn inline(
+    settings: &Settings,
     effort: Effort,
+    progress: &dyn Progress,
+    what: &str,
     measure: impl Fn(Launch, usize) -> Result<f64, Error>,
-) -> Result<[f64; INLINE.len()], Error> {
-    let samples = alternate(effort.processes, |_, side| {
+) -> Result<Vec<[f64; INLINE.len()]>, Error> {
+    let rounds = settings.rounds.get();
+    let mut told = 0;
+    let samples: [Vec<f64>; INLINE.len()] = alternate(rounds * effort.processes, |lap, side| {
+        let round = lap / effort.processes + 1;
+        if round > told {
+            told = round;
+            progress.step(&format!("round {round} of {rounds}: {what}"));
+        }
         measure(INLINE[side], effort.times)
     })?;
-    Ok(samples.map(|samples: Vec<f64>| median(&samples)))
+    let of_round = |round: usize| {
+        let first = round * effort.processes;
+        samples
+            .each_ref()
+            .map(|samples| median(&samples[first..first + effort.processes]))
+    };
+    Ok((0..rounds).map(of_round).collect())
 }
 
 /// One sample of `free`.

@@ -75,7 +75,7 @@ pub(super) fn keep() -> Result<(), Error> {
         Ok(locked) => locked,
         Err(error) => return refused(error.to_string()),
     };
-    let mut steering = match Steering::begin(&root, &locked, &pool, COMMAND) {
+    let mut steering = match Steering::begin(&root, &locked, &pool, COMMAND, false) {
         Ok(steering) => steering,
         Err(error) => return refused(error.to_string()),
     };

@@ -59,7 +59,7 @@ const FIRST: Pages = Pages(128);
 const TIMES: usize = 5;
 
 /// A process's arrays lie in memory that is as fast as the host made it, so of STREAM the best of so many processes is a
-/// sample, from arrays of this size on: whoever measures small ones wants to know soon.
+/// sample, for each kernel, from arrays of this size on: whoever measures small ones wants to know soon.
 const LAPS: usize = 3;
 const LARGE: Bytes = Bytes(1 << 30);
 
@@ -108,18 +108,18 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
         Err(why) => table.missing("transparent huge pages (thp)", why.to_string()),
     }
 
-    let laps = if size >= LARGE { LAPS } else { 1 };
     let streams = [(size, PASSES[0]), (SMALL, PASSES[1])]
         .map(|(size, passes)| stream_sides(&bench.sources, size, most, passes));
+    let laps = [if size >= LARGE { LAPS } else { 1 }, 1];
     let firsts = first_sides(&bench.sources);
     let exchanges = exchange_sides(&bench.sources, &threads);
     let loads = load_sides(&bench.sources, size);
     let groups = streams.iter().chain([&firsts, &exchanges, &loads]);
     let steps = groups.map(Vec::len).sum::<usize>() * (rounds + 1);
-    let more = streams.iter().map(Vec::len).sum::<usize>() * rounds * (laps - 1);
+    let more = streams[0].len() * rounds * (laps[0] - 1);
     progress.begin(steps + more);
 
-    for (sides, small) in streams.iter().zip(["", "_small"]) {
+    for ((sides, laps), small) in streams.iter().zip(laps).zip(["", "_small"]) {
         let samples = bench.laps(laps, "STREAM", sides)?;
         push_streams(&mut table, &bench.sources, sides, &samples, small);
     }

@@ -122,7 +122,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let locked = journal.lock(size, &command_line()).map_err(unrecorded)?;
     let mut terminal = Terminal::new()?;
     let before = super::pool(root, size)?;
-    let steering = Steering::begin(root, &locked, &before, &command_line());
+    let steering = Steering::begin(root, &locked, &before, &command_line(), !args.once);
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {

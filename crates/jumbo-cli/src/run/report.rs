@@ -429,11 +429,15 @@ impl Counted {
 }
 
 /// A process that was several programs, one after the other, has a reaper for each: the last one counts, and those
-/// that had something to give back.
+/// that had something to give back, or to say.
 fn last_of_each(mut reapers: Vec<Reaped>) -> Vec<Reaped> {
     let mut seen = BTreeSet::new();
     reapers.reverse();
-    reapers.retain(|reaper| seen.insert(reaper.pid) || reaper.freed > Bytes(0));
+    let silent = [State::Waiting, State::Retired].map(State::name);
+    reapers.retain(|reaper| {
+        let says = reaper.freed > Bytes(0) || !silent.contains(&reaper.state);
+        seen.insert(reaper.pid) || says
+    });
     reapers.reverse();
     reapers
 }

@@ -161,6 +161,32 @@ fn the_next_one_puts_back_what_was_before_those_that_were_killed() {
 }
 
 #[test]
+fn what_somebody_set_after_one_was_killed_is_put_back() {
+    let Some(host) = Host::take("what_somebody_set_after_one_was_killed_is_put_back") else {
+        return;
+    };
+    let (before, records) = (Before::now(), host.records());
+    let least = |more: u64| (before.pool.total + more).to_string();
+    let most = least(64);
+    let auto = Auto::start(&host, &["--min", &least(8), "--max", &most]);
+    until("growth", || {
+        (now().persistent() >= before.pool.total + 8).then_some(())
+    });
+    auto.send(rustix::process::Signal::KILL);
+    drop(auto.end());
+    std::fs::write("/proc/sys/vm/nr_hugepages", least(3)).unwrap();
+    let set = now();
+    let next = Auto::start(&host, &["--min", "0", "--max", &most, "--for", "0.1"]);
+    let (status, told) = next.end();
+    assert!(status.success(), "{told}");
+    assert!(!told.contains("goes on for"), "{told}");
+    assert_eq!(now().persistent(), set.persistent(), "{told}");
+    assert_eq!(host.records(), records + 1);
+    host.ok(&["--undo"]);
+    assert_as(&before, "undone");
+}
+
+#[test]
 fn memory_to_be_kept_is_kept() {
     let Some(host) = Host::take("memory_to_be_kept_is_kept") else {
         return;

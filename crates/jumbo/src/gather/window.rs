@@ -30,6 +30,8 @@ pub(super) const ALIKE: usize = 1 << 30;
 const TRIES: usize = 4;
 /// How many pages of a range are looked at.
 const SAMPLES: usize = 8;
+/// Spread, since a range is often huge up to some address, and not from there on.
+const ORDER: [usize; SAMPLES] = [0, 4, 7, 2, 6, 1, 5, 3];
 /// If so many, the first ones, are in huge pages, so are most.
 const ENOUGH: usize = 3;
 /// Where it cannot be seen how a range is mapped, the ones from this size on are taken to be on base pages.
@@ -64,8 +66,8 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
     };
     let step = length / SAMPLES;
     let mut base = 0;
-    for sample in 0..SAMPLES {
-        let at = (address + sample * step + step / 2) & !(page - 1);
+    for (sample, place) in ORDER.into_iter().enumerate() {
+        let at = (address + place * step + step / 2) & !(page - 1);
         match pagemap.is_base(at, page, anonymous) {
             Ok(true) => base += 1,
             Ok(false) => {}

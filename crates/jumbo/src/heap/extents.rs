@@ -247,16 +247,19 @@ impl<T: Table> Extents<T> {
             self.absorb(&mut freed, next, after, state);
         }
         self.insert(freed.start, freed.pages, state);
-        if state == State::Unmapped {
-            // Addresses are used once before they are used again: without this, each block leaves its records behind.
-            let within = freed.start + 1..freed.start + freed.pages - 1;
-            let first = start.saturating_sub(1).max(within.start);
-            let last = (start + pages + 1).min(within.end);
-            if first < last {
-                self.table.forget(first..last, within);
-            }
-        }
         freed
+    }
+
+    /// `pages` from `start` on were unmapped and are part of what was `freed`: gives back what held their records. Addresses are
+    /// used once before they are used again, so without this each block would leave its records behind.
+    pub(super) fn forget(&mut self, freed: Freed, start: u32, pages: u32) {
+        let within = freed.start + 1..freed.start + freed.pages - 1;
+        // What the neighbours' ends said means nothing any more either.
+        let first = start.saturating_sub(1).max(within.start);
+        let last = (start + pages + 1).min(within.end);
+        if first < last {
+            self.table.forget(first..last, within);
+        }
     }
 
     fn absorb(&mut self, freed: &mut Freed, start: u32, neighbour: Record, state: State) {
@@ -498,7 +501,10 @@ mod tests {
                     Step::Append(pages) => live.push((extents.append(pages, State::Live), pages)),
                     Step::Release { which, free } if !live.is_empty() => {
                         let (start, pages) = live.swap_remove(which % live.len());
-                        extents.release(start, pages, free);
+                        let freed = extents.release(start, pages, free);
+                        if free == State::Unmapped {
+                            extents.forget(freed, start, pages);
+                        }
                     }
                     Step::Grow { which, extra } if !live.is_empty() => {
                         let which = which % live.len();

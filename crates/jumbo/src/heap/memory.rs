@@ -77,12 +77,6 @@ pub(super) fn discard(address: usize, length: usize) -> Result<()> {
     unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) }
 }
 
-/// Locked pages are not locked any more. munlock(2); a seccomp filter may refuse it.
-pub(super) fn unlock(address: usize, length: usize) {
-    // SAFETY: this changes what may be paged out, never what memory holds.
-    let _ = unsafe { mm::munlock(at(address), length) };
-}
-
 /// Asks for huge pages in a range, and counts what the kernel said.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.

@@ -158,9 +158,7 @@ impl Window {
         };
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
-        if !keep && self.is_pool() {
-            memory::unlock(address, length);
-        } else if !keep && memory::unmap(address, length).is_ok() {
+        if !keep && !self.is_pool() && memory::unmap(address, length).is_ok() {
             self.unmapped(page, pages);
             return true;
         }
@@ -288,7 +286,8 @@ impl Window {
             middle.1 -= tail;
             edge(self, rest, tail);
         }
-        self.extents.release(middle.0, middle.1, State::Unmapped);
+        let freed = self.extents.release(middle.0, middle.1, State::Unmapped);
+        self.extents.forget(freed, middle.0, middle.1);
     }
 
     /// The pages of a live extent were unmapped, all of them: it becomes free.

@@ -223,16 +223,30 @@ fn take_hugetlb(address: usize, length: usize) -> Result<usize> {
 }
 
 fn take_thp(address: usize, length: usize) -> Result<()> {
-    // Of a pool that is being warmed several threads ask for room at the same time.
-    let others = TOUCHING.fetch_add(length, Ordering::Relaxed);
-    let taken = if has_room(others + length) {
-        touch(address, length)
-    } else {
-        note(reason::NO_ROOM);
-        Err(Errno::NOMEM)
+    loop {
+        // Of a pool that is being warmed several threads ask for room at the same time.
+        let others = TOUCHING.fetch_add(length, Ordering::Relaxed);
+        let taken = has_room(others + length).then(|| touch(address, length));
+        TOUCHING.fetch_sub(length, Ordering::Relaxed);
+        match taken {
+            Some(taken) => return taken,
+            None if others == 0 => {
+                note(reason::NO_ROOM);
+                return Err(Errno::NOMEM);
+            }
+            // What the others touch counts twice until they are done.
+            None => pause(),
+        }
+    }
+}
+
+/// A millisecond.
+fn pause() {
+    let time = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
     };
-    TOUCHING.fetch_sub(length, Ordering::Relaxed);
-    taken
+    let _ = rustix::thread::nanosleep(&time);
 }
 
 fn touch(address: usize, length: usize) -> Result<()> {

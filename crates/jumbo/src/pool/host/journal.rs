@@ -140,7 +140,7 @@ impl Record {
     /// True for what a [`Steering`](super::Steering) left behind that was killed: it changes nothing by itself, and says
     /// what was before all that the steering did.
     pub(super) fn is_abandoned_steering(&self) -> bool {
-        let stays = |step: &Step| step.before == step.to && step.after.is_none();
+        let stays = |step: &Step| step.before == step.to;
         !self.finished && !self.steps.is_empty() && self.steps.iter().all(stays)
     }
 }

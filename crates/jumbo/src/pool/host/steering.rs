@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use super::carry::{Attendant, CarryError, Undone, Work, check, stands_on};
+use super::carry::{Attendant, CarryError, Undone, Work, check, stands_on, undo_steps};
 use super::change::{Knob, Plan, Saved, Step, What, saved};
 use super::journal::{Locked, Record};
 use super::shortage::{self, Shortage};
@@ -36,7 +36,8 @@ pub struct Written {
 }
 
 impl<'a> Steering<'a> {
-    /// Records what `pool` is; where the last change is that of a steering that was killed, what it was before that.
+    /// Records what `pool` is; with `inherit`, where the last change is that of a steering that was killed, and
+    /// the pool still is as that one left it, what it was before that.
     ///
     /// # Errors
     /// [`CarryError::Refused`] where its knobs cannot be written; [`CarryError::Moved`] where `pool` is not what
@@ -46,6 +47,7 @@ impl<'a> Steering<'a> {
         locked: &'a Locked,
         pool: &Pool,
         command: &str,
+        inherit: bool,
     ) -> Result<Self, CarryError> {
         let knob = |what| Knob {
             size: pool.size,
@@ -74,7 +76,11 @@ impl<'a> Steering<'a> {
         };
         check(root, &plan).map_err(CarryError::Refused)?;
         stands_on(root, &plan)?;
-        let abandoned = locked.last()?.filter(Record::is_abandoned_steering);
+        let abandoned = if inherit {
+            abandoned(root, locked)?
+        } else {
+            None
+        };
         let heir_of = abandoned.as_ref().map(|record| record.pid);
         let record = if let Some(mut record) = abandoned {
             record.inherit(command);
@@ -123,6 +129,12 @@ impl<'a> Steering<'a> {
         let mut work = Work::new(self.root, attendant);
         work.step(&mut step, false)?;
         let stopped = work.stop;
+        let ours = self.record.steps.iter_mut().find(|ours| ours.knob == knob);
+        if let Some(ours) = ours {
+            // For an heir. One that finds an older value takes the pool for changed by somebody else.
+            ours.after = step.after;
+            let _ = self.locked.put(&self.record);
+        }
         let short = !stopped && step.missing() > Pages(0);
         Ok(Written {
             after: step.after.unwrap_or(step.before),
@@ -142,7 +154,9 @@ impl<'a> Steering<'a> {
             step.to = step.knob.read(self.root).map_err(CarryError::Refused)?;
             step.after = Some(step.to);
         }
-        if self.record.steps.iter().all(|step| step.to == step.before) {
+        // Of the nodes too, which the steps do not name.
+        let missing = undo_steps(self.root, &self.record).map_err(CarryError::Refused)?;
+        if missing.is_empty() {
             return Ok(self.locked.remove(&self.record)?);
         }
         self.record.finished = true;
@@ -156,4 +170,17 @@ impl<'a> Steering<'a> {
     pub fn put_back(self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
         Work::new(self.root, attendant).put_back(self.locked, &self.record, false)
     }
+}
+
+/// The record of a steering that was killed, where the pool is as that one left it and can be put back.
+fn abandoned(root: &Root, locked: &Locked) -> Result<Option<Record>, CarryError> {
+    let stands = |step: &Step| {
+        let left = step.after.unwrap_or(step.before);
+        step.knob.read(root).is_ok_and(|now| now == left)
+    };
+    Ok(locked.last()?.filter(|record| {
+        record.is_abandoned_steering()
+            && record.steps.iter().all(stands)
+            && undo_steps(root, record).is_ok()
+    }))
 }

@@ -69,7 +69,7 @@ impl Headroom {
     }
 
     /// Room for `needed` more without the group passing a limit; page cache counts as room, and what other threads
-    /// of this process have claimed does not.
+    /// have claimed of this does not.
     ///
     /// Another process of the group may be faster, so this narrows the window in which a touch is fatal to
     /// what happens within one page fault; it cannot close it.
