@@ -1,13 +1,12 @@
 //! Hugetlb pages that move to THPs, because a fork is about to be made: [`settle`].
 //!
-//! After a fork, parent and child share private hugetlb pages copy-on-write, and a
-//! copy needs a page of the kernel's pool. Where there is none, the kernel takes the page from the child,
-//! which then dies of SIGBUS. So there are no hugetlb pages where a fork can happen: what they hold moves to
-//! THPs ([`settle`]) before a fork, and before the first further thread is made, because it can
-//! only move while nobody writes to it; and before a seccomp filter or a new root, behind which nothing could be
-//! asked any more. From then on the process takes THPs alone; its children begin anew
-//! ([`forked`]). And none are taken where the move could be refused later ([`could_move`]). docs/design/heap.md
-//! says what was rejected.
+//! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a page of the
+//! kernel's pool. Where there is none, the kernel takes the page from the child, which then dies of SIGBUS. So
+//! there are no hugetlb pages where a fork can happen: what they hold moves to THPs ([`settle`]) before a fork, and
+//! before the first further thread is made, because it can only move while nobody writes to it; and before a
+//! seccomp filter or a new root, behind which nothing could be asked any more. From then on the process takes THPs
+//! alone; its children begin anew ([`forked`]). And none are taken where the move could be refused later
+//! ([`could_move`]). docs/design/heap.md says what was rejected.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -23,7 +22,7 @@ use crate::ledger::{Slot, stats};
 static THREADED: AtomicBool = AtomicBool::new(false);
 /// The program promised not to fork while it has threads.
 static NOFORK: AtomicBool = AtomicBool::new(false);
-/// As [`CREDIT`], of hugetlb pages that could still be moved to THPs.
+/// As [`super::CREDIT`], of hugetlb pages that could still be moved to THPs.
 static TWIN_CREDIT: AtomicUsize = AtomicUsize::new(0);
 /// There are [`SPARES`].
 static SPARED: AtomicBool = AtomicBool::new(false);
