@@ -64,6 +64,9 @@ pub struct Record {
     /// False from before the first write until after the last: what is not finished may be anywhere
     /// between before and after.
     pub finished: bool,
+    /// One of a [`Steering`](super::Steering): its steps are the last write of each knob and not all of them.
+    #[serde(default)]
+    pub(super) steering: bool,
     /// The writes.
     pub steps: Vec<Step>,
     /// What has to be written to have everything back.
@@ -124,6 +127,7 @@ impl Record {
             boot: locked.boot.clone(),
             since_boot_ns: since_boot_ns(),
             finished: false,
+            steering: false,
             steps: plan.steps.clone(),
             saved: plan.saved.clone(),
             files: plan.files.clone(),
@@ -135,13 +139,6 @@ impl Record {
         command.clone_into(&mut self.command);
         self.pid = std::process::id();
         self.since_boot_ns = since_boot_ns();
-    }
-
-    /// True for what a [`Steering`](super::Steering) left behind that was killed: it changes nothing by itself, and says
-    /// what was before all that the steering did.
-    pub(super) fn is_abandoned_steering(&self) -> bool {
-        let stays = |step: &Step| step.before == step.to;
-        !self.finished && !self.steps.is_empty() && self.steps.iter().all(stays)
     }
 }
 

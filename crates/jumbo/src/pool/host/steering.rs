@@ -4,6 +4,9 @@
 //! follow. It is not finished until the steering ends: a process that was killed leaves a change that
 //! was cut short. The next steering goes on under that record, so that however often one is killed, the last one
 //! puts back what was before the first.
+//!
+//! So that the next one knows a pool that was left from a pool that somebody changed since, the record says of each
+//! knob its last value and, before each write, the new one: killed meanwhile, the pool is between them.
 
 use serde::Serialize;
 
@@ -88,6 +91,7 @@ impl<'a> Steering<'a> {
             record
         } else {
             let mut record = Record::of(&plan, command, locked);
+            record.steering = true;
             locked.add(&mut record)?;
             record
         };
@@ -126,14 +130,12 @@ impl<'a> Steering<'a> {
             to,
             after: None,
         };
+        self.note(knob, |ours| ours.to = to);
         let mut work = Work::new(self.root, attendant);
         work.step(&mut step, false)?;
         let stopped = work.stop;
-        let ours = self.record.steps.iter_mut().find(|ours| ours.knob == knob);
-        if let Some(ours) = ours {
-            // For an heir. One that finds an older value takes the pool for changed by somebody else.
-            ours.after = step.after;
-            let _ = self.locked.put(&self.record);
+        if let Some(after) = step.after {
+            self.note(knob, |ours| (ours.after, ours.to) = (Some(after), after));
         }
         let short = !stopped && step.missing() > Pages(0);
         Ok(Written {
@@ -143,6 +145,15 @@ impl<'a> Steering<'a> {
                 .then(|| shortage::of(self.root, &[step], false))
                 .flatten(),
         })
+    }
+
+    /// For the next steering. One that cannot read it takes the pool for changed by somebody else.
+    fn note(&mut self, knob: Knob, what: impl FnOnce(&mut Step)) {
+        let ours = self.record.steps.iter_mut().find(|ours| ours.knob == knob);
+        if let Some(ours) = ours {
+            what(ours);
+            let _ = self.locked.put(&self.record);
+        }
     }
 
     /// Leaves the pool as it is now, for `--undo` to put back.
@@ -167,7 +178,11 @@ impl<'a> Steering<'a> {
     ///
     /// # Errors
     /// [`CarryError`]; the record stays.
-    pub fn put_back(self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
+    pub fn put_back(mut self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
+        for step in &mut self.record.steps {
+            step.to = step.before;
+        }
+        let _ = self.locked.put(&self.record);
         Work::new(self.root, attendant).put_back(self.locked, &self.record, false)
     }
 }
@@ -176,11 +191,51 @@ impl<'a> Steering<'a> {
 fn abandoned(root: &Root, locked: &Locked) -> Result<Option<Record>, CarryError> {
     let stands = |step: &Step| {
         let left = step.after.unwrap_or(step.before);
-        step.knob.read(root).is_ok_and(|now| now == left)
+        let between = left.min(step.to)..=left.max(step.to);
+        step.knob.read(root).is_ok_and(|now| between.contains(&now))
     };
     Ok(locked.last()?.filter(|record| {
-        record.is_abandoned_steering()
+        record.steering
+            && !record.finished
             && record.steps.iter().all(stands)
             && undo_steps(root, record).is_ok()
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::Journal;
+    use super::*;
+    use crate::kernel::hugetlb;
+    use crate::units::PageSize;
+
+    /// Whether the next steering goes on for one that was killed while it wrote 7 over 2, where the pool is `left`.
+    fn inherited(left: u64) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let files = folder.path().join(hugetlb::FOLDER).join("hugepages-2048kB");
+        std::fs::create_dir_all(&files).unwrap();
+        for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
+            std::fs::write(files.join(format!("{name}_hugepages")), "0\n").unwrap();
+        }
+        let root = Root::at(folder.path());
+        let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
+        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        let pool = || hugetlb::pools(&root).unwrap().unwrap().remove(0);
+        let mut first = Steering::begin(&root, &locked, &pool(), "first", true).unwrap();
+        first.set(What::Persistent, Pages(2), &mut ()).unwrap();
+        let knob = first.record.steps[1].knob;
+        first.note(knob, |step| step.to = Pages(7));
+        std::fs::write(files.join("nr_hugepages"), format!("{left}\n")).unwrap();
+        drop(first);
+        let next = Steering::begin(&root, &locked, &pool(), "next", true).unwrap();
+        next.heir_of().is_some()
+    }
+
+    #[test]
+    fn a_write_that_was_cut_short_is_gone_on_with() {
+        assert_eq!(
+            [1, 2, 5, 7, 8].map(inherited),
+            [false, true, true, true, false]
+        );
+    }
 }
