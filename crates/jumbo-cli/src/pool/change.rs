@@ -48,20 +48,8 @@ pub(crate) struct SetArgs {
 /// Add pages to a pool
 #[derive(Debug, clap::Args)]
 pub(crate) struct GrowArgs {
-    /// The page size: 2M, 1G
-    #[arg(value_name = "SIZE", required_unless_present = "undo")]
-    size: Option<PageSize>,
-
-    /// How many more
-    #[arg(
-        value_name = "PAGES|BYTES",
-        required_unless_present = "undo",
-        conflicts_with_all = ["undo", "force"]
-    )]
-    by: Option<Amount>,
-
     #[command(flatten)]
-    how: How,
+    by: By,
 }
 
 /// Take pages from a pool
@@ -69,11 +57,18 @@ pub(crate) struct GrowArgs {
 /// Free pages go back to the host at once. Those in use become surplus, and go back when they are free.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShrinkArgs {
+    #[command(flatten)]
+    by: By,
+}
+
+/// What those two take.
+#[derive(Debug, clap::Args)]
+struct By {
     /// The page size: 2M, 1G
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
 
-    /// How many less
+    /// How many pages, or how much memory
     #[arg(
         value_name = "PAGES|BYTES",
         required_unless_present = "undo",
@@ -116,23 +111,24 @@ pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(super) fn grow(root: &Root, args: &GrowArgs) -> anyhow::Result<ExitCode> {
-    let amount = |size| args.by.map(|by| host::Amount::More(by.pages(size)));
-    let ask = |pool: &Pool| by(amount(pool.size), &args.how);
-    change(root, args.size, &args.how, false, &ask)
+    change_by(root, &args.by, host::Amount::More)
 }
 
 pub(super) fn shrink(root: &Root, args: &ShrinkArgs) -> anyhow::Result<ExitCode> {
-    let amount = |size| args.by.map(|by| host::Amount::Less(by.pages(size)));
-    let ask = |pool: &Pool| by(amount(pool.size), &args.how);
-    change(root, args.size, &args.how, false, &ask)
+    change_by(root, &args.by, host::Amount::Less)
 }
 
-fn by(persistent: Option<host::Amount>, how: &How) -> Wish {
-    Wish {
-        persistent,
+fn change_by(
+    root: &Root,
+    args: &By,
+    direction: fn(Pages) -> host::Amount,
+) -> anyhow::Result<ExitCode> {
+    let ask = |pool: &Pool| Wish {
+        persistent: args.by.map(|by| direction(by.pages(pool.size))),
         overcommit: None,
-        node: how.node.map(NodeId),
-    }
+        node: args.how.node.map(NodeId),
+    };
+    change(root, args.size, &args.how, false, &ask)
 }
 
 fn change(
@@ -230,10 +226,7 @@ fn at_boot(pool: &Pool, wish: &Wish, plan: &Plan) -> Vec<(Knob, Pages)> {
             .map(|step| step.to)
     };
     let on_node = |node| {
-        let here = pool
-            .nodes
-            .get(&node)
-            .map(|here| Pages(here.total.0.saturating_sub(here.surplus.0)));
+        let here = pool.nodes.get(&node).map(hugetlb::NodePool::persistent);
         here.unwrap_or_else(|| pool.persistent())
     };
     let mut values = Vec::new();

@@ -1,6 +1,6 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
-//! - [`show`], [`watch`]: look. [`wait`]: until pages are free.
+//! - [`show`], with the [`table`] of pools, and [`watch`]: look. [`wait`]: until pages are free.
 //! - [`change`]: set, grow, shrink. [`undo`]: back. [`auto`]: both, by demand.
 //! - [`outcome`]: what a change says. [`attend`]: signals and progress meanwhile.
 
@@ -10,6 +10,7 @@ mod auto;
 mod change;
 mod outcome;
 mod show;
+pub(crate) mod table;
 mod undo;
 mod wait;
 mod watch;

@@ -13,6 +13,7 @@ use jumbo::status::Missing;
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
+use super::table;
 use crate::view::{self, Align, NONE, View};
 
 /// Show the pools by size and node, and who has their pages
@@ -183,22 +184,8 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     if let Some(size) = page.default_size {
         view.fact("Default size", size.to_string())?;
     }
-    view.heading("hugetlb pools")?;
-    view.table(
-        [
-            ("SIZE", Align::Left),
-            ("NODE", Align::Right),
-            ("TOTAL", Align::Right),
-            ("PERSISTENT", Align::Right),
-            ("SURPLUS", Align::Right),
-            ("OVERCOMMIT", Align::Right),
-            ("USED", Align::Right),
-            ("FREE", Align::Right),
-            ("RESERVED", Align::Right),
-            ("MEMORY", Align::Right),
-        ],
-        page.pools.iter().flat_map(|page| rows(&page.pool)),
-    )?;
+    let pools: Vec<_> = page.pools.iter().map(|page| &page.pool).collect();
+    table::show(view, &pools)?;
     show_limits(view, page)?;
     show_holders(view, root, page)?;
     if !page.at_boot.is_empty() {
@@ -223,46 +210,6 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
         ))?;
     }
     view::missing(view, "Not shown", &page.missing)
-}
-
-fn rows(pool: &Pool) -> Vec<[String; 10]> {
-    let of = |total: Pages, surplus: Pages, free: Pages| {
-        let less = |part: Pages| total.0.saturating_sub(part.0).to_string();
-        (
-            less(surplus),
-            less(free),
-            total.bytes(pool.size).to_string(),
-        )
-    };
-    let (persistent, used, memory) = of(pool.total, pool.surplus, pool.free);
-    let mut rows = vec![[
-        pool.size.to_string(),
-        "all".to_owned(),
-        pool.total.to_string(),
-        persistent,
-        pool.surplus.to_string(),
-        pool.overcommit.to_string(),
-        used,
-        pool.free.to_string(),
-        pool.reserved.to_string(),
-        memory,
-    ]];
-    for (node, pages) in &pool.nodes {
-        let (persistent, used, memory) = of(pages.total, pages.surplus, pages.free);
-        rows.push([
-            String::new(),
-            node.to_string(),
-            pages.total.to_string(),
-            persistent,
-            pages.surplus.to_string(),
-            NONE.to_owned(),
-            used,
-            pages.free.to_string(),
-            NONE.to_owned(),
-            memory,
-        ]);
-    }
-    rows
 }
 
 fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {

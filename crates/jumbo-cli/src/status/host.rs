@@ -2,13 +2,14 @@
 
 use std::io;
 
-use jumbo::kernel::hugetlb::{self, Pool};
+use jumbo::kernel::hugetlb;
 use jumbo::kernel::probe::Available;
 use jumbo::kernel::thp::{Choice, SizeControl, Thp};
 use jumbo::status::{Formable, Host, Task, Tasks};
 use jumbo::units::{Bytes, PageSize};
 
 use super::HostPage;
+use crate::pool;
 use crate::view::{self, Align, NONE, View, bytes, percent};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
@@ -114,65 +115,15 @@ fn share(part: Bytes, whole: Bytes) -> String {
 }
 
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
+    if let Some(pools) = &host.pools {
+        return pool::table::show(view, &pools.iter().collect::<Vec<_>>());
+    }
     view.heading("hugetlb pools")?;
-    let Some(pools) = &host.pools else {
-        return view.line(if host.misses(Host::POOLS) {
-            "  cannot be read: see below"
-        } else {
-            "  this kernel has no hugetlb"
-        });
-    };
-    let all = |pool: &Pool| {
-        [
-            pool.size.to_string(),
-            "all".to_owned(),
-            pool.total.to_string(),
-            pool.persistent().to_string(),
-            pool.surplus.to_string(),
-            pool.overcommit.to_string(),
-            pool.free.to_string(),
-            pool.reserved.to_string(),
-            pool.total.bytes(pool.size).to_string(),
-        ]
-    };
-    let per_node = |pool: &Pool| {
-        let size = pool.size;
-        let rows: Vec<_> = pool
-            .nodes
-            .iter()
-            .map(|(node, pages)| {
-                let persistent = pages.total.0.saturating_sub(pages.surplus.0);
-                [
-                    String::new(),
-                    node.to_string(),
-                    pages.total.to_string(),
-                    persistent.to_string(),
-                    pages.surplus.to_string(),
-                    NONE.to_owned(),
-                    pages.free.to_string(),
-                    NONE.to_owned(),
-                    pages.total.bytes(size).to_string(),
-                ]
-            })
-            .collect();
-        rows
-    };
-    view.table(
-        [
-            ("SIZE", Align::Left),
-            ("NODE", Align::Right),
-            ("TOTAL", Align::Right),
-            ("PERSISTENT", Align::Right),
-            ("SURPLUS", Align::Right),
-            ("OVERCOMMIT", Align::Right),
-            ("FREE", Align::Right),
-            ("RESERVED", Align::Right),
-            ("MEMORY", Align::Right),
-        ],
-        pools
-            .iter()
-            .flat_map(|pool| std::iter::once(all(pool)).chain(per_node(pool))),
-    )
+    view.line(if host.misses(Host::POOLS) {
+        "  cannot be read: see below"
+    } else {
+        "  this kernel has no hugetlb"
+    })
 }
 
 fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {

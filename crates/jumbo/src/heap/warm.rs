@@ -84,35 +84,16 @@ pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<
 /// Makes a thread, with [`STACK`] bytes of stack from `stack` on; false where none can be made.
 fn make(at: usize, stack: usize) -> bool {
     let bits = |flags: libc::c_int| u64::from(flags.cast_unsigned());
-    let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND;
-    let thread = libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
-    let told = libc::CLONE_PARENT_SETTID | libc::CLONE_CHILD_CLEARTID;
-    let word = ALIVE[at].as_ptr().expose_provenance() as u64;
-    let arguments = libc::clone_args {
-        flags: bits(shared | thread | told),
-        pidfd: 0,
-        child_tid: word,
-        parent_tid: word,
-        exit_signal: 0,
-        stack: stack as u64,
-        stack_size: STACK as u64,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    };
-    let (pointer, size) = (
-        (&raw const arguments).expose_provenance(),
-        size_of::<libc::clone_args>(),
-    );
+    let shared = bits(libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND);
+    let thread = bits(libc::CLONE_THREAD | libc::CLONE_SYSVSEM);
+    let told = bits(libc::CLONE_PARENT_SETTID | libc::CLONE_CHILD_CLEARTID);
     let entry = Entry {
         function: thread_main,
         argument: 0,
     };
     // SAFETY: the stack is this thread's alone until its word is 0 again, which `in_parallel` waits for.
     // All signals are blocked, here and so there: no handler runs on a thread that libc does not know.
-    let made = unsafe { raw::spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) };
-    made > 0
+    unsafe { raw::clone3(shared | thread | told, &ALIVE[at], (stack, STACK), entry) > 0 }
 }
 
 /// # Safety

@@ -59,6 +59,18 @@ pub struct Mount {
     pub options: BTreeMap<String, Option<String>>,
 }
 
+impl NodePool {
+    /// Pages that stay when demand is gone.
+    pub fn persistent(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.surplus.0))
+    }
+
+    /// Pages that somebody maps.
+    pub fn used(&self) -> Pages {
+        Pages(self.total.0.saturating_sub(self.free.0))
+    }
+}
+
 impl Pool {
     /// Pages that stay when demand is gone.
     pub fn persistent(&self) -> Pages {

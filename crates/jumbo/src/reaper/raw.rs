@@ -124,6 +124,42 @@ pub(crate) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: E
     answer
 }
 
+/// Makes a task that runs `entry` on `stack`, which begins there and has that size; `word` has its ID while it lives,
+/// where `flags` ask for that. Returns the ID.
+///
+/// # Errors
+/// The negative errno of clone3(2).
+///
+/// # Safety
+/// As for clone3(2) with those flags; the stack is the task's alone and large enough for `entry`.
+pub(crate) unsafe fn clone3(
+    flags: u64,
+    word: &'static AtomicU32,
+    (stack, stack_size): (usize, usize),
+    entry: Entry,
+) -> isize {
+    let word = word.as_ptr().expose_provenance() as u64;
+    let arguments = libc::clone_args {
+        flags,
+        pidfd: 0,
+        child_tid: word,
+        parent_tid: word,
+        exit_signal: 0,
+        stack: stack as u64,
+        stack_size: stack_size as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    let (pointer, size) = (
+        (&raw const arguments).expose_provenance(),
+        size_of::<libc::clone_args>(),
+    );
+    // SAFETY: the caller's promise; the kernel only reads the arguments.
+    unsafe { spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) }
+}
+
 /// Makes a call that takes numbers only, or reads what its pointer points to.
 ///
 /// For calls that write nothing to the memory of the caller, and leave it mapped.

@@ -51,36 +51,14 @@ fn spawn_sibling() -> isize {
     spawn(SHARING | told, SIBLING.place(), sibling)
 }
 
-fn spawn(
-    flags: u64,
-    (stack, stack_size): (usize, usize),
-    function: unsafe extern "C" fn(usize) -> !,
-) -> isize {
-    let alive = CONTROL.alive.as_ptr().expose_provenance() as u64;
-    let arguments = libc::clone_args {
-        flags,
-        pidfd: 0,
-        child_tid: alive,
-        parent_tid: alive,
-        exit_signal: 0,
-        stack: stack as u64,
-        stack_size: stack_size as u64,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    };
-    let (pointer, size) = (
-        (&raw const arguments).expose_provenance(),
-        size_of::<libc::clone_args>(),
-    );
+fn spawn(flags: u64, stack: (usize, usize), function: unsafe extern "C" fn(usize) -> !) -> isize {
     let entry = Entry {
         function,
         argument: 0,
     };
     // SAFETY: the stack is that of one task at a time: `launch` makes none while one is alive. The
     // kernel writes the child's ID to `alive`, an atomic.
-    unsafe { raw::spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) }
+    unsafe { raw::clone3(flags, &CONTROL.alive, stack, entry) }
 }
 
 /// # Safety

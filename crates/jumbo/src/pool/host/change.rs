@@ -347,7 +347,7 @@ impl Part {
             nodes: nodes_in_words(pool),
         })?;
         Ok(Self {
-            persistent: Pages(here.total.0.saturating_sub(here.surplus.0)),
+            persistent: here.persistent(),
             surplus: here.surplus,
             pinned,
             of_pool,
@@ -404,7 +404,7 @@ pub(super) fn saved(pool: &Pool) -> Vec<Saved> {
     }
     let on_node = |(node, pages): (&NodeId, &hugetlb::NodePool)| Saved {
         knob: knob(Some(*node)),
-        value: Pages(pages.total.0.saturating_sub(pages.surplus.0)),
+        value: pages.persistent(),
     };
     pool.nodes.iter().map(on_node).collect()
 }
