@@ -89,7 +89,9 @@ pub fn measure(
     room(&root, footprint(size))?;
     let rounds = settings.rounds.get();
     let sides = plan::sides(workers);
-    progress.begin(sides.len() * (rounds + 1) + 2 * rounds);
+    let no_room = room(&root, footprint(HUGE)).err();
+    let inline_rows = 1 + usize::from(no_room.is_none());
+    progress.begin(sides.len() * (rounds + 1) + inline_rows * rounds);
 
     // As in the heap's table the first round is the warm-up.
     let mut frees = alternate_all(rounds + 1, sides.len(), |round, side| {
@@ -110,7 +112,6 @@ pub fn measure(
         "small ranges",
         |launch, times| unmap_small(settings, launch, times),
     )?;
-    let no_room = room(&root, footprint(HUGE)).err();
     let huge = match no_room {
         None => inline(
             settings,
