@@ -9,6 +9,7 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
+use super::window::Lies;
 use super::{BACKGROUND, HANDOVER, MERGED, MOST, interrupted, is_large, is_own, window, workers};
 use crate::kernel::headroom;
 use crate::kernel::sandbox;
@@ -237,9 +238,10 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 /// rest until all of it is free.
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
-    let room = window::WINDOW.with(|_| headroom::headroom()).flatten();
+    let all = bytes.saturating_add(pending);
+    let room = window::WINDOW.with(|_| headroom::headroom(all)).flatten();
     BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
-    room.is_some_and(|room| room.holds(bytes.saturating_add(pending)))
+    room.is_some_and(|room| room.holds(all))
 }
 
 /// The program allocates while memory is pending.
@@ -275,14 +277,12 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     }
     let _blocked = Blocked::new();
     // The kernel works from the start to the first mapping that it refuses; we could not stop there.
-    let one = |window: &mut _| window::is_one_mapping(window, address, length);
-    let suits = window::WINDOW.with(|window| window::pays(window, address, length, true))
-        == Some(true)
-        && memory::is_whole_and_unlocked(address, length).is_ok()
-        && window::WINDOW.with(one).flatten() == Some(true)
-        && memory::is_ordinary(address, page).is_ok()
-        && memory::is_ordinary(address + length - page, page).is_ok();
-    if !suits {
+    let suits = window::WINDOW.with(|window| {
+        window::pays(window, address, length, true)
+            && memory::is_whole_and_unlocked(address, length).is_ok()
+            && window::lies(window, address, length) == Lies::Plainly
+    });
+    if suits != Some(true) {
         Slot::add(&stats::slot().free_inline, length as u64);
         return None;
     }

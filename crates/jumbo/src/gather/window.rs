@@ -45,14 +45,37 @@ pub(super) struct Window {
 
 pub(super) static WINDOW: Lock<Window> = Lock::new(Window { next: BASE });
 
-/// Whether a range lies in one mapping, which is private and anonymous. `None` where the kernel cannot tell, being
-/// older than 6.11.
-pub(super) fn is_one_mapping(_held: &mut Window, address: usize, length: usize) -> Option<bool> {
+/// What a range lies in, as far as the kernel tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lies {
+    /// In one mapping, which is private and has no file behind it: no driver's, and no hugetlb pages.
+    Plainly,
+    /// Not in such a one.
+    Elsewhere,
+    /// A kernel older than 6.11 cannot say, but neither end of the range is a driver's or of hugetlb pages.
+    Unknown,
+}
+
+/// What a range lies in.
+pub(super) fn lies(_held: &mut Window, address: usize, length: usize) -> Lies {
     // With the lock held, so that no fork(2) copies the descriptor.
-    match Maps::open().and_then(|maps| maps.mapping(address)) {
-        Ok(mapping) => Some(mapping.is_private_anonymous && address + length <= mapping.range.end),
-        Err(Errno::NOTTY) => None,
-        Err(_) => Some(false),
+    let within = match Maps::open().and_then(|maps| maps.mapping(address)) {
+        Ok(mapping) => mapping.is_private_anonymous && address + length <= mapping.range.end,
+        Err(Errno::NOTTY) => {
+            let page = rustix::param::page_size();
+            let ends = [address, address + length - page];
+            let are_ordinary = ends.iter().all(|at| memory::is_ordinary(*at, page).is_ok());
+            if are_ordinary {
+                return Lies::Unknown;
+            }
+            false
+        }
+        Err(_) => false,
+    };
+    if within {
+        Lies::Plainly
+    } else {
+        Lies::Elsewhere
     }
 }
 
@@ -74,13 +97,16 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
             Err(Errno::NOTTY) => return length >= UNSEEN,
             Err(_) => return false,
         }
-        // Half of them cannot be reached any more, or is not to be expected: each look takes microseconds.
+        // Half of them is reached, or cannot be any more, or is not to be expected: each look takes microseconds.
         let left = SAMPLES - 1 - sample;
+        if base >= SAMPLES / 2 {
+            return true;
+        }
         if base + left < SAMPLES / 2 || base == 0 && sample + 1 >= ENOUGH {
             return false;
         }
     }
-    true
+    false
 }
 
 /// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
@@ -95,13 +121,10 @@ pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
 
 impl Window {
     fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
-        let page = rustix::param::page_size();
-        // First what most ranges fail. An older kernel moves one mapping or none.
+        // First what most ranges fail. A kernel that cannot say moves one mapping or none.
         let suits = pays(self, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
-            && is_one_mapping(self, address, length) != Some(false)
-            && memory::is_ordinary(address, page).is_ok()
-            && memory::is_ordinary(address + length - page, page).is_ok();
+            && lies(self, address, length) != Lies::Elsewhere;
         // Until the memory is free, the window counts as the range did. Where that is limited, another
         // thread could be refused what it was not refused before.
         let is_limited = |resource| getrlimit(resource).current.is_some();

@@ -50,13 +50,24 @@ impl Room {
     }
 }
 
-/// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2)
-/// away, so that no child has the descriptors.
-pub fn headroom() -> Option<Room> {
+/// How much room there is; `None` where that cannot be known. What the host can give is not looked at further where
+/// more than `enough` bytes are simply free. Called with a lock held that keeps fork(2) away, so that no child has
+/// the descriptors.
+pub fn headroom(enough: usize) -> Option<Room> {
     Some(Room {
-        host: available()?,
+        host: free().filter(|free| *free > enough).or_else(available)?,
         group: group()?,
     })
+}
+
+/// What nobody uses, not even for the contents of files: one call, where /proc/meminfo takes four.
+fn free() -> Option<usize> {
+    let info = rustix::system::sysinfo();
+    let (free, unit) = (
+        usize::try_from(info.freeram),
+        usize::try_from(info.mem_unit),
+    );
+    free.ok()?.checked_mul(unit.ok()?)
 }
 
 /// MemAvailable of /proc/meminfo (Linux 3.14).
@@ -211,10 +222,12 @@ fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     let mut length = 0;
     loop {
         let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
-        if more == 0 {
+        length += more;
+        // The kernel makes the text of such a file in one piece, so whole lines are all that there are.
+        let text = &buffer[..length];
+        if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
             return Ok(&buffer[..length]);
         }
-        length += more;
     }
 }
 
@@ -299,7 +312,7 @@ mod tests {
 
     #[test]
     fn this_host_has_some() {
-        let room = headroom();
+        let room = headroom(usize::MAX);
         assert!(room.is_none_or(|room| room.least() > 1 << 20), "{room:?}");
     }
 

@@ -284,7 +284,8 @@ fn has_room(length: usize) -> bool {
     if credit.is_ok() {
         return true;
     }
-    let Some(room) = headroom::headroom().and_then(|room| room.least().checked_sub(LEFT)) else {
+    let Some(room) = headroom::headroom(usize::MAX).and_then(|room| room.least().checked_sub(LEFT))
+    else {
         return false;
     };
     let Some(more) = room.checked_sub(length) else {

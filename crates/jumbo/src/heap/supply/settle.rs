@@ -62,7 +62,7 @@ pub(super) fn could_move(length: usize) -> bool {
         return true;
     }
     let held = count(HUGETLB);
-    let room = headroom::headroom().filter(headroom::Room::is_of_no_group);
+    let room = headroom::headroom(usize::MAX).filter(headroom::Room::is_of_no_group);
     let more = room.and_then(|room| room.least().checked_sub(LEFT + held + length));
     more.inspect(|more| TWIN_CREDIT.store((more / 4).min(TRUSTED), Ordering::Relaxed))
         .is_some()
@@ -191,7 +191,7 @@ fn move_range(address: usize, length: usize) -> std::result::Result<(), u32> {
     let scratch = scratch();
     // A touch at a cgroup's limit kills somebody. Where the limit is not known there was none when the
     // pages were taken. Under a filter no call is made that the program does not make.
-    let room = headroom::headroom().is_none_or(|room| room.least() >= length);
+    let room = headroom::headroom(usize::MAX).is_none_or(|room| room.least() >= length);
     if sandbox::is_entered_later() || !room {
         return Err(reason::STUCK_ROOM);
     }
