@@ -55,19 +55,24 @@ impl Room {
 /// the descriptors.
 pub fn headroom(enough: usize) -> Option<Room> {
     Some(Room {
-        host: free().filter(|free| *free > enough).or_else(available)?,
+        host: free(enough).or_else(available)?,
         group: group()?,
     })
 }
 
-/// What nobody uses, not even for the contents of files: one call, where /proc/meminfo takes four.
-fn free() -> Option<usize> {
+/// What nobody uses, not even for the contents of files, where that is more than `enough`: one call, where
+/// /proc/meminfo takes three.
+fn free(enough: usize) -> Option<usize> {
+    if enough == usize::MAX {
+        return None;
+    }
     let info = rustix::system::sysinfo();
     let (free, unit) = (
         usize::try_from(info.freeram),
         usize::try_from(info.mem_unit),
     );
-    free.ok()?.checked_mul(unit.ok()?)
+    let free = free.ok()?.checked_mul(unit.ok()?)?;
+    (free > enough).then_some(free)
 }
 
 /// MemAvailable of /proc/meminfo (Linux 3.14).
