@@ -92,6 +92,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// True where a sample is not what it was to be because somebody else took memory or CPUs meanwhile, as far as
+    /// one can tell: the next one may be.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        matches!(self, Self::Claim { .. } | Self::NotBack(_))
+    }
+
+    /// True where this host, as it is now, has not what a row needs.
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.is_disturbed() || matches!(self, Self::Memory { .. })
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

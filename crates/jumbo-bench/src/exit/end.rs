@@ -32,9 +32,6 @@ pub(super) struct Sample {
 /// How long a process may take to end when its memory is back, and its sibling to follow.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a sample is tried whose memory somebody else took.
-const TRIES: usize = 3;
-
 /// A process that holds memory and is ready to end.
 struct Holder {
     child: Child,
@@ -45,24 +42,8 @@ struct Holder {
     ready: Ready,
 }
 
-/// Starts a process with `size` bytes on that side, ends it that way, and watches. Where somebody else took the
-/// memory meanwhile it is done again.
+/// Starts a process with `size` bytes on that side, ends it that way, and watches.
 pub(super) fn watch(
-    settings: &Settings,
-    case: (End, Side),
-    load: (Bytes, Option<NonZeroU32>),
-) -> Result<Sample, Error> {
-    let mut tries = TRIES;
-    loop {
-        tries -= 1;
-        match watch_once(settings, case, load) {
-            Err(Error::NotBack(_)) if tries > 0 => {}
-            measured => return measured,
-        }
-    }
-}
-
-fn watch_once(
     settings: &Settings,
     (end, side): (End, Side),
     (size, workers): (Bytes, Option<NonZeroU32>),

@@ -20,7 +20,7 @@ use jumbo::units::Bytes;
 
 use crate::machine::Machine;
 use crate::memory::room;
-use crate::rounds::alternate_all;
+use crate::rounds::{alternate_all, undisturbed};
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings};
 use end::Sample;
@@ -62,7 +62,7 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
             0 => format!("warm-up: {what}"),
             _ => format!("round {round} of {rounds}: {what}"),
         });
-        end::watch(settings, (end, side), (size, load.workers))
+        undisturbed(|| end::watch(settings, (end, side), (size, load.workers)))
     })?;
     for samples in &mut samples {
         samples.remove(0);

@@ -20,7 +20,7 @@ use jumbo::units::Bytes;
 use crate::child::{self, Launch, answer};
 use crate::machine::Machine;
 use crate::memory::room;
-use crate::rounds::{alternate, alternate_all};
+use crate::rounds::{alternate, alternate_all, undisturbed};
 use crate::stats::median;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings, claim};
@@ -68,9 +68,6 @@ impl Effort {
     }
 }
 
-/// How often a sample is tried whose memory, or whose CPUs, somebody else took.
-const TRIES: usize = 3;
-
 /// What an inline row compares: the baseline twice.
 const INLINE: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::JUMBO];
 
@@ -100,7 +97,7 @@ pub fn measure(
             0 => format!("warm-up: {}", side.name()),
             _ => format!("round {round} of {rounds}: {}", side.name()),
         });
-        free(settings, side, size, machine.cores)
+        undisturbed(|| free(settings, side, size, machine.cores))
     })?;
     for samples in &mut frees {
         samples.remove(0);
@@ -119,15 +116,17 @@ pub fn measure(
             progress,
             "huge-mapped ranges",
             |launch, times| unmap_huge(settings, launch, times),
-        )?,
-        Some(_) => Vec::new(),
+        ),
+        Some(why) => Err(why),
     };
 
     let mut table = Table::new("free", format!("{size} in base pages"), rounds, machine);
     push_frees(&mut table, &sides, &frees);
-    match no_room {
-        None => push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge),
-        Some(why) => table.missing("munmap of huge pages", why.to_string()),
+    match huge {
+        Ok(huge) => push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge),
+        // What the other rows say is as true without it.
+        Err(why) if why.is_of_host() => table.missing("munmap of huge pages", why.to_string()),
+        Err(why) => return Err(why),
     }
     push_inline(&mut table, "small_inline", "munmap of 1 to 64 MiB", &small);
     Ok(table)
@@ -195,7 +194,7 @@ fn inline(
             told = round;
             progress.step(&format!("round {round} of {rounds}: {what}"));
         }
-        measure(INLINE[side], effort.times)
+        undisturbed(|| measure(INLINE[side], effort.times))
     })?;
     let of_round = |round: usize| {
         let first = round * effort.processes;
@@ -213,24 +212,13 @@ fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<Fr
     if side.back == Back::Asked {
         words.push("--back");
     }
-    let mut tries = TRIES;
-    loop {
-        let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
-        claim::base_pages(side.launch, &sample.memory, size)?;
-        let checked = side.check(&sample, size, cpus).and_then(|()| {
-            let lost = side.back == Back::Asked && sample.back_ms.is_none();
-            if lost {
-                Err(Error::NotBack(size))
-            } else {
-                Ok(())
-            }
-        });
-        tries -= 1;
-        match checked {
-            Err(_) if tries > 0 => {}
-            checked => return checked.map(|()| sample),
-        }
+    let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
+    claim::base_pages(side.launch, &sample.memory, size)?;
+    side.check(&sample, size, cpus)?;
+    if side.back == Back::Asked && sample.back_ms.is_none() {
+        return Err(Error::NotBack(size));
     }
+    Ok(sample)
 }
 
 fn unmap_huge(settings: &Settings, launch: Launch, times: usize) -> Result<f64, Error> {
