@@ -32,8 +32,9 @@ const STACK: usize = 2 << 20;
 const BACK_OFF: u32 = 64;
 /// How long [`retire`] waits.
 const BOUND: Duration = Duration::from_secs(10);
-/// How long it then waits for the kernel to let go of a thread.
-const LETTING_GO: Duration = Duration::from_millis(50);
+/// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
+/// it, or where a debugger has it.
+const LETTING_GO: Duration = Duration::from_secs(2);
 
 static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
 /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
