@@ -1,5 +1,6 @@
 //! Memory given back from both sides, and the processes for which that must not be done.
 
+use std::fs::File;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -133,7 +134,7 @@ fn a_process_outlives_its_first_thread() {
 fn the_hold_moves_on_when_its_thread_ends() {
     let script = without_first_thread(
         "signal.signal(signal.SIGUSR1, end)",
-        "    time.sleep(0.3)\n    os._exit(0)",
+        "    until_traced()\n    os._exit(0)",
     );
     let victim = Victim::start(&script);
     let (row, _) = kill(&["--signal", "USR1"], victim.pid());
@@ -146,7 +147,7 @@ fn the_hold_survives_an_exec_by_another_thread() {
     let script = format!(
         "import base64
 signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=os.execlp, args=('python3', 'python3', '-c', {:?})).start())",
-        with_memory("signal.signal(signal.SIGUSR1, signal.SIG_DFL); time.sleep(0.3); os.kill(os.getpid(), 9)")
+        with_memory("signal.signal(signal.SIGUSR1, signal.SIG_DFL); until_traced(); os.kill(os.getpid(), 9)")
     );
     let victim = Victim::start(&script);
     let (row, _) = kill(&["--signal", "USR1"], victim.pid());
@@ -156,6 +157,10 @@ signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=os.execlp, args
 
 #[test]
 fn the_core_is_whole() {
+    // The lock of all tests that change the host's state: others set where cores go.
+    let lock = std::env::temp_dir().join("jumbo-e2e.lock");
+    let still = File::create(&lock).or_else(|_| File::open(&lock)).unwrap();
+    still.lock_shared().unwrap();
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with('|') || pattern.contains('/') {
         return skip(

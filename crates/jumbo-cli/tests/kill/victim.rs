@@ -26,6 +26,10 @@ def take(size):
 def say(word):
     sys.stdout.write(word + '\\n')
     sys.stdout.flush()
+def until_traced():
+    end = time.monotonic() + 60
+    while 'TracerPid:\\t0\\n' in open('/proc/thread-self/status').read() and time.monotonic() < end:
+        time.sleep(0.001)
 def forever():
     while True:
         signal.pause()
@@ -174,9 +178,9 @@ impl Installed {
     }
 }
 
-/// Waits until `condition` holds; fails after 30 seconds.
+/// Waits until `condition` holds; fails after a minute.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(2));

@@ -54,7 +54,14 @@ fn every_end_is_held() {
         "os.execlp('python3', 'python3', '-c', {:?})",
         python("sys.exit(4)")
     );
-    let thread = "threading.Thread(target=lambda: (time.sleep(0.05), os._exit(5))).start()
+    // Not before the hold has moved on to it.
+    let thread = "
+def last():
+    end = time.monotonic() + 60
+    while 'TracerPid:\\t0\\n' in open('/proc/thread-self/status').read() and time.monotonic() < end:
+        time.sleep(0.001)
+    os._exit(5)
+threading.Thread(target=last).start()
 libc.syscall(60 if os.uname().machine == 'x86_64' else 93, 0)";
     let threads =
         "for _ in range(30): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()

@@ -162,6 +162,8 @@ impl Hold {
 
     fn at_exit(&mut self) -> News {
         if !self.is_last() {
+            // First of all: where another thread is in execve(2), that waits for the end of this one, and whoever
+            // seizes it waits for execve(2).
             let _ = Stop::Exit.detach(self.thread);
             return self.move_on(Some(self.thread));
         }
