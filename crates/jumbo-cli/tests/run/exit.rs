@@ -1,10 +1,9 @@
 //! How it ends: exit codes, signals, and programs that cannot be started.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 
-use crate::support::{MODES, Mode, jumbo, output, run, stderr, stdout};
+use crate::support::{MODES, Mode, executable, jumbo, output, run, stderr, stdout};
 
 #[test]
 fn the_exit_code_is_the_program_s() {
@@ -60,8 +59,7 @@ fn what_cannot_be_started_says_so_in_one_line() {
     let plain = folder.path().join("plain");
     fs::write(&plain, "no program").unwrap();
     let orphan = folder.path().join("orphan");
-    fs::write(&orphan, "#!/nonexistent/interpreter\n").unwrap();
-    fs::set_permissions(&orphan, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(&orphan, "#!/nonexistent/interpreter\n");
     let cases = [
         ("/nonexistent", 127),
         ("no-such-program-anywhere", 127),
@@ -126,8 +124,7 @@ fn a_file_in_path_that_may_not_be_executed_is_126() {
     assert_eq!(status.code(), Some(126));
     // But one further down that may be is what runs.
     let tool = second.path().join("tool");
-    fs::write(&tool, "#!/bin/sh\nexit 3").unwrap();
-    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(&tool, "#!/bin/sh\nexit 3");
     let status = output(run(Mode::Exec).env("PATH", &path).arg("tool")).status;
     assert_eq!(status.code(), Some(3));
 }
@@ -136,8 +133,7 @@ fn a_file_in_path_that_may_not_be_executed_is_126() {
 fn a_script_without_an_interpreter_line_is_the_shell_s() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
-    fs::write(&script, "echo \"$1\"; exit 4\n").unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(&script, "echo \"$1\"; exit 4\n");
     for mode in MODES {
         let output = output(run(mode).arg(&script).arg("an argument"));
         assert_eq!(output.status.code(), Some(4), "{mode:?}");

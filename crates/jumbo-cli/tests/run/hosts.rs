@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::support::{library, output, skip, stderr};
+use crate::support::{LOOKED_AT, library, output, skip, stderr};
 
 const SCRIPT: &str = "a = [bytes(1000 + i % 7) for i in range(50000)]";
 
@@ -24,13 +24,22 @@ fn below(name: &str, wrapper: &str, probe: &str) {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let jumbo = folder.path().join("jumbo");
-    fs::copy(env!("CARGO_BIN_EXE_jumbo"), &jumbo).unwrap();
-    fs::copy(library(), folder.path().join("libjumbo_preload.so")).unwrap();
+    // cp(1) makes them: a file that anybody writes cannot be run, and what another test starts inherits descriptors.
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_jumbo"))
+        .args([library(), folder.path()])
+        .status();
+    assert!(copied.unwrap().success());
     let script = format!(
-        "{wrapper} {} run --report=json -- /usr/bin/python3 -c '{SCRIPT}; import sys, time; time.sleep(0.3); sys.exit(3)'",
+        "{wrapper} {} run --report=json -- /usr/bin/python3 -c \"$0\"",
         jumbo.display()
     );
-    let output = output(Command::new("sh").current_dir("/").args(["-c", &script]));
+    let python = format!("{SCRIPT}\n{LOOKED_AT}\nos._exit(3)");
+    let output = output(
+        Command::new("sh")
+            .current_dir("/")
+            .args(["-c", &script, &python]),
+    );
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(report["reach"]["reached"], true, "{report:#}");

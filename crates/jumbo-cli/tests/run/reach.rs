@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{MODES, jumbo, output, run, skip, stdout};
+use crate::support::{MODES, executable, jumbo, output, run, skip, stdout};
 
 fn plan(program: &Path) -> Value {
     let plan = stdout(
@@ -53,8 +53,7 @@ fn a_pipe_for_an_interpreter_is_not_waited_for() {
             .unwrap()
             .success()
     );
-    fs::write(&script, format!("#!{}\n", pipe.display())).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(&script, &format!("#!{}\n", pipe.display()));
     for mode in MODES {
         assert_eq!(output(run(mode).arg(&script)).status.code(), Some(126));
     }
@@ -196,8 +195,7 @@ fn a_set_user_id_program_is_not_reached() {
 fn scripts_that_interpret_each_other_end() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
-    fs::write(&program, format!("#!{}\n", program.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(&program, &format!("#!{}\n", program.display()));
     assert!(reason(&program).contains("interpret each other"));
     assert_eq!(
         output(run(crate::support::Mode::Exec).arg(&program))

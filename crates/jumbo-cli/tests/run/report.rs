@@ -5,10 +5,12 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{Running, jumbo, kill, output, stderr, until};
+use crate::support::{LOOKED_AT, Running, jumbo, kill, output, stderr, until};
 
-const PYTHON: &str =
-    "a = [bytes(1000 + i % 7) for i in range(100000)]; import time; time.sleep(0.3)";
+/// A Python program with 100 MB that is seen with all of it.
+fn python() -> String {
+    format!("a = [bytes(1000 + i % 7) for i in range(100000)]\n{LOOKED_AT}")
+}
 
 fn report(options: &[&str], program: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
@@ -23,7 +25,7 @@ fn report(options: &[&str], program: &[&str]) -> Value {
 
 #[test]
 fn the_report_has_what_is_documented() {
-    let report = report(&[], &["python3", "-c", PYTHON]);
+    let report = report(&[], &["python3", "-c", &python()]);
     assert_eq!(report["mode"], "parent");
     assert_eq!(report["exit"]["code"], 0);
     assert_eq!(report["program"][0], "python3");
@@ -51,7 +53,7 @@ fn the_report_has_what_is_documented() {
 
 #[test]
 fn the_report_survives_a_killed_program() {
-    let script = format!("{PYTHON}\nimport os, time\ntime.sleep(0.3)\nos.kill(os.getpid(), 9)");
+    let script = python() + "os.kill(os.getpid(), 9)";
     let report = report(&[], &["python3", "-c", &script]);
     assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
     let ended = &report["exit"];
@@ -70,8 +72,8 @@ fn the_options_are_what_is_requested() {
 
 #[test]
 fn children_are_in_the_report() {
-    let script = format!("python3 -c '{PYTHON}; import time; time.sleep(0.2)'; :");
-    let report = report(&[], &["sh", "-c", &script]);
+    let python = python();
+    let report = report(&[], &["sh", "-c", "python3 -c \"$0\"; :", &python]);
     assert!(report["peak"]["heap"]["bytes"].as_u64().unwrap() > 90_000_000);
     assert!(
         report["processes"].as_array().unwrap().len() >= 2,

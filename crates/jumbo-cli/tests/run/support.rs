@@ -72,13 +72,25 @@ pub(crate) fn stdout(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Makes a file that can be run. Another process writes it: a descriptor open for writing here could be inherited
+/// by what another test starts, and a file that anybody writes cannot be run (ETXTBSY).
+pub(crate) fn executable(path: &Path, text: &str) {
+    let script = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let made = Command::new("sh")
+        .args(["-c", script])
+        .arg(path)
+        .arg(text)
+        .status();
+    assert!(made.unwrap().success());
+}
+
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Waits until `condition` holds; fails after ten seconds.
+/// Waits until `condition` holds; fails after a minute.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));
@@ -104,6 +116,23 @@ impl Drop for Running {
         let _ = self.0.wait();
     }
 }
+
+/// What a Python program does until the jumbo above it has looked at it for a while, as it is now: jumbo sleeps
+/// between two looks, and samples when a few looks later there is clearly more than before.
+pub(crate) const LOOKED_AT: &str = "
+import os, time
+def above(pid):
+    return open(f'/proc/{pid}/stat').read().rsplit(') ')[1].split()[1]
+jumbo = above('self')
+while open(f'/proc/{jumbo}/comm').read() != 'jumbo\\n':
+    jumbo = above(jumbo)
+def sleeps():
+    status = open(f'/proc/{jumbo}/status').read()
+    return int(status.split('\\nvoluntary_ctxt_switches:')[1].split()[0])
+enough, end = sleeps() + 50, time.monotonic() + 60
+while sleeps() < enough and time.monotonic() < end:
+    time.sleep(0.005)
+";
 
 /// One child of a process, once it is there.
 pub(crate) fn child_of(pid: i32) -> i32 {

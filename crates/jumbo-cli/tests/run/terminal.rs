@@ -54,7 +54,7 @@ impl Session {
 
     /// Waits for `marker` in what comes next, and returns all up to and with it.
     fn expect(&mut self, marker: &str) -> String {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(at) = self.seen.find(marker) {
                 let rest = self.seen.split_off(at + marker.len());
@@ -171,7 +171,7 @@ fn a_program_continued_alone_goes_on() {
 fn a_new_window_size_is_the_program_s_too() {
     let program = "trap \"stty size </dev/tty\" WINCH; echo ready; while :; do sleep 0.05; done";
     let command = format!(
-        "{JUMBO} run --report -- bash -c '{program}' & sleep 0.5; stty rows 33 cols 77; wait"
+        "{JUMBO} run --report -- bash -c '{program}' & read line; stty rows 33 cols 77; wait"
     );
     let Some(mut session) = Session::start(&command) else {
         skip(
@@ -181,6 +181,7 @@ fn a_new_window_size_is_the_program_s_too() {
         return;
     };
     session.expect("ready");
+    session.send("\n");
     session.expect("33 77");
     session.send("\x03");
 }
