@@ -5,8 +5,11 @@
     reason = "a command that cannot be run fails its test"
 )]
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -77,8 +80,10 @@ fn pages_for_people_have_no_escape_codes_in_a_pipe() {
 #[test]
 fn a_reader_that_goes_away_is_no_error_message() {
     for arguments in [&["status"][..], &["status", "--json"], &["doctor"]] {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
+        // Not a pipe, which what another test just starts may hold open at its other end for a moment.
+        let (reader, writer) = UnixStream::pair().unwrap();
+        reader.shutdown(std::net::Shutdown::Both).unwrap();
+        let writer = OwnedFd::from(writer);
         let output = jumbo(arguments).stdout(writer).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(output.stderr.is_empty(), "{output:?}");
@@ -87,16 +92,26 @@ fn a_reader_that_goes_away_is_no_error_message() {
 
 #[test]
 fn every_process_of_a_name_is_shown_and_added_up() {
+    let name = format!("jumbo-test-sleeper-{}", std::process::id());
     let mut sleepers: Vec<_> = (0..2)
         .map(|_| {
             Command::new("sleep")
-                .arg0("jumbo-test-sleeper")
-                .arg("60")
+                .arg0(&name)
+                .arg("600")
                 .spawn()
                 .unwrap()
         })
         .collect();
-    let page = json(&["status", "--json", "-p", "jumbo-test-sleeper"]);
+    // A process is there before it has its name.
+    for sleeper in &sleepers {
+        let path = format!("/proc/{}/cmdline", sleeper.id());
+        let start = Instant::now();
+        while !std::fs::read_to_string(&path).unwrap().starts_with(&name) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no {name}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let page = json(&["status", "--json", "-p", &name]);
     for sleeper in &mut sleepers {
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
