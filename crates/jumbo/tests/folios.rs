@@ -1,11 +1,14 @@
 //! Folio sizes looked up on the real kernel, which takes root.
 
+use std::time::{Duration, Instant};
+
 use jumbo::kernel::folios::Folios;
 use jumbo::kernel::sys::{Scratch, Sharing, collapse};
 use jumbo::kernel::{Root, base_page, thp};
 use jumbo::status::Kind;
 use jumbo::status::process::Observer;
 use jumbo::units::Bytes;
+use rustix::io::Errno;
 
 /// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 fn skip(name: &str, reason: impl std::fmt::Display) {
@@ -32,7 +35,15 @@ fn collapsed_memory_is_seen_in_folios_of_the_pmd_size() {
         (memory.address() + memory.size()) as u64,
     );
     let one_page = folios.sizes(pid, start, end).unwrap();
-    if let Err(error) = collapse(memory.address(), memory.size()) {
+    // EAGAIN: the kernel has the page in hand, and says to ask again.
+    let asked = Instant::now();
+    let answer = loop {
+        match collapse(memory.address(), memory.size()) {
+            Err(Errno::AGAIN) if asked.elapsed() < Duration::from_secs(30) => {}
+            answer => break answer,
+        }
+    };
+    if let Err(error) = answer {
         return skip(NAME, format!("MADV_COLLAPSE: {error}"));
     }
     let collapsed = folios.sizes(pid, start, end).unwrap();

@@ -27,14 +27,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use jumbo::pool::{Error, Model, Page, Placement, Pool, Reservation, Subpool};
 use jumbo::units::Pages;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use host::{Alone, Knobs, POOL, kernel_counters, skip};
+use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
 
 const SIZE: usize = 2 << 20;
 const SEEDS: &[u64] = &[1, 2, 3, 5];
@@ -43,8 +42,6 @@ const STEPS: usize = 10_000;
 const MOST: u64 = 24;
 /// How often a sequence is run again when two runs do not say the same.
 const RETRIES: u32 = 5;
-/// How long others may take to give their pages back.
-const MOMENT: Duration = Duration::from_secs(30);
 /// How often a sequence that fails is run again to make it shorter.
 const RUNS: u32 = 300;
 /// The maximum of the subpool.
@@ -399,10 +396,7 @@ fn run(ops: &[Op]) -> Outcome {
     write("nr_overcommit_hugepages", 0);
     write("nr_hugepages", 0);
     // Programs of others on this host, which know nothing of the lock.
-    let start = Instant::now();
-    while kernel_counters() != [0; 4] && start.elapsed() < MOMENT {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    is_unused();
     // More than a sequence can ask for: the kernel's buddy allocator has more, too.
     let pool = Pool::new(Model::new(&[512]).unwrap(), Placement::ANYWHERE);
     let subpool = pool.subpool(Some(Pages(QUOTA)), Pages(0)).unwrap();
@@ -500,7 +494,7 @@ fn the_pool_counts_as_the_kernel_does() {
     if fs::metadata(POOL).is_err() {
         return skip("the kernel has no pool of 2M pages");
     }
-    if kernel_counters() != [0; 4] {
+    if !is_unused() {
         return skip("somebody uses the kernel's pool of 2M pages");
     }
     if Mount::new().is_none() {

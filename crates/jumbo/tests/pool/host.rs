@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 #[track_caller]
@@ -66,6 +67,21 @@ impl Drop for Knobs {
 
 /// The folder of the kernel's pool of 2 MiB pages.
 pub(crate) const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+/// How long others may take to give their pages back.
+pub(crate) const MOMENT: Duration = Duration::from_secs(60);
+
+/// Whether the kernel's pool is empty, or becomes so: a program that was killed is at its end for a moment.
+pub(crate) fn is_unused() -> bool {
+    let start = Instant::now();
+    while kernel_counters() != [0; 4] {
+        if start.elapsed() > MOMENT {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
 
 /// (total, free, reserved, surplus) of the kernel's pool of 2 MiB pages.
 pub(crate) fn kernel_counters() -> [u64; 4] {

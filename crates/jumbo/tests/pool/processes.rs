@@ -3,18 +3,19 @@
 #![allow(unsafe_code, reason = "takes a descriptor by its number")]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use jumbo::pool::{Error, Mapped, Page, Populate};
 use jumbo::units::Pages;
 
-use crate::host::{kernel_counters, skip};
+use crate::host::{MOMENT, kernel_counters, skip};
 use crate::sources::{BYTES, KernelPool, anonymous_huge, hugetlb, thp, tuple, with_thp};
 
 /// How many take at once.
@@ -104,7 +105,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.path);
+        // A process that was waited for may still be in it for a moment.
+        let start = Instant::now();
+        while matches!(fs::remove_dir(&self.path), Err(error) if error.kind() == ErrorKind::ResourceBusy)
+            && start.elapsed() < MOMENT
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         if let Some((control, controller)) = &self.handed_down {
             let _ = fs::write(control, format!("-{controller}"));
         }
@@ -188,7 +195,12 @@ fn a_thp_pool_takes_no_privilege() {
     }
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("pool");
-    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    // By cp(1): what another test starts inherits descriptors, and a file that anybody writes cannot be run.
+    let copied = Command::new("cp")
+        .arg(std::env::current_exe().unwrap())
+        .arg(&copy)
+        .status();
+    assert!(copied.unwrap().success());
     let open = std::os::unix::fs::PermissionsExt::from_mode;
     fs::set_permissions(folder.path(), open(0o755)).unwrap();
     let mut command = Command::new(&copy);

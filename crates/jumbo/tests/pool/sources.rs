@@ -10,7 +10,7 @@ use jumbo::pool::growth::Plan;
 use jumbo::pool::{Error, Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{PageSize, Pages};
 
-use crate::host::{Alone, Knobs, POOL, kernel_counters, skip};
+use crate::host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
 
 const SIZE: PageSize = PageSize::SIZE_2M;
 pub(crate) const BYTES: usize = 2 << 20;
@@ -43,7 +43,7 @@ impl KernelPool {
             skip("needs root, for the kernel's pool");
         } else if fs::metadata(POOL).is_err() {
             skip("the kernel has no pool of 2M pages");
-        } else if kernel_counters() != [0; 4] {
+        } else if !is_unused() {
             skip("somebody uses the kernel's pool of 2M pages");
         } else {
             let mut knobs = Knobs::new();
