@@ -65,6 +65,7 @@ fn the_report_is_written_when_the_program_is_killed() {
         .args(["256", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
+    running.wait_until_looked_at();
     let program = running.child();
     let seen = smaps::resident(program);
     rustix::process::kill_process(program, Signal::KILL).unwrap();

@@ -36,6 +36,7 @@ fn the_report_agrees_with_the_kernel() {
         .args(["512", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
+    running.wait_until_looked_at();
     let seen = smaps::resident(running.child());
     let report = report.read(&running.wait().ok());
     assert_close(report.heap_bytes(), seen.heap as f64, 0.02);

@@ -73,6 +73,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
+        // The kernel may still be at the end of the last process.
+        host::remove_group(&self.folder);
     }
 }

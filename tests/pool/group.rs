@@ -68,7 +68,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
+        host::remove_group(&self.folder);
         if let Some((control, controller)) = &self.handed_down {
             let _ = fs::write(control, format!("-{controller}"));
         }

@@ -7,7 +7,7 @@ mod group;
 
 use group::Group;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -27,6 +27,11 @@ fn pooled() -> (crate::support::build::Compiled, Program) {
 #[track_caller]
 fn kernel_pool(pages: u64) -> Option<Knob> {
     let knob = Knob::set(PERSISTENT, &pages.to_string())?;
+    // A program that was killed may be at its end, and have pages until then.
+    let start = Instant::now();
+    while free_pages() != pages && start.elapsed() < wait::MOMENT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let got: u64 = std::fs::read_to_string(PERSISTENT)
         .unwrap()
         .trim()
@@ -322,6 +327,8 @@ fn a_signal_ends_the_warming() {
             resident().filter(|bytes| *bytes > POOL / 64)
         });
         running.signal(Signal::TERM);
+        // However late that was.
+        let before = resident().unwrap_or(0);
         let mut most = 0;
         while !running.has_ended() {
             most = most.max(resident().unwrap_or(0));
@@ -329,7 +336,8 @@ fn a_signal_ends_the_warming() {
         let ran = running.wait();
         assert_eq!(ran.shell_status(), 128 + 15, "{heap}: {ran:?}");
         assert_eq!(ran.stdout, "", "{heap}");
-        assert!(most < POOL / 2, "{heap}: {} MiB", most / MIB);
+        let more = most.saturating_sub(before);
+        assert!(more < POOL / 16, "{heap}: {} MiB more", more / MIB);
     }
 }
 

@@ -28,12 +28,12 @@ fn build_preload(folder: &Path) {
         "debug" => "dev",
         named => named,
     };
-    // target/PROFILE, or target/TRIPLE/PROFILE where a target was named.
+    // target/PROFILE, or target/TRIPLE/PROFILE where a target was named; cargo marks its own folder.
     let above = folder.parent().unwrap();
     let triple = above
         .file_name()
         .and_then(|name| name.to_str())
-        .filter(|name| name.matches('-').count() >= 2);
+        .filter(|_| !above.join("CACHEDIR.TAG").exists());
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args([
         "build",

@@ -1,8 +1,11 @@
 //! What the host must be for a test, and the lock around its global state.
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::wait;
 
 /// Says that the calling test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
 #[track_caller]
@@ -82,6 +85,16 @@ impl Held {
         let file = File::create(&file).or_else(|_| File::open(&file)).unwrap();
         lock(&file).unwrap();
         Self { _lock: file }
+    }
+}
+
+/// Removes a control group whose processes have ended. A process that was waited for may still be in it for a moment.
+pub(crate) fn remove_group(folder: &Path) {
+    let start = Instant::now();
+    while matches!(fs::remove_dir(folder), Err(error) if error.kind() == ErrorKind::ResourceBusy)
+        && start.elapsed() < wait::MOMENT
+    {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -80,11 +80,13 @@ impl Running {
             &format!("a line `{prefix}...` of {}", self.command),
             left,
             || {
+                // Asked first: what it read before it ended is there then.
+                let closed = self.stdout.is_closed();
                 let text = self.stdout.so_far();
                 let found = text
                     .split_inclusive('\n')
                     .find(|line| line.starts_with(prefix));
-                if found.is_none() && self.stdout.is_closed() {
+                if found.is_none() && closed {
                     panic!(
                         "no line `{prefix}...` in:\n{text}\n{}",
                         self.stderr.so_far()
@@ -95,6 +97,23 @@ impl Running {
                     .map(|line| line.trim_end().to_owned())
             },
         )
+    }
+
+    /// Waits until the launcher, which reports, has looked at the program for a while, as it is now.
+    #[track_caller]
+    pub(crate) fn wait_until_looked_at(&self) {
+        let path = format!("/proc/{}/status", self.pid().as_raw_nonzero());
+        // It sleeps between two looks, and samples when as many looks later there is clearly more than before.
+        let sleeps = || -> u64 {
+            let status = fs::read_to_string(&path).unwrap();
+            let line =
+                (status.lines()).find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.unwrap().trim().parse().unwrap()
+        };
+        let enough = sleeps() + 50;
+        wait::until("the launcher's looks", wait::MOMENT, || {
+            (sleeps() >= enough).then_some(())
+        });
     }
 
     /// Writes to the program's standard input.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// How long something may take that takes a moment; generous, because test machines are slow and
 /// shared.
-pub(crate) const MOMENT: Duration = Duration::from_secs(30);
+pub(crate) const MOMENT: Duration = Duration::from_mins(2);
 
 /// Asks until there is an answer; panics with `what` when there is none within `bound`.
 pub(crate) fn until<T>(what: &str, bound: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
