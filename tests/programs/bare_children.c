@@ -31,7 +31,7 @@ static char *filled(size_t step)
 /* Waits until a range is free that was unmapped. */
 static int is_free_soon(size_t before)
 {
-    for (int tries = 0; tries < 1000; tries++) {
+    for (int tries = 0; tries < 6000; tries++) {
         if (resident() + FILLED - 8 * MIB < before)
             return 0;
         struct timespec moment = {0, 5000000};

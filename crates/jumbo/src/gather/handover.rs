@@ -134,7 +134,7 @@ impl<P: Platform> Handover<P> {
         self.work(Role::Worker(number), carrier, Some(linger));
     }
 
-    /// True where there are workers, and all of them sleep.
+    /// True where there are workers, and nothing keeps any of them awake.
     pub(super) fn is_idle(&self) -> bool {
         self.with(|queue| queue.is_idle()).unwrap_or(false)
     }

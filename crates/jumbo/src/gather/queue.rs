@@ -302,9 +302,12 @@ impl Queue {
         })
     }
 
-    /// True where there are workers, and all of them sleep.
-    pub(super) const fn is_idle(&self) -> bool {
-        self.alive > 0 && self.asleep == self.alive
+    /// True where there are workers, and all of them sleep, or will: those that are not there yet, too, if there is
+    /// nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        let rests =
+            self.asleep == self.alive || self.jobs.iter().all(|job| job.phase == Phase::Free);
+        self.alive > 0 && rests
     }
 
     /// Counts a worker that the caller makes, if there is none: true then.
@@ -531,5 +534,26 @@ impl Queue {
         (self.pending, self.working, self.peak) = (0, 0, 0);
         self.workers = [Worker::default(); WORKERS];
         self.retiring = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_is_not_there_yet_is_idle_where_there_is_nothing_to_do() {
+        let mut queue = Queue::new();
+        assert!(!queue.is_idle());
+        assert!(queue.expect() && queue.is_idle());
+        let mut batch = Batch::new(None);
+        let entry = Entry::new(0, 2 << 20, Operation::Unmap);
+        assert!(batch.push(entry).is_ok());
+        let terms = Terms {
+            most: 1,
+            piece: 1 << 20,
+            owner: None,
+        };
+        assert!(queue.submit(&mut batch, terms).is_some() && !queue.is_idle());
     }
 }

@@ -157,7 +157,7 @@ pub(super) fn prepare() {
     }
 }
 
-/// Ends the workers where all of them sleep: a fork is about to be made, and some programs warn where one is made
+/// Ends the workers where all of them sleep or are about to: a fork is about to be made, and some programs warn where one is made
 /// beside other threads (CPython 3.12).
 pub(super) fn dismiss() {
     if HANDOVER.is_idle() {
