@@ -120,10 +120,7 @@ fn stop_without_a_terminal(mode: &str) {
     ]);
     crate::support::library();
     let mut jumbo = Running::start(&mut command);
-    let program = child_of(jumbo.pid());
-    until("exec", || {
-        fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
-    });
+    let program = child_of(jumbo.pid(), "sleep");
     kill(program, "STOP");
     until("the stop", || matches!(state(program), Some('T' | 't')));
     std::thread::sleep(std::time::Duration::from_millis(100));
@@ -144,10 +141,7 @@ fn what_the_program_sends_to_its_parent_does_not_come_back() {
 #[test]
 fn killing_jumbo_kills_the_program() {
     let mut jumbo = Running::start(run(Mode::Parent).args(["sleep", "60"]));
-    let program = child_of(jumbo.pid());
-    until("exec", || {
-        fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
-    });
+    let program = child_of(jumbo.pid(), "sleep");
     kill(jumbo.pid(), "KILL");
     assert_eq!(jumbo.0.wait().unwrap().signal(), Some(9));
     until("the program's end", || {

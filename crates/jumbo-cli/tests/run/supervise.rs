@@ -209,10 +209,7 @@ fn it_stops_and_goes_on_by_itself_while_jumbo_is_stopped_with_it() {
     let mut command = jumbo();
     command.args(["run", "--supervise", "--", "sleep", "60"]);
     let jumbo = Running::start(command.stdout(Stdio::null()));
-    let program = child_of(jumbo.pid());
-    until("exec", || {
-        std::fs::read_to_string(format!("/proc/{program}/comm")).unwrap() == "sleep\n"
-    });
+    let program = child_of(jumbo.pid(), "sleep");
     for _ in 0..20 {
         kill(program, "STOP");
         until("the stop", || matches!(state(program), Some('T' | 't')));

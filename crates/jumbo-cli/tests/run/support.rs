@@ -134,19 +134,21 @@ while sleeps() < enough and time.monotonic() < end:
     time.sleep(0.005)
 ";
 
-/// One child of a process, once it is there.
-pub(crate) fn child_of(pid: i32) -> i32 {
-    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let mut child = None;
-    until("a child", || {
-        let list = children().unwrap_or_default();
-        child = list
-            .split_ascii_whitespace()
-            .next()
-            .map(|pid| pid.parse().unwrap());
-        child.is_some()
+/// The child of a process that runs the program `name`, once it does. Below a filter jumbo has had another one before.
+pub(crate) fn child_of(pid: i32, name: &str) -> i32 {
+    let is_named = |child: &i32| {
+        std::fs::read_to_string(format!("/proc/{child}/comm"))
+            .is_ok_and(|comm| comm.trim_end() == name)
+    };
+    let mut program = None;
+    until("a child that runs the program", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        let pids = children.split_ascii_whitespace();
+        program = pids.map(|pid| pid.parse().unwrap()).find(is_named);
+        program.is_some()
     });
-    child.unwrap()
+    program.unwrap()
 }
 
 /// The state letter of a process; `None` where it is gone.
