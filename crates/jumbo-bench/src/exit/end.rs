@@ -48,9 +48,8 @@ pub(super) fn watch(
     (end, side): (End, Side),
     (size, workers): (Bytes, Option<NonZeroU32>),
 ) -> Result<Sample, Error> {
-    let memory = Watch::new(&Root::host(), size)?;
     let mut holder = Holder::start(settings, (side, side.launch(workers)), size)?;
-    let measured = holder.measure(settings, (end, side), size, &memory);
+    let measured = holder.measure(settings, (end, side), size);
     if measured.is_err() {
         holder.clear();
     }
@@ -105,7 +104,6 @@ impl Holder {
         settings: &Settings,
         (end, side): (End, Side),
         size: Bytes,
-        memory: &Watch,
     ) -> Result<Sample, Error> {
         claim::base_pages(self.launch, &self.ready.memory, size)?;
         if side == Side::Reaper && self.ready.reaper.is_none() {
@@ -118,8 +116,9 @@ impl Holder {
         let reaper = self.ready.reaper.map(pidfd).transpose()?;
         let child = pidfd(self.child.id())?;
 
+        let memory = Watch::new(&Root::host(), size)?;
         let (ordered, mut killer) = self.order(settings, end, side)?;
-        let (waited, status, back) = self.await_end(&child, memory)?;
+        let (waited, status, back) = self.await_end(&child, &memory)?;
         if let Some(killer) = &mut killer {
             let status = killer.wait().map_err(Error::Pipe)?;
             if !status.success() {

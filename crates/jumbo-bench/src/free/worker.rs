@@ -58,9 +58,9 @@ const SETTLE: Duration = Duration::from_secs(5);
 pub fn free(size: Bytes, back: bool) -> Result<FreeSample, Error> {
     base_pages_only()?;
     let root = Root::host();
-    let watch = back.then(|| Watch::new(&root, size)).transpose()?;
     let mut block = Block::allocate(size).ok_or(Error::Malloc(size))?;
     block.touch();
+    let watch = back.then(|| Watch::new(&root, size)).transpose()?;
     let memory = Memory::read_of(&root, &block.addresses())?;
 
     let clock = Instant::now();

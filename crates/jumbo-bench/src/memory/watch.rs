@@ -10,7 +10,7 @@ use jumbo::units::Bytes;
 
 use crate::Error;
 
-/// Memory is back when all but this part of what was taken is free again, in percent of it...
+/// Memory is back when all but this part of it is free, in percent...
 const TOLERANCE: u64 = 1;
 
 /// ... or all but this much, which programs that have nothing to do with it take and give back all the time.
@@ -23,7 +23,7 @@ const SHARE: u32 = 10;
 /// After so long, and a second for each GiB, the memory is somebody else's.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Waits until memory that is taken after this was made is free again.
+/// Waits until memory that was in use when this was made is free.
 pub(crate) struct Watch {
     root: Root,
     /// How much must be free.
@@ -35,15 +35,16 @@ impl Watch {
     /// The least time between two looks.
     pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
-    /// To be made before `size` bytes are taken.
+    /// To be made right before `size` bytes are given back: what others take or give before then is not counted.
     ///
     /// # Errors
     /// [`Error::File`].
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
+        let expected = Bytes(size.0.saturating_sub(tolerated));
         Ok(Self {
             root: root.clone(),
-            level: Bytes(free(root)?.0.saturating_sub(tolerated)),
+            level: free(root)? + expected,
             bound: BOUND + Duration::from_secs(size.0 >> 30),
         })
     }
@@ -137,7 +138,7 @@ Node 0, zone   Normal
         let page = rustix::param::page_size() as u64;
         let zones =
             |left: u64| ZONES.replace("nr_free_pages 300", &format!("nr_free_pages {left}"));
-        std::fs::write(folder.path().join("proc/zoneinfo"), zones(1_000_000)).unwrap();
+        std::fs::write(folder.path().join("proc/zoneinfo"), zones(500_000)).unwrap();
         let watch = Watch::new(&root, Bytes(500_000 * page)).unwrap();
         let now = Instant::now();
         for (left, back) in [(1_000_000, true), (995_000, true), (994_999, false)] {
