@@ -207,6 +207,12 @@ impl Journal {
             }
             Err(TryLockError::Error(source)) => return Err(error("lock", &path)(source)),
         }
+        // What a process left behind that was killed while it wrote a record.
+        for name in list(&folder)? {
+            if name.ends_with(NEW) {
+                let _ = fs::remove_file(folder.join(name));
+            }
+        }
         // For whoever is refused; that it cannot be written harms nobody.
         let _ = lock.set_len(0);
         let _ = lock.rewind();
@@ -294,11 +300,14 @@ impl Locked {
     }
 }
 
+/// What the name of a file ends with until its content is whole.
+const NEW: &str = ".jumbo-new";
+
 /// Removes the new content of `path` that a process left behind which was killed before it had its name, and gives
 /// where that would be.
 pub(super) fn clear(path: &Path) -> PathBuf {
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".jumbo-new");
+    temporary.push(NEW);
     let temporary = PathBuf::from(temporary);
     let _ = fs::remove_file(&temporary);
     temporary
@@ -516,6 +525,21 @@ mod tests {
         assert!(journal.lock(PageSize::SIZE_1G, "other").is_ok());
         drop(held);
         assert!(journal.lock(PageSize::SIZE_2M, "other").is_ok());
+    }
+
+    #[test]
+    fn the_next_one_clears_what_was_cut_short() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = journal(&folder);
+        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        locked
+            .add(&mut Record::of(&plan(2), "jumbo", &locked))
+            .unwrap();
+        let left = locked.folder.join(format!("{}{NEW}", name(2)));
+        fs::write(&left, "version = ").unwrap();
+        drop(locked);
+        let locked = journal.lock(PageSize::SIZE_2M, "next").unwrap();
+        assert!(!left.exists() && locked.last().unwrap().is_some());
     }
 
     #[test]
