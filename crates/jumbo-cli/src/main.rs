@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         // Whoever reads our output may stop when it has enough (`jumbo status | head`).
         if !view::is_broken_pipe(&error) {
-            view::tell(&format!("{error:#}"));
+            view::tell(&view::in_words(&error));
         }
         ExitCode::FAILURE
     })

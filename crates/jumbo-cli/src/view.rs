@@ -147,6 +147,18 @@ pub(crate) fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "jumbo: {message}");
 }
 
+/// The error and what caused it. Many say their cause themselves: that is not said again.
+pub(crate) fn in_words(error: &anyhow::Error) -> String {
+    let mut words = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !words.ends_with(&cause) {
+            words = format!("{words}: {cause}");
+        }
+    }
+    words
+}
+
 /// True where nobody reads standard output any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -169,4 +181,22 @@ pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
         return NONE.to_owned();
     }
     format!("{:.0}%", 100.0 * part.0 as f64 / whole.0 as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let error = anyhow::Error::from(jumbo::kernel::FileError::Io {
+            operation: "write",
+            path: "/run/file".into(),
+            source: full(),
+        });
+        assert_eq!(in_words(&error), "cannot write /run/file: no storage space");
+        let error = anyhow::Error::from(full()).context("cannot show it");
+        assert_eq!(in_words(&error), "cannot show it: no storage space");
+    }
 }

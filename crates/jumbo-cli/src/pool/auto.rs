@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::amount::{Amount, interval, seconds};
 use super::attend::Terminal;
-use super::{PART, command_line, failed, journal, outcome, refused, unrecorded};
+use super::{PART, command_line, failed, failure, journal, outcome, refused, unrecorded};
 use crate::view::{self, tell};
 
 /// Keep a pool as large as it is needed, within bounds
@@ -215,7 +215,10 @@ impl Auto<'_> {
             self.steering.keep().map_err(failed)?;
             return Ok(code(self.short));
         }
-        let undone = self.steering.put_back(self.terminal).map_err(failed)?;
+        let undone = match self.steering.put_back(self.terminal) {
+            Ok(undone) => undone,
+            Err(error) => return failure(error),
+        };
         if undone.complete {
             tell("auto: put back what was before");
         } else {

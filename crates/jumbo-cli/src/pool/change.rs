@@ -12,7 +12,7 @@ use jumbo::units::{NodeId, PageSize, Pages};
 use super::amount::Amount;
 use super::attend::Terminal;
 use super::outcome::{self, Outcome};
-use super::{PART, command_line, failed, journal, pool, refused, undo, unrecorded};
+use super::{PART, command_line, failure, journal, pool, refused, undo, unrecorded};
 use crate::view::tell;
 
 /// Give a pool so many pages
@@ -191,7 +191,7 @@ fn change(
         Ok(carried) => carried,
         Err(error) => {
             terminal.done();
-            return Err(failed(error));
+            return failure(error);
         }
     };
     drop(locked);

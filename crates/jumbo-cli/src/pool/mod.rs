@@ -26,6 +26,8 @@ use jumbo::pool::host::carry::CarryError;
 use jumbo::pool::host::{Journal, JournalError};
 use jumbo::units::PageSize;
 
+use crate::view::{in_words, tell};
+
 /// The exit status where a part of what was asked came.
 const PART: u8 = 3;
 
@@ -135,24 +137,40 @@ fn refused(error: FileError) -> anyhow::Error {
     hinted(error, hint)
 }
 
+/// The end of a change that failed: 1 where nothing is changed.
+fn failure(error: CarryError) -> anyhow::Result<ExitCode> {
+    let left = error.leaves_changes();
+    let error = failed(error);
+    if left {
+        tell(&in_words(&error));
+        return Ok(ExitCode::from(PART));
+    }
+    Err(error)
+}
+
 fn failed(error: CarryError) -> anyhow::Error {
-    let hint = match &error {
-        CarryError::Refused(error) | CarryError::Failed { error, .. } => hint(error),
-        CarryError::Moved { .. } => Some("nothing was changed; try again"),
-        CarryError::Journal(_) | CarryError::Changed { .. } | CarryError::Nothing => None,
-    };
+    let hint = carry_hint(&error);
+    hinted(error, hint)
+}
+
+fn carry_hint(error: &CarryError) -> Option<&'static str> {
     match error {
-        CarryError::Journal(error) => unrecorded(error),
-        CarryError::Changed { .. } => hinted(
-            error,
-            Some("`--force` puts back what was before all the same"),
-        ),
-        error => hinted(error, hint),
+        CarryError::Refused(error) => hint(error),
+        CarryError::Failed { error, .. } => carry_hint(error),
+        CarryError::Moved { .. } => Some("nothing was changed; try again"),
+        CarryError::Journal(error) => journal_hint(error),
+        CarryError::Changed { .. } => Some("`--force` puts back what was before all the same"),
+        CarryError::Nothing => None,
     }
 }
 
 fn unrecorded(error: JournalError) -> anyhow::Error {
-    let hint = match &error {
+    let hint = journal_hint(&error);
+    hinted(error, hint)
+}
+
+fn journal_hint(error: &JournalError) -> Option<&'static str> {
+    match error {
         JournalError::Busy { .. } => {
             Some("wait until it is done, or stop it: what it changed it puts back")
         }
@@ -161,8 +179,7 @@ fn unrecorded(error: JournalError) -> anyhow::Error {
             "records say what `--undo` writes, so nobody else may change them; remove the folder",
         ),
         JournalError::Content { .. } => Some("remove the file to do without this record"),
-    };
-    hinted(error, hint)
+    }
 }
 
 fn hint(error: &FileError) -> Option<&'static str> {

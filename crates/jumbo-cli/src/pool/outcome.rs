@@ -11,7 +11,7 @@ use jumbo::pool::host::{Boot, Carried, Plan, Shortage, Step, Undone};
 use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 
-use crate::view::{self, View, is_broken_pipe, tell};
+use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
 /// The JSON, and what the text is made of.
 #[derive(Serialize)]
@@ -220,7 +220,10 @@ pub(super) fn tell_shortage(shortage: &Shortage) {
 pub(super) fn tell_unshown(printed: anyhow::Result<()>) {
     match printed {
         Err(error) if !is_broken_pipe(&error) => {
-            tell(&format!("it is done, but could not be shown: {error:#}"));
+            tell(&format!(
+                "it is done, but could not be shown: {}",
+                in_words(&error)
+            ));
         }
         _ => {}
     }

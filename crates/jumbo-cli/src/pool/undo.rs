@@ -9,7 +9,7 @@ use jumbo::units::PageSize;
 use serde::Serialize;
 
 use super::attend::Terminal;
-use super::{PART, command_line, failed, journal, outcome, refused, unrecorded};
+use super::{PART, command_line, failure, journal, outcome, refused, unrecorded};
 use crate::view::{self, View, tell};
 
 /// How a change is made, and put back.
@@ -79,7 +79,7 @@ pub(super) fn main(root: &Root, size: Option<PageSize>, how: &Manner) -> anyhow:
     match undo(root, &locked, &last, how.compact, how.force, &mut terminal) {
         Err(error) => {
             terminal.done();
-            Err(failed(error))
+            failure(error)
         }
         Ok(undone) => {
             let code = if undone.complete {

@@ -159,6 +159,28 @@ fn a_read_only_sys_is_said() {
 }
 
 #[test]
+fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
+    let Some(host) = Host::take("a_change_that_cannot_be_recorded_as_done_is_put_back") else {
+        return;
+    };
+    let before = Before::now();
+    // Room for the folders, the lock and the record, and none for the record that follows it.
+    let script = "mkdir -p /run/jumbo && mount -t tmpfs -o nr_inodes=5,mode=700 none /run/jumbo \
+                  && exec \"$0\" pool grow 2M 4";
+    let output = host
+        .command(&["sh", "-c", script, env!("CARGO_BIN_EXE_jumbo")])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr(&output),
+        "jumbo: cannot write /run/jumbo/pool/hugepages-2048kB/00000001.toml: \
+         No space left on device (os error 28); everything was put back\n"
+    );
+    assert_as(&before, "put back");
+}
+
+#[test]
 fn what_a_plan_says_is_what_the_kernel_does() {
     let Some(host) = Host::take("what_a_plan_says_is_what_the_kernel_does") else {
         return;

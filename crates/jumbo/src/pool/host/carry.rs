@@ -85,13 +85,15 @@ pub enum CarryError {
     /// A knob or file refused; nothing was changed.
     #[error(transparent)]
     Refused(FileError),
-    /// A knob or file refused on the way.
+    /// A knob, a file or the record refused on the way.
     #[error("{error}; {outcome}")]
     Failed {
         /// Which, and why.
-        error: FileError,
+        error: Box<CarryError>,
         /// What became of the steps before it.
         outcome: String,
+        /// True where everything is as it was.
+        put_back: bool,
     },
     /// The record could not be written, or removed.
     #[error(transparent)]
@@ -144,39 +146,55 @@ pub fn carry_out(
     let mut record = Record::of(plan, command, locked);
     locked.add(&mut record)?;
     let mut work = Work::new(root, attendant);
-    match work.all(&mut record, compact && plan.makes()) {
-        Err(error) => {
-            let outcome = match work.put_back(locked, &record, compact) {
-                Ok(undone) if undone.complete => "everything was put back".to_owned(),
-                Ok(_) => {
-                    "what was done before it could not all be put back, and `--undo` tries again"
-                        .to_owned()
-                }
-                Err(second) => format!("and putting back what was done before it failed: {second}"),
-            };
-            Err(CarryError::Failed { error, outcome })
-        }
-        Ok(()) if work.stop => {
-            let put_back = work.put_back(locked, &record, compact)?;
-            let Work { notes, .. } = work;
-            Ok(Carried {
-                steps: record.steps,
-                put_back: Some(put_back),
-                shortage: None,
-                notes,
-            })
-        }
-        Ok(()) => {
-            record.finished = true;
-            locked.put(&record)?;
-            let shortage = shortage::of(root, &record.steps, compact);
-            let Work { notes, .. } = work;
-            Ok(Carried {
-                steps: record.steps,
-                put_back: None,
-                shortage,
-                notes,
-            })
+    if let Err(error) = work.all(&mut record, compact && plan.makes()) {
+        return Err(work.give_up(locked, &record, compact, CarryError::Refused(error)));
+    }
+    if work.stop {
+        let put_back = Some(work.put_back(locked, &record, compact)?);
+        return Ok(Carried {
+            steps: record.steps,
+            put_back,
+            shortage: None,
+            notes: work.notes,
+        });
+    }
+    record.finished = true;
+    if let Err(error) = locked.put(&record) {
+        return Err(work.give_up(locked, &record, compact, error.into()));
+    }
+    let shortage = shortage::of(root, &record.steps, compact);
+    Ok(Carried {
+        steps: record.steps,
+        put_back: None,
+        shortage,
+        notes: work.notes,
+    })
+}
+
+impl CarryError {
+    /// True where something may have been left changed.
+    pub fn leaves_changes(&self) -> bool {
+        matches!(
+            self,
+            Self::Failed {
+                put_back: false,
+                ..
+            }
+        )
+    }
+
+    /// It came while things were put back, of which the record is the last.
+    fn while_put_back(self) -> Self {
+        let put_back = matches!(self, Self::Journal(_));
+        let outcome = if put_back {
+            "everything was put back, and the record of it stands"
+        } else {
+            "not everything was put back, and `--undo` tries again"
+        };
+        Self::Failed {
+            error: Box::new(self),
+            outcome: outcome.to_owned(),
+            put_back,
         }
     }
 }
@@ -341,6 +359,16 @@ impl<'a> Work<'a> {
         record: &Record,
         compact: bool,
     ) -> Result<Undone, CarryError> {
+        let undone = self.try_put_back(locked, record, compact);
+        undone.map_err(CarryError::while_put_back)
+    }
+
+    fn try_put_back(
+        &mut self,
+        locked: &Locked,
+        record: &Record,
+        compact: bool,
+    ) -> Result<Undone, CarryError> {
         self.stop = false;
         let mut undone = Undone::default();
         let steps = undo_steps(self.root, record).map_err(CarryError::Refused)?;
@@ -364,6 +392,33 @@ impl<'a> Work<'a> {
             undone.shortage = shortage::of(self.root, &undone.steps, compact);
         }
         Ok(undone)
+    }
+
+    /// Puts back what was done before `error`, and says what became of that.
+    fn give_up(
+        &mut self,
+        locked: &Locked,
+        record: &Record,
+        compact: bool,
+        error: CarryError,
+    ) -> CarryError {
+        let (outcome, put_back) = match self.put_back(locked, record, compact) {
+            Ok(undone) if undone.complete => ("everything was put back".to_owned(), true),
+            Ok(_) => (
+                "what was done before it could not all be put back, and `--undo` tries again"
+                    .to_owned(),
+                false,
+            ),
+            Err(second) => {
+                let put_back = !second.leaves_changes();
+                (second.to_string(), put_back)
+            }
+        };
+        CarryError::Failed {
+            error: Box::new(error),
+            outcome,
+            put_back,
+        }
     }
 
     /// One knob: written, read back, and once more after each compaction that helped.
@@ -486,29 +541,73 @@ mod tests {
     use crate::kernel::hugetlb;
     use crate::units::PageSize;
 
-    #[test]
-    fn what_was_not_so_or_is_so_already_is_not_recorded() {
-        let folder = tempfile::tempdir().unwrap();
-        let pool = folder.path().join(hugetlb::FOLDER).join("hugepages-2048kB");
-        std::fs::create_dir_all(&pool).unwrap();
-        for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
-            std::fs::write(pool.join(format!("{name}_hugepages")), "0\n").unwrap();
+    /// A pool in a folder, and the right to change it.
+    struct Fake {
+        folder: tempfile::TempDir,
+        root: Root,
+        locked: Locked,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let root = Root::at(folder.path());
+            let pool = root.path(hugetlb::FOLDER).join("hugepages-2048kB");
+            std::fs::create_dir_all(&pool).unwrap();
+            for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
+                std::fs::write(pool.join(format!("{name}_hugepages")), "0\n").unwrap();
+            }
+            let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
+            let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+            Self {
+                folder,
+                root,
+                locked,
+            }
         }
-        let root = Root::at(folder.path());
-        let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
-        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
-        let pools = hugetlb::pools(&root).unwrap().unwrap();
-        let plan = |to| {
+
+        fn plan(&self, to: u64) -> Plan {
+            let pools = hugetlb::pools(&self.root).unwrap().unwrap();
             let wish = Wish {
                 persistent: Some(Amount::To(Pages(to))),
                 overcommit: None,
                 node: None,
             };
             Plan::new(&pools[0], &wish).unwrap()
-        };
-        let carry = |plan: &Plan| carry_out(&root, &locked, plan, "test", false, &mut ());
-        assert!(matches!(carry(&plan(0)), Err(CarryError::Nothing)));
-        let mut torn = plan(5);
+        }
+
+        fn carry(&self, plan: &Plan, attendant: &mut dyn Attendant) -> Result<Carried, CarryError> {
+            carry_out(&self.root, &self.locked, plan, "test", false, attendant)
+        }
+
+        fn knob(&self) -> std::path::PathBuf {
+            let folder = self.root.path(hugetlb::FOLDER);
+            folder.join("hugepages-2048kB/nr_hugepages")
+        }
+
+        /// Has no record written any more, as on a full disk.
+        fn fill(&self) {
+            let record = "jumbo/pool/hugepages-2048kB/00000001.toml.jumbo-new";
+            let _ = std::fs::create_dir(self.folder.path().join(record));
+        }
+    }
+
+    /// Does something once the knobs are written.
+    struct Then<F>(F);
+
+    impl<F: FnMut()> Attendant for Then<F> {
+        fn attend(&mut self, _: &Doing) -> ControlFlow<()> {
+            (self.0)();
+            ControlFlow::Continue(())
+        }
+    }
+
+    #[test]
+    fn what_was_not_so_or_is_so_already_is_not_recorded() {
+        let fake = Fake::new();
+        let carry = |plan: &Plan| fake.carry(plan, &mut ());
+        assert!(matches!(carry(&fake.plan(0)), Err(CarryError::Nothing)));
+        let mut torn = fake.plan(5);
         torn.saved[0].value = Pages(3);
         let moved = carry(&torn);
         assert!(
@@ -522,7 +621,43 @@ mod tests {
             ),
             "{moved:?}"
         );
-        assert!(locked.last().unwrap().is_none());
-        assert!(carry(&plan(5)).is_ok() && locked.last().unwrap().is_some());
+        assert!(fake.locked.last().unwrap().is_none());
+        assert!(carry(&fake.plan(5)).is_ok() && fake.locked.last().unwrap().is_some());
+    }
+
+    #[test]
+    fn what_cannot_be_recorded_as_done_is_put_back() {
+        let fake = Fake::new();
+        let failed = fake.carry(&fake.plan(5), &mut Then(|| fake.fill()));
+        let error = failed.unwrap_err();
+        assert!(!error.leaves_changes(), "{error}");
+        assert!(
+            error.to_string().ends_with("; everything was put back"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read_to_string(fake.knob()).unwrap(), "0");
+        assert!(fake.locked.last().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_put_back_either_is_said_and_stays_recorded() {
+        let fake = Fake::new();
+        let failed = fake.carry(
+            &fake.plan(5),
+            &mut Then(|| {
+                fake.fill();
+                if std::fs::read_to_string(fake.knob()).unwrap() == "5" {
+                    std::fs::write(fake.knob(), "no number").unwrap();
+                }
+            }),
+        );
+        let error = failed.unwrap_err();
+        assert!(error.leaves_changes(), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("00000001.toml: File exists") && text.contains("not everything"),
+            "{text}"
+        );
+        assert!(!fake.locked.last().unwrap().unwrap().finished);
     }
 }
