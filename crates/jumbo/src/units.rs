@@ -1,4 +1,4 @@
-//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`].
+//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`]; and how many of what in words: [`counted`].
 //!
 //! Invariant: a [`PageSize`] is a power of two of at least one byte, so shifting and masking by it is
 //! always right.
@@ -39,9 +39,15 @@ pub struct Order(pub u32);
 /// Why a text is no size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// Not a number with an optional unit, or too large for 64 bits.
-    #[error("`{0}` is not a size: expected a number with an optional unit, such as 2M or 1GiB")]
+    /// Not a whole number with an optional unit.
+    #[error(
+        "`{0}` is not a size: expected a whole number, with one of the units K, M, G and T if need be, \
+         such as 2M or 1536M"
+    )]
     Syntax(String),
+    /// More bytes than 64 bits can count.
+    #[error("`{0}` is more than any machine has")]
+    TooLarge(String),
     /// A page size that is no power of two.
     #[error("{0} is not a page size: expected a power of two")]
     NotPowerOfTwo(Bytes),
@@ -151,6 +157,16 @@ impl Order {
     }
 }
 
+/// `1 page`, `2 pages`; of a noun that takes an s, or es after one.
+pub fn counted(number: u64, noun: &str) -> String {
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
 impl fmt::Display for Bytes {
@@ -201,7 +217,6 @@ impl FromStr for Bytes {
         let digits = trimmed
             .find(|c: char| !c.is_ascii_digit())
             .unwrap_or(trimmed.len());
-        let number: u64 = trimmed[..digits].parse().map_err(|_| syntax())?;
         let shift = match trimmed[digits..].trim_start().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
             "k" | "kb" | "kib" => 10,
@@ -210,7 +225,15 @@ impl FromStr for Bytes {
             "t" | "tb" | "tib" => 40,
             _ => return Err(syntax()),
         };
-        number.checked_mul(1 << shift).map(Self).ok_or_else(syntax)
+        if digits == 0 {
+            return Err(syntax());
+        }
+        // Digits alone fail to be a number only by being too many.
+        let number: Option<u64> = trimmed[..digits].parse().ok();
+        number
+            .and_then(|number| number.checked_mul(1 << shift))
+            .map(Self)
+            .ok_or_else(|| SizeError::TooLarge(text.to_owned()))
     }
 }
 
@@ -244,12 +267,29 @@ mod tests {
                 "{text}"
             );
         }
-        for bad in ["", "M", "2X", "-1", "1.5G", "99999999T"] {
-            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        for bad in ["", "M", "2X", "-1", "1E", "1.5G"] {
+            let error = bad.parse::<Bytes>().unwrap_err().to_string();
+            assert!(error.contains("whole number"), "{bad}: {error}");
+            assert!(error.contains("K, M, G and T"), "{bad}: {error}");
+        }
+        for much in ["99999999T", "99999999999999999999"] {
+            assert_eq!(
+                much.parse::<Bytes>(),
+                Err(SizeError::TooLarge(much.to_owned()))
+            );
         }
         assert!("3M".parse::<PageSize>().is_err());
         assert_eq!("2M".parse::<PageSize>().unwrap().to_string(), "2M");
         assert_eq!(PageSize::SIZE_2M.order(PageSize::SIZE_4K), Order(9));
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!(
+            [(0, "page"), (1, "page"), (1, "process"), (2, "process")]
+                .map(|(number, noun)| counted(number, noun)),
+            ["0 pages", "1 page", "1 process", "2 processes"]
+        );
     }
 
     proptest! {
