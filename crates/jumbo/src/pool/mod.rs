@@ -47,7 +47,6 @@ mod claim;
 mod error;
 mod frame;
 mod gather;
-pub mod growth;
 pub mod host;
 mod nodes;
 mod page;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use jumbo::kernel::Root;
-use jumbo::pool::growth::Plan;
+use jumbo::pool::host::{Journal, Steering, What};
 use jumbo::pool::{Error, Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{PageSize, Pages};
 
@@ -197,21 +197,21 @@ fn a_hugetlbfs_mount_bounds_its_pool() {
 }
 
 #[test]
-fn the_kernels_pool_grows_by_plan_and_is_put_back() {
+fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let Some(_kernel) = KernelPool::with(2, 1) else {
         return;
     };
-    let root = Root::host();
-    assert_eq!(Plan::new(&root, SIZE, Pages(3)).unwrap(), None);
-    let plan = Plan::new(&root, SIZE, Pages(8)).unwrap().unwrap();
-    assert_eq!((plan.from, plan.to), (Pages(2), Pages(8)));
-    assert_eq!(kernel_counters(), [2, 2, 0, 0], "a plan writes nothing");
-    assert!(plan.doubts().iter().all(|doubt| !doubt.is_empty()));
-    let grown = plan.apply(&root).unwrap();
-    assert_eq!((grown.got(), kernel_counters()), (Pages(6), [8, 8, 0, 0]));
+    let (root, folder) = (Root::host(), tempfile::tempdir().unwrap());
+    let journal = Journal::at(&root, folder.path().join("jumbo"));
+    let locked = journal.lock(SIZE, "test").unwrap();
+    let pools = jumbo::kernel::hugetlb::pools(&root).unwrap().unwrap();
+    let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
+    let mut steering = Steering::begin(&root, &locked, before, "test", true).unwrap();
+    let written = steering.set(What::Persistent, Pages(8), &mut ()).unwrap();
+    assert_eq!((written.after, kernel_counters()), (Pages(8), [8, 8, 0, 0]));
     let pool = hugetlb();
     assert_eq!(pool.resize(Pages(5)).persistent, Pages(5));
-    grown.undo().unwrap();
+    assert!(steering.put_back(&mut ()).unwrap().complete);
     // Five are in use and two were there before: what is too much is surplus, and goes with its user.
     assert_eq!(kernel_counters(), [5, 0, 0, 3]);
     drop(pool);

@@ -9,16 +9,41 @@
 //! - [`journal`]: what was before, kept until it is undone.
 //! - [`mod@carry`]: writing, reading back, putting back.
 //! - [`steering`]: many writes under one record.
-//! - [`shortage`]: why not all pages came.
+//! - [`mod@doubts`]: what speaks against a growth before it is tried; [`shortage`]: why not all pages came.
 //! - [`boot`]: the setting for the next boot.
 //! - [`holders`]: who has the pages.
 //! - [`governor`]: how large a pool should be now.
+//!
+//! A [`Hugetlb`](super::Hugetlb) pool of this process takes what the kernel's pool has. With the privilege that
+//! one can be made larger for it:
+//!
+//! ```no_run
+//! use jumbo::kernel::{Root, hugetlb};
+//! use jumbo::pool::host::{Journal, Steering, What, doubts};
+//! use jumbo::units::{PageSize, Pages};
+//!
+//! let (root, size, more) = (Root::host(), PageSize::SIZE_2M, Pages(512));
+//! for doubt in doubts(&root, size, None, more) {
+//!     eprintln!("{doubt}");
+//! }
+//! let journal = Journal::of_user(&root).ok_or("no folder for the record")?;
+//! let locked = journal.lock(size, "my-program")?;
+//! let pools = hugetlb::pools(&root)?.unwrap_or_default();
+//! let pool = pools.into_iter().find(|pool| pool.size == size).ok_or("no such pool")?;
+//! let mut steering = Steering::begin(&root, &locked, &pool, "my-program", true)?;
+//! let written = steering.set(What::Persistent, Pages(pool.persistent().0 + more.0), &mut ())?;
+//! println!("{} pages now", written.after);
+//! // ... and when its own pool is dropped. After SIGKILL `jumbo pool --undo` does that.
+//! steering.put_back(&mut ())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! Invariant: no knob is written that no record in the journal names with its value before.
 
 pub mod boot;
 pub mod carry;
 pub mod change;
+pub mod doubts;
 pub mod governor;
 pub mod holders;
 pub mod journal;
@@ -28,6 +53,7 @@ pub mod steering;
 pub use boot::Boot;
 pub use carry::{Attendant, Carried, Undone, carry_out, undo};
 pub use change::{Amount, Effect, Knob, Plan, PlanError, Step, What, Wish};
+pub use doubts::doubts;
 pub use governor::{Bounds, Decision, Governor, Seen};
 pub use holders::{HeldFile, Holder, Holders};
 pub use journal::{Journal, JournalError, Locked, Record};

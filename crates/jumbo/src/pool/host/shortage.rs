@@ -84,7 +84,7 @@ pub fn is_gigantic(root: &Root, size: PageSize) -> bool {
     }
 }
 
-fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<ZoneRoom> {
+pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<ZoneRoom> {
     let base = kernel::base_page(root);
     let gigantic = is_gigantic(root, size);
     let allowed = allowed_nodes(root);

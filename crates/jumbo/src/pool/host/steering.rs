@@ -18,13 +18,15 @@ use crate::kernel::hugetlb::Pool;
 use crate::kernel::{FileError, Root};
 use crate::units::Pages;
 
-/// One pool in our hands.
+/// One pool in our hands. Dropping it puts back what was before; [`Steering::put_back`] says how that went.
 #[derive(Debug)]
 pub struct Steering<'a> {
     root: &'a Root,
     locked: &'a Locked,
     record: Record,
     heir_of: Option<u32>,
+    /// It was said what is to become of the pool.
+    ended: bool,
 }
 
 /// One write.
@@ -100,6 +102,7 @@ impl<'a> Steering<'a> {
             locked,
             record,
             heir_of,
+            ended: false,
         })
     }
 
@@ -161,6 +164,7 @@ impl<'a> Steering<'a> {
     /// # Errors
     /// [`CarryError`]; the record stays as one that was cut short.
     pub fn keep(mut self) -> Result<(), CarryError> {
+        self.ended = true;
         for step in &mut self.record.steps {
             step.to = step.knob.read(self.root).map_err(CarryError::Refused)?;
             step.after = Some(step.to);
@@ -179,11 +183,24 @@ impl<'a> Steering<'a> {
     /// # Errors
     /// [`CarryError`]; the record stays.
     pub fn put_back(mut self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
+        self.restore(attendant)
+    }
+
+    fn restore(&mut self, attendant: &mut dyn Attendant) -> Result<Undone, CarryError> {
+        self.ended = true;
         for step in &mut self.record.steps {
             step.to = step.before;
         }
         let _ = self.locked.put(&self.record);
         Work::new(self.root, attendant).put_back(self.locked, &self.record, false)
+    }
+}
+
+impl Drop for Steering<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.restore(&mut ());
+        }
     }
 }
 
@@ -204,19 +221,27 @@ fn abandoned(root: &Root, locked: &Locked) -> Result<Option<Record>, CarryError>
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::super::journal::Journal;
     use super::*;
     use crate::kernel::hugetlb;
     use crate::units::PageSize;
 
-    /// Whether the next steering goes on for one that was killed while it wrote 7 over 2, where the pool is `left`.
-    fn inherited(left: u64) -> bool {
-        let folder = tempfile::tempdir().unwrap();
-        let files = folder.path().join(hugetlb::FOLDER).join("hugepages-2048kB");
+    /// The files of a pool without pages.
+    fn empty_pool(folder: &Path) -> PathBuf {
+        let files = folder.join(hugetlb::FOLDER).join("hugepages-2048kB");
         std::fs::create_dir_all(&files).unwrap();
         for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
             std::fs::write(files.join(format!("{name}_hugepages")), "0\n").unwrap();
         }
+        files
+    }
+
+    /// Whether the next steering goes on for one that was killed while it wrote 7 over 2, where the pool is `left`.
+    fn inherited(left: u64) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let files = empty_pool(folder.path());
         let root = Root::at(folder.path());
         let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
         let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
@@ -226,7 +251,8 @@ mod tests {
         let knob = first.record.steps[1].knob;
         first.note(knob, |step| step.to = Pages(7));
         std::fs::write(files.join("nr_hugepages"), format!("{left}\n")).unwrap();
-        drop(first);
+        // Killed.
+        std::mem::forget(first);
         let next = Steering::begin(&root, &locked, &pool(), "next", true).unwrap();
         next.heir_of().is_some()
     }
@@ -237,5 +263,22 @@ mod tests {
             [1, 2, 5, 7, 8].map(inherited),
             [false, true, true, true, false]
         );
+    }
+
+    #[test]
+    fn dropped_it_puts_back_what_was_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let knob = empty_pool(folder.path()).join("nr_hugepages");
+        let root = Root::at(folder.path());
+        let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
+        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        let pool = hugetlb::pools(&root).unwrap().unwrap().remove(0);
+        let mut steering = Steering::begin(&root, &locked, &pool, "test", true).unwrap();
+        let written = steering.set(What::Persistent, Pages(2), &mut ()).unwrap();
+        assert_eq!(written.after, Pages(2));
+        assert!(locked.last().unwrap().is_some());
+        drop(steering);
+        assert_eq!(std::fs::read_to_string(knob).unwrap(), "0");
+        assert!(locked.last().unwrap().is_none());
     }
 }

@@ -1,0 +1,85 @@
+//! What speaks against a growth before it is tried: [`doubts`].
+//!
+//! Huge pages come out of free blocks, a zone of movable memory is the safest place for them, and a host
+//! without free blocks of that size has to move memory first. What became of it is the shortage's to say.
+
+use super::shortage::{ZoneRoom, is_gigantic, zones};
+use crate::kernel::Root;
+use crate::units::{NodeId, PageSize, Pages, counted};
+
+/// What speaks against making `more` pages, on `node` or on all, for a person to read before. Nothing is
+/// written, and what cannot be read raises no doubt.
+pub fn doubts(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) -> Vec<String> {
+    if more == Pages(0) {
+        return Vec::new();
+    }
+    if is_gigantic(root, size) {
+        // ZONE_MOVABLE has none of these.
+        return vec![format!(
+            "a page of {size} is larger than the largest free block; the kernel has to clear a range for each"
+        )];
+    }
+    let zones = zones(root, size, node);
+    let whole = |zone: &ZoneRoom| zone.whole.map_or(0, |pages| pages.0);
+    let open = || zones.iter().filter(|zone| zone.closed.is_none());
+    let pages = counted(more.0, "page");
+    let mut doubts = Vec::new();
+    let free: u64 = open().map(whole).sum();
+    if free < more.0 {
+        doubts.push(format!(
+            "free blocks hold {free} of {pages}; for the rest the kernel has to move memory, and may fail"
+        ));
+    }
+    let movable = open().filter(|zone| zone.zone == "Movable");
+    let movable: u64 = movable.map(whole).sum();
+    if movable < more.0 {
+        doubts.push(format!(
+            "movable memory (ZONE_MOVABLE) has blocks for {movable} of {pages}; the others come out of \
+             memory that can be pinned, where pages are hard to form again once they were given back"
+        ));
+    }
+    doubts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eleven orders of free blocks: pages of 2 MiB are the last but one.
+    fn host(buddyinfo: &str) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let auxv: Vec<u8> = [6u64, 4096, 0, 0].map(u64::to_ne_bytes).concat();
+        std::fs::create_dir_all(root.path("proc/self")).unwrap();
+        std::fs::write(root.path("proc/self/auxv"), auxv).unwrap();
+        std::fs::write(root.path("proc/buddyinfo"), buddyinfo).unwrap();
+        (folder, root)
+    }
+
+    #[test]
+    fn free_blocks_and_movable_memory_are_asked_for() {
+        let (_folder, root) = host(
+            "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 3 4\n\
+             Node 0, zone Movable 0 0 0 0 0 0 0 0 0 1 2\n\
+             Node 1, zone Movable 0 0 0 0 0 0 0 0 0 0 9\n",
+        );
+        let size = PageSize::SIZE_2M;
+        let ask = |more| doubts(&root, size, Some(NodeId(0)), Pages(more));
+        assert_eq!(ask(0), [""; 0]);
+        assert_eq!(ask(5), [""; 0]);
+        let movable = ask(16);
+        assert_eq!(movable.len(), 1, "{movable:?}");
+        assert!(movable[0].contains("has blocks for 5 of 16 pages"));
+        let both = ask(17);
+        assert_eq!(both.len(), 2, "{both:?}");
+        assert!(both[0].starts_with("free blocks hold 16 of 17 pages"));
+        assert_eq!(doubts(&root, size, None, Pages(23)), [""; 0]);
+    }
+
+    #[test]
+    fn a_page_that_no_block_holds_is_doubted() {
+        let (_folder, root) = host("Node 0, zone Movable 0 0 0 0 0 0 0 0 0 0 9000\n");
+        let gigantic = doubts(&root, PageSize::SIZE_1G, None, Pages(1));
+        assert!(gigantic.len() == 1 && gigantic[0].contains("larger than the largest free block"));
+    }
+}
