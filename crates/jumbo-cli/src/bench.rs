@@ -13,6 +13,7 @@ use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
 use jumbo_bench::{Progress, Settings, child, exit, free, heap, pool};
 
+use crate::value::positive;
 use crate::view::{self, Align, View};
 
 /// Measure jumbo against its baselines, side by side in one run
@@ -42,7 +43,7 @@ struct Heap {
     #[command(flatten)]
     common: Common,
     /// Bytes of objects to allocate; 2G, or 256M with --quick
-    #[arg(long, value_parser = load_size)]
+    #[arg(long, value_parser = load_size, allow_hyphen_values = true)]
     size: Option<Bytes>,
 }
 
@@ -51,7 +52,7 @@ struct Free {
     #[command(flatten)]
     common: Common,
     /// Bytes of the block; 8G, or 512M with --quick
-    #[arg(long, value_parser = block_size)]
+    #[arg(long, value_parser = block_size, allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads free it: a row for each number; 1,2 with --quick
     #[arg(
@@ -60,7 +61,8 @@ struct Free {
         value_delimiter = ',',
         default_value = "1,2,4,8,16,32",
         default_value_if("quick", "true", "1,2"),
-        value_parser = workers
+        value_parser = workers,
+        allow_negative_numbers = true
     )]
     workers: Vec<NonZeroU32>,
 }
@@ -70,10 +72,10 @@ struct Exit {
     #[command(flatten)]
     common: Common,
     /// Bytes of memory that the process has; 8G, or 1G with --quick
-    #[arg(long, value_parser = held_size)]
+    #[arg(long, value_parser = held_size, allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads give it back [default: as `jumbo run`]
-    #[arg(long, value_name = "N", value_parser = workers)]
+    #[arg(long, value_name = "N", value_parser = workers, allow_negative_numbers = true)]
     workers: Option<NonZeroU32>,
 }
 
@@ -84,11 +86,11 @@ struct Pool {
     #[command(flatten)]
     common: Common,
     /// Bytes of STREAM's three arrays; 1536M, or 192M with --quick
-    #[arg(long, value_parser = arrays_size)]
+    #[arg(long, value_parser = arrays_size, allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads take and give pages: a row for each number. STREAM runs with the most of
     /// them [default: 1, 2, 4, ... up to the number of CPUs]
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads, allow_negative_numbers = true)]
     threads: Vec<NonZeroUsize>,
 }
 
@@ -102,7 +104,7 @@ struct Common {
     #[arg(long)]
     json: bool,
     /// Rounds to measure after the warm-up; 7, or 5 with --quick
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
     rounds: Option<NonZeroUsize>,
 }
 
@@ -313,7 +315,7 @@ fn at_least(least: Bytes, text: &str) -> Result<Bytes, String> {
 }
 
 fn workers(text: &str) -> Result<NonZeroU32, String> {
-    let workers: NonZeroU32 = text.parse().map_err(|error| format!("{error}"))?;
+    let workers: NonZeroU32 = positive(text)?;
     if workers.get() > MAX_FREE_WORKERS {
         return Err(format!("at most {MAX_FREE_WORKERS} threads free at once"));
     }
@@ -321,7 +323,7 @@ fn workers(text: &str) -> Result<NonZeroU32, String> {
 }
 
 fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    let threads: NonZeroUsize = text.parse().map_err(|error| format!("{error}"))?;
+    let threads: NonZeroUsize = positive(text)?;
     if threads.get() > MAX_THREADS {
         return Err(format!("at most {MAX_THREADS} threads are measured"));
     }
@@ -380,6 +382,7 @@ mod tests {
         for wrong in ["0", "65", "-1", "two"] {
             assert!(workers(wrong).is_err(), "{wrong}");
         }
+        assert!(threads("0").unwrap_err().contains("at least 1"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use jumbo::status::Missing;
 use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
 use serde::Serialize;
 
+use crate::value::whole;
 use crate::view::{self, View};
 
 /// Find what keeps memory off huge pages on this host, and say how to mend it
@@ -24,7 +25,8 @@ pub(crate) struct Args {
     exit_code: bool,
 
     /// How many of the largest processes to look into
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
     top: usize,
 }
 

@@ -13,6 +13,7 @@ mod rehearse;
 mod run;
 mod signal;
 mod status;
+mod value;
 mod view;
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Completions and manual pages: there for every command.
+//! What all commands have alike: completions and manual pages, and how they refuse what was typed.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::process::Command;
@@ -41,4 +41,40 @@ fn there_is_a_page_for_every_command() {
     let run = std::fs::read_to_string(folder.path().join("jumbo-run.1")).unwrap();
     assert!(run.contains("Exit status"), "{run}");
     assert!(jumbo(&["man"]).contains(".TH jumbo"));
+}
+
+#[test]
+fn what_is_no_number_is_refused_in_words() {
+    for (arguments, expected) in [
+        (&["run", "--pool", "-5", "--", "true"][..], "K, M, G and T"),
+        (&["run", "--pool", "1.5G", "--", "true"], "K, M, G and T"),
+        (
+            &["run", "--overcommit", "-5G", "--", "true"],
+            "K, M, G and T",
+        ),
+        (
+            &["run", "--max-waste", "-1", "--", "true"],
+            "-1 is not in 0..=100",
+        ),
+        (&["kill", "--timeout", "-1", "1"], "a number of seconds"),
+        (&["kill", "--timeout", "nan", "1"], "a number of seconds"),
+        (&["kill", "-9", "1"], "a signal is given with --signal"),
+        (&["kill", "0"], "the number of a process"),
+        (&["bench", "heap", "--rounds", "0"], "at least 1"),
+        (&["bench", "heap", "--size", "-1G"], "K, M, G and T"),
+        (&["bench", "free", "--workers", "-1"], "at least 1"),
+        (&["status", "--top", "-1"], "a whole number"),
+        (&["doctor", "--top", "1.5"], "a whole number"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(
+            text.contains(expected) && !text.contains("tip:"),
+            "{arguments:?}: {text}"
+        );
+    }
 }

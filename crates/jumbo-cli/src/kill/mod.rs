@@ -18,6 +18,7 @@ use jumbo::kernel::Root;
 use jumbo::kernel::process::{Signals, die_by};
 
 use crate::signal::Number;
+use crate::value::seconds;
 use target::Target;
 use watch::End;
 
@@ -39,11 +40,18 @@ Exit status: 0 all processes are gone; 1 one is not, or could not be ended; 2 wr
 when signal N interrupted jumbo.")]
 pub(crate) struct Args {
     /// The signal, by name or number
-    #[arg(long, short, value_name = "SIGNAL", default_value = "TERM")]
+    #[arg(
+        long,
+        short,
+        value_name = "SIGNAL",
+        default_value = "TERM",
+        allow_negative_numbers = true
+    )]
     signal: Number,
 
     /// How long a process may take to begin its end
-    #[arg(long, short, value_name = "SECS", default_value = "10", value_parser = seconds)]
+    #[arg(long, short, value_name = "SECS", default_value = "10", value_parser = seconds,
+        allow_hyphen_values = true)]
     timeout: Duration,
 
     /// Print JSON
@@ -51,15 +59,22 @@ pub(crate) struct Args {
     json: bool,
 
     /// The processes
-    #[arg(required = true, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(required = true, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pids: Vec<u32>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
+/// What looks like an option is kill(1)'s form of a signal.
+fn pid(text: &str) -> Result<u32, String> {
+    let pid = text
         .parse()
-        .map_err(|_| String::from("that is no number"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+        .ok()
+        .filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0));
+    pid.ok_or_else(|| {
+        String::from(match text.starts_with('-') {
+            true => "expected the number of a process; a signal is given with --signal",
+            false => "expected the number of a process",
+        })
+    })
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {

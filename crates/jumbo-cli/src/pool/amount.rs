@@ -1,8 +1,6 @@
-//! `512` pages or `1G` of memory: [`Amount`]; and times.
+//! `512` pages or `1G` of memory: [`Amount`].
 
-use std::time::Duration;
-
-use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
 /// What was typed: a bare number is pages, one with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,32 +30,13 @@ impl std::str::FromStr for Amount {
             return Ok(Self::Pages(Pages(pages)));
         }
         let bytes: Result<Bytes, _> = text.parse();
-        bytes.map(Self::Memory).map_err(|_| {
-            format!("`{text}` is neither a number of pages, such as 512, nor memory, such as 1G")
+        bytes.map(Self::Memory).map_err(|error| match error {
+            SizeError::TooLarge(_) => error.to_string(),
+            _ => format!(
+                "`{text}` is neither a whole number of pages, such as 512, nor one of memory with a unit \
+                 (K, M, G, T), such as 1G"
+            ),
         })
-    }
-}
-
-/// The longest time that can be given, about thirty years: clocks that are added to it do not overflow.
-const LONGEST: Duration = Duration::from_secs(1_000_000_000);
-
-/// `2`, `0.5`: seconds.
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: Option<f64> = text.strip_suffix('s').unwrap_or(text).parse().ok();
-    let seconds = seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("`{text}` is no number of seconds"))?;
-    if seconds > LONGEST {
-        return Err(format!("the longest time is {} seconds", LONGEST.as_secs()));
-    }
-    Ok(seconds)
-}
-
-/// As [`seconds`], and not none at all: what is done again and again needs a pause.
-pub(super) fn interval(text: &str) -> Result<Duration, String> {
-    match seconds(text)? {
-        interval if interval >= Duration::from_millis(10) => Ok(interval),
-        _ => Err("the shortest interval is 0.01 seconds".to_owned()),
     }
 }
 
@@ -75,14 +54,5 @@ mod tests {
         for bad in ["", "-1", "1.5G", "many", "99999999999999999999"] {
             assert!(bad.parse::<Amount>().is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn seconds_may_be_parts() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
-        assert!(seconds("-1").is_err() && seconds("soon").is_err() && seconds("inf").is_err());
-        assert!(interval("0").is_err());
-        assert!(seconds("1e19").is_err() && interval("1e19").is_err() && seconds("1e9").is_ok());
     }
 }

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
 use jumbo::pool::host::carry::{Attendant as _, Doing};
@@ -11,9 +10,10 @@ use jumbo::pool::host::{Bounds, Decision, Governor, Seen, Steering, What};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
-use super::amount::{Amount, interval, seconds};
+use super::amount::Amount;
 use super::attend::Terminal;
-use super::{PART, command_line, failed, failure, journal, outcome, refused, unrecorded};
+use super::{PART, USAGE, command_line, failed, failure, journal, outcome, refused, unrecorded};
+use crate::value::{interval, seconds};
 use crate::view::{self, tell};
 
 /// Keep a pool as large as it is needed, within bounds
@@ -36,23 +36,23 @@ pub(crate) struct Args {
     size: PageSize,
 
     /// The least persistent pages
-    #[arg(long, value_name = "PAGES|BYTES")]
+    #[arg(long, value_name = "PAGES|BYTES", allow_hyphen_values = true)]
     min: Amount,
 
     /// The most pages, surplus included
-    #[arg(long, value_name = "PAGES|BYTES")]
+    #[arg(long, value_name = "PAGES|BYTES", allow_hyphen_values = true)]
     max: Amount,
 
     /// Pages kept ready beyond what is needed [default: a sixteenth of the maximum, at least 1]
-    #[arg(long, value_name = "PAGES|BYTES")]
+    #[arg(long, value_name = "PAGES|BYTES", allow_hyphen_values = true)]
     headroom: Option<Amount>,
 
     /// How long pages are not needed before they go back, in seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
     idle: Duration,
 
     /// What stays available on the host (MemAvailable) [default: a sixteenth of its memory]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     keep_free: Option<Bytes>,
 
     /// Make no surplus pages: mappings larger than the headroom fail
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     no_overcommit: bool,
 
     /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "0.2")]
+    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true, default_value = "0.2")]
     interval: Duration,
 
     /// Look once, take one step and leave it, as `set` would
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     json: bool,
 
     /// End after so many seconds
-    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true)]
     for_seconds: Option<Duration>,
 }
 
@@ -113,11 +113,13 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         keep_free: args.keep_free.unwrap_or(Bytes(memory.total.0 / 16)),
         overcommit: !args.no_overcommit && !slow,
     };
-    ensure!(
-        bounds.min <= bounds.max,
-        "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
-        bounds.min
-    );
+    if bounds.min > bounds.max {
+        tell(&format!(
+            "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
+            bounds.min
+        ));
+        return Ok(ExitCode::from(USAGE));
+    }
     let journal = journal(root)?;
     let locked = journal.lock(size, &command_line()).map_err(unrecorded)?;
     let mut terminal = Terminal::new()?;

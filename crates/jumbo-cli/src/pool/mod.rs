@@ -31,6 +31,9 @@ use crate::view::{in_words, tell};
 /// The exit status where a part of what was asked came.
 const PART: u8 = 3;
 
+/// The exit status of a command line that makes no sense.
+const USAGE: u8 = 2;
+
 /// Show, resize and steer the kernel's huge page pools
 ///
 /// A change is a plan: --dry-run prints it and writes nothing. What was before is recorded first, each

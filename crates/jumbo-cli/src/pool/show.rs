@@ -10,10 +10,11 @@ use jumbo::kernel::{FileError, Root};
 use jumbo::pool::host::boot::{Setting, settings};
 use jumbo::pool::host::{Holder, Holders, Journal, Record};
 use jumbo::status::Missing;
-use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo::units::{Bytes, PageSize, Pages, counted};
 use serde::Serialize;
 
 use super::table;
+use crate::value::whole;
 use crate::view::{self, Align, NONE, View};
 
 /// Show the pools by size and node, and who has their pages
@@ -30,7 +31,8 @@ pub(crate) struct Args {
     json: bool,
 
     /// How many processes and files to list
-    #[arg(long, value_name = "N", default_value_t = TOP)]
+    #[arg(long, value_name = "N", default_value_t = TOP, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
     top: usize,
 }
 
@@ -116,8 +118,8 @@ fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
     holders.files.truncate(args.top);
     if holders.hidden > 0 {
         let what = format!(
-            "which pages {} processes of other users have",
-            holders.hidden
+            "the pages of {} of other users",
+            counted(holders.hidden as u64, "process")
         );
         note(&what, &"it takes their user, or CAP_SYS_PTRACE");
     }

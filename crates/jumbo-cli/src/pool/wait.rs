@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::pool::host::Holders;
-use jumbo::units::{PageSize, Pages};
+use jumbo::units::{PageSize, Pages, counted};
 use serde::Serialize;
 
-use super::amount::{Amount, seconds};
+use super::amount::Amount;
+use crate::value::seconds;
 use crate::view::{self, tell};
 
 /// Wait until pages of a pool are really free
@@ -24,11 +25,11 @@ pub(crate) struct Args {
     size: PageSize,
 
     /// How many
-    #[arg(value_name = "PAGES|BYTES")]
+    #[arg(value_name = "PAGES|BYTES", allow_negative_numbers = true)]
     pages: Amount,
 
     /// How long at most, in seconds; 0 looks once
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
     timeout: Duration,
 
     /// Print JSON
@@ -63,8 +64,8 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let pool = super::pool(root, size)?;
     if pool.total < wanted {
         tell(&format!(
-            "the pool has {} pages of {size}: for {wanted} to be free it must grow",
-            pool.total
+            "the pool has {} of {size}: for {wanted} to be free it must grow",
+            counted(pool.total.0, "page")
         ));
     }
     let (pool, free) = wait(root, args, wanted, begin, pool)?;

@@ -10,7 +10,7 @@ use jumbo::pool::host::{Holder, Holders};
 use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 
-use super::amount::interval;
+use crate::value::{interval, whole};
 use crate::view;
 
 /// Show a pool's use over time, and who has the pages
@@ -23,15 +23,16 @@ pub(crate) struct Args {
     size: PageSize,
 
     /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "1")]
+    #[arg(long, value_name = "SECONDS", value_parser = interval, allow_hyphen_values = true, default_value = "1")]
     interval: Duration,
 
     /// How many looks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     count: Option<u64>,
 
     /// How many holders a look shows
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
     top: usize,
 
     /// Print JSON, one object a line

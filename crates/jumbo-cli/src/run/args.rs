@@ -54,11 +54,15 @@ pub(crate) struct Args {
     /// takes its own. For a program that never forks while it has threads say so: SIZE,nofork. Without that
     /// none are taken under a memory cgroup's limit, nor where there might be no room to move them to,
     /// and none are kept behind a seccomp filter or a chroot.
-    #[arg(long, value_name = "SIZE[:PAGESIZE][,nofork]")]
+    #[arg(
+        long,
+        value_name = "SIZE[:PAGESIZE][,nofork]",
+        allow_hyphen_values = true
+    )]
     pool: Option<PoolRequest>,
 
     /// How much the pool may grow beyond its size; given back when it is free [default: 0]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     overcommit: Option<Bytes>,
 
     /// Make all of the pool resident, with several threads, before the program starts
@@ -73,7 +77,8 @@ pub(crate) struct Args {
     ///
     /// What may become resident beyond what the program asked for, in percent of what it has on huge
     /// pages: the ends of blocks that do not fill a huge page.
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)))]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)),
+        allow_negative_numbers = true)]
     max_waste: Option<u32>,
 
     /// Free large blocks with several threads: sync, background or off [default: sync]
@@ -85,7 +90,8 @@ pub(crate) struct Args {
     free: Option<Free>,
 
     /// How many threads free at once, the caller among them [default: the CPUs, at most 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)),
+        allow_negative_numbers = true)]
     free_workers: Option<u32>,
 
     /// Give the memory back after the program has ended: auto, on or off [default: auto]

@@ -10,6 +10,7 @@ use jumbo::kernel::{self, Probe, Root};
 use jumbo::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
 use serde::Serialize;
 
+use crate::value::whole;
 use crate::view::{self, View};
 
 /// Show what is huge on this host or in a process, what is not, and why
@@ -30,7 +31,8 @@ pub(crate) struct Args {
     mappings: bool,
 
     /// How many processes to list on the host's page
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
     top: usize,
 }
 

@@ -319,6 +319,7 @@ fn what_makes_no_sense_is_wrong_usage() {
         &["set", "2M", "--persistent", "1", "--persist", "--forget"],
         &["set", "2M", "--persistent", "1", "--force"],
         &["watch", "2M", "--interval", "0"],
+        &["auto", "2M", "--min", "9", "--max", "8"],
     ] {
         assert_eq!(
             fake.jumbo(arguments).status.code(),
