@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
+use crate::view::Stdout;
+
 /// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -33,8 +35,14 @@ pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     // Into memory first: the generator panics when it cannot write.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::Cli::command(), "jumbo", &mut script);
-    io::stdout().write_all(&script)?;
+    print(&script)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn print(text: &[u8]) -> io::Result<()> {
+    let mut out = Stdout::lock();
+    out.write_all(text)?;
+    out.flush()
 }
 
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
@@ -48,7 +56,7 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(super::Cli::command()).render(&mut page)?;
-            io::stdout().write_all(&page)?;
+            print(&page)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -10,9 +10,35 @@ use jumbo::units::Bytes;
 /// What stands for a value that does not exist, or that this user may not see.
 pub(crate) const NONE: &str = "-";
 
+/// Standard output, whose errors say that it is that.
+pub(crate) struct Stdout(io::StdoutLock<'static>);
+
+impl Stdout {
+    pub(crate) fn lock() -> Self {
+        Self(io::stdout().lock())
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(unwritten)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(unwritten)
+    }
+}
+
+fn unwritten(error: io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!("cannot write to standard output: {error}"),
+    )
+}
+
 /// Where to write, and how.
 pub(crate) struct View {
-    out: io::BufWriter<io::StdoutLock<'static>>,
+    out: io::BufWriter<Stdout>,
     bold: bool,
 }
 
@@ -26,11 +52,10 @@ pub(crate) enum Align {
 impl View {
     /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
     pub(crate) fn stdout() -> Self {
-        let stdout = io::stdout();
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
-            bold: stdout.is_terminal() && !plain,
-            out: io::BufWriter::new(stdout.lock()),
+            bold: io::stdout().is_terminal() && !plain,
+            out: io::BufWriter::new(Stdout::lock()),
         }
     }
 
@@ -128,7 +153,7 @@ pub(crate) fn missing<'a>(
 
 /// `value` as one JSON document on standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = Stdout::lock();
     serde_json::to_writer_pretty(&mut out, value)?;
     writeln!(out)?;
     Ok(())
@@ -136,7 +161,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 
 /// `value` as one line of JSON on standard output, there at once for whoever reads it from a pipe.
 pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = Stdout::lock();
     serde_json::to_writer(&mut out, value)?;
     writeln!(out)?;
     Ok(out.flush()?)

@@ -1,4 +1,4 @@
-//! What all commands have alike: completions and manual pages, and how they refuse what was typed.
+//! What all commands have alike: completions and manual pages, and how they refuse what was typed and fail to write.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::process::Command;
@@ -17,6 +17,30 @@ fn every_shell_completes_the_options_of_run() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = jumbo(&["completions", shell]);
         assert!(script.contains("max-waste"), "{shell}");
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_said() {
+    for arguments in [
+        &["completions", "bash"][..],
+        &["man"],
+        &["status"],
+        &["doctor", "--json"],
+        &["bench"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+            .args(arguments)
+            .stdout(full.unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(
+            String::from_utf8(output.stderr).unwrap(),
+            "jumbo: cannot write to standard output: No space left on device (os error 28)\n",
+            "{arguments:?}"
+        );
     }
 }
 

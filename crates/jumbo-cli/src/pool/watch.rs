@@ -1,6 +1,6 @@
 //! `jumbo pool watch`.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 
 use crate::value::{interval, whole};
-use crate::view;
+use crate::view::{self, Stdout};
 
 /// Show a pool's use over time, and who has the pages
 ///
@@ -78,7 +78,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         if args.json {
             view::json_line(&seen)?;
         } else {
-            let mut out = io::stdout().lock();
+            let mut out = Stdout::lock();
             if look % HEADING == 0 {
                 let titles = TITLES.map(|title| format!("{title:>10}")).concat();
                 writeln!(out, "{titles}  HOLDERS")?;

@@ -406,6 +406,27 @@ fn what_was_done_is_done_though_it_cannot_be_shown() {
 }
 
 #[test]
+fn what_cannot_be_written_is_said() {
+    let fake = Fake::new();
+    for arguments in [
+        &["show"][..],
+        &["show", "--json"],
+        &["watch", "2M", "--count", "1"],
+        &["watch", "2M", "--count", "1", "--json"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let output = fake.command(arguments).stdout(full.unwrap()).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(
+            stderr(&output),
+            "jumbo: cannot write to standard output: No space left on device (os error 28)\n",
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
 fn an_undo_takes_nothing_that_it_would_not_heed() {
     let fake = Fake::new();
     for arguments in [
