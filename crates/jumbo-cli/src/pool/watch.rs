@@ -80,7 +80,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         } else {
             let mut out = Stdout::lock();
             if look % HEADING == 0 {
-                let titles = TITLES.map(|title| format!("{title:>10}")).concat();
+                let titles = TITLES.map(|title| format!("{title:>WIDTH$}")).concat();
                 writeln!(out, "{titles}  HOLDERS")?;
             }
             writeln!(out, "{}", seen.line(before.as_ref()))?;
@@ -91,6 +91,9 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// Of a column: the longest title and a blank.
+const WIDTH: usize = 11;
 
 const TITLES: [&str; 7] = [
     "SECONDS",
@@ -155,7 +158,7 @@ impl Look {
                 format!("{name} ({}) {all}", holder.pid)
             })
             .collect();
-        let cells = cells.map(|cell| format!("{cell:>10}")).concat();
+        let cells = cells.map(|cell| format!("{cell:>WIDTH$}")).concat();
         format!("{cells}  {}", holders.join(", "))
             .trim_end()
             .to_owned()

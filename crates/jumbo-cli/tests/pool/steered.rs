@@ -294,7 +294,7 @@ fn looks_come_one_a_line_with_who_has_the_pages() {
     );
     let text = host.ok(&["watch", "2M", "--count", "1"]);
     assert!(
-        text.contains("RESERVED") && text.contains(&user.pid().to_string()),
+        text.contains("SECONDS PERSISTENT ") && text.contains(&user.pid().to_string()),
         "{text}"
     );
     drop(user);
