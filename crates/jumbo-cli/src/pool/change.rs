@@ -2,23 +2,27 @@
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::{self, Pool};
 use jumbo::kernel::memory::Memory;
 use jumbo::pool::host::shortage::is_gigantic;
 use jumbo::pool::host::{self, Boot, Knob, Locked, Plan, What, Wish, boot, carry_out};
-use jumbo::units::{NodeId, PageSize, Pages};
+use jumbo::units::{NodeId, PageSize, Pages, counted};
 
 use super::amount::Amount;
 use super::attend::Terminal;
 use super::outcome::{self, Outcome};
 use super::{PART, command_line, failure, journal, pool, refused, undo, unrecorded};
+use crate::value::whole;
 use crate::view::tell;
 
 /// Give a pool so many pages
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("wish").required(true).multiple(true)
     .args(["persistent", "overcommit", "persist", "forget", "undo"]))]
+#[command(group = clap::ArgGroup::new("forcible").multiple(true).args(["persistent", "undo"]))]
+#[command(mut_arg("force", |force| force.requires("forcible")))]
 #[command(after_help = "Examples:
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --node 1 --compact
@@ -30,18 +34,24 @@ pub(crate) struct SetArgs {
     size: Option<PageSize>,
 
     /// How many pages stay, needed or not
-    #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["undo", "force"])]
+    #[arg(
+        long,
+        value_name = "PAGES|BYTES",
+        conflicts_with = "undo",
+        allow_hyphen_values = true
+    )]
     persistent: Option<Amount>,
 
     /// How many surplus pages may be made beyond these, on demand
-    #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["node", "undo", "force"])]
+    #[arg(long, value_name = "PAGES|BYTES", conflicts_with_all = ["node", "undo"],
+        allow_hyphen_values = true)]
     overcommit: Option<Amount>,
 
     #[command(flatten)]
     how: How,
 
     /// Have nothing of this set at the next boot
-    #[arg(long, conflicts_with_all = ["persist", "undo", "force"])]
+    #[arg(long, conflicts_with_all = ["persist", "undo"])]
     forget: bool,
 }
 
@@ -56,6 +66,9 @@ pub(crate) struct GrowArgs {
 ///
 /// Free pages go back to the host at once. Those in use become surplus, and go back when they are free.
 #[derive(Debug, clap::Args)]
+// That one needs another is not asked where the two could not stand together.
+#[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])
+    .help(undo::FORCE)))]
 pub(crate) struct ShrinkArgs {
     #[command(flatten)]
     by: By,
@@ -72,7 +85,8 @@ struct By {
     #[arg(
         value_name = "PAGES|BYTES",
         required_unless_present = "undo",
-        conflicts_with_all = ["undo", "force"]
+        conflicts_with = "undo",
+        allow_negative_numbers = true
     )]
     by: Option<Amount>,
 
@@ -84,11 +98,17 @@ struct By {
 #[derive(Debug, clap::Args)]
 struct How {
     /// The node to change; else the kernel spreads over all
-    #[arg(long, value_name = "N", conflicts_with_all = ["undo", "force"])]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "undo",
+        value_parser = whole::<u32>,
+        allow_negative_numbers = true
+    )]
     node: Option<u32>,
 
     /// Set it up at the next boot too: in sysctl.d or tmpfiles.d
-    #[arg(long, conflicts_with_all = ["undo", "force"])]
+    #[arg(long, conflicts_with = "undo")]
     persist: bool,
 
     /// Put back what the last change recorded, of this pool or of any
@@ -158,8 +178,14 @@ fn change(
     };
     let before = pool(root, size)?;
     let (planned, boot) = plan(&before)?;
-    let notes = notes(root, &planned);
-    warn(root, &planned);
+    let mut notes = notes(root, &planned);
+    if how.shared.dry_run {
+        let (more, node) = (planned.effect.made, how.node.map(NodeId));
+        notes.extend(host::doubts(root, size, node, more));
+        if let Some(why) = beyond(root, &planned).filter(|_| !how.shared.force) {
+            tell(&format!("it would be refused without --force: {why}"));
+        }
+    }
     if how.shared.dry_run || planned.is_empty() {
         let outcome = Outcome::planned(root, &before, planned, boot, notes, how.shared.dry_run);
         outcome.print(how.shared.json)?;
@@ -177,6 +203,9 @@ fn change(
         let outcome = Outcome::planned(root, &before, planned, boot, notes, false);
         outcome.print(how.shared.json)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(why) = beyond(root, &planned).filter(|_| !how.shared.force) {
+        bail!("{why}\nhint: `--force` asks for them all the same");
     }
     let mut terminal = Terminal::new()?;
     let carried = carry_out(
@@ -243,18 +272,18 @@ fn at_boot(pool: &Pool, wish: &Wish, plan: &Plan) -> Vec<(Knob, Pages)> {
     values
 }
 
-/// The kernel makes pages until there is no memory left for any; whoever asks for more than there is may
-/// have mistaken a size.
-fn warn(root: &Root, plan: &Plan) {
-    let wanted = plan.effect.made.bytes(plan.size);
-    if let Ok(Memory { available, .. }) = Memory::read(root)
-        && wanted > available
-    {
-        tell(&format!(
-            "{} more pages are {wanted}, and {available} are available: what comes leaves the host without",
-            plan.effect.made
-        ));
-    }
+/// Why so many pages are not asked for. The kernel makes pages until there is no memory left for any, and
+/// whoever asks for more than there is may have mistaken a size.
+fn beyond(root: &Root, plan: &Plan) -> Option<String> {
+    let made = plan.effect.made;
+    let wanted = made.bytes(plan.size);
+    let available = Memory::read(root).ok()?.available;
+    (wanted > available).then(|| {
+        format!(
+            "{} would be {wanted}, and {available} are available: what comes would leave the host without",
+            counted(made.0, "more page")
+        )
+    })
 }
 
 /// What is worth knowing beforehand.

@@ -40,6 +40,9 @@ const USAGE: u8 = 2;
 /// write is read back, and --undo puts back the last change, however it ended. Ctrl-C puts back at once.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
+#[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
+#[command(mut_arg("compact", |compact| compact.requires("undo")))]
+#[command(mut_arg("force", |force| force.requires("undo").help(undo::FORCE)))]
 #[command(after_help = "Examples:
   jumbo pool                                   # the pools, and who has their pages
   jumbo pool set 2M --persistent 512 --dry-run

@@ -23,14 +23,19 @@ pub(super) struct Manner {
     #[arg(long)]
     pub(super) compact: bool,
 
-    /// With --undo: put back even where somebody else has changed the pool since
-    #[arg(long, requires = "undo")]
+    /// Ask for more memory than is available; with --undo: put back even where somebody else has changed the
+    /// pool since
+    #[arg(long)]
     pub(super) force: bool,
 
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
 }
+
+/// What --force does where nothing can be asked for.
+pub(super) const FORCE: &str =
+    "With --undo: put back even where somebody else has changed the pool since";
 
 /// The JSON.
 #[derive(Serialize)]

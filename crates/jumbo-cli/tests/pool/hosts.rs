@@ -41,7 +41,9 @@ fn a_dry_run_writes_nothing() {
     let much = fake.jumbo(&["set", "2M", "--persistent", "1T", "--dry-run"]);
     let text = stderr(&much);
     assert!(
-        text.contains("are 1 TiB, and 16 GiB are available"),
+        text.contains(
+            "refused without --force: 524288 more pages would be 1 TiB, and 16 GiB are available"
+        ),
         "{text}"
     );
     let json = fake.json(&["grow", "2M", "5", "--json", "--dry-run"]);
@@ -317,9 +319,13 @@ fn what_makes_no_sense_is_wrong_usage() {
         &["set", "2M", "--persistent", "1.5G"],
         &["grow", "2M"],
         &["set", "2M", "--persistent", "1", "--persist", "--forget"],
-        &["set", "2M", "--persistent", "1", "--force"],
+        &["shrink", "2M", "1", "--force"],
+        &["set", "2M", "--overcommit", "1", "--force"],
         &["watch", "2M", "--interval", "0"],
         &["auto", "2M", "--min", "9", "--max", "8"],
+        &["--compact"],
+        &["--dry-run"],
+        &["--force"],
     ] {
         assert_eq!(
             fake.jumbo(arguments).status.code(),
@@ -329,6 +335,101 @@ fn what_makes_no_sense_is_wrong_usage() {
     }
     let bounds = fake.jumbo(&["auto", "2M", "--min", "9", "--max", "8"]);
     assert!(stderr(&bounds).contains("--min 9 is more than --max 8"));
+}
+
+#[test]
+fn what_is_no_number_is_refused_in_words() {
+    let fake = Fake::new();
+    for (arguments, expected) in [
+        (
+            &["set", "2M", "--persistent", "-5"][..],
+            "`-5` is neither a whole number",
+        ),
+        (&["set", "2M", "--persistent", "1E"], "(K, M, G, T)"),
+        (
+            &["set", "2M", "--persistent", "99999999T"],
+            "more than any machine has",
+        ),
+        (
+            &["set", "2M", "--persistent", "1", "--node", "-1"],
+            "a whole number",
+        ),
+        (&["grow", "2M", "-5"], "`-5` is neither a whole number"),
+        (
+            &["wait", "2M", "1", "--timeout", "-1"],
+            "a number of seconds",
+        ),
+        (&["watch", "2M", "--top", "-1"], "a whole number"),
+        (&["show", "--top", "few"], "a whole number"),
+        (
+            &[
+                "auto",
+                "2M",
+                "--min",
+                "0",
+                "--max",
+                "1",
+                "--keep-free",
+                "1.5G",
+            ],
+            "K, M, G and T",
+        ),
+    ] {
+        let output = fake.jumbo(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(
+            text.contains(expected) && !text.contains("tip:"),
+            "{arguments:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn more_than_there_is_takes_force() {
+    let fake = Fake::new();
+    let pages = || fake.text(&format!("{POOL}/nr_hugepages")).unwrap();
+    for arguments in [
+        &["set", "2M", "--persistent", "1000000"][..],
+        &["grow", "2M", "17G"],
+    ] {
+        let refused = fake.jumbo(arguments);
+        assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
+        let text = stderr(&refused);
+        assert!(
+            text.contains(", and 16 GiB are available") && text.contains("hint: `--force`"),
+            "{text}"
+        );
+        assert_eq!(pages(), "0\n");
+    }
+    assert!(stderr(&fake.jumbo(&["--undo"])).contains("nothing to undo"));
+    let dry = fake.jumbo(&["grow", "2M", "17G", "--force", "--dry-run"]);
+    assert!(dry.status.success() && stderr(&dry).is_empty(), "{dry:?}");
+    fake.ok(&["grow", "2M", "16G"]);
+    assert_eq!(pages(), "8192");
+    fake.ok(&["grow", "2M", "17G", "--force"]);
+    assert_eq!(pages(), "16896");
+    // What is to become less is not asked for.
+    fake.ok(&["set", "2M", "--persistent", "10000"]);
+    assert_eq!(pages(), "10000");
+}
+
+#[test]
+fn what_speaks_against_a_growth_stands_in_its_plan() {
+    let fake = Fake::new();
+    fake.write(
+        "proc/buddyinfo",
+        "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 3 4\nNode 0, zone Movable 0 0 0 0 0 0 0 0 0 2 0\n",
+    );
+    let plan = fake.ok(&["grow", "2M", "100", "--dry-run"]);
+    for expected in [
+        "note: free blocks hold 13 of 100 pages",
+        "note: movable memory (ZONE_MOVABLE) has blocks for 2 of 100 pages",
+    ] {
+        assert!(plan.contains(expected), "{expected}: {plan}");
+    }
+    let few = fake.ok(&["grow", "2M", "2", "--dry-run"]);
+    assert!(!few.contains("note:"), "{few}");
 }
 
 #[test]
