@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use jumbo::units::counted;
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -170,7 +171,8 @@ impl Table {
 
     /// What was measured and how often, in one line.
     pub fn title(&self) -> String {
-        format!("{}: {}, {} rounds", self.table, self.what, self.rounds)
+        let rounds = counted(self.rounds as u64, "round");
+        format!("{}: {}, {rounds}", self.table, self.what)
     }
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use jumbo::policy::FreeMode;
 use jumbo::status::Freeing;
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, counted};
 
 use super::worker::FreeSample;
 use crate::Error;
@@ -130,7 +130,7 @@ impl Side {
             (Some(FreeMode::Sync), Some(asked))
                 if workers > u64::from(asked) || (asked > 1 && workers < least(asked)) =>
             {
-                Some(format!("{workers} threads freed"))
+                Some(format!("{} freed", counted(workers, "thread")))
             }
             _ => None,
         }

@@ -10,7 +10,7 @@ use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
 use jumbo::pool::host::carry::check;
 use jumbo::pool::host::{Amount, Journal, Plan, Steering, What, Wish};
-use jumbo::units::Pages;
+use jumbo::units::{Pages, counted};
 use serde::{Deserialize, Serialize};
 
 use super::SIZE;
@@ -120,9 +120,8 @@ fn set(steering: &mut Steering<'_>, wanted: Wanted) -> Result<(), String> {
             .map_err(|error| error.to_string())?;
         if written.after < to {
             let reasons = written.shortage.map_or(Vec::new(), |short| short.reasons);
-            let why: Vec<_> = std::iter::once(format!("{} of {to} pages came", written.after))
-                .chain(reasons)
-                .collect();
+            let came = format!("{} of {} came", written.after, counted(to.0, "page"));
+            let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
             return Err(why.join("; "));
         }
     }

@@ -26,7 +26,7 @@ use std::process::Command;
 
 use jumbo::kernel::Root;
 use jumbo::pool::Thp;
-use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo::units::{Bytes, PageSize, Pages, counted};
 
 use crate::child::{self, answer};
 use crate::heap::worker::LoadSample;
@@ -87,7 +87,10 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     let rounds = settings.rounds.get();
     let threads: Vec<usize> = load.threads.iter().map(|n| n.get()).collect();
     let most = threads.iter().copied().max().unwrap_or(1);
-    let what = format!("three arrays of {SMALL} and of {size} in all, {most} threads");
+    let what = format!(
+        "three arrays of {SMALL} and of {size} in all, {}",
+        counted(most as u64, "thread")
+    );
     let mut table = Table::new("pool", what, rounds, machine);
 
     let mut bench = Bench {

@@ -211,10 +211,10 @@ impl Supply {
         match self.provision {
             _ if self.source == Source::Thp => self.source.found_wrong(memory, size),
             Provision::Surplus if found.0 < most => Some(format!(
-                "{found} pages of the kernel's pool are surplus and not {most}"
+                "surplus pages of the kernel's pool: {found} and not {most}"
             )),
             Provision::Held | Provision::Persistent if found > Pages(0) => {
-                Some(format!("{found} pages of the kernel's pool are surplus"))
+                Some(format!("surplus pages of the kernel's pool: {found}"))
             }
             _ => self.source.found_wrong(memory, size),
         }
@@ -233,16 +233,16 @@ impl Supply {
         } else if let Some(found) = self.source.found_wrong(memory, size) {
             Some(found)
         } else if counted.used != pages {
-            Some(format!("{} of {pages} pages are taken", counted.used))
+            Some(format!("pages taken: {} of {pages}", counted.used))
         } else if counted.surplus != ours {
             Some(format!(
-                "{} pages of the pool are surplus and not {ours}",
+                "surplus pages of the pool: {} and not {ours}",
                 counted.surplus
             ))
         } else if is_hugetlb && counted.kernel_surplus != kernels {
             let found = counted.kernel_surplus;
             Some(format!(
-                "{found} pages of the kernel's pool are surplus and not {kernels}"
+                "surplus pages of the kernel's pool: {found} and not {kernels}"
             ))
         } else {
             None
@@ -291,7 +291,7 @@ impl Way {
                     .then(|| {
                         let (used, surplus) = (counted.used, counted.surplus);
                         let huge = memory.huge;
-                        format!("{used} pages are taken, {surplus} are surplus, {huge} are in huge pages")
+                        format!("pages taken: {used}, surplus: {surplus}; {huge} in huge pages")
                     })
             }
             Self::Map if counted.kernel_reserved < Pages(1) => {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use jumbo::units::counted;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
 use jumbo_bench::table::{Comparison, Row, Side, Table, Unit, Verdict};
@@ -41,9 +42,9 @@ fn machine(machine: &Machine) -> String {
         None => "no THP".to_owned(),
     };
     format!(
-        "{}, {} cores, {}, Linux {}, {thp}, load {:.1} before",
+        "{}, {}, {}, Linux {}, {thp}, load {:.1} before",
         machine.cpu.as_deref().unwrap_or("unknown processor"),
-        machine.cores,
+        counted(machine.cores as u64, "core"),
         machine.ram,
         machine.kernel,
         machine.load

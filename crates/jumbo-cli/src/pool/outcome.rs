@@ -8,7 +8,7 @@ use jumbo::kernel::cgroup::{Limit, Limits};
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::pool::host::change::Effect;
 use jumbo::pool::host::{Boot, Carried, Plan, Shortage, Step, Undone};
-use jumbo::units::{PageSize, Pages};
+use jumbo::units::{PageSize, Pages, counted};
 use serde::Serialize;
 
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
@@ -135,8 +135,8 @@ impl Outcome {
             if pages == Pages(0) {
                 return Ok(());
             }
-            let (s, memory) = (if pages == Pages(1) { "" } else { "s" }, pages.bytes(*size));
-            view.line(format!("    {pages} page{s} ({memory}) {what}"))
+            let (pages, memory) = (counted(pages.0, "page"), pages.bytes(*size));
+            view.line(format!("    {pages} ({memory}) {what}"))
         };
         let short = self.shortage.as_ref();
         say(effect.adopted, "surplus before, persistent now")?;
@@ -198,11 +198,12 @@ pub(super) fn tell_shortage(shortage: &Shortage) {
         hints,
         ..
     } = shortage;
-    let mut lines = vec![format!("{came} of {asked} more {size} pages came")];
+    let asked = counted(asked.0, &format!("more {size} page"));
+    let mut lines = vec![format!("{came} of {asked} came")];
     lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
     for zone in &shortage.zones {
         let whole = zone.whole.map_or(String::new(), |pages| {
-            format!(", {pages} whole {size} pages")
+            format!(", {}", counted(pages.0, &format!("whole {size} page")))
         });
         let fixed = zone.fixed_blocks.map_or(String::new(), |(fixed, all)| {
             format!(", {fixed} of {all} pageblocks cannot be moved")

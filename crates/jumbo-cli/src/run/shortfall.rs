@@ -4,7 +4,7 @@ use std::io;
 
 use jumbo::ledger::{SLOTS, flag};
 use jumbo::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
-use jumbo::units::Bytes;
+use jumbo::units::{self, Bytes};
 use serde::Serialize;
 
 use super::launch::Launch;
@@ -138,14 +138,16 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         add(
             "huge pages",
             format!(
-                "{count} faults on this host found no free one (fragmentation, or a cgroup's limit); \
-                 hint: echo 1 > /proc/sys/vm/compact_memory"
+                "{} on this host found no free one (fragmentation, or a cgroup's limit); \
+                 hint: echo 1 > /proc/sys/vm/compact_memory",
+                units::counted(count, "fault")
             ),
         );
     }
     let images = usize::try_from(counted.images).unwrap_or(usize::MAX);
     if let Some(more @ 1..) = images.checked_sub(SLOTS) {
-        let reason = format!("{more} processes more than it has room for");
+        let more = units::counted(more as u64, "process");
+        let reason = format!("{more} more than it has room for");
         add("the ledger", reason);
     }
     if let Some(errno) = trouble {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jumbo::status::{Kind, KindUsage};
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, counted};
 
 use super::report::{Exit, Report};
 
@@ -61,17 +61,14 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
         processes(out, report)?;
     }
     let (requested, ledger) = (&report.requested, &report.obtained.ledger);
-    let images = match report.obtained.images {
-        1 => String::from("1 program"),
-        images => format!("{images} programs"),
-    };
+    let images = counted(report.obtained.images.into(), "program");
     let tunable = requested.tunable.map(|tunable| format!(", {tunable}"));
     writeln!(
         out,
-        "  asked     {} advised in {images}, {} of it mappings; {} large allocations{}",
+        "  asked     {} advised in {images}, {} of it mappings; {}{}",
         requested.advised,
         ledger.maps_advised,
-        requested.large_calls,
+        counted(requested.large_calls, "large allocation"),
         tunable.unwrap_or_default()
     )?;
     writeln!(
@@ -106,9 +103,9 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
     if free.gathered > Bytes(0) {
         writeln!(
             out,
-            "  freed     {} by up to {} threads at once{}",
+            "  freed     {} by up to {} at once{}",
             free.gathered,
-            free.workers,
+            counted(free.workers, "thread"),
             match free.background {
                 Bytes(0) => String::new(),
                 background => format!(", {background} of it in the background"),

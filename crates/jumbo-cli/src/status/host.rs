@@ -6,7 +6,7 @@ use jumbo::kernel::hugetlb;
 use jumbo::kernel::probe::Available;
 use jumbo::kernel::thp::{Choice, SizeControl, Thp};
 use jumbo::status::{Formable, Host, Task, Tasks};
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::{Bytes, PageSize, counted};
 
 use super::HostPage;
 use crate::pool;
@@ -289,9 +289,9 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
         return Ok(());
     }
     view.heading(&format!(
-        "The largest {} of {} processes",
+        "The largest {} of {}",
         tasks.largest.len(),
-        tasks.count
+        counted(tasks.count as u64, "process")
     ))?;
     let row = |task: &Task| {
         let memory = &task.memory;

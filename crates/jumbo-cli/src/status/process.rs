@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::{Bytes, PageSize, counted};
 
 use super::{ProcessPage, is_counted_already};
 use crate::view::{self, Align, NONE, View, bytes, percent};
@@ -107,12 +107,16 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
         background => format!(", {background} of it in the background"),
     };
     view.line(format!(
-        "  jumbo run: {} freed by up to {} threads at once{background}; {} by the caller alone",
-        free.gathered, free.workers, free.inline
+        "  jumbo run: {} freed by up to {} at once{background}; {} by the caller alone",
+        free.gathered,
+        counted(free.workers, "thread"),
+        free.inline
     ))?;
     view.line(format!(
-        "  jumbo run: {} threads that free, {} to be freed, {} allocations waited for that",
-        free.threads, free.pending, free.waits
+        "  jumbo run: {}, {} to be freed, {} waited for that",
+        counted(free.threads as u64, "freeing thread"),
+        free.pending,
+        counted(free.waits, "allocation")
     ))?;
     let twice = "ps and top show its memory once more";
     let process = reaper.pid.map(|pid| format!(" (process {pid}; {twice})"));

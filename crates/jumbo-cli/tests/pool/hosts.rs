@@ -132,7 +132,7 @@ fn a_part_of_the_pages_is_an_outcome_of_its_own() {
     for expected in [
         "500 of 512 more 2M pages came",
         "fragmentation: ",
-        "in which 11 whole 2M pages lie",
+        "with 11 whole 2M pages in them",
         "300 of 400 pageblocks",
         "hint: `--compact`",
     ] {
@@ -162,7 +162,7 @@ fn nodes_outside_the_cpuset_do_not_count() {
         text.contains("node 3") && text.contains("not in this process's cpuset"),
         "{text}"
     );
-    assert!(text.contains("in which 0 whole 2M pages lie"), "{text}");
+    assert!(text.contains("with 0 whole 2M pages in them"), "{text}");
 }
 
 #[test]
@@ -383,6 +383,19 @@ fn what_is_no_number_is_refused_in_words() {
             "{arguments:?}: {text}"
         );
     }
+}
+
+#[test]
+fn one_page_is_no_plural() {
+    let fake = Fake::new();
+    // Read back as one less than was written: the kernel makes no more.
+    fake.pool(2048, [1, 0, 0, 1, 1]);
+    let short = fake.jumbo(&["grow", "2M", "1"]);
+    let text = stderr(&short);
+    assert!(text.contains("0 of 1 more 2M page came"), "{text}");
+    let wait = fake.jumbo(&["wait", "2M", "2", "--timeout", "0"]);
+    let text = stderr(&wait);
+    assert!(text.contains("the pool has 1 page of 2M:"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::boot::FileChange;
 use crate::kernel::hugetlb::{self, Pool};
 use crate::kernel::{FileError, Root};
-use crate::units::{NodeId, PageSize, Pages};
+use crate::units::{NodeId, PageSize, Pages, counted};
 
 /// One number of a pool that can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -121,7 +121,7 @@ pub enum PlanError {
         nodes: String,
     },
     /// Fewer pages than are to go.
-    #[error("the pool of {size} pages cannot shrink by {by}: it has {has} persistent pages{place}")]
+    #[error("the pool of {size} pages cannot shrink by {by}: it has {}{place}", counted(has.0, "persistent page"))]
     TooFew {
         /// The pool.
         size: PageSize,

@@ -12,7 +12,7 @@ use super::change::Step;
 use crate::kernel::memory::{Memory, Zone};
 use crate::kernel::zones::{Blocks, Watermarks};
 use crate::kernel::{self, Root};
-use crate::units::{Bytes, NodeId, PageSize, Pages};
+use crate::units::{Bytes, NodeId, PageSize, Pages, counted};
 
 /// Pages that did not come, and what is known about why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -159,7 +159,8 @@ impl Shortage {
         let scarce = self.available.is_some_and(|available| available < wanted);
         if let Some(available) = self.available.filter(|_| scarce) {
             reasons.push(format!(
-                "memory: {missing} more pages are {wanted}, and {available} are available"
+                "memory: {} would be {wanted}, and {available} are available",
+                counted(missing.0, "more page")
             ));
             hints.push("`jumbo status` shows who has the memory".to_owned());
         }
@@ -171,7 +172,8 @@ impl Shortage {
             ));
         } else if let Some(whole) = whole.filter(|whole| *whole < missing.0) {
             reasons.push(format!(
-                "fragmentation: {free} are free, in which {whole} whole {size} pages lie"
+                "fragmentation: {free} are free, with {} in them",
+                counted(whole, &format!("whole {size} page"))
             ));
         } else if spare < wanted && !scarce {
             reasons.push(format!(
