@@ -14,7 +14,7 @@ use super::amount::Amount;
 use super::attend::Terminal;
 use super::{PART, USAGE, command_line, failed, failure, journal, outcome, refused, unrecorded};
 use crate::value::{interval, seconds};
-use crate::view::{self, tell};
+use crate::view::{self, in_words, tell};
 
 /// Keep a pool as large as it is needed, within bounds
 ///
@@ -153,9 +153,15 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     }
     let ended = auto.run(args);
     let stopped = *ended.as_ref().unwrap_or(&false);
-    let ended = auto
-        .end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped))
-        .and_then(|code| ended.map(|_| code));
+    let end = auto.end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped));
+    let ended = match (end, ended) {
+        // Something is left changed, which the error alone would deny.
+        (Ok(code), Err(error)) if code == ExitCode::from(PART) => {
+            tell(&in_words(&error));
+            Ok(code)
+        }
+        (end, ended) => end.and_then(|code| ended.map(|_| code)),
+    };
     match ended {
         // The one step was not taken, or put back.
         Ok(code) if args.once && stopped => Ok(terminal.end(code)),
@@ -214,8 +220,10 @@ impl Auto<'_> {
             }
         };
         if keep {
-            self.steering.keep().map_err(failed)?;
-            return Ok(code(self.short));
+            return match self.steering.keep() {
+                Ok(()) => Ok(code(self.short)),
+                Err(error) => failure(error),
+            };
         }
         let undone = match self.steering.put_back(self.terminal) {
             Ok(undone) => undone,

@@ -541,6 +541,27 @@ fn what_cannot_be_written_is_said() {
 }
 
 #[test]
+fn what_fails_and_is_not_all_put_back_is_a_part() {
+    let fake = Fake::new();
+    // What is written is read back as 12 less: eight pages are not to be had again.
+    fake.pool(2048, [20, 0, 0, 12, 0]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let output = fake
+        .command(&[
+            "auto", "2M", "--min", "12", "--max", "30", "--once", "--json",
+        ])
+        .stdout(full.unwrap())
+        .output()
+        .unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(
+        text.contains("not all could be put back") && text.contains("cannot write to standard"),
+        "{text}"
+    );
+}
+
+#[test]
 fn an_undo_takes_nothing_that_it_would_not_heed() {
     let fake = Fake::new();
     for arguments in [

@@ -395,7 +395,7 @@ impl<'a> Work<'a> {
     }
 
     /// Puts back what was done before `error`, and says what became of that.
-    fn give_up(
+    pub(super) fn give_up(
         &mut self,
         locked: &Locked,
         record: &Record,

@@ -162,9 +162,16 @@ impl<'a> Steering<'a> {
     /// Leaves the pool as it is now, for `--undo` to put back.
     ///
     /// # Errors
-    /// [`CarryError`]; the record stays as one that was cut short.
+    /// [`CarryError::Failed`] where that cannot be recorded: what was before is put back then.
     pub fn keep(mut self) -> Result<(), CarryError> {
         self.ended = true;
+        let kept = self.try_keep();
+        kept.map_err(|error| {
+            Work::new(self.root, &mut ()).give_up(self.locked, &self.record, false, error)
+        })
+    }
+
+    fn try_keep(&mut self) -> Result<(), CarryError> {
         for step in &mut self.record.steps {
             step.to = step.knob.read(self.root).map_err(CarryError::Refused)?;
             step.after = Some(step.to);
@@ -263,6 +270,25 @@ mod tests {
             [1, 2, 5, 7, 8].map(inherited),
             [false, true, true, true, false]
         );
+    }
+
+    #[test]
+    fn what_cannot_be_recorded_as_kept_is_put_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let knob = empty_pool(folder.path()).join("nr_hugepages");
+        let root = Root::at(folder.path());
+        let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
+        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        let pool = hugetlb::pools(&root).unwrap().unwrap().remove(0);
+        let mut steering = Steering::begin(&root, &locked, &pool, "test", true).unwrap();
+        steering.set(What::Persistent, Pages(2), &mut ()).unwrap();
+        // As on a full disk: no record is written any more.
+        let record = "jumbo/pool/hugepages-2048kB/00000001.toml.jumbo-new";
+        std::fs::create_dir(folder.path().join(record)).unwrap();
+        let error = steering.keep().unwrap_err();
+        assert!(!error.leaves_changes(), "{error}");
+        assert_eq!(std::fs::read_to_string(knob).unwrap(), "0");
+        assert!(locked.last().unwrap().is_none());
     }
 
     #[test]
