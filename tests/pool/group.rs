@@ -60,8 +60,13 @@ impl Group {
 
     /// A command that enters it and becomes the one behind.
     pub(super) fn enter(&self) -> [String; 4] {
+        self.enter_and("true")
+    }
+
+    /// The same, after `script` has run in it.
+    pub(super) fn enter_and(&self, script: &str) -> [String; 4] {
         let procs = self.folder.join("cgroup.procs");
-        let script = format!("echo $$ > {} && exec \"$@\"", procs.display());
+        let script = format!("echo $$ > {} && {script} && exec \"$@\"", procs.display());
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
     }
 }

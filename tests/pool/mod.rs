@@ -219,6 +219,27 @@ fn a_fork_in_a_memory_cgroup_kills_nobody() {
     assert_eq!(free_pages(), 32);
 }
 
+/// As any group that has lived for a while: what it keeps of files makes room as soon as it is needed.
+#[test]
+fn a_memory_cgroup_full_of_page_cache_has_room() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let (_files, program) = pooled();
+    let Some(group) = Group::of_memory(160 << 20) else {
+        return;
+    };
+    // On a disk: what is in a tmpfs cannot be given up.
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = file.path().display();
+    let fill = format!("head -c 180M /dev/zero > {file} && sync {file}");
+    let program = program.args(["2", "free"]).around(group.enter_and(&fill));
+    let (ran, report) = program.reported_with(&["--pool=40M"]);
+    ran.ok();
+    let thp = report.number("/obtained/ledger/pool/thp");
+    assert!(thp >= f64::from(40 << 20), "{report:?}");
+}
+
 /// Where nothing can be asked at the fork, and where the kernel gives no further mapping.
 #[test]
 fn a_fork_of_a_confined_program_kills_nobody() {

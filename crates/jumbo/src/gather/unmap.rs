@@ -11,7 +11,7 @@ use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
 use super::window::Lies;
 use super::{BACKGROUND, HANDOVER, MERGED, MOST, interrupted, is_large, is_own, window, workers};
-use crate::kernel::headroom;
+use crate::kernel::headroom::{self, Enough};
 use crate::kernel::sandbox;
 use crate::kernel::sys::Blocked;
 use crate::ledger::{Slot, stats};
@@ -239,7 +239,9 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
-    let room = window::WINDOW.with(|_| headroom::headroom(all)).flatten();
+    let room = window::WINDOW
+        .with(|_| headroom::headroom(Enough::to_hold(all)))
+        .flatten();
     BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
     room.is_some_and(|room| room.holds(all))
 }

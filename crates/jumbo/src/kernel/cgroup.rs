@@ -86,7 +86,8 @@ pub fn memory_files(root: &Root) -> Result<Vec<MemoryFiles>, FileError> {
     Ok(above
         .take_while(|folder| folder.starts_with(&group.mount))
         .map(files)
-        .filter(|files| files.limit.exists())
+        // One that we may not look at is left in: what it says is not known then.
+        .filter(|files| files.limit.try_exists().unwrap_or(true))
         .collect())
 }
 
@@ -222,7 +223,7 @@ fn below_root(root: &Root, path: &Path) -> PathBuf {
 }
 
 /// `max` in v2, and in v1 a number near the largest there is, mean that there is no limit.
-pub(crate) fn bounded(text: &str) -> Option<Bytes> {
+fn bounded(text: &str) -> Option<Bytes> {
     text.parse()
         .ok()
         .filter(|bytes| *bytes < 1 << 60)
@@ -231,7 +232,7 @@ pub(crate) fn bounded(text: &str) -> Option<Bytes> {
 
 /// The page cache in memory.stat: `active_file` and `inactive_file`, which in v1 leave out the groups
 /// below unless `total_` is in front.
-pub(crate) fn page_cache(stat: &str) -> Bytes {
+fn page_cache(stat: &str) -> Bytes {
     let sum = |names: [&str; 2]| {
         let lines = stat.lines().filter_map(|line| line.split_once(' '));
         let values = lines.filter(|(name, _)| names.contains(name));

@@ -23,7 +23,8 @@ use rustix::io::{Errno, Result};
 
 use super::memory::Mapped;
 use super::{BASE_PAGE, memory, warm};
-use crate::kernel::{headroom, sandbox};
+use crate::kernel::headroom::{self, Enough};
+use crate::kernel::sandbox;
 use crate::ledger::{pool_reason as reason, stats};
 use crate::policy::PoolOrder;
 
@@ -284,8 +285,8 @@ fn has_room(length: usize) -> bool {
     if credit.is_ok() {
         return true;
     }
-    let Some(room) = headroom::headroom(usize::MAX).and_then(|room| room.least().checked_sub(LEFT))
-    else {
+    let room = headroom::headroom(Enough::for_touching(length.saturating_add(LEFT)));
+    let Some(room) = room.and_then(|room| room.least().checked_sub(LEFT)) else {
         return false;
     };
     let Some(more) = room.checked_sub(length) else {

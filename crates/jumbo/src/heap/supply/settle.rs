@@ -14,7 +14,8 @@ use super::{
     ASKING, BASE, BASE_PAGE, HUGETLB, LEFT, SPAN, THP, TRUSTED, count, forget, make_huge, memory,
     note, page, reason, record, sources,
 };
-use crate::kernel::{headroom, sandbox};
+use crate::kernel::headroom::{self, Enough};
+use crate::kernel::sandbox;
 use crate::ledger::{Slot, stats};
 
 /// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
@@ -62,7 +63,7 @@ pub(super) fn could_move(length: usize) -> bool {
         return true;
     }
     let held = count(HUGETLB);
-    let room = headroom::headroom(usize::MAX).filter(headroom::Room::is_of_no_group);
+    let room = headroom::headroom(Enough::for_touching(0)).filter(headroom::Room::is_of_no_group);
     let more = room.and_then(|room| room.least().checked_sub(LEFT + held + length));
     more.inspect(|more| TWIN_CREDIT.store((more / 4).min(TRUSTED), Ordering::Relaxed))
         .is_some()
@@ -191,7 +192,8 @@ fn move_range(address: usize, length: usize) -> std::result::Result<(), u32> {
     let scratch = scratch();
     // A touch at a cgroup's limit kills somebody. Where the limit is not known there was none when the
     // pages were taken. Under a filter no call is made that the program does not make.
-    let room = headroom::headroom(usize::MAX).is_none_or(|room| room.least() >= length);
+    let room = headroom::headroom(Enough::for_touching(length));
+    let room = room.is_none_or(|room| room.least() >= length);
     if sandbox::is_entered_later() || !room {
         return Err(reason::STUCK_ROOM);
     }

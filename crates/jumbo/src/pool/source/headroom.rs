@@ -8,12 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use crate::kernel::cgroup::{self, MemoryFiles, bounded, page_cache};
+use crate::kernel::cgroup::{self, MemoryFiles};
+use crate::kernel::headroom::{Part, left};
 use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
-
-/// What memory.stat needs up to the lines that are read here, in both versions.
-const STAT: usize = 4096;
 
 /// The limits of a memory cgroup and of those above it.
 #[derive(Debug)]
@@ -37,10 +35,11 @@ impl Drop for Claim<'_> {
     }
 }
 
+/// The files of one; `None` for those that could not be opened.
 #[derive(Debug)]
 struct Group {
-    limit: File,
-    usage: File,
+    limit: Option<File>,
+    usage: Option<File>,
     stat: Option<File>,
 }
 
@@ -51,14 +50,12 @@ impl Headroom {
     /// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or understood.
     pub(super) fn open(root: &Root) -> Result<Self, FileError> {
         let groups = cgroup::memory_files(root)?.into_iter();
-        let open = |files: MemoryFiles| {
-            Some(Group {
-                limit: File::open(files.limit).ok()?,
-                usage: File::open(files.usage).ok()?,
-                stat: File::open(files.stat).ok(),
-            })
+        let open = |files: MemoryFiles| Group {
+            limit: File::open(files.limit).ok(),
+            usage: File::open(files.usage).ok(),
+            stat: File::open(files.stat).ok(),
         };
-        Ok(Self::of(groups.filter_map(open).collect()))
+        Ok(Self::of(groups.map(open).collect()))
     }
 
     const fn of(groups: Vec<Group>) -> Self {
@@ -94,34 +91,24 @@ impl Headroom {
 
 impl Group {
     fn has(&self, needed: Bytes) -> bool {
-        let mut buffer = [0; 64];
-        let limit = text(&self.limit, &mut buffer).and_then(|text| bounded(text.trim()));
-        let Some(limit) = limit else {
-            return true;
-        };
-        let usage = text(&self.usage, &mut buffer).and_then(|text| text.trim().parse().ok());
-        let usage = Bytes(usage.unwrap_or(0));
-        let free = |used: u64| limit.0.saturating_sub(used) >= needed.0;
-        if free(usage.0) {
-            return true;
+        let needed = usize::try_from(needed.0).unwrap_or(usize::MAX);
+        let left = left(needed, |part, buffer| {
+            let file = match part {
+                Part::Limit => &self.limit,
+                Part::Usage => &self.usage,
+                Part::Stat => &self.stat,
+            };
+            let file = file.as_ref().ok_or(Errno::BADF)?;
+            rustix::io::pread(file, buffer, 0)
+        });
+        match left {
+            Ok(left) => left >= needed,
+            // The group is gone, and this process had left it before.
+            Err(Errno::NODEV) => true,
+            // What cannot be read is taken to be short.
+            Err(_) => false,
         }
-        let mut buffer = [0; STAT];
-        let cache = self.stat.as_ref().and_then(|stat| text(stat, &mut buffer));
-        let cache = cache.map_or(Bytes(0), page_cache);
-        free(usage.0.saturating_sub(cache.0))
     }
-}
-
-/// The start of a file, as whole lines as fit.
-fn text<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
-    let length = rustix::io::pread(file, &mut *buffer, 0).ok()?;
-    let bytes = buffer.get(..length)?;
-    let whole = if length == buffer.len() {
-        bytes.iter().rposition(|byte| *byte == b'\n')? + 1
-    } else {
-        length
-    };
-    std::str::from_utf8(bytes.get(..whole)?).ok()
 }
 
 #[cfg(test)]
@@ -133,22 +120,24 @@ mod tests {
         let write = |name: &str, text: String| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
-            File::open(path).unwrap()
+            File::open(path).ok()
         };
         let filler = "filler 1\n".repeat(700);
         let group = Group {
             limit: write("memory.max", format!("{limit}\n")),
             usage: write("memory.current", format!("{usage}\n")),
-            stat: Some(write(
+            stat: write(
                 "memory.stat",
-                format!("anon 5\ninactive_file {cache}\nactive_file 1\n{filler}"),
-            )),
+                format!(
+                    "anon 5\nfile_dirty 2\nfile_writeback 1\ninactive_file {cache}\nactive_file 4\n{filler}"
+                ),
+            ),
         };
         (folder, Headroom::of(vec![group]))
     }
 
     #[test]
-    fn page_cache_is_room_and_anything_else_is_not() {
+    fn clean_page_cache_is_room_and_anything_else_is_not() {
         for (limit, usage, cache, room) in [
             ("max", 1 << 40, 0, true),
             ("100", 51, 0, true),
@@ -157,10 +146,25 @@ mod tests {
             ("100", 60, 8, false),
         ] {
             let (_folder, headroom) = group(limit, usage, cache);
-            // The active byte of the cache is room as well.
+            // One active byte of the cache that is clean is room as well.
             let asked = headroom.claim(Bytes(50)).is_ok();
             assert_eq!(asked, room, "{limit} {usage} {cache}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_short() {
+        let asked = |spoil: fn(&mut Group)| {
+            let (_folder, mut headroom) = group("100", 10, 0);
+            spoil(&mut headroom.groups[0]);
+            headroom.claim(Bytes(50)).is_ok()
+        };
+        assert!(asked(|_| ()));
+        assert!(asked(|group| group.stat = None));
+        assert!(!asked(|group| group.limit = None));
+        assert!(!asked(|group| group.usage = None));
+        assert!(!asked(|group| group.usage = File::open("/dev/null").ok()));
+        assert!(!asked(|group| group.limit = File::open("/dev/null").ok()));
     }
 
     #[test]
