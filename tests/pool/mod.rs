@@ -385,6 +385,41 @@ fn a_warm_pool_is_there_before_the_program_and_only_in_it() {
     assert!(thp(&ran, "full") < 64, "{ran:?}");
 }
 
+/// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
+#[test]
+fn pages_larger_than_thps_are_hugetlb_or_none() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let (_files, program) = pooled();
+    let program = program.args(["2", "go"]);
+    let free = "/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages";
+    if std::fs::read_to_string(free).is_ok_and(|free| free.trim() != "0") {
+        return host::skip("the kernel's pool has pages of 1 GiB");
+    }
+    let (ran, report) = program.reported_with(&["--pool=2G:1G"]);
+    let ran = ran.ok();
+    assert!((40..200).contains(&thp(&ran, "full")), "{ran:?}");
+    let pool = report.number("/obtained/ledger/pool/thp");
+    assert!(pool >= f64::from(40 << 20), "{report:?}");
+    assert!(report.says("none of 1G free"), "{report:?}");
+    // Where there were some at the start and are none any more.
+    let preload = crate::support::build::preload();
+    let orders = "heap=1,pmd=2097152,pool=2147483648:1073741824:0:0:-";
+    let program = program.env("LD_PRELOAD", preload);
+    let ran = program.env("JUMBO_ORDERS", orders).plain().ok();
+    assert!((40..200).contains(&thp(&ran, "full")), "{ran:?}");
+}
+
+#[test]
+fn a_block_larger_than_the_pool_is_named_as_the_reason() {
+    let (_files, program) = pooled();
+    let (ran, report) = program.args(["2", "go"]).reported_with(&["--pool=10M"]);
+    ran.ok();
+    assert!(report.says("a block larger than the pool"), "{report:?}");
+    assert!(!report.says("were used up"), "{report:?}");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_with_a_hint() {
     let program = Program::new("true");
@@ -397,6 +432,10 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
         (&["--pool=4G:2G"], "hint: 2M"),
         (&["--pool=1G:4M"], "hint: 2M"),
         (&["--pool=1G,spoon"], "nofork"),
+        (&["--pool=1K"], "less than one page"),
+        (&["--pool=64M:1G"], "less than one page"),
+        (&["--pool=64M", "--overcommit=4K"], "less than one page"),
+        (&["--pool=1G:4K"], "hint: 2M"),
     ] {
         let ran = program.jumbo_with(options);
         assert_eq!(ran.shell_status(), 2, "{options:?}: {ran:?}");

@@ -46,7 +46,8 @@ pub(crate) struct Args {
     ///
     /// The heap's pages come from the kernel's hugetlb pool where it has some, else they are THPs, which
     /// takes no privilege. They are kept when they are free. Beyond SIZE allocations get what they
-    /// get without a pool. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones,
+    /// get without a pool. SIZE is a page at least, and 256G at most, --overcommit included. Pages larger than a
+    /// PMD maps (1G) are hugetlb alone; where the kernel's pool has none the pool is in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones,
     /// too; in both not those that are aligned to whole base pages.
     ///
     /// Hugetlb pages serve processes of one thread: a fork could end the child of others by SIGBUS.
@@ -347,7 +348,7 @@ fn check_pool(options: &Options) -> Result<(), Failure> {
         Some(pool) => pool
             .check(options.overcommit)
             .map_err(|error| error.to_string())
-            .and_then(|()| known_size(pool))
+            .and_then(|()| known_size(pool, options.overcommit))
             .map_err(usage),
         None if options.warm || options.overcommit > Bytes(0) => Err(usage(String::from(
             "--overcommit and --warm are for a pool; hint: add --pool SIZE",
@@ -356,15 +357,17 @@ fn check_pool(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// Whether there are pages of that size: smaller ones than a PMD maps become what it maps.
-fn known_size(pool: PoolRequest) -> Result<(), String> {
+/// Whether there are pages of that size, and one of them is not more than was asked for.
+fn known_size(pool: PoolRequest, overcommit: Bytes) -> Result<(), String> {
     let root = Root::host();
     let pools = hugetlb::pools(&root).ok().flatten().unwrap_or_default();
     let pmd = thp::pmd_size(&root).unwrap_or(PageSize::SIZE_2M);
+    pool.check_pages(overcommit, pmd)
+        .map_err(|error| error.to_string())?;
     let Some(page) = pool.page else { return Ok(()) };
     let known = |size: &PageSize| pools.iter().any(|pool| pool.size == *size);
     // The largest is what all hosts are asked for alike; where there are none the report says so.
-    if pools.is_empty() || page <= pmd || page == PageSize::SIZE_1G || known(&page) {
+    if pools.is_empty() || page == pmd || page == PageSize::SIZE_1G || known(&page) {
         return Ok(());
     }
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size.to_string()).collect();

@@ -101,6 +101,7 @@ fn describe(
     }
     if let Some(pool) = launch.plan.orders.pool {
         lines.push(String::from("\npool"));
+        lines.extend(launch.plan.why_other_pages().map(|why| format!("  {why}")));
         lines.push(format!("  {}", host_pool(pool.page)));
     }
     lines.push(String::from("\nmemory"));

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
-use jumbo::kernel::{Root, sandbox, thp};
+use jumbo::kernel::{Root, hugetlb, sandbox, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
+use jumbo::units::PageSize;
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::args::Settings;
@@ -41,6 +42,8 @@ impl<'a> Launch<'a> {
         let pmd = thp.then(|| thp::pmd_size(root)).transpose();
         let host = Host {
             pmd: pmd.map_err(|error| Failure::own(error.to_string()))?,
+            has_pages: (settings.options.pool.and_then(|pool| pool.page))
+                .is_none_or(|page| has_pages(root, page)),
         };
         let tunables = inherited("GLIBC_TUNABLES");
         // What a `jumbo run` around this one set is not the user's.
@@ -137,6 +140,13 @@ impl<'a> Launch<'a> {
                 message: format!("cannot run `{}`: {error}", self.name().display()),
             })
     }
+}
+
+/// Whether the kernel's pool has a page of that size to give.
+fn has_pages(root: &Root, page: PageSize) -> bool {
+    let pools = hugetlb::pools(root).ok().flatten().unwrap_or_default();
+    let mut pools = pools.iter().filter(|pool| pool.size == page);
+    pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
 }
 
 /// How many seccomp filters this process has, and the program will inherit, if giving memory back is

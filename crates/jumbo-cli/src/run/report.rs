@@ -189,10 +189,14 @@ pub(super) struct PoolCounts {
 }
 
 /// What each bit of [`pool_reason`] means to a reader.
-const POOL_REASONS: [(u32, &str); 13] = [
+const POOL_REASONS: [(u32, &str); 14] = [
     (
         pool_reason::FULL,
         "the pool and its overcommit were used up",
+    ),
+    (
+        pool_reason::LARGER,
+        "a block larger than the pool and its overcommit",
     ),
     (
         pool_reason::NONE_FREE,

@@ -106,6 +106,9 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
             ),
         );
     }
+    if let Some(why) = launch.plan.why_other_pages() {
+        add("the pool", why);
+    }
     if total.pool.stuck > Bytes(0) {
         add(
             "the pool",

@@ -132,6 +132,8 @@ pub mod pool_reason {
     pub const STUCK_MAPPINGS: u32 = 1 << 11;
     /// The same: another thread was there.
     pub const STUCK_THREADS: u32 = 1 << 12;
+    /// More was asked for at once than the pool and its overcommit.
+    pub const LARGER: u32 = 1 << 13;
 }
 
 /// Bits of [`Slot::flags`].

@@ -37,6 +37,8 @@ pub struct Options {
 pub struct Host {
     /// The PMD size; `None` where the kernel has no THP.
     pub pmd: Option<PageSize>,
+    /// The kernel's pool has pages of the size that was asked for, or can make some.
+    pub has_pages: bool,
 }
 
 /// What becomes of glibc's tunable.
@@ -59,6 +61,10 @@ pub struct Plan {
     pub preload: bool,
     /// GLIBC_TUNABLES.
     pub tunable: Tunable,
+    /// Pages of this size were asked for, and the pool is in smaller ones: the kernel has none of them.
+    pub no_pages: Option<PageSize>,
+    /// Huge pages are asked for, or would be: the kernel has THP, as far as can be known.
+    pub thp: bool,
 }
 
 /// What happens to one kind of the program's memory.
@@ -110,9 +116,17 @@ impl Plan {
         } else {
             variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
         };
+        let mut request = options.pool;
+        let mut no_pages = None;
+        // What comes as THPs comes in what a PMD maps.
+        if let (Some(pool), false) = (&mut request, host.has_pages) {
+            no_pages = pool
+                .page
+                .take_if(|page| host.pmd.is_some_and(|pmd| *page > pmd));
+        }
         let orders = Orders {
             heap: if thp { options.heap } else { HeapMode::Off },
-            pool: pmd.zip(options.pool).map(|(pmd, request)| {
+            pool: pmd.zip(request).map(|(pmd, request)| {
                 PoolOrder::new(request, options.overcommit, options.warm, pmd)
             }),
             maps: options.maps && thp,
@@ -131,10 +145,23 @@ impl Plan {
             orders,
             preload,
             tunable,
+            no_pages,
+            thp,
         }
     }
 
-    /// What will be on huge pages and what will not, on a host with these controls. `thp_disabled`: the
+    /// Why the pool is in other pages than was asked for.
+    pub fn why_other_pages(&self) -> Option<String> {
+        let (asked, pool) = (self.no_pages?, self.orders.pool?);
+        let page = PageSize::new(pool.page as u64).ok()?;
+        Some(format!(
+            "in pages of {page}: the kernel's pool shows none of {asked} free, and THPs are of {page}; \
+             hint: jumbo pool grow {asked} N"
+        ))
+    }
+
+    /// What will be on huge pages and what will not, on a host with these controls; `None` where there are none, or
+    /// they cannot be read. `thp_disabled`: the
     /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
         let left = |what, how: String| Memory {
@@ -298,6 +325,7 @@ mod tests {
 
     const HOST: Host = Host {
         pmd: Some(PageSize::SIZE_2M),
+        has_pages: true,
     };
 
     fn plan(reach: &Reach) -> Plan {
@@ -323,7 +351,7 @@ mod tests {
     fn without_thp_nothing_is_asked_for() {
         let plan = Plan::new(
             Options::default(),
-            Host { pmd: None },
+            Host { pmd: None, ..HOST },
             &Reach::Reached,
             None,
         );
@@ -331,6 +359,22 @@ mod tests {
         assert!(matches!(plan.tunable, Tunable::Left(_)));
         for memory in plan.memory(&Reach::Reached, None, false) {
             assert!(memory.sizes.is_empty(), "{memory:?}");
+        }
+    }
+
+    /// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
+    #[test]
+    fn a_pool_of_pages_that_are_not_there_is_in_what_a_pmd_maps() {
+        let options = Options {
+            pool: "2G:1G".parse().ok(),
+            ..Options::default()
+        };
+        for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
+            let host = Host { has_pages, ..HOST };
+            let plan = Plan::new(options, host, &Reach::Reached, None);
+            let pool = plan.orders.pool.unwrap();
+            assert_eq!((pool.page, pool.size), (page, 2 << 30));
+            assert_eq!(plan.why_other_pages().is_some(), !has_pages);
         }
     }
 

@@ -28,6 +28,26 @@ pub enum PoolError {
     /// A size that is none.
     #[error(transparent)]
     Size(#[from] SizeError),
+    /// A page smaller than what a PMD maps.
+    #[error(
+        "a pool's pages are of {pmd} at least, which is what a PMD maps here, not {page}; hint: {pmd}"
+    )]
+    Small {
+        /// The page that was asked for.
+        page: PageSize,
+        /// The least.
+        pmd: PageSize,
+    },
+    /// Less than one page, of the pool or of its overcommit.
+    #[error(
+        "{size} is less than one page of a pool in pages of {page}; hint: {page}, or smaller pages"
+    )]
+    Part {
+        /// What was asked for.
+        size: Bytes,
+        /// The size of a page.
+        page: PageSize,
+    },
     /// More than there are addresses for, or nothing at all.
     #[error("a pool is larger than nothing and at most {MAX_POOL}, its overcommit included")]
     Bounds,
@@ -48,6 +68,20 @@ impl PoolRequest {
             true => Ok(()),
             false => Err(PoolError::Bounds),
         }
+    }
+
+    /// On a host whose PMD maps `pmd`.
+    ///
+    /// # Errors
+    /// [`PoolError::Small`] and [`PoolError::Part`] where it would become something else than what was asked for.
+    pub fn check_pages(&self, overcommit: Bytes, pmd: PageSize) -> Result<(), PoolError> {
+        let page = self.page.unwrap_or(pmd);
+        if page < pmd {
+            return Err(PoolError::Small { page, pmd });
+        }
+        let mut sizes = [self.size, overcommit].into_iter();
+        let part = sizes.find(|size| (1..page.bytes()).contains(&size.0));
+        part.map_or(Ok(()), |size| Err(PoolError::Part { size, page }))
     }
 }
 
@@ -120,7 +154,8 @@ pub struct PoolOrder {
 }
 
 impl PoolOrder {
-    /// The order for a request, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages.
+    /// The order for a request, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages; see
+    /// [`PoolRequest::check_pages`] for what is refused before.
     pub fn new(request: PoolRequest, overcommit: Bytes, warm: bool, pmd: usize) -> Self {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
         let page = request
@@ -215,6 +250,25 @@ mod tests {
             assert!(bad.parse::<PoolRequest>().is_err(), "{bad}");
         }
         assert!(request.check(MAX_POOL).is_err());
+    }
+
+    #[test]
+    fn a_pool_has_a_page_at_least() {
+        let check = |text: &str, overcommit: u64| {
+            let request: PoolRequest = text.parse().unwrap();
+            request.check_pages(Bytes(overcommit), PageSize::SIZE_2M)
+        };
+        for (good, overcommit) in [("2M", 0), ("3M", 3 << 20), ("1G:1G", 1 << 30), ("2M:2M", 0)] {
+            assert_eq!(check(good, overcommit), Ok(()), "{good}");
+        }
+        let page = PageSize::SIZE_2M;
+        for (bad, size) in [("1K", 1 << 10), ("1M:2M", 1 << 20)] {
+            let size = Bytes(size);
+            assert_eq!(check(bad, 0), Err(PoolError::Part { size, page }), "{bad}");
+        }
+        assert!(matches!(check("64M:1G", 0), Err(PoolError::Part { .. })));
+        assert!(matches!(check("4M", 1), Err(PoolError::Part { .. })));
+        assert!(matches!(check("1G:4K", 0), Err(PoolError::Small { .. })));
     }
 
     #[test]

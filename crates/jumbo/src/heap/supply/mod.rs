@@ -6,7 +6,8 @@
 //!    SIGBUS later.
 //! 2. THP: advised anonymous memory, of which one base page is touched, and which is then collapsed, so
 //!    that it is huge and not just asked to be. Asked for only while the memory cgroup and the host have
-//!    room: at a cgroup's limit a touch kills, while a collapse fails.
+//!    room: at a cgroup's limit a touch kills, while a collapse fails. Only for a pool in pages of that size: of
+//!    larger ones the first block would make a whole page resident, whatever it uses of it.
 //!
 //! Where neither has enough nothing changes and the caller takes memory as it would without a pool.
 //!
@@ -116,7 +117,11 @@ pub(super) fn bring(address: usize, length: usize) -> Result<()> {
         held.checked_add(length).filter(|held| *held <= most)
     });
     if held.is_err() {
-        note(reason::FULL);
+        note(if length > most {
+            reason::LARGER
+        } else {
+            reason::FULL
+        });
         return Err(Errno::NOMEM);
     }
     settle::keep_spares();
@@ -224,6 +229,9 @@ fn take_hugetlb(address: usize, length: usize) -> Result<usize> {
 }
 
 fn take_thp(address: usize, length: usize) -> Result<()> {
+    if page() > PMD.load(Ordering::Relaxed) {
+        return Err(Errno::NOMEM);
+    }
     loop {
         // Of a pool that is being warmed several threads ask for room at the same time.
         let others = TOUCHING.fetch_add(length, Ordering::Relaxed);
