@@ -12,7 +12,8 @@ use super::args::Settings;
 use super::launch::Launch;
 
 pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
-    let thp = Thp::read_controls(root).map_err(|error| Failure::own(error.to_string()))?;
+    // What cannot be read is unknown, and the plan says so.
+    let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
     let memory = plan.memory(&program.reach, thp.as_ref(), jumbo::heap::thp_disabled());
     let changes = launch.changes(None);

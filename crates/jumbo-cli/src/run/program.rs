@@ -159,7 +159,9 @@ fn look(path: &Path) -> io::Result<Look> {
     }
     let privilege = privilege(&file)?;
     // An own file that cannot be read is a broken installation; nothing is reached then.
-    let own = Executable::read(&ReadCache::new(File::open("/proc/self/exe")?));
+    let own = File::open("/proc/self/exe")
+        .map_err(|error| io::Error::other(format!("/proc/self/exe: {error}")))?;
+    let own = Executable::read(&ReadCache::new(own));
     let own = own.map_err(io::Error::other)?.machine;
     let executable = Executable::read(&ReadCache::new(&mut file));
     let reach = Reach::of(

@@ -524,13 +524,17 @@ impl Report {
             None => launch.program.reach.is_reached(),
         };
         let disabled = jumbo::heap::thp_disabled();
+        let is_known = seen.controls.iter().all(Option::is_some);
         let memory = seen.controls.map(|thp| {
             let reach = &launch.program.reach;
             launch.plan.memory(reach, thp.as_ref(), disabled)
         });
         let shortfalls = shortfall::find(&Evidence {
             launch,
+            options: settings.options,
             memory: &memory,
+            is_known,
+            thp_disabled: seen.sampled.thp_disabled,
             counted: &counted,
             peak: kinds.as_ref(),
             reached,

@@ -61,6 +61,9 @@ pub(super) struct Sampled {
     pub(super) share_of_max_rss: Option<f64>,
     /// The CPU time that looking took.
     pub(super) cost_seconds: f64,
+    /// A process may not have THPs.
+    #[serde(skip)]
+    pub(super) thp_disabled: bool,
     /// Why there were no samples, or not of every process.
     pub(super) trouble: Option<String>,
 }
@@ -197,6 +200,9 @@ impl<'a> Sampler<'a> {
             }
             self.largest_rss = self.largest_rss.max(rss);
             usage.add(&theirs);
+            let memory = task::memory(self.root, pid).ok().flatten();
+            self.sampled.thp_disabled |=
+                memory.and_then(|memory| memory.thp_enabled) == Some(false);
             let name = task::name(self.root, pid).unwrap_or_default();
             processes.push(Process {
                 pid,
@@ -228,7 +234,12 @@ impl<'a> Sampler<'a> {
         sampled.cost_seconds = self.cost.as_secs_f64();
         sampled.peak_at_seconds = self.peak.as_ref().map(|peak| peak.at.as_secs_f64());
         if self.peak.is_none() && sampled.trouble.is_none() {
-            sampled.trouble = Some(String::from("it ended before it could be looked at"));
+            sampled.trouble = Some(String::from(
+                match self.root.path("proc/self/status").exists() {
+                    true => "it ended before it could be looked at",
+                    false => "there is no /proc here to look at it in",
+                },
+            ));
         }
         sampled.share_of_max_rss =
             (max_rss.0 > 0).then(|| self.largest_rss.0 as f64 / max_rss.0 as f64);

@@ -3,7 +3,7 @@
 use std::io;
 
 use jumbo::ledger::{SLOTS, flag};
-use jumbo::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo::policy::{HeapMode, Memory, Options, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
 use serde::Serialize;
 
@@ -26,9 +26,14 @@ pub(super) struct Shortfall {
 /// What there is to go by.
 pub(super) struct Evidence<'a> {
     pub(super) launch: &'a Launch<'a>,
+    pub(super) options: Options,
     /// The plan's, for the host as it was at the start and at the end.
     pub(super) memory: &'a [Vec<Memory>],
     pub(super) counted: &'a Counted,
+    /// The host's settings could be read.
+    pub(super) is_known: bool,
+    /// A process was seen that may not have THPs.
+    pub(super) thp_disabled: bool,
     pub(super) peak: Option<&'a Kinds>,
     /// The first process was heard of.
     pub(super) reached: bool,
@@ -48,8 +53,11 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     };
     let Evidence {
         launch,
+        options,
         memory,
         counted,
+        is_known,
+        thp_disabled,
         peak,
         reached,
         fallbacks,
@@ -63,7 +71,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         add("the program", reason);
     }
     // What the host rules out holds for every kind alike: once is enough.
-    let wants = orders.heap != HeapMode::Off || orders.maps;
+    let wants = options.heap != HeapMode::Off || options.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let nothing = |memory: &&Vec<Memory>| memory.iter().all(|memory| memory.sizes.is_empty());
     let reason = memory
@@ -72,7 +80,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         .and_then(|memory| memory.first());
     if let Some(memory) = reason.filter(|_| ruled_out) {
         add("huge pages", memory.how.clone());
-    } else if total.flags & flag::THP_DISABLED != 0 {
+    } else if *thp_disabled || total.flags & flag::THP_DISABLED != 0 {
         let reason = "a process has THP switched off for itself (PR_SET_THP_DISABLE)";
         add("huge pages", String::from(reason));
     }
@@ -162,9 +170,21 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
             && heap.huge_share.is_some_and(|share| share < FEW)
     };
     if found.is_empty() && *reached && peak.as_ref().is_some_and(few) {
+        let off = [
+            (options.heap == HeapMode::Off).then_some("--heap=off"),
+            (!options.maps).then_some("--maps=off"),
+        ];
+        let off: Vec<_> = off.into_iter().flatten().collect();
+        let reason = if !off.is_empty() {
+            format!("{} leaves memory as it is", off.join(" "))
+        } else if *is_known {
+            String::from("nothing that was counted says why; hint: jumbo doctor")
+        } else {
+            String::from("what the host allows cannot be read here (/sys)")
+        };
         found.push(Shortfall {
             what: String::from("huge pages"),
-            reason: String::from("nothing that was counted says why; hint: jumbo doctor"),
+            reason,
         });
     }
     found

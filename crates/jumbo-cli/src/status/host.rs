@@ -45,7 +45,6 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
 }
 
 fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
-    let memory = host.memory.clone().unwrap_or_default();
     let list = |sizes: Vec<PageSize>| {
         let texts: Vec<_> = sizes.iter().map(ToString::to_string).collect();
         if texts.is_empty() {
@@ -55,13 +54,11 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
         }
     };
     let pools = host.pools.iter().flatten().map(|pool| pool.size).collect();
-    view.fact(
-        "Host",
-        format!(
-            "Linux {}, {} of memory, {} available",
-            host.kernel, memory.total, memory.available
-        ),
-    )?;
+    let memory = match &host.memory {
+        Some(memory) => format!("{} of memory, {} available", memory.total, memory.available),
+        None => String::from("memory unknown"),
+    };
+    view.fact("Host", format!("Linux {}, {memory}", host.kernel))?;
     view.fact(
         "Page sizes",
         format!(
@@ -71,6 +68,9 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             list(pools)
         ),
     )?;
+    let Some(memory) = &host.memory else {
+        return Ok(());
+    };
     if let Some(metadata) = host.metadata {
         let how = if metadata.counted {
             "counted by the kernel"

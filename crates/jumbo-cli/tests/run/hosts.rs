@@ -1,15 +1,15 @@
-//! Other circumstances: another user, /sys read-only, no /sys.
+//! Other circumstances: another user, /sys read-only, no /sys, no /proc.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::support::{LOOKED_AT, library, output, skip, stderr};
+use crate::support::{LOOKED_AT, jumbo, library, output, skip, stderr};
 
 const SCRIPT: &str = "a = [bytes(1000 + i % 7) for i in range(50000)]";
 
-/// Runs jumbo below `wrapper`, a shell fragment, with a JSON report on stderr.
-fn below(name: &str, wrapper: &str, probe: &str) {
+/// Runs jumbo below `wrapper`, a shell fragment, with a JSON report on stderr, which it returns.
+fn below(name: &str, wrapper: &str, probe: &str) -> Option<serde_json::Value> {
     if !Command::new("sh")
         .args(["-c", probe])
         .output()
@@ -18,7 +18,7 @@ fn below(name: &str, wrapper: &str, probe: &str) {
         .success()
     {
         skip(name, &format!("`{probe}` does not work here"));
-        return;
+        return None;
     }
     // Where every user can reach it.
     let folder = tempfile::tempdir().unwrap();
@@ -47,6 +47,7 @@ fn below(name: &str, wrapper: &str, probe: &str) {
         report["peak"]["heap"]["bytes"].as_u64().unwrap() > 40_000_000,
         "{report:#}"
     );
+    Some(report)
 }
 
 #[test]
@@ -72,9 +73,78 @@ fn a_read_only_sys_is_enough() {
 #[test]
 fn without_sys_it_runs() {
     let wrapper = "unshare -m sh -c 'mount -t tmpfs none /sys && exec \"$@\"' -";
-    below(
-        "without_sys_it_runs",
-        wrapper,
-        &format!("{wrapper} /usr/bin/python3 -V"),
+    let probe = format!("{wrapper} /usr/bin/python3 -V");
+    let Some(report) = below("without_sys_it_runs", wrapper, &probe) else {
+        return;
+    };
+    // What cannot be read is not said to be missing.
+    let less = report["shortfalls"].to_string();
+    assert!(!less.contains("no transparent huge pages"), "{report:#}");
+    let plan = format!(
+        "{wrapper} {} run --dry-run -- true",
+        env!("CARGO_BIN_EXE_jumbo")
     );
+    let plan = output(
+        Command::new("sh")
+            .args(["-c", &plan])
+            .env("JUMBO_PRELOAD", library()),
+    );
+    let plan = String::from_utf8_lossy(&plan.stdout);
+    assert!(plan.contains("cannot be read here (/sys)"), "{plan}");
+}
+
+#[test]
+fn without_proc_nothing_is_made_up() {
+    let name = "without_proc_nothing_is_made_up";
+    let inside = |arguments: &[&str]| {
+        let mut sh = Command::new("unshare");
+        let script = "mount -t tmpfs none /proc && exec \"$@\"";
+        sh.args(["-m", "sh", "-c", script, "-"]).args(arguments);
+        output(sh.env("JUMBO_PRELOAD", library()))
+    };
+    if !inside(&["true"]).status.success() {
+        return skip(name, "no mount namespace of one's own");
+    }
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    let ran = inside(&[jumbo, "run", "--report", "--", "sh", "-c", "exit 3"]);
+    assert_eq!(ran.status.code(), Some(3));
+    let said = stderr(&ran);
+    assert!(said.contains("no /proc here to look at it in"), "{said}");
+    assert!(said.contains("/proc/self/exe"), "{said}");
+    let status = inside(&[jumbo, "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout);
+    let host = shown.lines().find(|line| line.starts_with("Host"));
+    assert!(
+        host.is_some_and(|line| line.ends_with("memory unknown")),
+        "{shown}"
+    );
+    assert!(!shown.contains("Huge now"), "{shown}");
+}
+
+#[test]
+fn why_nothing_is_huge_is_said_where_it_was_switched_off() {
+    let off = ["--heap=off", "--maps=off"];
+    let script = format!("b = bytearray(80 << 20)\n{LOOKED_AT}");
+    let itself = format!("import ctypes; ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)\n{script}");
+    for (options, script, words) in [
+        (&off[..], &*script, "--heap=off --maps=off"),
+        (&off[..1], &*script, "--heap=off"),
+        (&[], &*itself, "PR_SET_THP_DISABLE"),
+    ] {
+        let mut command = jumbo();
+        command.args(["run", "--report=json"]).args(options);
+        let said = stderr(&output(command.args([
+            "--",
+            "/usr/bin/python3",
+            "-c",
+            script,
+        ])));
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let heap = &report["peak"]["heap"];
+        // Where THP is `always` much of it is huge all the same.
+        let few = heap["huge_share"].as_f64().is_some_and(|share| share < 0.5);
+        let less = report["shortfalls"].to_string();
+        assert!(!few || less.contains(words), "{report:#}");
+        assert!(!less.contains("nothing that was counted"), "{report:#}");
+    }
 }

@@ -177,19 +177,26 @@ impl Plan {
             ))
         } else {
             match thp {
+                None if self.thp => None,
                 None => Some(String::from("this kernel has no transparent huge pages")),
                 Some(thp) if advisable(thp).is_empty() => Some(why_no_size(thp)),
                 Some(_) => None,
             }
         };
-        let sizes = thp.map(advisable).unwrap_or_default();
+        // It is asked for what a PMD maps, whatever comes of it.
+        let asked = || PageSize::new(self.orders.pmd as u64).into_iter().collect();
+        let sizes = thp.map_or_else(asked, advisable);
+        let unknown = match thp {
+            Some(_) => "",
+            None => "; whether the host allows it cannot be read here (/sys)",
+        };
         let advised = |what, on: bool, option: &str, how: String| match &general {
             _ if !on => left(what, format!("{option}=off")),
             Some(reason) => left(what, reason.clone()),
             None => Memory {
                 what,
                 sizes: sizes.clone(),
-                how,
+                how: format!("{how}{unknown}"),
             },
         };
         let heap = self.orders.heap != HeapMode::Off;
@@ -360,6 +367,14 @@ mod tests {
         for memory in plan.memory(&Reach::Reached, None, false) {
             assert!(memory.sizes.is_empty(), "{memory:?}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_said_to_be_missing() {
+        let memory = plan(&Reach::Reached).memory(&Reach::Reached, None, false);
+        let large = memory.first().unwrap();
+        assert_eq!(large.sizes, [PageSize::SIZE_2M], "{large:?}");
+        assert!(large.how.contains("cannot be read"), "{large:?}");
     }
 
     /// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
