@@ -29,7 +29,9 @@ fn a_program_that_cannot_start_is_127_or_126() {
         );
         let not_executable = run(Program::new("/etc/passwd"));
         assert_eq!(not_executable.shell_status(), 126, "{not_executable:?}");
-        assert_eq!(run(Program::new("/tmp")).shell_status(), 126);
+        let folder = run(Program::new("/tmp"));
+        assert_eq!(folder.shell_status(), 126);
+        assert!(folder.stderr.contains("is a directory"), "{folder:?}");
     }
 }
 

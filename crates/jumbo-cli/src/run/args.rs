@@ -131,7 +131,7 @@ pub(crate) struct Args {
     )]
     report: Option<ReportFormat>,
 
-    /// Write the report to FILE instead of stderr
+    /// Write the report to FILE instead of stderr; -: to stdout
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
 
@@ -211,8 +211,15 @@ pub(super) struct Settings {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) json: bool,
-    /// `None`: stderr.
-    pub(super) file: Option<PathBuf>,
+    pub(super) place: Place,
+}
+
+/// Where a report goes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Stderr,
+    Stdout,
+    File(PathBuf),
 }
 
 impl From<Switch> for policy::Switch {
@@ -386,7 +393,12 @@ fn wanted(format: Option<policy::ReportFormat>, file: Option<PathBuf>) -> Option
         None if std::io::stdout().is_terminal() && std::io::stderr().is_terminal() => false,
         None => return None,
     };
-    Some(Wanted { json, file })
+    let place = match file {
+        None => Place::Stderr,
+        Some(file) if file.as_os_str() == "-" => Place::Stdout,
+        Some(file) => Place::File(file),
+    };
+    Some(Wanted { json, place })
 }
 
 /// The profiles that come with jumbo, by name.

@@ -80,11 +80,8 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
     if !settings.is_parent() {
         return Err(launch.exec());
     }
-    let file = settings
-        .report
-        .as_ref()
-        .and_then(|wanted| wanted.file.as_ref());
-    if let Some(file) = file {
+    let place = settings.report.as_ref().map(|wanted| &wanted.place);
+    if let Some(args::Place::File(file)) = place {
         destination::check(file).map_err(|error| {
             Failure::own(format!(
                 "cannot write a report to {}: {error}; \

@@ -45,10 +45,10 @@ impl Program {
 
 /// One line: which program, what is wrong with it, what to do.
 pub(super) fn start_failure(name: &OsStr, error: &io::Error) -> Failure {
-    let not_found = error.kind() == io::ErrorKind::NotFound;
-    let (code, hint) = match not_found {
-        true => (NOT_FOUND, "is its interpreter or loader installed?"),
-        false => (NOT_EXECUTABLE, "is it a program, and may you execute it?"),
+    let (code, hint) = match error.kind() {
+        io::ErrorKind::NotFound => (NOT_FOUND, "is its interpreter or loader installed?"),
+        io::ErrorKind::IsADirectory => (NOT_EXECUTABLE, "name a program in it"),
+        _ => (NOT_EXECUTABLE, "is it a program, and may you execute it?"),
     };
     Failure {
         code,
@@ -84,7 +84,7 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
         };
         match can_execute(&path) {
             Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(error) if is_refusal(&error) => {
                 denied.get_or_insert(error);
             }
             Err(_) => {}
@@ -99,8 +99,15 @@ fn search(name: &OsStr) -> Result<PathBuf, Failure> {
     })
 }
 
+/// There is something, which execvp(3) would not start.
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{IsADirectory, PermissionDenied};
+    matches!(error.kind(), PermissionDenied | IsADirectory)
+}
+
 fn can_execute(path: &Path) -> io::Result<()> {
-    if std::fs::metadata(path)?.is_file() {
+    let metadata = std::fs::metadata(path)?;
+    if metadata.is_file() {
         Ok(rustix::fs::accessat(
             CWD,
             path,
@@ -108,7 +115,10 @@ fn can_execute(path: &Path) -> io::Result<()> {
             AtFlags::EACCESS,
         )?)
     } else {
-        Err(io::ErrorKind::PermissionDenied.into())
+        Err(match metadata.is_dir() {
+            true => io::ErrorKind::IsADirectory.into(),
+            false => io::ErrorKind::PermissionDenied.into(),
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
-use super::args::{Settings, Wanted};
+use super::args::{Place, Settings, Wanted};
 use super::destination;
 use super::held::Supervised;
 use super::launch::Launch;
@@ -587,9 +587,14 @@ impl Report {
             true => format!("{}\n", serde_json::to_string_pretty(self)?),
             false => text::render(self),
         };
-        match &wanted.file {
-            Some(file) => destination::write(file, text.as_bytes()),
-            None => io::stderr().lock().write_all(text.as_bytes()),
+        match &wanted.place {
+            Place::File(file) => destination::write(file, text.as_bytes()),
+            Place::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+            Place::Stdout => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(text.as_bytes())?;
+                stdout.flush()
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use jumbo::kernel::process::tree;
 use jumbo::kernel::{Root, task};
 use jumbo::ledger::Ledger;
 use jumbo::status::process::Observer;
-use jumbo::status::{Kind, Usage};
+use jumbo::status::{Kind, Usage, program_of};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
@@ -156,7 +156,7 @@ impl<'a> Sampler<'a> {
                 self.followed.insert(pid);
             }
         }
-        let mut resident = BTreeMap::new();
+        let (mut resident, mut sharing) = (BTreeMap::new(), BTreeSet::new());
         let mut open: Vec<(Option<u32>, u32)> =
             self.followed.iter().map(|pid| (None, *pid)).collect();
         self.followed.clear();
@@ -170,9 +170,19 @@ impl<'a> Sampler<'a> {
             self.followed.insert(pid);
             let children = tree::children(self.root, pid);
             open.extend(children.into_iter().map(|child| (Some(pid), child)));
-            if !parent.is_some_and(|parent| tree::is_same_memory(parent, pid)) {
-                resident.insert(pid, anonymous);
+            match parent.is_some_and(|parent| tree::is_same_memory(parent, pid)) {
+                true => drop(sharing.insert(pid)),
+                false => drop(resident.insert(pid, anonymous)),
             }
+        }
+        // A reaper's memory is its program's, which is there as well.
+        let of_reapers =
+            |pid: &u32| program_of(self.root, *pid, resident.keys().copied()).is_some();
+        sharing.extend(resident.keys().copied().filter(of_reapers));
+        // They are found again below their parents; the next time their memory may be their own.
+        for pid in sharing {
+            resident.remove(&pid);
+            self.followed.remove(&pid);
         }
         resident
     }
@@ -256,4 +266,40 @@ fn cpu_time() -> Duration {
 fn maps_ledger(root: &Root, pid: u32) -> bool {
     let maps = root.read(format!("proc/{pid}/maps"));
     maps.is_ok_and(|maps| maps.contains(Ledger::NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A child of vfork(2) may keep its parent's memory for a while, and a reaper does. To kcmp(2) a thread is as good.
+    #[test]
+    fn memory_that_two_share_is_counted_once_at_every_look() {
+        let (say, tid) = mpsc::channel();
+        let (end, wait) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let own = rustix::thread::gettid();
+            say.send(own.as_raw_nonzero().get().cast_unsigned())
+                .unwrap();
+            let _ = wait.recv();
+        });
+        let (own, other) = (std::process::id(), tid.recv().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        for (pid, child) in [(own, other.to_string()), (other, String::new())] {
+            let task = folder.path().join(format!("proc/{pid}/task/{pid}"));
+            std::fs::create_dir_all(&task).unwrap();
+            std::fs::write(task.join("children"), child).unwrap();
+            let statm = folder.path().join(format!("proc/{pid}/statm"));
+            std::fs::write(statm, "9 9 1 0 0 0 0").unwrap();
+        }
+        let root = Root::at(folder.path());
+        let mut sampler = Sampler::new(&root, own, None);
+        for _ in 0..3 {
+            assert_eq!(sampler.follow().into_keys().collect::<Vec<_>>(), [own]);
+        }
+        drop(end);
+        thread.join().unwrap();
+    }
 }

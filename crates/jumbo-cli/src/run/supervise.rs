@@ -19,7 +19,7 @@ use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Failure;
-use super::args::Settings;
+use super::args::{Place, Settings};
 use super::held::Held;
 use super::launch::Launch;
 use super::report::{Report, Seen};
@@ -115,10 +115,11 @@ pub(super) fn run(
         },
     );
     if let Err(error) = report.write(wanted) {
-        let file = wanted
-            .file
-            .as_deref()
-            .map_or("stderr".into(), |file| file.display().to_string());
+        let file = match &wanted.place {
+            Place::Stderr => String::from("stderr"),
+            Place::Stdout => String::from("stdout"),
+            Place::File(file) => file.display().to_string(),
+        };
         // The exit status is the program's own: a report that cannot be written must not change it.
         tell(&format!("cannot write the report to {file}: {error}"));
     }

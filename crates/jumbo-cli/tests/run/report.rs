@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{LOOKED_AT, Running, jumbo, kill, output, stderr, until};
+use crate::support::{LOOKED_AT, Running, jumbo, kill, output, stderr, stdout, until};
 
 /// A Python program with 100 MB that is seen with all of it.
 fn python() -> String {
@@ -136,6 +136,17 @@ fn a_report_file_alone_asks_for_text_and_keeps_its_mode() {
         1,
         "nothing is left beside it"
     );
+}
+
+#[test]
+fn a_report_to_a_dash_goes_to_stdout() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = jumbo();
+    command.args(["run", "--report-file", "-", "--", "echo", "mine"]);
+    let shown = stdout(command.current_dir(&folder));
+    let after = shown.strip_prefix("mine\n").unwrap_or_default();
+    assert!(after.starts_with("jumbo: echo exited with 0"), "{shown}");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "a file was made");
 }
 
 #[test]
