@@ -35,6 +35,38 @@ fn a_program_that_cannot_start_is_127_or_126() {
     }
 }
 
+/// A filter that was inherited ends whoever makes a call that the program never makes: the launcher as well.
+#[test]
+fn a_program_is_worth_more_than_its_report() {
+    let files = compile(&[Source::C("under_filter", &[])]);
+    let filtered = files.path("under_filter");
+    let program = |call: &str| {
+        let program = Program::new("sh").args(["-c", "exit 3"]);
+        program.around([filtered.as_os_str(), call.as_ref()])
+    };
+    let report = ["--report=json", "--report-file", "/dev/null"];
+    for (call, options, said) in [
+        ("ioctl", &[][..], ""),
+        ("ioctl", &report[..], ""),
+        ("allow", &report[..], ""),
+        ("allow", &["--quiet", "--supervise"], ""),
+        ("memfd_create", &[], ""),
+        ("memfd_create", &report[..], "there will be no report"),
+        ("memfd_create", &["--quiet", "--supervise"], ""),
+        ("ptrace", &report[..], ""),
+        ("ptrace", &["--quiet", "--supervise"], "not supervised"),
+    ] {
+        let ran = program(call).jumbo_with(options);
+        assert_eq!(ran.shell_status(), 3, "{call} {options:?}: {ran:?}");
+        assert_eq!(
+            ran.stderr.is_empty(),
+            said.is_empty(),
+            "{call} {options:?}: {ran:?}"
+        );
+        assert!(ran.stderr.contains(said), "{call} {options:?}: {ran:?}");
+    }
+}
+
 #[test]
 fn a_program_killed_by_a_signal_ends_as_by_that_signal() {
     for signal in ["HUP", "INT", "KILL", "TERM", "USR1", "PIPE", "ABRT"] {

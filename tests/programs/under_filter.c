@@ -1,5 +1,5 @@
-// Puts a seccomp filter on itself and becomes another program: under_filter allow|mremap PROGRAM ARG...
-// `allow` lets everything through; `mremap` ends whoever calls mremap(2).
+// Puts a seccomp filter on itself and becomes another program: under_filter allow|CALL PROGRAM ARG...
+// `allow` lets everything through; `mremap`, `memfd_create`, `ioctl` and `ptrace` end whoever makes that call.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -12,10 +12,17 @@
 
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
-    unsigned refused = strcmp(argv[1], "mremap") == 0 ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW;
+    static const struct { const char *name; unsigned number; } calls[] = {
+        {"mremap", SYS_mremap}, {"memfd_create", SYS_memfd_create}, {"ioctl", SYS_ioctl}, {"ptrace", SYS_ptrace}};
+    unsigned number = SYS_mremap, refused = SECCOMP_RET_ALLOW;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (strcmp(argv[1], calls[i].name) == 0) {
+            number = calls[i].number;
+            refused = SECCOMP_RET_KILL_PROCESS;
+        }
     struct sock_filter steps[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mremap, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, refused),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::main(args),
         Command::Pool(args) => pool::main(args),
         Command::Bench(args) => bench::main(args),
-        Command::Rehearse(_) => rehearse::main(),
+        Command::Rehearse(args) => rehearse::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
     };

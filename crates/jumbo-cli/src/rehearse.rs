@@ -1,17 +1,52 @@
-//! `jumbo rehearse`, for jumbo itself: makes the system calls that give memory back.
+//! `jumbo rehearse`, for jumbo itself: makes the system calls that give memory back, or those of a program's parent.
 //!
 //! `jumbo run` starts it where a seccomp filter is at work, to see whether it lives.
 
 use std::process::ExitCode;
 
+use clap::ValueEnum;
+
 /// The subcommand.
 pub(crate) const NAME: &str = "rehearse";
 
-/// Make the system calls of gather
+/// Make system calls of jumbo
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Which; without any this does nothing
+    #[arg(value_enum)]
+    calls: Vec<Calls>,
+}
 
-pub(crate) fn main() -> anyhow::Result<ExitCode> {
-    jumbo::gather::rehearse()?;
+/// What is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Calls {
+    /// Those that give memory back
+    Free,
+    /// Those of `jumbo run --report`
+    Report,
+    /// Those of `jumbo run --supervise`
+    Supervise,
+}
+
+impl Calls {
+    /// As an argument.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Report => "report",
+            Self::Supervise => "supervise",
+        }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let asked = |calls| args.calls.contains(&calls);
+    if asked(Calls::Free) {
+        jumbo::gather::rehearse()?;
+    }
+    let (report, supervise) = (asked(Calls::Report), asked(Calls::Supervise));
+    if report || supervise {
+        return crate::run::rehearse(report, supervise);
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,10 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
 use jumbo::kernel::process::{Change, Child, Stop};
+use jumbo::kernel::{Root, sys};
 use jumbo::reaper::beside::{Gain, Hold, News, Process, Reason, Teardown};
 use jumbo::units::Bytes;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::Serialize;
 
 use crate::view::tell;
@@ -149,6 +150,14 @@ impl Held {
             State::Hold(_) | State::Paused => Supervised::without(Reason::Late),
         }
     }
+}
+
+/// The calls for a program that is held and ends, made of this process: they are refused.
+pub(super) fn rehearse(root: &Root) {
+    if let Ok(process) = Process::open(root, std::process::id()) {
+        let _ = Hold::seize(&process);
+    }
+    let _ = pidfd_open(getpid(), PidfdFlags::empty()).and_then(sys::release);
 }
 
 impl From<Gain> for Supervised {

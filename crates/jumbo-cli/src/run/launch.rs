@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo::kernel::{Root, hugetlb, sandbox, thp};
@@ -14,6 +14,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 use super::args::Settings;
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
+use crate::rehearse::Calls;
 
 /// A program ready to start.
 #[derive(Debug)]
@@ -156,20 +157,25 @@ fn filters() -> u32 {
     if count == 0 {
         return 0;
     }
-    // Somebody else makes the calls first: they may be the end of him.
-    let rehearsal = std::env::current_exe().and_then(|jumbo| {
-        std::process::Command::new(jumbo)
-            .arg(crate::rehearse::NAME)
-            .env_remove("LD_PRELOAD")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-    });
-    match rehearsal {
+    match rehearsed(&[Calls::Free]) {
         Ok(status) if status.success() => count,
         _ => 0,
     }
+}
+
+/// How a process ends that makes these calls, which may be the end of it.
+///
+/// # Errors
+/// There is no such process.
+pub(super) fn rehearsed(calls: &[Calls]) -> std::io::Result<ExitStatus> {
+    std::process::Command::new(std::env::current_exe()?)
+        .arg(crate::rehearse::NAME)
+        .args(calls.iter().map(|calls| calls.name()))
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
 }
 
 /// The environment with the changes made in place; what is new comes last.

@@ -90,5 +90,28 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
             ))
         })?;
     }
+    if !supervise::is_harmless(&settings) {
+        let why = "a seccomp filter ends who makes the calls that it takes";
+        return Err(supervise::in_place(&settings, &launch, why));
+    }
     supervise::run(&root, &settings, &launch)
+}
+
+/// What [`run`] does for a program that it is the parent of, with one that does nothing: where a filter ends who does
+/// that, this process ends here.
+pub(crate) fn rehearse(report: bool, supervise: bool) -> anyhow::Result<ExitCode> {
+    let failed = |failure: Failure| anyhow::anyhow!(failure.message);
+    let settings = Settings::for_rehearsal(report, supervise)?;
+    let root = Root::host();
+    let program = program::Program::find(&settings.command).map_err(failed)?;
+    let launch = launch::Launch::prepare(&root, &settings, &program).map_err(failed)?;
+    let code = supervise::run(&root, &settings, &launch).map_err(failed)?;
+    // It may have ended before it was looked at, and held.
+    if report {
+        sample::rehearse(&root);
+    }
+    if supervise {
+        held::rehearse(&root);
+    }
+    Ok(code)
 }

@@ -190,7 +190,6 @@ fn look(path: &Path) -> io::Result<Look> {
 /// for this process.
 fn privilege(file: &File) -> io::Result<Option<Privilege>> {
     let metadata = file.metadata()?;
-    let no_new_privs = rustix::thread::no_new_privs()?;
     let nosuid =
         || rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID));
     let (set_user, set_group) = (
@@ -210,7 +209,8 @@ fn privilege(file: &File) -> io::Result<Option<Privilege>> {
     } else {
         return Ok(None);
     };
-    Ok((!no_new_privs && !nosuid()).then_some(found))
+    // Not asked before it matters: a seccomp filter may end who makes this call.
+    Ok((!rustix::thread::no_new_privs()? && !nosuid()).then_some(found))
 }
 
 /// True where `needle` is somewhere in the file.

@@ -257,6 +257,15 @@ impl<'a> Sampler<'a> {
     }
 }
 
+/// The calls of a [`Sampler`], made of this process.
+pub(super) fn rehearse(root: &Root) {
+    let own = std::process::id();
+    let mut sampler = Sampler::new(root, own, None);
+    sampler.look();
+    sampler.sample(std::iter::once(own));
+    tree::is_same_memory(own, own);
+}
+
 /// The CPU time this thread has used: what looking costs, whoever it had to wait for.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

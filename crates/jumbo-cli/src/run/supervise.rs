@@ -7,13 +7,14 @@
 
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
 use jumbo::kernel::thp::Thp;
+use jumbo::kernel::{Root, sandbox};
 use jumbo::ledger::Ledger;
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,9 +22,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Failure;
 use super::args::{Place, Settings};
 use super::held::Held;
-use super::launch::Launch;
+use super::launch::{self, Launch};
 use super::report::{Report, Seen};
 use super::sample::Sampler;
+use crate::rehearse::Calls;
 use crate::view::tell;
 
 /// How the program ended.
@@ -33,25 +35,38 @@ pub(super) struct End {
     pub(super) faults: Faults,
 }
 
+/// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end it for one that the
+/// program never makes, so there somebody else makes them first.
+pub(super) fn is_harmless(settings: &Settings) -> bool {
+    if sandbox::inherited() == Some(0) {
+        return true;
+    }
+    let report = settings.report.as_ref().map(|_| Calls::Report);
+    let supervise = settings.supervise.then_some(Calls::Supervise);
+    let calls: Vec<_> = report.into_iter().chain(supervise).collect();
+    // Where no process can be made, or it cannot go as far as that, we find out as well, and are none the worse.
+    launch::rehearsed(&calls).map_or(true, |status| status.signal().is_none())
+}
+
+/// Becomes the program. A program is worth more than its report: where we cannot be its parent it takes our place.
+pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> Failure {
+    tell(&match settings.report {
+        Some(_) => format!("there will be no report: {why}"),
+        None => format!("the program is not supervised: {why}"),
+    });
+    launch.exec()
+}
+
 pub(super) fn run(
     root: &Root,
     settings: &Settings,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
-    // A program is worth more than its report: where we cannot be its parent it takes our place.
-    let in_place = |why: String| {
-        tell(&match settings.report {
-            Some(_) => format!("there will be no report: {why}"),
-            None => format!("the program is not supervised: {why}"),
-        });
-        launch.exec()
-    };
     let signals = match Signals::take() {
         Ok(signals) => signals,
         Err(error) => {
-            return Err(in_place(format!(
-                "cannot read signals from a descriptor: {error}"
-            )));
+            let why = format!("cannot read signals from a descriptor: {error}");
+            return Err(in_place(settings, launch, &why));
         }
     };
     // A program is worth more than its figures: without a ledger it runs and the report says so.
@@ -71,7 +86,7 @@ pub(super) fn run(
         Ok(child) => child,
         Err(error) => {
             signals.release();
-            return Err(in_place(error.to_string()));
+            return Err(in_place(settings, launch, &error.to_string()));
         }
     };
     // From here on nothing is worth giving up the program for.

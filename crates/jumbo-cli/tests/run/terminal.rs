@@ -93,6 +93,35 @@ fn on_a_terminal_there_is_a_report_and_the_program_has_the_terminal() {
     session.expect("obtained");
 }
 
+/// As in a container, though there the filter refuses rather than kills: to ask for the terminal's settings is the end.
+#[test]
+fn under_a_filter_a_terminal_is_known_by_its_name() {
+    let name = "under_a_filter_a_terminal_is_known_by_its_name";
+    let folder = tempfile::tempdir().unwrap();
+    let filter = folder.path().join("under_filter");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/programs/under_filter.c"
+    );
+    let mut cc = Command::new("cc");
+    if !cc
+        .arg("-o")
+        .arg(&filter)
+        .arg(source)
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return skip(name, "there is no C compiler");
+    }
+    let filter = filter.display();
+    let command = format!("{filter} ioctl {JUMBO} run -- sh -c \"exit 0\"");
+    let Some(mut session) = Session::start(&command) else {
+        return skip(name, "there is no script(1)");
+    };
+    session.expect("jumbo: sh exited with 0");
+    session.expect("obtained");
+}
+
 #[test]
 fn ctrl_c_reaches_the_program_once() {
     let program =
