@@ -6,7 +6,7 @@
 //! short.
 //!
 //! What a cgroup keeps of files counts as room, for it goes before anything is killed, and a group that has
-//! lived for a while is full of it; not so what has to be written first. One group is asked by [`left`], which
+//! lived for a while is full of it; not so what has to be written first. One group is asked by `left`, which
 //! the sources of a pool share.
 //!
 //! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
