@@ -130,6 +130,20 @@ fn freed_memory_is_given_back() {
     }
 }
 
+#[test]
+fn mimalloc_gives_large_blocks_back_at_once_and_others_later() {
+    let files = compile(&[Source::C("given_back", &[])]);
+    for arguments in [&["65536"][..], &["100", "later"], &["1", "later"]] {
+        let program = Program::new(files.path("given_back")).args(arguments);
+        let ran = program.jumbo_with(&["--heap=mimalloc"]).ok();
+        let (full, after) = (ran.number("full"), ran.number("after"));
+        assert!(
+            full > 1000 * MIB && after < full / 10,
+            "{arguments:?}: {ran:?}"
+        );
+    }
+}
+
 /// All touched, half freed, some made again: resident is at most 6 % and 4 MiB more than plain, and what
 /// may be kept of freed blocks.
 #[test]

@@ -72,6 +72,17 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
     assert_eq!(report.number("/obtained/ledger/free/gathered"), 0.0);
 }
 
+#[test]
+fn what_mimalloc_gives_back_is_freed_by_threads_too() {
+    let files = compiled("free_again");
+    let program = Program::new(files.path("free_again")).args(["160", "2"]);
+    let (ran, report) = program.reported_with(&["--heap=mimalloc", "--free-workers=2"]);
+    ran.ok();
+    // Two mappings and two blocks.
+    let gathered = report.number("/obtained/ledger/free/gathered");
+    assert!(gathered > 600e6, "{report:?}");
+}
+
 /// Runs it plain and with jumbo in both modes; it must do the same.
 #[track_caller]
 fn assert_same_in_both_modes(program: &Program) {

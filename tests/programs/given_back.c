@@ -1,4 +1,5 @@
-/* Touches a GiB in blocks of ARG KiB, frees it all, and says what was resident before, then and after. */
+/* Touches a GiB in blocks of ARG KiB, frees it all, and says what was resident before, then and after. `later`: then
+ * goes on to allocate and free a little, until most of it has gone or ten seconds have passed. */
 #include "check.h"
 
 int main(int argc, char **argv)
@@ -15,6 +16,14 @@ int main(int argc, char **argv)
     size_t full = resident();
     for (size_t i = 0; i < count; i++)
         free(blocks[i]);
+    if (argc > 2) {
+        const long begin = microseconds();
+        while (resident() > full / 20 && microseconds() - begin < 10000000) {
+            void *volatile block = malloc(100 * KIB);
+            free(block);
+            usleep(20000);
+        }
+    }
     printf("before=%zu full=%zu after=%zu\n", before, full, resident());
     return 0;
 }

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::{assert_no_sibling, reason, siblings, states};
+use super::{assert_no_sibling, is_started, reason, siblings, states};
 use crate::support::{Program, Ran, Report, Source, build, compile, host};
 
 struct Left {
@@ -82,6 +82,33 @@ fn a_small_program_gets_none() {
         .args(["600", "exit"])
         .reported_with(&["--reaper=auto"]);
     assert_eq!(states(&report), ["waiting"], "{report:?}");
+}
+
+#[test]
+fn what_is_asked_of_mimalloc_counts() {
+    let files = compile(&[Source::C("asks", &[])]);
+    // In one block; in large ones; in such as it has many of in a page.
+    for kib in ["1228800", "1000", "48"] {
+        let program = Program::new(files.path("asks"));
+        let reaper = |mib: &str| {
+            let program = program.clone().args([mib, kib]);
+            let (ran, report) = program.reported_with(&["--heap=mimalloc", "--reaper=auto"]);
+            ran.ok();
+            states(&report)[0].clone()
+        };
+        assert!(is_started(&reaper("1200")), "{kib}");
+        assert_eq!(reaper("600"), "waiting", "{kib}");
+    }
+}
+
+/// What glibc's malloc maps, nobody tells.
+#[test]
+fn what_is_not_counted_is_said() {
+    let files = compile(&[Source::C("asks", &[])]);
+    let program = Program::new(files.path("asks")).args(["1200", "1000"]);
+    let (ran, report) = program.reported_with(&["--heap=off", "--reaper=auto"]);
+    ran.ok();
+    assert_eq!(states(&report), ["uncounted"], "{report:?}");
 }
 
 #[test]

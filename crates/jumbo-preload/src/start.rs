@@ -111,7 +111,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
-    reaper::begin(orders.reaper);
+    // Another malloc maps through us.
+    reaper::begin(orders.reaper, ours || !glibc);
 }
 
 /// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It

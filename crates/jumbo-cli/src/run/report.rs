@@ -437,7 +437,7 @@ impl Counted {
 fn last_of_each(mut reapers: Vec<Reaped>) -> Vec<Reaped> {
     let mut seen = BTreeSet::new();
     reapers.reverse();
-    let silent = [State::Waiting, State::Retired].map(State::name);
+    let silent = [State::Waiting, State::Uncounted, State::Retired].map(State::name);
     reapers.retain(|reaper| {
         let says = reaper.freed > Bytes(0) || !silent.contains(&reaper.state);
         seen.insert(reaper.pid) || says

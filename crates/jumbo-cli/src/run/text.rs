@@ -112,10 +112,10 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             }
         )?;
     }
-    // `waiting` says nothing that anybody has to know.
+    // These say nothing that anybody has to know.
     let reapers = report.obtained.reapers.iter();
     for reaper in reapers
-        .filter(|reaper| reaper.state != "waiting")
+        .filter(|reaper| !["waiting", "uncounted"].contains(&reaper.state))
         .take(PROCESSES)
     {
         writeln!(out, "  reaper    {}: {}", reaper.pid, reaper.reason)?;

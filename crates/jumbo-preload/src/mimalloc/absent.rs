@@ -9,3 +9,7 @@ pub(crate) fn divert(_pool: Option<PoolOrder>) {}
 pub(crate) fn before_fork() {}
 
 pub(crate) fn after_fork() {}
+
+pub(crate) fn taken() -> usize {
+    0
+}

@@ -10,22 +10,25 @@ use std::ffi::{c_int, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
+use jumbo::gather;
 use jumbo::heap::{self, managed};
 use jumbo::policy::PoolOrder;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::next::{self, Next, set_errno};
+use crate::reaper::auto;
 
 unsafe extern "C" {
     fn jumbo_mimalloc_start(pool: *mut c_void, size: usize);
     fn jumbo_mimalloc_unit() -> usize;
     fn jumbo_mimalloc_owns(block: *const c_void) -> bool;
+    fn jumbo_mimalloc_taken() -> usize;
     fn jumbo_mimalloc_malloc(size: usize) -> *mut c_void;
     fn jumbo_mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
-    fn jumbo_mimalloc_free(block: *mut c_void);
+    fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
     fn jumbo_mimalloc_trim();
     fn jumbo_mimalloc_before_fork();
@@ -45,6 +48,11 @@ static POOLED: AtomicBool = AtomicBool::new(false);
 pub(crate) const IS_THERE: bool = true;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Bytes that it has taken from the pool.
+static COMMITTED: AtomicUsize = AtomicUsize::new(0);
+/// What it had taken when [`auto`] was last asked to look.
+static TOLD: AtomicUsize = AtomicUsize::new(0);
 
 /// The thread whose fork holds mimalloc's locks, and the forks inside of that one. Written with the locks held.
 static HOLDER: AtomicUsize = AtomicUsize::new(0);
@@ -107,6 +115,27 @@ pub(crate) fn after_fork() {
     unsafe { jumbo_mimalloc_after_fork() };
 }
 
+/// Bytes that mimalloc has taken for its blocks.
+pub(crate) fn taken() -> usize {
+    if STARTED.load(Ordering::Acquire) {
+        // SAFETY: no promise is asked for.
+        unsafe { jumbo_mimalloc_taken() }.saturating_add(COMMITTED.load(Ordering::Relaxed))
+    } else {
+        0
+    }
+}
+
+/// mimalloc may have taken more. It holds no lock.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_asked() {
+    // To look any further takes system calls.
+    let taken = taken();
+    if TOLD.load(Ordering::Relaxed) != taken {
+        TOLD.store(taken, Ordering::Relaxed);
+        auto::asked();
+    }
+}
+
 fn is_mimallocs(block: *const c_void) -> bool {
     // SAFETY: any address may be asked about.
     unsafe { jumbo_mimalloc_owns(block) }
@@ -115,10 +144,8 @@ fn is_mimallocs(block: *const c_void) -> bool {
 /// # Safety
 /// As for free(3).
 unsafe extern "C" fn free(block: *mut c_void) {
-    if is_mimallocs(block) {
-        // SAFETY: the caller's promise; the block is mimalloc's.
-        unsafe { jumbo_mimalloc_free(block) }
-    } else if !block.is_null() {
+    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
+    if !unsafe { jumbo_mimalloc_free(block) } && !block.is_null() {
         // SAFETY: the caller's promise; the block is glibc's.
         unsafe { (FREE.get())(block) }
     }
@@ -256,6 +283,7 @@ extern "C" fn jumbo_mimalloc_commit(
         unsafe { is_zero.write(false) };
     }
     if commit {
+        COMMITTED.fetch_add(size, Ordering::Relaxed);
         managed::commit(start.addr(), size)
     } else {
         managed::uncommit(start.addr(), size)
@@ -302,6 +330,13 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         libc::MADV_HUGEPAGE => mm::Advice::LinuxHugepage,
         _ => return answer(Err(Errno::INVAL)),
     };
+    if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
+        // A freed block's: no lock is held.
+        // SAFETY: mimalloc drops memory of its own that nobody uses.
+        if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
+            return answer(result);
+        }
+    }
     // SAFETY: mimalloc drops memory of its own that nobody uses.
     answer(unsafe { mm::madvise(addr, len, advice) })
 }

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <linux/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 /* In mod.rs, and no business of the program's. A negative errno where they fail. */
@@ -27,6 +28,7 @@ int jumbo_mimalloc_unmap(void *addr, size_t len);
 int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
+void jumbo_mimalloc_asked(void);
 #pragma GCC visibility pop
 
 #undef errno
@@ -66,12 +68,81 @@ static inline void *checked(void *block) {
   return block;
 }
 
+/* From this size on a block is large: what is done for one does not show beside its own cost. */
+#define LARGE (64 * 1024)
+/* From this size on a freed block goes back at once, as it does with glibc, whose highest threshold it is. */
+#define AT_ONCE (32 * 1024 * 1024)
+
+/* How often what is due is looked for, in milliseconds. */
+#define PAUSE 100
+static _Atomic(int64_t) next_look;
+
+/* What has been free for as long as mimalloc keeps it goes back. By itself mimalloc looks at the end of a thread, when
+ * memory is short, and at every ten thousandth malloc(3) that finds nothing at hand. The clock costs next to nothing
+ * here; mimalloc's own is a system call where the kernel trusts no fast one. */
+static inline void give_due(void) {
+  const int64_t due = mi_atomic_loadi64_relaxed(&subproc_main.purge_expire);
+  if (due == 0) return;
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+  const int64_t now = time.tv_sec * 1000 + time.tv_nsec / 1000000;
+  if (now < due || now < mi_atomic_loadi64_relaxed(&next_look)) return;
+  mi_atomic_storei64_relaxed(&next_look, now + PAUSE);
+  mi_arenas_try_purge(false, false, &subproc_main, 0);
+}
+
+/* Every thousandth malloc(3) that finds nothing at hand. */
+static void at_thousandth(bool force, unsigned long long heartbeat, void *argument) {
+  (void)force, (void)heartbeat, (void)argument;
+  give_due();
+  jumbo_mimalloc_asked();
+}
+
+/* Has slices of an arena given back that were claimed before, and makes them available again. */
+static void give_claimed(mi_arena_t *arena, size_t first, size_t end) {
+  if (first == end) return;
+  mi_arena_purge(arena, first, end - first);
+  mi_bitmap_clearN(arena->slices_purge, first, end - first);
+  mi_bbitmap_setN(arena->slices_free, first, end - first);
+}
+
+/* Has the slices of a block that was freed given back, but for those that somebody has again: in whole huge pages, and
+ * in one call where nobody has, so that several threads can do it. */
+static void give_back(mi_memid_t memid) {
+  if (memid.memkind != MI_MEM_ARENA) return;
+  size_t at, count;
+  mi_arena_t *arena = mi_arena_from_memid(memid, &at, &count);
+  if (arena->memid.is_pinned) return;
+  const size_t least = mi_slice_count_of_size(_mi_os_minimal_purge_size());
+  const size_t end = _mi_align_down(at + count, least);
+  at = _mi_align_up(at, least);
+  size_t first = at;
+  while (at < end) {
+    /* As many as can be claimed at a time. */
+    size_t next = (at / MI_BCHUNK_BITS + 1) * MI_BCHUNK_BITS;
+    if (next > end) next = end;
+    if (!mi_bbitmap_try_clearNC(arena->slices_free, at, next - at)) {
+      give_claimed(arena, first, at);
+      first = next;
+    }
+    at = next;
+  }
+  if (first < end) give_claimed(arena, first, end);
+}
+
+/* A block of `size` bytes and more, which had `memid`, is free. */
+static void freed(size_t size, mi_memid_t memid) {
+  if (size >= AT_ONCE) give_back(memid);
+  give_due();
+}
+
 EXPORTED void jumbo_mimalloc_start(void *pool, size_t size) {
   /* Memory goes back in whole huge pages. */
   mi_option_set_default(mi_option_allow_thp, 2);
   /* As large an object as an arena has room for. */
   mi_option_set_default(mi_option_arena_max_object_size, 16 * 1024 * 1024);
   _mi_auto_process_init();
+  mi_register_deferred_free(&at_thousandth, NULL);
   if (size > 0) {
     /* What is mapped beyond the pool comes in smaller steps (KiB): it is counted. */
     mi_option_set(mi_option_arena_reserve, 64 * 1024);
@@ -84,25 +155,56 @@ EXPORTED size_t jumbo_mimalloc_unit(void) { return MI_ARENA_SLICE_SIZE * MI_BCHU
 
 EXPORTED bool jumbo_mimalloc_owns(const void *block) { return mi_is_in_heap_region(block); }
 
-EXPORTED void *jumbo_mimalloc_malloc(size_t size) { return checked(mi_malloc(at_least(size))); }
+/* What mimalloc has taken from its arenas and the system, touched at least once. */
+EXPORTED size_t jumbo_mimalloc_taken(void) {
+  const int64_t taken = mi_atomic_loadi64_relaxed((_Atomic(int64_t) *)&subproc_main.stats.committed.current);
+  return taken > 0 ? (size_t)taken : 0;
+}
+
+/* What malloc(3) and its like return. */
+static inline void *given(void *block, size_t size) {
+  if (mi_unlikely(size >= LARGE)) jumbo_mimalloc_asked();
+  return checked(block);
+}
+
+EXPORTED void *jumbo_mimalloc_malloc(size_t size) { return given(mi_malloc(at_least(size)), size); }
 
 EXPORTED void *jumbo_mimalloc_calloc(size_t count, size_t size) {
   size_t total;
   if (__builtin_mul_overflow(count, size, &total)) {
     return checked(NULL);
   }
-  return checked(mi_zalloc(at_least(total)));
+  return given(mi_zalloc(at_least(total)), total);
 }
 
+/* `block` is mimalloc's. */
 EXPORTED void *jumbo_mimalloc_realloc(void *block, size_t size) {
-  return checked(mi_realloc(block, at_least(size)));
+  const mi_page_t *page = _mi_safe_ptr_page(block);
+  const size_t before = mi_page_block_size(page);
+  const mi_memid_t memid = page->memid;
+  void *moved = mi_realloc(block, at_least(size));
+  if (before >= LARGE && moved != NULL && moved != block) freed(before, memid);
+  return given(moved, size);
 }
 
 EXPORTED void *jumbo_mimalloc_aligned(size_t align, size_t size) {
-  return checked(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align));
+  return given(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align), size);
 }
 
-EXPORTED void jumbo_mimalloc_free(void *block) { mi_free(block); }
+/* False where the block is not mimalloc's. */
+EXPORTED bool jumbo_mimalloc_free(void *block) {
+  const mi_page_t *page = _mi_safe_ptr_page(block);
+  if (page == NULL) return false;
+  const size_t size = mi_page_block_size(page);
+  if (mi_likely(size < LARGE)) {
+    mi_free(block);
+  } else {
+    const mi_memid_t memid = page->memid;
+    mi_free(block);
+    freed(size, memid);
+  }
+  return true;
+}
 
 EXPORTED size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
 

@@ -2,7 +2,8 @@
 //! nothing that hangs on the memory would outlive the program.
 //!
 //! Counted is what is asked for, not what is touched, since nobody calls us when memory is touched: blocks
-//! of the heap now alive, regions that glibc's heaps grew into, private writable mappings made. Past
+//! of the heap now alive, regions that glibc's heaps grew into, what mimalloc has taken for its blocks, private
+//! writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
 //! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
 //! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that another process
@@ -16,6 +17,8 @@ use jumbo::heap;
 use jumbo::kernel::sandbox;
 use jumbo::reaper::{self, State, Survey};
 
+use crate::mimalloc;
+
 /// So much memory of its own makes a process large.
 const ENOUGH: u64 = 1 << 30;
 /// After so much more, a process that was found too small is looked at again.
@@ -28,21 +31,37 @@ static GUARDING: AtomicBool = AtomicBool::new(false);
 /// The code of the [`State`] that says what was acquired.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
-/// Bytes of the heap that were handed out before this process was forked.
+/// Bytes of the heap, and of mimalloc's, that were handed out before this process was forked.
 static INHERITED: AtomicU64 = AtomicU64::new(0);
 /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 /// How much is to be asked for until the process is looked at.
 static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH);
 
+/// Nobody tells what glibc's malloc has: it is the program's, and jumbo's heap is off.
+static UNCOUNTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether anybody tells what malloc has. Once, before [`watch`].
+pub(super) fn count(counted: bool) {
+    UNCOUNTED.store(!counted, Ordering::Relaxed);
+}
+
 /// Starts watching: at the process's start, and in a fork's child. What was acquired stays acquired.
 pub(super) fn watch() {
-    INHERITED.store(heap::live(), Ordering::Relaxed);
+    INHERITED.store(blocks(), Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);
     UNTIL.store(ENOUGH, Ordering::Relaxed);
     GUARDING.store(false, Ordering::Relaxed);
-    reaper::note(State::Waiting);
+    reaper::note(match UNCOUNTED.load(Ordering::Relaxed) {
+        true => State::Uncounted,
+        false => State::Waiting,
+    });
     WATCHING.store(true, Ordering::Release);
+}
+
+/// Bytes in blocks of the heap and of mimalloc's.
+fn blocks() -> u64 {
+    heap::live().saturating_add(mimalloc::taken() as u64)
 }
 
 /// Whether the sibling is to be there again after it was ended for a call.
@@ -84,7 +103,7 @@ fn look() {
         WATCHING.store(false, Ordering::Relaxed);
         return reaper::note(State::Seccomp);
     }
-    let blocks = heap::live().saturating_sub(INHERITED.load(Ordering::Relaxed));
+    let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
     let asked = blocks.saturating_add(ASKED.load(Ordering::Relaxed));
     // A vfork(2) child runs in its parent's memory, and its parent's business is not its own.
     if asked < UNTIL.load(Ordering::Relaxed) || !reaper::is_owner() {

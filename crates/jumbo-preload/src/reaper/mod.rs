@@ -18,8 +18,8 @@ const ON: u8 = 1;
 const AUTO: u8 = 2;
 
 /// Gets ready, and starts the sibling where it is wanted at once. At the end of the constructor: in the
-/// main thread, and with the ledger in place.
-pub(crate) fn begin(mode: ReaperMode) {
+/// main thread, and with the ledger in place. `counted`: jumbo, or the program, tells what malloc has.
+pub(crate) fn begin(mode: ReaperMode, counted: bool) {
     let mode = match mode {
         ReaperMode::Off => return,
         ReaperMode::On => ON,
@@ -34,6 +34,7 @@ pub(crate) fn begin(mode: ReaperMode) {
     // SAFETY: `image` is where this library was found; the functions are in `bytes`; a library in
     // LD_PRELOAD is never unloaded.
     unsafe { reaper::prepare(workers(), &image) };
+    auto::count(counted);
     MODE.store(mode, Ordering::Release);
     enter(mode);
 }

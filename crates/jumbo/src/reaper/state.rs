@@ -16,6 +16,8 @@ pub enum State {
     /// It was ended before a call that the kernel refuses while memory is shared, or that takes from the
     /// program what the sibling would keep, and could not be started again.
     Retired = 4,
+    /// `auto`, and what the process's malloc has is not counted.
+    Uncounted = 5,
     /// The process is PID 1 of its namespace: the sibling would die with it.
     PidOne = 16,
     /// A seccomp filter is at work: calls that the program did not make before may kill it.
@@ -42,12 +44,13 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Off,
         Self::Waiting,
         Self::Running,
         Self::Done,
         Self::Retired,
+        Self::Uncounted,
         Self::PidOne,
         Self::Seccomp,
         Self::Kernel,
@@ -74,6 +77,7 @@ impl State {
             Self::Running => "running",
             Self::Done => "done",
             Self::Retired => "retired",
+            Self::Uncounted => "uncounted",
             Self::PidOne => "pid-one",
             Self::Seccomp => "seccomp",
             Self::Kernel => "kernel",
@@ -96,6 +100,9 @@ impl State {
             Self::Running => "ready to give the memory back after the end",
             Self::Done => "gave the memory back after the end",
             Self::Retired => "ended before a call that it would have stood in the way of",
+            Self::Uncounted => {
+                "not started: without jumbo's heap nobody counts what malloc has; --reaper=on starts it"
+            }
             Self::PidOne => "not started: the program is PID 1 of its namespace",
             Self::Seccomp => "not started: the program runs under a seccomp filter",
             Self::Kernel => "not started: this kernel lacks what it needs",
