@@ -6,6 +6,7 @@
 //! - [`confinement`]: it can do nothing that the program cannot.
 //! - [`refusals`]: where it is not started, and calls that it is ended for.
 //! - [`servers`]: PostgreSQL and Redis.
+//! - [`waiting`]: `jumbo wait`, until the memory is back.
 //!
 //! The sibling of a program is found by its name and by the command line, which it shares with the
 //! program: the folder of compiled programs is another one in each test.
@@ -16,6 +17,7 @@ mod leftovers;
 mod lifetime;
 mod refusals;
 mod servers;
+mod waiting;
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool` has 3 for a part of what was asked, and 124
-//! for a wait in vain.
+//! program it runs, and 125, 126 and 127 of its own; `pool` has 3 for a part of what was asked; `pool wait` and `wait`
+//! have 124 for a wait in vain.
 
 mod bench;
 mod doctor;
@@ -15,6 +15,7 @@ mod signal;
 mod status;
 mod value;
 mod view;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ enum Command {
     Status(status::Args),
     Doctor(doctor::Args),
     Kill(kill::Args),
+    Wait(wait::Args),
     Pool(pool::Args),
     Bench(bench::Args),
     #[command(hide = true)]
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),
         Command::Kill(args) => kill::main(args),
+        Command::Wait(args) => wait::main(&args),
         Command::Pool(args) => pool::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),

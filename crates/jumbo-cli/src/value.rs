@@ -15,6 +15,13 @@ pub(crate) fn positive<T: FromStr>(text: &str) -> Result<T, String> {
         .map_err(|_| String::from("expected a whole number of at least 1"))
 }
 
+/// The ID of a process.
+pub(crate) fn process(text: &str) -> Result<u32, String> {
+    let pid = text.parse().ok();
+    pid.filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0))
+        .ok_or_else(|| String::from("expected the number of a process"))
+}
+
 /// The longest time that can be given, about thirty years: clocks that are added to it do not overflow.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 

@@ -8,7 +8,7 @@ use jumbo::kernel::hugetlb::pools;
 use jumbo::kernel::probe::Available;
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, base_page, probe};
-use jumbo::status::{Host, Tasks};
+use jumbo::status::{Host, Tasks, is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
 
 const KIB_2M: u64 = 2048;
@@ -283,14 +283,19 @@ fn a_reaper_is_not_counted_beside_its_program() {
     assert!(tasks.largest.iter().all(|task| task.pid != 8));
     assert_eq!((tasks.siblings[0].pid, tasks.siblings[0].program), (8, 7));
 
+    let ended = || reapers_of_the_ended(&fake.root()).unwrap();
+    assert_eq!((reaper_of(&fake.root(), 7), ended()), (Some(8), vec![]));
+
     // A program of that name, which is not confined.
     reaper(&fake, 9, 0);
     assert_eq!(Tasks::read(&fake.root(), 9).count, 3);
+    assert!(is_reaper(&fake.root(), 8) && !is_reaper(&fake.root(), 9));
     // The program has ended: who still has the memory is its reaper.
     fake.write("proc/7/status", "Name: heap\n")
         .write("proc/7/cmdline", "");
     let tasks = Tasks::read(&fake.root(), 9);
     assert_eq!((tasks.siblings.len(), tasks.hugetlb), (0, Bytes(4 << 20)));
+    assert_eq!((reaper_of(&fake.root(), 7), ended()), (None, vec![8]));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use jumbo::kernel::Root;
 use jumbo::kernel::process::{Signals, die_by};
 
 use crate::signal::Number;
-use crate::value::seconds;
+use crate::value::{process, seconds};
 use target::Target;
 use watch::End;
 
@@ -26,7 +26,8 @@ use watch::End;
 ///
 /// Sends the signal, and when a process begins to end, however long that takes it, holds it for the
 /// moment until a thread of jumbo frees its memory beside the kernel. For any process, whether it was
-/// started by jumbo or not. Returns when all are gone, and prints what was gained.
+/// started by jumbo or not. Returns when all are gone, and prints what was gained. The memory of one that has a
+/// reaper (`jumbo run --reaper`) is not back by then: see `jumbo wait`.
 ///
 /// Until then jumbo traces the processes: a debugger cannot attach. A process that goes on is left as it
 /// was; so are all when jumbo is interrupted.
@@ -65,15 +66,9 @@ pub(crate) struct Args {
 
 /// What looks like an option is kill(1)'s form of a signal.
 fn pid(text: &str) -> Result<u32, String> {
-    let pid = text
-        .parse()
-        .ok()
-        .filter(|pid| i32::try_from(*pid).is_ok_and(|pid| pid > 0));
-    pid.ok_or_else(|| {
-        String::from(match text.starts_with('-') {
-            true => "expected the number of a process; a signal is given with --signal",
-            false => "expected the number of a process",
-        })
+    process(text).map_err(|why| match text.starts_with('-') {
+        true => format!("{why}; a signal is given with --signal"),
+        false => why,
     })
 }
 

@@ -105,6 +105,13 @@ fn lines(one: &Settled) -> Vec<String> {
             Some(ours) if gain.reason.is_none() => format!(
                 "{anonymous} given back in {time} from both sides, about {ours} of it by jumbo"
             ),
+            // It has gone without its memory.
+            _ if gain.reason == Some(Reason::SharedMemory) => {
+                format!(
+                    "{anonymous} not back yet; `jumbo wait {}` waits until a reaper has given it back",
+                    one.pid
+                )
+            }
             _ => format!("{anonymous} given back in {time} by the kernel alone"),
         });
         if gain.left > Bytes(0) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::process::Standing;
 use jumbo::kernel::{Root, task};
 use jumbo::reaper::beside::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo::status::{is_reaper, program_of};
 use rustix::io::Errno;
 
 use crate::signal::Number;
@@ -209,6 +210,23 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
     if standing.process != pid {
         let why = format!("that is a thread of process {}", standing.process);
         return Err(Outcome::failed(why, Some("name the process")));
+    }
+    if is_reaper(root, pid) {
+        // It has blocked all signals, and to kill it is to wait for the kernel alone.
+        let all = task::all(root).unwrap_or_default();
+        return Err(match program_of(root, pid, all) {
+            Some(sibling) => Outcome::failed(
+                format!(
+                    "that is the reaper of process {}, which gives its memory back",
+                    sibling.program
+                ),
+                Some("name the process"),
+            ),
+            None => Outcome::failed(
+                "that is a reaper, which gives the memory of a program back that has ended",
+                Some("`jumbo wait` waits for it"),
+            ),
+        });
     }
     let process = opened.map_err(Outcome::of)?;
     if process.is_gone() {

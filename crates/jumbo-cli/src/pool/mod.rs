@@ -28,6 +28,8 @@ use jumbo::units::PageSize;
 
 use crate::view::{in_words, tell};
 
+pub(crate) use wait::TIMED_OUT;
+
 /// The exit status where a part of what was asked came.
 const PART: u8 = 3;
 

@@ -51,7 +51,7 @@ struct Waited {
 }
 
 /// As timeout(1) has it.
-const TIMED_OUT: u8 = 124;
+pub(crate) const TIMED_OUT: u8 = 124;
 
 /// The kernel tells nobody when a page is given back. Looking often costs little: a look takes some
 /// microseconds.

@@ -100,7 +100,10 @@ pub(crate) struct Args {
     ///
     /// A sibling process that shares the memory outlives the program, so that nobody who waits for the
     /// program waits for its memory. `auto`: once the program asked for more than 1 GiB, and where
-    /// nothing hangs on its memory that must end with it.
+    /// nothing hangs on its memory that must end with it. `jumbo wait` waits for the memory.
+    ///
+    /// The sibling has the program's executable and command line, and ignores signals: pidof(1), `pgrep -f`,
+    /// fuser(1) and `start-stop-daemon --exec` find both. Use a PID file, `systemctl kill`, or --reaper=off.
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     reaper: Option<Reaper>,
 

@@ -21,6 +21,6 @@ mod usage;
 pub use covered::{Covered, Freeing, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find};
 pub use host::{Formable, Host, Missing, Sysctl};
-pub use siblings::{Sibling, program_of};
+pub use siblings::{Sibling, is_reaper, program_of, reaper_of, reapers_of_the_ended};
 pub use tasks::{Huge, Task, Tasks};
 pub use usage::{Kind, KindUsage, Usage};

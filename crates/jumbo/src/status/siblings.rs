@@ -1,4 +1,4 @@
-//! Whose memory a reaper shares: [`program_of`].
+//! Whose memory a reaper shares: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
 //!
 //! A program's sibling (see [`crate::reaper`]) is a process of its own with all of the program's memory, so
 //! whoever adds up processes counts that twice. It is told by its name, by what it is confined to, and by its
@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use crate::kernel::{Root, task};
+use crate::kernel::{FileError, Root, task};
 use crate::reaper;
 
 use super::Covered;
@@ -40,6 +40,33 @@ pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) 
     // Empty where it is giving the memory back.
     let program = program.filter(|_| !command.is_empty());
     program.map(|program| Sibling { pid, program })
+}
+
+/// Whether `pid` is a reaper, of a program that lives or not.
+pub fn is_reaper(root: &Root, pid: u32) -> bool {
+    confined(root, pid).is_some()
+}
+
+/// The reaper of the living `program`; `None` where it has none, or where it cannot be told which of several it is.
+pub fn reaper_of(root: &Root, program: u32) -> Option<u32> {
+    let all = task::all(root).ok()?;
+    let mut its = all
+        .into_iter()
+        .filter(|pid| program_of(root, *pid, [program]).is_some());
+    let first = its.next()?;
+    its.next().is_none().then_some(first)
+}
+
+/// The reapers that have the memory for themselves: they are about to give it back, or at it. One that was only just
+/// made may be among them, for a moment.
+///
+/// # Errors
+/// The processes cannot be listed.
+pub fn reapers_of_the_ended(root: &Root) -> Result<Vec<u32>, FileError> {
+    let all = task::all(root)?;
+    let reapers = all.iter().copied().filter(|pid| is_reaper(root, *pid));
+    let is_alone = |pid: &u32| program_of(root, *pid, all.iter().copied()).is_none();
+    Ok(reapers.filter(is_alone).collect())
 }
 
 /// Whether a process of this name may be a reaper.

@@ -1,0 +1,210 @@
+//! `jumbo wait`: until the memory of programs that have ended is back.
+//!
+//! A program with a reaper ([`jumbo::reaper`]) is gone before its memory is. What is waited for are processes, by
+//! descriptor: the programs, and the reapers that outlive them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::{Root, task};
+use jumbo::reaper::beside::Process;
+use jumbo::status::{is_reaper, reaper_of, reapers_of_the_ended};
+use jumbo::units::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::pool::TIMED_OUT;
+use crate::value::{process, seconds};
+use crate::view::{self, tell};
+
+/// Wait until the memory of programs that have ended is back
+///
+/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the reaper, a process of its
+/// own, still gives it back, in parallel. Whoever needs that memory at once, to start the program again say, waits
+/// here.
+///
+/// With PIDs, of programs or of reapers: until all of these have ended, and the reapers of these programs as well.
+/// Where a program has ended before, nobody can tell which reaper was its own: then until no reaper of any program
+/// that has ended is left. So the PID may be one that is gone.
+///
+/// Without: until there is no reaper of a program that has ended. Those of programs that live are not waited for, and
+/// a program that was killed a moment ago may still count as living: name it.
+///
+/// Processes of other users are seen as far as /proc shows them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kill -9 4711; jumbo wait --timeout 60 4711 && ./server      # a restart that needs all the memory
+  jumbo kill \"$(cat db.pid)\"; jumbo wait && ./start-db
+  jumbo wait --timeout 0 || echo \"memory is still being given back\"
+
+Exit status: 0 it is back; 124 it was not within the timeout; 1 a process cannot be waited for; 2 wrong usage.")]
+pub(crate) struct Args {
+    /// How long at most, in seconds; 0 looks once
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
+    timeout: Duration,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Programs, or reapers
+    #[arg(value_name = "PID", value_parser = process, allow_negative_numbers = true)]
+    pids: Vec<u32>,
+}
+
+/// A reaper that was only just made may look like one whose program has ended: so there is another look.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The JSON.
+#[derive(Serialize)]
+struct Waited {
+    /// Whether all of them are gone.
+    gone: bool,
+    /// How long it took.
+    seconds: f64,
+    /// The processes that were waited for.
+    waited_for: BTreeSet<u32>,
+    /// Those of them that are there.
+    left: Vec<Left>,
+}
+
+#[derive(Serialize)]
+struct Left {
+    pid: u32,
+    name: String,
+    /// Its anonymous memory.
+    anon: Bytes,
+}
+
+/// What is waited for: processes by ID.
+#[derive(Default)]
+struct Awaited {
+    there: BTreeMap<u32, Process>,
+    /// All that were.
+    seen: BTreeSet<u32>,
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let (root, begin) = (Root::host(), Instant::now());
+    let mut awaited = Awaited::default();
+    // Whether there may be reapers that are not known yet, when those that are named are gone.
+    let mut looks = args.pids.is_empty();
+    for pid in &args.pids {
+        let reaper = reaper_of(&root, *pid);
+        looks |= reaper.is_none() && !is_reaper(&root, *pid);
+        awaited.add(&root, *pid)?;
+        reaper.map_or(Ok(()), |reaper| awaited.add(&root, reaper))?;
+    }
+    let gone = wait(&root, args, &mut awaited, looks, begin)?;
+    let left: Vec<Left> = awaited
+        .there
+        .keys()
+        .map(|pid| Left::read(&root, *pid))
+        .collect();
+    let seconds = begin.elapsed().as_secs_f64();
+    if args.json {
+        let waited_for = awaited.seen;
+        view::json(&Waited {
+            gone,
+            seconds,
+            waited_for,
+            left,
+        })?;
+    } else if !gone {
+        let left: Vec<String> = left.iter().map(Left::text).collect();
+        tell(&format!(
+            "after {seconds:.1} s there are still {}",
+            left.join(", ")
+        ));
+    }
+    Ok(match gone {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(TIMED_OUT),
+    })
+}
+
+/// False where they were not gone in time. `looks`: there may be reapers that are not among them yet.
+fn wait(
+    root: &Root,
+    args: &Args,
+    awaited: &mut Awaited,
+    looks: bool,
+    begin: Instant,
+) -> anyhow::Result<bool> {
+    let mut are_named = true;
+    loop {
+        let left = args.timeout.saturating_sub(begin.elapsed());
+        awaited.wait(if are_named { left } else { left.min(LOOK) })?;
+        if awaited.there.is_empty() || !are_named {
+            if !looks {
+                return Ok(true);
+            }
+            are_named = false;
+            awaited.there.clear();
+            for pid in reapers_of_the_ended(root)? {
+                awaited.add(root, pid)?;
+            }
+            if awaited.there.is_empty() {
+                return Ok(true);
+            }
+        }
+        if left.is_zero() {
+            return Ok(false);
+        }
+    }
+}
+
+impl Awaited {
+    /// One more, if it is there and has not ended.
+    fn add(&mut self, root: &Root, pid: u32) -> anyhow::Result<()> {
+        match Process::open(root, pid) {
+            Ok(process) if process.is_gone() => {}
+            Ok(process) => {
+                self.there.insert(pid, process);
+                self.seen.insert(pid);
+            }
+            Err(Errno::SRCH) => {}
+            Err(Errno::INVAL | Errno::NOENT) => {
+                anyhow::bail!("cannot wait for {pid}: that is one thread of a process")
+            }
+            Err(errno) => anyhow::bail!("cannot wait for {pid}: {errno}"),
+        }
+        Ok(())
+    }
+
+    /// Until one has ended, if there is any, or `most` has passed.
+    fn wait(&mut self, most: Duration) -> anyhow::Result<()> {
+        if self.there.is_empty() {
+            return Ok(());
+        }
+        let processes = self.there.values();
+        let mut ready: Vec<_> = processes
+            .map(|process| PollFd::new(process, PollFlags::IN))
+            .collect();
+        match poll(&mut ready, Timespec::try_from(most).ok().as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        self.there.retain(|_, process| !process.is_gone());
+        Ok(())
+    }
+}
+
+impl Left {
+    fn read(root: &Root, pid: u32) -> Self {
+        let memory = task::memory(root, pid).ok().flatten().unwrap_or_default();
+        let name = task::name(root, pid).unwrap_or_default();
+        Self {
+            pid,
+            name,
+            anon: memory.anon,
+        }
+    }
+
+    fn text(&self) -> String {
+        let name = self.name.replace(char::is_control, "\u{fffd}");
+        format!("{name} ({}) with {}", self.pid, self.anon)
+    }
+}
