@@ -10,7 +10,7 @@ use std::time::Duration;
 use group::Group;
 
 use crate::support::program::assert_alike;
-use crate::support::{Compiled, MIB, Program, Source, build, compile};
+use crate::support::{Compiled, MIB, Program, Source, build, compile, host};
 
 /// How long the storms last; `JUMBO_STORM_SECONDS` for longer ones.
 fn duration() -> Duration {
@@ -70,6 +70,21 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
     let (ran, report) = storm.reported_with(&["--free=off"]);
     ran.ok();
     assert_eq!(report.number("/obtained/ledger/free/gathered"), 0.0);
+}
+
+/// What is freed later would still count as promised, and another program be refused memory.
+#[test]
+fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {
+    let Some(_knob) = host::Knob::set("/proc/sys/vm/overcommit_memory", "2") else {
+        return;
+    };
+    let files = compiled("free_again");
+    let program = Program::new(files.path("free_again")).args(["160", "2"]);
+    let (ran, report) = program.reported_with(&["--free=background", "--free-workers=2"]);
+    ran.ok();
+    let free = |count: &str| report.number(&format!("/obtained/ledger/free/{count}"));
+    assert!(free("gathered") > 0.0, "{report:?}");
+    assert_eq!(free("background"), 0.0, "{report:?}");
 }
 
 #[test]

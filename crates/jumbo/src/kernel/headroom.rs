@@ -95,6 +95,14 @@ pub fn headroom(enough: Enough) -> Option<Room> {
     })
 }
 
+/// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
+/// pending counts against what others are promised. Called as [`headroom`] is.
+pub fn is_promise_strict() -> bool {
+    let mut text = [0u8; 16];
+    let text = read(c"/proc/sys/vm/overcommit_memory", &mut text);
+    !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
+}
+
 /// What nobody uses, not even for the contents of files, where that is more than `enough`: one call, where
 /// /proc/meminfo takes three.
 fn free(enough: usize) -> Option<usize> {
