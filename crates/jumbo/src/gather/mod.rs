@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering}
 use handover::Handover;
 use memory::Kernel;
 
-use crate::kernel::sys::Blocked;
+use crate::kernel::{headroom, sys::Blocked};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
@@ -79,7 +79,8 @@ pub fn start(settings: Settings) {
         0 => default_threads(),
         some => some,
     };
-    let later = settings.mode == Mode::Background;
+    // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
+    let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
     own();
     BACKGROUND.store(later, Ordering::Relaxed);
     MOST.store(threads, Ordering::Relaxed);

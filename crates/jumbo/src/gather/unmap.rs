@@ -239,11 +239,9 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
-    let room = window::WINDOW.with(|_| match headroom::is_promise_strict() {
-        true => None,
-        false => headroom::headroom(Enough::to_hold(all)),
-    });
-    let room = room.flatten();
+    let room = window::WINDOW
+        .with(|_| headroom::headroom(Enough::to_hold(all)))
+        .flatten();
     BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
     room.is_some_and(|room| room.holds(all))
 }

@@ -96,7 +96,7 @@ pub fn headroom(enough: Enough) -> Option<Room> {
 }
 
 /// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
-/// pending counts against what others are promised. Called as [`headroom`] is.
+/// pending counts against what others are promised.
 pub fn is_promise_strict() -> bool {
     let mut text = [0u8; 16];
     let text = read(c"/proc/sys/vm/overcommit_memory", &mut text);
