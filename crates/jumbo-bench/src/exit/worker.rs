@@ -48,7 +48,7 @@ pub fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
     no_core()?;
     let root = Root::host();
     let mut block = Block::allocate(size).ok_or(Error::Malloc(size))?;
-    block.fill();
+    block.touch();
     let ready = Ready {
         pid: std::process::id(),
         memory: Memory::read_of(&root, &block.addresses())?,

@@ -36,15 +36,16 @@ const HUGE: Bytes = Bytes(2 << 30);
 /// So much of a huge-mapped range must be in huge pages, in percent.
 const MOST: u64 = 90;
 
-/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many.
+/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many, by many
+/// processes in turn: such a machine is slow or fast for half a second at a time.
 const SMALL_EFFORT: Effort = Effort {
-    processes: 3,
-    times: 7,
+    processes: 15,
+    times: 3,
 };
 /// The same of huge-mapped ranges, which take longer to map.
 const HUGE_EFFORT: Effort = Effort {
-    processes: 3,
-    times: 3,
+    processes: 6,
+    times: 2,
 };
 
 /// How much of a round an inline row is.
@@ -62,8 +63,8 @@ impl Effort {
             return self;
         }
         Self {
-            processes: 1,
-            times: self.times.div_ceil(3),
+            processes: self.processes.div_ceil(5),
+            times: 1,
         }
     }
 }

@@ -17,8 +17,11 @@ const TOLERANCE: u64 = 1;
 const LEAST: u64 = 8 << 20;
 
 /// The share of a CPU that asking may take: as one part of so many. What it takes it takes from the threads that
-/// free.
+/// free, and the kernel holds the lock that they need while it writes about a zone.
 const SHARE: u32 = 10;
+
+/// The part of the time that is likely left which may pass until the next look: one of so many.
+const PART: f64 = 4.0;
 
 /// After so long, and a second for each GiB, the memory is somebody else's.
 const BOUND: Duration = Duration::from_secs(5);
@@ -26,6 +29,8 @@ const BOUND: Duration = Duration::from_secs(5);
 /// Waits until memory that was in use when this was made is free.
 pub(crate) struct Watch {
     root: Root,
+    /// How much was free.
+    before: Bytes,
     /// How much must be free.
     level: Bytes,
     bound: Duration,
@@ -42,9 +47,11 @@ impl Watch {
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
         let expected = Bytes(size.0.saturating_sub(tolerated));
+        let before = free(root)?;
         Ok(Self {
             root: root.clone(),
-            level: free(root)? + expected,
+            before,
+            level: before + expected,
             bound: BOUND + Duration::from_secs(size.0 >> 30),
         })
     }
@@ -59,11 +66,14 @@ impl Watch {
         if free >= self.level {
             return Ok(None);
         }
-        if since.elapsed() > self.bound {
-            let missing = Bytes(self.level.0 - free.0);
+        let missing = Bytes(self.level.0 - free.0);
+        let passed = since.elapsed();
+        if passed > self.bound {
             return Err(Error::NotBack(missing));
         }
-        Ok(Some(Self::PAUSE.max(clock.elapsed() * SHARE)))
+        let came = free.0.saturating_sub(self.before.0);
+        let pause = likely_left(passed, came, missing.0).div_f64(PART);
+        Ok(Some(pause.max(clock.elapsed() * SHARE).max(Self::PAUSE)))
     }
 
     /// Looks until it is back, and returns how long that took `since`.
@@ -76,6 +86,14 @@ impl Watch {
         }
         Ok(since.elapsed())
     }
+}
+
+/// How long the rest may take, if it comes as the first part came; as long as it took so far at most.
+fn likely_left(passed: Duration, came: u64, missing: u64) -> Duration {
+    if missing >= came {
+        return passed;
+    }
+    passed.mul_f64(missing as f64 / came as f64)
 }
 
 /// Memory that a program can have at once: free pages, those on the lists of each CPU (up to an eighth of a zone,
@@ -130,6 +148,14 @@ Node 0, zone   Normal
         let page = rustix::param::page_size() as u64;
         assert_eq!(free(&root).unwrap(), Bytes(1327 * page));
         assert!(free(&Root::host()).unwrap() > Bytes(1 << 20));
+    }
+
+    #[test]
+    fn what_is_left_shrinks_with_what_is_missing() {
+        let left =
+            |came, missing| likely_left(Duration::from_millis(100), came, missing).as_millis();
+        assert_eq!([left(0, 8), left(1, 7), left(4, 4)], [100, 100, 100]);
+        assert_eq!([left(5, 4), left(8, 2), left(8, 0)], [80, 25, 0]);
     }
 
     #[test]
