@@ -125,13 +125,10 @@ mod tests {
     fn a_blocks_memory_is_that_of_its_mapping() {
         let root = Root::host();
         let mut mapping = Mapping::new(Bytes(8 << 20)).unwrap();
-        let resident = |mapping: &Mapping| {
-            let memory = Memory::read_of(&root, &mapping.addresses()).unwrap();
-            memory.resident.0
-        };
-        let before = resident(&mapping);
         mapping.touch();
-        assert!(resident(&mapping) >= before + (8 << 20));
+        // The kernel may have merged it with a neighbour, which comes and goes with another test.
+        let memory = Memory::read_of(&root, &mapping.addresses()).unwrap();
+        assert!(memory.resident >= Bytes(8 << 20));
         assert_eq!(Memory::read_of(&root, &(0..1)).unwrap().resident, Bytes(0));
         mapping.unmap().unwrap();
     }
