@@ -85,6 +85,7 @@ fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {
     let free = |count: &str| report.number(&format!("/obtained/ledger/free/{count}"));
     assert!(free("gathered") > 0.0, "{report:?}");
     assert_eq!(free("background"), 0.0, "{report:?}");
+    assert!(report.says("vm.overcommit_memory is 2"), "{report:?}");
 }
 
 #[test]

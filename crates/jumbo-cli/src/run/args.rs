@@ -86,7 +86,8 @@ pub(crate) struct Args {
     /// Free large blocks with several threads: sync, background or off [default: sync]
     ///
     /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
-    /// it returns at once and the memory follows. `off`: as without jumbo. Under a seccomp filter
+    /// it returns at once and the memory follows, where there is room for it once more and vm.overcommit_memory
+    /// is not 2. `off`: as without jumbo. Under a seccomp filter
     /// (in a container) it is off without a report, unless asked for.
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     free: Option<Free>,

@@ -36,6 +36,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "environment": environment,
             "memory": memory,
             "pool": launch.plan.orders.pool.map(|pool| host_pool(pool.page)),
+            "not_freed_later": launch.why_not_later(),
         });
         format!("{plan:#}\n")
     } else {
@@ -104,6 +105,9 @@ fn describe(
         lines.push(String::from("\npool"));
         lines.extend(launch.plan.why_other_pages().map(|why| format!("  {why}")));
         lines.push(format!("  {}", host_pool(pool.page)));
+    }
+    if let Some(why) = launch.why_not_later() {
+        lines.push(format!("\nlarge frees\n  {why}"));
     }
     lines.push(String::from("\nmemory"));
     for memory in memory {

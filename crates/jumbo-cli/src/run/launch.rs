@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
-use jumbo::kernel::{Root, hugetlb, sandbox, thp};
+use jumbo::kernel::{Root, headroom, hugetlb, sandbox, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo::units::PageSize;
 use rustix::fs::{Access, AtFlags, CWD};
@@ -26,6 +26,8 @@ pub(super) struct Launch<'a> {
     library: Option<PathBuf>,
     /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
     outer_tunable: Option<Vec<u8>>,
+    /// Background frees were asked for, and the kernel promises no more memory than there is.
+    is_promise_strict: bool,
 }
 
 /// A variable and its new value; `None`: it is taken out.
@@ -72,9 +74,20 @@ impl<'a> Launch<'a> {
             program,
             plan,
             command: &settings.command,
+            is_promise_strict: library.is_some()
+                && settings.options.free == FreeMode::Background
+                && headroom::is_promise_strict(),
             library,
             outer_tunable: without,
         })
+    }
+
+    /// Why nothing is freed later, where that was asked for.
+    pub(super) fn why_not_later(&self) -> Option<&'static str> {
+        self.is_promise_strict.then_some(
+            "none is done later: vm.overcommit_memory is 2 (or cannot be read), and what is pending would count \
+             against what others are promised",
+        )
     }
 
     /// What is set in the environment; `ledger` is where the library finds the ledger.

@@ -114,6 +114,9 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
             ),
         );
     }
+    if let Some(why) = launch.why_not_later() {
+        add("large frees", why.to_owned());
+    }
     if let Some(why) = launch.plan.why_other_pages() {
         add("the pool", why);
     }
