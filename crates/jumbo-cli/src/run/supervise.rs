@@ -271,7 +271,8 @@ fn is_for_program(root: &Root, child: &Child, signal: &Signal) -> bool {
         return signal.number == libc::SIGHUP && is_session_leader();
     }
     // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE, when
-    // stderr has gone.
+    // stderr has gone. A sender that has been waited for by now could be anybody's child: it counts as a stranger,
+    // as the `kill` of somebody else's script is gone as fast.
     signal.sender != std::process::id() && !tree::is_within(root, signal.sender, child.pid())
 }
 

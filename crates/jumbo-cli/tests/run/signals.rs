@@ -1,8 +1,9 @@
 //! Signals: passed on, stopped and continued together, ended together.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 use crate::support::{MODES, Mode, Running, child_of, kill, run, skip, state, until};
 
@@ -133,9 +134,20 @@ fn stop_without_a_terminal(mode: &str) {
 
 #[test]
 fn what_the_program_sends_to_its_parent_does_not_come_back() {
-    let script = "kill -USR1 $PPID; (/bin/kill -USR1 $PPID); sleep 0.1; echo alive";
-    let said = crate::support::stdout(run(Mode::Parent).args(["sh", "-c", script]));
-    assert_eq!(said, "alive\n");
+    // The senders stay: of one that is gone nobody can tell whose child it was.
+    let script = "kill -USR1 $PPID; sh -c 'kill -USR2 $1; echo sent; exec tail --pid=$PPID -f /dev/null' - $PPID & wait";
+    for mode in [Mode::Parent, Mode::Supervised] {
+        let mut command = run(mode);
+        command.args(["sh", "-c", script]).stdout(Stdio::piped());
+        let mut jumbo = Running::start(&mut command);
+        let mut said = String::new();
+        let mut stdout = BufReader::new(jumbo.0.stdout.take().unwrap());
+        stdout.read_line(&mut said).unwrap();
+        assert_eq!(said, "sent\n", "{mode:?}");
+        // The kernel hands out the lowest number first, to jumbo and to the program.
+        kill(jumbo.pid(), "TERM");
+        assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15), "{mode:?}");
+    }
 }
 
 #[test]
