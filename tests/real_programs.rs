@@ -330,10 +330,13 @@ impl Postgres {
             .env("PGDATABASE", "postgres")
     }
 
+    fn psql(&self) -> Program {
+        let options = ["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1"];
+        self.client("psql").args(options)
+    }
+
     fn query(&self, sql: &str) -> String {
-        let psql = self
-            .client("psql")
-            .args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql]);
+        let psql = self.psql().args(["-c", sql]);
         psql.plain().ok().stdout.trim_end().to_owned()
     }
 
@@ -362,12 +365,23 @@ impl Postgres {
             from generate_series(1, 1500000) i) s order by t offset 1400000) u";
         let sorted = self.query(sort);
         assert_eq!(sorted.len(), 32, "{sorted}");
-        // The same memory once more, held for long enough to be seen on any machine.
-        self.query(
-            "begin; declare sorted cursor for select md5(i::text) t from generate_series(1, 1500000) i order by t;
-            fetch 1 from sorted; select pg_sleep(1); commit",
-        );
+        self.hold_a_sort();
         sorted
+    }
+
+    /// The memory of a sort once more, held until it has been seen.
+    fn hold_a_sort(&self) {
+        let mut session = self.psql().start_plain();
+        session.write(
+            "begin; declare sorted cursor for select md5(i::text) t from generate_series(1, 1500000) i order by t;
+            fetch 1 from sorted;\n\\echo held\n",
+        );
+        session.wait_for_line("held");
+        if self.report.is_some() {
+            self.running.wait_until_looked_at();
+        }
+        session.write("\\q\n");
+        session.wait().ok();
     }
 
     fn stop(self) -> (Ran, Option<ReportFile>) {
