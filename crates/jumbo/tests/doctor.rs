@@ -417,13 +417,18 @@ fn a_control_group_at_its_memory_limit_in_v1() {
             .source
             .ends_with("memory/a/memory.limit_in_bytes")
     );
-    let fake = Fake::healthy();
-    ail(&fake);
-    fake.write(
-        "sys/fs/cgroup/memory/a/memory.stat",
-        "cache 9\ntotal_inactive_file 6291456\n",
-    );
-    assert_eq!(findings(&fake), [], "page cache makes room when asked to");
+    let with_cache = |dirty: u64| {
+        let fake = Fake::healthy();
+        ail(&fake);
+        let stat = format!(
+            "cache 9\ntotal_dirty {dirty}\ntotal_writeback 0\n\
+             total_inactive_file 6291456\ntotal_active_file 0\n"
+        );
+        fake.write("sys/fs/cgroup/memory/a/memory.stat", &stat);
+        findings(&fake).len()
+    };
+    assert_eq!(with_cache(0), 0, "page cache makes room when asked to");
+    assert_eq!(with_cache(6_291_456), 1, "it has to be written first");
 }
 
 #[test]

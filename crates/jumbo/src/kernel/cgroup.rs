@@ -11,6 +11,7 @@ use procfs_core::ProcessCGroups;
 use procfs_core::process::{MountInfo, MountInfos};
 use serde::Serialize;
 
+use super::headroom::clean_files;
 use super::thp::optional;
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, PageSize};
@@ -24,7 +25,7 @@ pub struct Limit {
     pub limit: Bytes,
     /// What the group uses.
     pub usage: Bytes,
-    /// Page cache among that, which makes room when asked to.
+    /// Page cache among that which need not be written first: it makes room when asked to.
     pub reclaimable: Bytes,
 }
 
@@ -190,7 +191,7 @@ impl Group {
             let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
             let here = Limit {
                 reclaimable: if limit.starts_with("memory.") {
-                    page_cache(&stat)
+                    clean_files(stat.as_bytes()).map_or(Bytes(0), |bytes| Bytes(bytes as u64))
                 } else {
                     Bytes(0)
                 },
@@ -228,18 +229,6 @@ fn bounded(text: &str) -> Option<Bytes> {
         .ok()
         .filter(|bytes| *bytes < 1 << 60)
         .map(Bytes)
-}
-
-/// The page cache in memory.stat: `active_file` and `inactive_file`, which in v1 leave out the groups
-/// below unless `total_` is in front.
-fn page_cache(stat: &str) -> Bytes {
-    let sum = |names: [&str; 2]| {
-        let lines = stat.lines().filter_map(|line| line.split_once(' '));
-        let values = lines.filter(|(name, _)| names.contains(name));
-        let bytes = values.filter_map(|(_, value)| value.trim().parse().ok());
-        bytes.map(Bytes).sum::<Bytes>()
-    };
-    sum(["total_active_file", "total_inactive_file"]).max(sum(["active_file", "inactive_file"]))
 }
 
 /// A size as the files' names have it: `64KB`, `2MB`, `1GB`.

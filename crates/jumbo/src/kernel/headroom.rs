@@ -181,17 +181,21 @@ pub(crate) fn left(
     if free >= enough {
         return Ok(free);
     }
-    let files = clean_files(|text| read(Part::Stat, text)).unwrap_or(0);
+    let files = read_clean_files(|text| read(Part::Stat, text)).unwrap_or(0);
     Ok(limit.saturating_sub(usage.saturating_sub(files)))
 }
 
-/// What a group keeps of files and need not write before it gives that up. Not inlined, for the sake of the stack
-/// where it is not needed.
+/// [`clean_files`] of the start of a file. Not inlined, for the sake of the stack where it is not needed.
 #[inline(never)]
-fn clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usize> {
+fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usize> {
     let mut text = [0u8; STAT];
     let length = read(&mut text).ok()?;
-    let text = text.get(..length)?;
+    clean_files(text.get(..length)?)
+}
+
+/// What a group keeps of files and need not write before it gives that up, in bytes, by its memory.stat; `None`
+/// where that does not say it.
+pub(super) fn clean_files(text: &[u8]) -> Option<usize> {
     // The last line may be a part of one.
     let end = text.iter().rposition(|byte| *byte == b'\n')?;
     let value = |wanted: &[u8]| {
