@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use jumbo::kernel::memory::Events;
@@ -98,7 +99,12 @@ pub(super) fn run(
     let controls = || Thp::read_controls(root).ok().flatten();
     let (before, first) = (fallbacks(), controls());
     let mut sampler = (settings.report.as_ref()).map(|_| Sampler::new(root, child.pid(), ledger));
-    let end = watch(root, &child, &signals, sampler.as_mut(), held.as_mut())
+    let recipient = Recipient {
+        root,
+        child: &child,
+        ledger,
+    };
+    let end = watch(recipient, &signals, sampler.as_mut(), held.as_mut())
         .or_else(|_| wait_out(&child, held.as_mut()))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
@@ -154,21 +160,19 @@ fn end_as(change: Change) -> ExitCode {
 
 /// Passes signals on until the program has ended.
 fn watch(
-    root: &Root,
-    child: &Child,
+    recipient: Recipient<'_>,
     signals: &Signals,
     mut sampler: Option<&mut Sampler<'_>>,
     mut held: Option<&mut Held>,
 ) -> io::Result<End> {
+    let child = recipient.child;
     loop {
         if let Some(sampler) = &mut sampler {
             sampler.look();
         }
         wait(signals, sampler.as_ref().map(|sampler| sampler.deadline()))?;
         while let Some(signal) = signals.next()? {
-            if is_for_program(root, child, &signal) {
-                child.send(signal);
-            }
+            recipient.pass_on(signal);
         }
         if let Some(held) = &mut held {
             held.look(child);
@@ -182,7 +186,7 @@ fn watch(
                 // The job is stopped only where there is a shell to see it: elsewhere nobody would
                 // continue us, and the program would end unnoticed.
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
-                    stop_with(root, child, signals, signal)?;
+                    stop_with(recipient, signals, signal)?;
                 }
                 Change::Stopped(_) | Change::Trapped(_) | Change::Continued => {}
             }
@@ -226,20 +230,20 @@ fn wait(signals: &Signals, deadline: Option<Instant>) -> io::Result<()> {
 
 /// The program was stopped: stops this process in the same way, so that the shell sees its job
 /// stopped, and continues the program when we are continued.
-fn stop_with(root: &Root, child: &Child, signals: &Signals, signal: i32) -> io::Result<()> {
+fn stop_with(recipient: Recipient<'_>, signals: &Signals, signal: i32) -> io::Result<()> {
     signals.stop_by(signal);
     let mut continued = false;
     while let Some(signal) = signals.next()? {
         if signal.number == libc::SIGCONT {
             continued = true;
-        } else if is_for_program(root, child, &signal) {
-            child.send(signal);
+        } else {
+            recipient.pass_on(signal);
         }
     }
     // A shell continues the whole job, but a `kill -CONT` of us alone is for the program as well. A
     // second SIGCONT would run its handler twice.
-    if continued && child.is_stopped() {
-        child.send(Signal {
+    if continued && recipient.child.is_stopped() {
+        recipient.child.send(Signal {
             number: libc::SIGCONT,
             code: libc::SI_USER,
             sender: 0,
@@ -249,31 +253,57 @@ fn stop_with(root: &Root, child: &Child, signals: &Signals, signal: i32) -> io::
     Ok(())
 }
 
-/// True for a signal that was meant for the program and has not reached it.
-fn is_for_program(root: &Root, child: &Child, signal: &Signal) -> bool {
-    let from_terminal = [
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGTSTP,
-        libc::SIGTTIN,
-        libc::SIGTTOU,
-        libc::SIGWINCH,
-        libc::SIGCONT,
-        libc::SIGHUP,
-    ];
-    if signal.number == libc::SIGCHLD {
-        // Positive codes are the kernel's news of our own child.
-        return signal.code <= 0;
+/// Whom signals are passed on to, and how it is known which ones.
+#[derive(Clone, Copy)]
+struct Recipient<'a> {
+    root: &'a Root,
+    child: &'a Child,
+    ledger: Option<&'a Ledger>,
+}
+
+impl Recipient<'_> {
+    fn pass_on(&self, signal: Signal) {
+        if self.is_meant(&signal) {
+            self.child.send(signal);
+        }
     }
-    if signal.code == libc::SI_KERNEL && from_terminal.contains(&signal.number) {
-        // The terminal sends these to the whole process group, except when it hangs up: that it tells
-        // the session leader alone.
-        return signal.number == libc::SIGHUP && is_session_leader();
+
+    /// True for a signal that was meant for the program and has not reached it.
+    fn is_meant(&self, signal: &Signal) -> bool {
+        let from_terminal = [
+            libc::SIGINT,
+            libc::SIGQUIT,
+            libc::SIGTSTP,
+            libc::SIGTTIN,
+            libc::SIGTTOU,
+            libc::SIGWINCH,
+            libc::SIGCONT,
+            libc::SIGHUP,
+        ];
+        if signal.number == libc::SIGCHLD {
+            // Positive codes are the kernel's news of our own child.
+            return signal.code <= 0;
+        }
+        if signal.code == libc::SI_KERNEL && from_terminal.contains(&signal.number) {
+            // The terminal sends these to the whole process group, except when it hangs up: that it tells
+            // the session leader alone.
+            return signal.number == libc::SIGHUP && is_session_leader();
+        }
+        // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE, when
+        // stderr has gone.
+        signal.sender != std::process::id() && !self.is_of_program(signal.sender)
     }
-    // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE, when
-    // stderr has gone. A sender that has been waited for by now could be anybody's child: it counts as a stranger,
-    // as the `kill` of somebody else's script is gone as fast.
-    signal.sender != std::process::id() && !tree::is_within(root, signal.sender, child.pid())
+
+    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has soon, could be
+    /// anybody's: then it is if it wrote into the ledger, and else a stranger, as another script's kill(1) is.
+    fn is_of_program(&self, pid: u32) -> bool {
+        let has_written = |ledger: &Ledger| {
+            let mut slots = ledger.slots();
+            slots.any(|slot| slot.pid.load(Ordering::Relaxed) == pid)
+        };
+        tree::is_within(self.root, pid, self.child.pid())
+            || !tree::exists(self.root, pid) && self.ledger.is_some_and(has_written)
+    }
 }
 
 /// True where this session has a terminal, and so a shell that controls jobs.

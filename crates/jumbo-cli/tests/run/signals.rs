@@ -134,7 +134,7 @@ fn stop_without_a_terminal(mode: &str) {
 
 #[test]
 fn what_the_program_sends_to_its_parent_does_not_come_back() {
-    // The senders stay: of one that is gone nobody can tell whose child it was.
+    // The senders stay.
     let script = "kill -USR1 $PPID; sh -c 'kill -USR2 $1; echo sent; exec tail --pid=$PPID -f /dev/null' - $PPID & wait";
     for mode in [Mode::Parent, Mode::Supervised] {
         let mut command = run(mode);
@@ -148,6 +148,29 @@ fn what_the_program_sends_to_its_parent_does_not_come_back() {
         kill(jumbo.pid(), "TERM");
         assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15), "{mode:?}");
     }
+}
+
+/// Of a sender that is gone nobody can tell whose child it was; but it has written into the ledger.
+#[test]
+fn what_a_short_lived_child_sends_does_not_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let script = "echo ready; until [ -e \"$1\" ]; do sleep 0.01; done
+        /bin/kill -USR1 $PPID; echo sent; exec sleep 60";
+    let mut command = run(Mode::Parent);
+    command.args(["sh", "-c", script, "-"]).arg(&go);
+    let mut jumbo = Running::start(command.stdout(Stdio::piped()));
+    let mut lines = BufReader::new(jumbo.0.stdout.take().unwrap()).lines();
+    let mut said = || lines.next().unwrap().unwrap();
+    assert_eq!(said(), "ready");
+    // It reads the signal when the sender has been waited for.
+    kill(jumbo.pid(), "STOP");
+    until("the stop", || state(jumbo.pid()) == Some('T'));
+    fs::write(&go, "").unwrap();
+    assert_eq!(said(), "sent");
+    kill(jumbo.pid(), "CONT");
+    kill(jumbo.pid(), "TERM");
+    assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
 }
 
 #[test]

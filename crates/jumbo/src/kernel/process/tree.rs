@@ -36,6 +36,11 @@ pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
     false
 }
 
+/// True for a process, or thread, that has not been waited for.
+pub fn exists(root: &Root, pid: u32) -> bool {
+    root.path(format!("proc/{pid}")).exists()
+}
+
 /// The resident memory of `pid` that is neither file nor shared, as the kernel's counters have it (they
 /// lag behind by a few pages per thread). Zero for a zombie.
 ///
