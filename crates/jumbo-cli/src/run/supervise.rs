@@ -16,7 +16,7 @@ use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, sandbox};
-use jumbo::ledger::Ledger;
+use jumbo::ledger::{Ledger, SLOTS};
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -28,6 +28,10 @@ use super::report::{Report, Seen};
 use super::sample::Sampler;
 use crate::rehearse::Calls;
 use crate::view::tell;
+
+/// Among how many of the program's latest processes the sender of a signal is looked for when it is gone. Few: the
+/// kernel gives process IDs anew, and a stranger's signal must not be lost.
+const LATELY: usize = 16;
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug)]
@@ -295,14 +299,17 @@ impl Recipient<'_> {
     }
 
     /// True where a process is the program's. One that has been waited for by now, as a kill(1) has soon, could be
-    /// anybody's: then it is if it wrote into the ledger, and else a stranger, as another script's kill(1) is.
+    /// anybody's: then it is if it has come into the ledger lately, and else a stranger, as another script's kill(1) is.
     fn is_of_program(&self, pid: u32) -> bool {
-        let has_written = |ledger: &Ledger| {
-            let mut slots = ledger.slots();
-            slots.any(|slot| slot.pid.load(Ordering::Relaxed) == pid)
+        let came_lately = |ledger: &Ledger| {
+            let pids = ledger.slots().map(|slot| slot.pid.load(Ordering::Relaxed));
+            let pids: Vec<_> = pids.collect();
+            // Where slots have run out, the last ones are not the latest any more.
+            let is_whole = usize::try_from(ledger.claimed()).is_ok_and(|claimed| claimed <= SLOTS);
+            is_whole && pids.iter().rev().take(LATELY).any(|late| *late == pid)
         };
         tree::is_within(self.root, pid, self.child.pid())
-            || !tree::exists(self.root, pid) && self.ledger.is_some_and(has_written)
+            || !tree::exists(self.root, pid) && self.ledger.is_some_and(came_lately)
     }
 }
 
