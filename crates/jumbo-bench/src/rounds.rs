@@ -1,7 +1,5 @@
 //! Alternating rounds: [`alternate`], [`alternate_all`].
 
-use crate::Error;
-
 /// Measures so many variants once in each round and returns the samples of each variant, round by round.
 ///
 /// The order rotates from round to round and every second round runs backwards, so that no variant always comes
@@ -36,23 +34,6 @@ pub fn alternate<const N: usize, S, E>(
     Ok(std::array::from_fn(|_| samples.next().unwrap_or_default()))
 }
 
-/// How often a sample is tried whose memory, or whose CPUs, somebody else took.
-const TRIES: usize = 3;
-
-/// A sample that is what it was to be.
-///
-/// # Errors
-/// The last one of `measure`.
-pub(crate) fn undisturbed<S>(mut measure: impl FnMut() -> Result<S, Error>) -> Result<S, Error> {
-    for _ in 1..TRIES {
-        match measure() {
-            Err(error) if error.is_disturbed() => {}
-            measured => return measured,
-        }
-    }
-    measure()
-}
-
 fn order(round: usize, variants: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..variants).collect();
     order.rotate_left(round % variants.max(1));
@@ -65,32 +46,6 @@ fn order(round: usize, variants: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jumbo::units::Bytes;
-
-    #[test]
-    fn a_disturbed_sample_is_taken_again_a_few_times() {
-        let mut left = 2;
-        let mut measure = || {
-            left -= 1;
-            match left {
-                0 => Ok(()),
-                _ => Err(Error::NotBack(Bytes(1))),
-            }
-        };
-        assert!(undisturbed(&mut measure).is_ok());
-        let mut count = 0;
-        let mut never = |error: fn() -> Error| {
-            count = 0;
-            let failed = undisturbed(|| {
-                count += 1;
-                Err::<(), _>(error())
-            });
-            assert!(failed.is_err());
-            count
-        };
-        assert_eq!(never(|| Error::NotBack(Bytes(1))), TRIES);
-        assert_eq!(never(|| Error::Malloc(Bytes(1))), 1);
-    }
 
     #[test]
     fn each_variant_runs_once_a_round_and_none_is_always_first() {

@@ -7,6 +7,7 @@ use jumbo::units::counted;
 use serde::Serialize;
 
 use crate::machine::Machine;
+use crate::memory::Hit;
 use crate::stats::{Spread, paired};
 
 /// What a table found: what `--json` prints.
@@ -20,6 +21,8 @@ pub struct Table {
     rows: Vec<Row>,
     ratios: BTreeMap<Cow<'static, str>, Spread>,
     values: BTreeMap<Cow<'static, str>, Value>,
+    /// The samples that waited for the host.
+    hit: Hit,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     missing: Vec<Missing>,
 }
@@ -125,6 +128,7 @@ impl Table {
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
+            hit: Hit::default(),
             missing: Vec::new(),
         }
     }
@@ -157,6 +161,16 @@ impl Table {
     /// What could not be measured.
     pub fn all_missing(&self) -> &[Missing] {
         &self.missing
+    }
+
+    /// Says which samples waited for the host.
+    pub(crate) fn set_hit(&mut self, hit: Hit) {
+        self.hit = hit;
+    }
+
+    /// The samples that waited for the host.
+    pub fn hit(&self) -> Hit {
+        self.hit
     }
 
     /// The rows, from the top.
@@ -313,6 +327,7 @@ mod tests {
                     "startup_ms": {"median": 1.5, "min": 1.0, "max": 2.0, "unit": "ms"},
                     "wait_ms": {"median": 2.0, "min": 1.0, "max": 3.0, "unit": "ms"},
                 },
+                "hit": {"samples": 0, "taken_again": 0, "kept": 0},
             })
         );
         table.missing("hugetlb", "no privilege".to_owned());

@@ -5,7 +5,6 @@
 //! probe on all sides (`memory::Watch`). What `waitpid` takes is measured at two sizes, because it shall not
 //! depend on them.
 //!
-//! Memory need not be warmed before a sample: the process touches all of it before any clock runs.
 //! Before the end each side is checked: base pages only, and where the sibling is to give them back it sleeps.
 
 mod end;
@@ -19,8 +18,8 @@ use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
 use crate::machine::Machine;
-use crate::memory::room;
-use crate::rounds::{alternate_all, undisturbed};
+use crate::memory::{TRIES, Warmer, room};
+use crate::rounds::alternate_all;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings};
 use end::Sample;
@@ -49,6 +48,7 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
     let root = Root::host();
     let machine = Machine::read(&root)?;
     room(&root, footprint(load.size))?;
+    let mut warmer = Warmer::new(&root);
     let rounds = settings.rounds.get();
     let cases = plan::cases();
     progress.begin(cases.len() * (rounds + 1));
@@ -62,7 +62,9 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
             0 => format!("warm-up: {what}"),
             _ => format!("round {round} of {rounds}: {what}"),
         });
-        undisturbed(|| end::watch(settings, (end, side), (size, load.workers)))
+        warmer.sample((&what, size), TRIES, || {
+            end::watch(settings, (end, side), (size, load.workers))
+        })
     })?;
     for samples in &mut samples {
         samples.remove(0);
@@ -74,6 +76,7 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
         samples: cases.into_iter().zip(samples).collect(),
     };
     found.push(&mut table);
+    table.set_hit(warmer.hit());
     Ok(table)
 }
 

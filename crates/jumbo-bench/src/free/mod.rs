@@ -4,8 +4,6 @@
 //! must not become slower (huge-mapped ranges, small ones) go by `munmap`, which is where jumbo looks at each
 //! range that a program gives back.
 //!
-//! Memory need not be warmed before a sample: the worker touches all of it itself, before any clock runs.
-//!
 //! That several threads freed is not concluded from the time: each sample has the preload library's own count of
 //! them, and is refused where it is not what the row says.
 
@@ -19,8 +17,8 @@ use jumbo::units::Bytes;
 
 use crate::child::{self, Launch, answer};
 use crate::machine::Machine;
-use crate::memory::room;
-use crate::rounds::{alternate, alternate_all, undisturbed};
+use crate::memory::{TRIES, Warmer, room};
+use crate::rounds::{alternate, alternate_all};
 use crate::stats::median;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings, claim};
@@ -85,6 +83,7 @@ pub fn measure(
     let root = Root::host();
     let machine = Machine::read(&root)?;
     room(&root, footprint(size))?;
+    let mut warmer = Warmer::new(&root);
     let rounds = settings.rounds.get();
     let sides = plan::sides(workers);
     let no_room = room(&root, footprint(HUGE)).err();
@@ -98,7 +97,10 @@ pub fn measure(
             0 => format!("warm-up: {}", side.name()),
             _ => format!("round {round} of {rounds}: {}", side.name()),
         });
-        undisturbed(|| free(settings, side, size, machine.cores))
+        let name = side.name();
+        warmer.sample((&name, size), TRIES, || {
+            free(settings, side, size, machine.cores)
+        })
     })?;
     for samples in &mut frees {
         samples.remove(0);
@@ -106,6 +108,7 @@ pub fn measure(
     let small = inline(
         settings,
         SMALL_EFFORT.beside(size),
+        (&mut warmer, SMALL[SMALL.len() - 1]),
         progress,
         "small ranges",
         |launch, times| unmap_small(settings, launch, times),
@@ -114,6 +117,7 @@ pub fn measure(
         None => inline(
             settings,
             HUGE_EFFORT.beside(size),
+            (&mut warmer, HUGE),
             progress,
             "huge-mapped ranges",
             |launch, times| unmap_huge(settings, launch, times),
@@ -130,6 +134,7 @@ pub fn measure(
         Err(why) => return Err(why),
     }
     push_inline(&mut table, "small_inline", "munmap of 1 to 64 MiB", &small);
+    table.set_hit(warmer.hit());
     Ok(table)
 }
 
@@ -183,6 +188,7 @@ fn push_inline(
 fn inline(
     settings: &Settings,
     effort: Effort,
+    (warmer, size): (&mut Warmer, Bytes),
     progress: &dyn Progress,
     what: &str,
     measure: impl Fn(Launch, usize) -> Result<f64, Error>,
@@ -195,7 +201,9 @@ fn inline(
             told = round;
             progress.step(&format!("round {round} of {rounds}: {what}"));
         }
-        undisturbed(|| measure(INLINE[side], effort.times))
+        let (launch, again) = (INLINE[side], if side == 1 { " again" } else { "" });
+        let name = format!("{what}: {}{again}", launch.name());
+        warmer.sample((&name, size), TRIES, || measure(launch, effort.times))
     })?;
     let of_round = |round: usize| {
         let first = round * effort.processes;

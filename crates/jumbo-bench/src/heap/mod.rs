@@ -21,7 +21,7 @@ use jumbo::units::Bytes;
 use crate::child::{self, Launch, answer, run};
 use crate::claim;
 use crate::machine::Machine;
-use crate::memory::{Memory, room, warm};
+use crate::memory::{Memory, TRIES, Warmer, room};
 use crate::rounds::alternate;
 use crate::stats::median;
 use crate::table::{Row, Table, Unit};
@@ -54,6 +54,7 @@ pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Res
     let root = Root::host();
     let machine = Machine::read(&root)?;
     room(&root, footprint(size))?;
+    let mut warmer = Warmer::new(&root);
     let rounds = settings.rounds.get();
     progress.begin(LOADS.len() * (rounds + 1) + 2 * rounds);
 
@@ -64,24 +65,27 @@ pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Res
             0 => format!("warm-up: {}", launch.name()),
             _ => format!("round {round} of {rounds}: {}", launch.name()),
         });
-        run_load(settings, launch, size)
+        run_load(settings, &mut warmer, launch, size)
     };
     let loads: [Vec<LoadSample>; 4] = alternate(rounds + 1, load)?;
     let (mut starts, mut frees) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         progress.step(&format!("round {round} of {rounds}: start-up"));
         starts.push(round_of(STARTS_A_ROUND, |launch| {
-            time_start(settings, launch)
+            let side = format!("start-up: {}", launch.name());
+            warmer.sample((&side, Bytes(0)), TRIES, || time_start(settings, launch))
         })?);
         progress.step(&format!("round {round} of {rounds}: free"));
         frees.push(round_of(FREES_A_ROUND, |launch| {
-            time_free(settings, launch)
+            let side = format!("free: {}", launch.name());
+            warmer.sample((&side, Bytes(0)), TRIES, || time_free(settings, launch))
         })?);
     }
 
     let mut table = Table::new("heap", format!("{size} of objects"), rounds, machine);
     push_loads(&mut table, &loads.map(|mut samples| samples.split_off(1)));
     push_costs(&mut table, &starts, &frees);
+    table.set_hit(warmer.hit());
     Ok(table)
 }
 
@@ -210,22 +214,22 @@ fn push_costs(table: &mut Table, starts: &[[f64; 3]], frees: &[[f64; 3]]) {
 
 /// A sample of the load. glibc 2.36 ignores its own tunable in some starts (it compares a text that it has
 /// not terminated); such a run is plain, is no sample of the tunable, and is repeated.
-fn run_load(settings: &Settings, launch: Launch, size: Bytes) -> Result<LoadSample, Error> {
-    let mut tries = if launch == Launch::Tunable {
-        TUNABLE_TRIES
-    } else {
-        1
+fn run_load(
+    settings: &Settings,
+    warmer: &mut Warmer,
+    launch: Launch,
+    size: Bytes,
+) -> Result<LoadSample, Error> {
+    let tries = match launch {
+        Launch::Tunable => TUNABLE_TRIES,
+        _ => TRIES,
     };
-    loop {
-        warm(footprint(size)).map_err(Error::Warm)?;
+    warmer.sample((&launch.name(), size), tries, || {
         let sample: LoadSample = worker_answer(settings, launch, &["load", &size.0.to_string()])?;
-        tries -= 1;
-        match check_claim(launch, &sample.memory).and_then(|()| check_huge(launch, &sample.memory))
-        {
-            Err(Error::Claim { .. }) if tries > 0 => {}
-            checked => return checked.map(|()| sample),
-        }
-    }
+        check_claim(launch, &sample.memory)?;
+        check_huge(launch, &sample.memory)?;
+        Ok(sample)
+    })
 }
 
 fn time_free(settings: &Settings, launch: Launch) -> Result<f64, Error> {
@@ -245,7 +249,7 @@ fn time_start(settings: &Settings, launch: Launch) -> Result<f64, Error> {
 /// The median of each of [`COSTS`], of so many alternating samples.
 fn round_of(
     samples: usize,
-    measure: impl Fn(Launch) -> Result<f64, Error>,
+    mut measure: impl FnMut(Launch) -> Result<f64, Error>,
 ) -> Result<[f64; COSTS.len()], Error> {
     let samples = alternate(samples, |_, variant| measure(COSTS[variant]))?;
     Ok(samples.map(|samples: Vec<f64>| median(&samples)))

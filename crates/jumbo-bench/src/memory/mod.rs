@@ -3,7 +3,7 @@
 //! - [`Memory`]: what a worker says it had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
 //! - `Block`, `Mapping`: memory by `malloc` and by `mmap`, both called by name.
-//! - `warm`: for tables whose clock runs while memory is touched. `room`: whether there is enough.
+//! - `Warmer`: samples whose memory is touched and let go right before. `room`: whether there is enough.
 //!
 //! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
 
@@ -12,7 +12,10 @@
     reason = "measures malloc, free, mmap and munmap themselves, called by name on raw pointers"
 )]
 mod block;
-#[expect(unsafe_code, reason = "touches memory of which nobody else knows")]
+#[expect(
+    unsafe_code,
+    reason = "touches memory that no other code knows of, and calls getrusage"
+)]
 mod warm;
 mod watch;
 #[expect(
@@ -22,13 +25,15 @@ mod watch;
 mod zeroed;
 
 pub(crate) use block::{Block, Mapping};
-pub(crate) use warm::warm;
+pub use warm::Hit;
+pub(crate) use warm::{TRIES, Warmer};
 pub(crate) use watch::Watch;
 pub(crate) use zeroed::{Zeroed, numbers};
 
 use std::ops::Range;
 
 use jumbo::kernel::Root;
+use jumbo::kernel::cgroup::Limits;
 use jumbo::kernel::smaps::Smaps;
 use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
@@ -109,12 +114,19 @@ pub(crate) fn base_pages_only() -> Result<(), Error> {
 /// # Errors
 /// [`Error::Memory`], [`Error::File`].
 pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
-    let meminfo = root.read("proc/meminfo")?;
-    let available = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
+    let available = available(root)?;
     if needed > available {
         return Err(Error::Memory { needed, available });
     }
     Ok(())
+}
+
+/// What may be taken: of the machine, and of what the memory cgroup allows.
+fn available(root: &Root) -> Result<Bytes, Error> {
+    let meminfo = root.read("proc/meminfo")?;
+    let machine = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
+    let limit = Limits::read(root, &[])?.memory;
+    Ok(limit.map_or(machine, |limit| limit.room().min(machine)))
 }
 
 #[cfg(test)]

@@ -1,19 +1,119 @@
-//! Memory touched before it is measured: [`warm`].
+//! Memory touched before it is measured: [`Warmer`].
+//!
+//! In a virtual machine with free page reporting the kernel hands free memory back to the host two seconds after it
+//! became free. The first touch after that waits for the host: one to three seconds for each GiB, where a huge page
+//! takes a tenth of a second for as much. Such a wait is system time of the process that touches.
+//!
+//! So the memory of a sample is touched and let go right before the sample. A sample whose processes had much more system
+//! time than others of the same side was hit all the same: it is taken again, and counted ([`Hit`]).
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ptr::null_mut;
 
+use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use serde::Serialize;
 
-/// Touches `bytes` of memory and gives them back, so that the host of a virtual machine has pages behind them.
-///
-/// It is done right before each sample: with free page reporting the kernel hands free memory back to the host within
-/// seconds, and the first touch after that waits for the host, up to a hundred times as long as for a fault.
-pub(crate) fn warm(bytes: Bytes) -> io::Result<()> {
-    let length = usize::try_from(bytes.0).map_err(io::Error::other)?;
+use super::available;
+use crate::Error;
+
+/// How often a sample is taken that was hit, or that another program disturbed.
+pub(crate) const TRIES: usize = 3;
+
+/// A sample was hit that had so much more system time than the least of its side, and [`SLACK_MS`] beside that.
+const FACTOR: f64 = 1.25;
+
+/// What starting a process and looking at it may vary by: as much as the host takes for some 30 MiB.
+const SLACK_MS: f64 = 50.0;
+
+/// How often the host was waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Hit {
+    /// The samples that count, warm-ups among them.
+    pub samples: usize,
+    /// Samples that were thrown away, and taken again.
+    pub taken_again: usize,
+    /// Samples that count though they were hit: the last of as many tries as there are.
+    pub kept: usize,
+}
+
+/// Takes samples whose memory is warm.
+pub(crate) struct Warmer {
+    root: Root,
+    /// The least system time of a sample of each side, in milliseconds.
+    least: BTreeMap<String, f64>,
+    hit: Hit,
+}
+
+impl Warmer {
+    pub(crate) fn new(root: &Root) -> Self {
+        Self {
+            root: root.clone(),
+            least: BTreeMap::new(),
+            hit: Hit::default(),
+        }
+    }
+
+    /// A sample of `side`, which takes `size` bytes at most, in processes that `measure` waits for. Where another
+    /// program disturbed it, it is taken again, up to `tries` times in all.
+    ///
+    /// # Errors
+    /// The last one of `measure`; [`Error::Warm`], [`Error::File`].
+    pub(crate) fn sample<S>(
+        &mut self,
+        (side, size): (&str, Bytes),
+        mut tries: usize,
+        mut measure: impl FnMut() -> Result<S, Error>,
+    ) -> Result<S, Error> {
+        let mut hits = Vec::new();
+        loop {
+            warm(&self.root, size)?;
+            let before = system_ms()?;
+            let sample = measure();
+            let took = system_ms()? - before;
+            tries -= 1;
+            let sample = match sample {
+                Err(error) if error.is_disturbed() && tries > 0 => continue,
+                sample => sample?,
+            };
+            let least = self.least.entry(side.to_owned()).or_insert(took);
+            if took > *least * FACTOR + SLACK_MS {
+                hits.push(took);
+                if hits.len() < TRIES {
+                    self.hit.taken_again += 1;
+                    continue;
+                }
+                // So often in a row is no accident: the side, or the machine, takes as long now.
+                *least = hits.iter().copied().fold(took, f64::min);
+                self.hit.kept += 1;
+            } else {
+                *least = least.min(took);
+            }
+            self.hit.samples += 1;
+            return Ok(sample);
+        }
+    }
+
+    /// What became of all samples so far.
+    pub(crate) fn hit(&self) -> Hit {
+        self.hit
+    }
+}
+
+/// Touches what `size` bytes and the program around them take, and gives it back.
+fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
+    // More than is available is never touched: that would call the OOM killer.
+    let most = available(root)?.0 / 10 * 9;
+    let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
+    touch(size).map_err(Error::Warm)
+}
+
+fn touch(size: u64) -> io::Result<()> {
+    let length = usize::try_from(size).map_err(io::Error::other)?;
     let (rw, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new anonymous mapping, of which nobody else knows, is touched and unmapped.
+    // SAFETY: a new anonymous mapping, which no other code knows of, is touched and unmapped.
     unsafe {
         let start = mmap_anonymous(null_mut(), length, rw, private)?;
         // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
@@ -21,5 +121,76 @@ pub(crate) fn warm(bytes: Bytes) -> io::Result<()> {
         let touched = madvise(start, length, Advice::LinuxPopulateWrite);
         munmap(start, length)?;
         Ok(touched?)
+    }
+}
+
+/// The system time of all processes that this one has waited for, and of those that they have waited for.
+fn system_ms() -> Result<f64, Error> {
+    // SAFETY: the structure is integers only, for which zeroes are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes a whole `rusage` where `usage` is.
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) } != 0 {
+        return Err(Error::Warm(io::Error::last_os_error()));
+    }
+    Ok(usage.ru_stime.tv_sec as f64 * 1e3 + usage.ru_stime.tv_usec as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_disturbed_sample_is_taken_again_a_few_times() {
+        let mut warmer = Warmer::new(&Root::host());
+        let mut calls = 0;
+        let mut fail = |times: usize, error: fn() -> Error| {
+            calls = 0;
+            let sample = warmer.sample(("a", Bytes(0)), TRIES, || {
+                calls += 1;
+                if calls > times { Ok(()) } else { Err(error()) }
+            });
+            (sample.is_ok(), calls)
+        };
+        assert_eq!(fail(2, || Error::NotBack(Bytes(1))), (true, 3));
+        assert_eq!(fail(9, || Error::NotBack(Bytes(1))), (false, 3));
+        assert_eq!(fail(9, || Error::Malloc(Bytes(1))), (false, 1));
+    }
+
+    #[test]
+    fn a_sample_that_waited_for_the_host_is_taken_again_and_counted() {
+        let mut warmer = Warmer::new(&Root::host());
+        // A process that is in the kernel for a while, or not.
+        let mut sample = |busy: &[bool]| {
+            let mut busy = busy.iter();
+            warmer
+                .sample(("a", Bytes(0)), TRIES, || {
+                    if busy.next() == Some(&true) {
+                        let count = "if=/dev/zero of=/dev/null bs=1M count=8000";
+                        let words = count.split(' ').chain(["status=none"]);
+                        Command::new("dd")
+                            .args(words)
+                            .status()
+                            .map_err(Error::Pipe)?;
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            warmer.hit()
+        };
+        let hit = |samples, taken_again, kept| Hit {
+            samples,
+            taken_again,
+            kept,
+        };
+        assert_eq!(sample(&[false]), hit(1, 0, 0));
+        assert_eq!(sample(&[true, false]), hit(2, 1, 0));
+        assert_eq!(sample(&[true, true, true]), hit(3, 3, 1));
+        assert_eq!(
+            sample(&[false]),
+            hit(4, 3, 1),
+            "the least is the least again"
+        );
     }
 }

@@ -31,7 +31,7 @@ use jumbo::units::{Bytes, PageSize, Pages, counted};
 use crate::child::{self, answer};
 use crate::heap::worker::LoadSample;
 use crate::machine::Machine;
-use crate::memory::{room, warm};
+use crate::memory::{TRIES, Warmer, room};
 use crate::rounds::alternate_all;
 use crate::table::{Row, Table, Unit};
 use crate::{Error, Progress, Settings};
@@ -63,9 +63,6 @@ const TIMES: usize = 5;
 const LAPS: usize = 3;
 const LARGE: Bytes = Bytes(1 << 30);
 
-/// How often a sample is tried whose pages somebody else took.
-const TRIES: usize = 3;
-
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Load {
@@ -96,6 +93,7 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     let mut bench = Bench {
         settings,
         progress,
+        warmer: Warmer::new(&root),
         host: None,
         sources: Vec::new(),
     };
@@ -132,6 +130,7 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     push_exchanges(&mut table, &bench.sources, &exchanges, &samples, &threads);
     let samples = bench.rounds::<LoadSample>("heap", &loads)?;
     push_loads(&mut table, &bench.sources, &loads, &samples);
+    table.set_hit(bench.warmer.hit());
     if let Some(host) = bench.host.take() {
         host.give_back()?;
     }
@@ -163,6 +162,7 @@ fn worker_command(jumbo: &Path, side: &Side) -> Command {
 struct Bench<'a> {
     settings: &'a Settings,
     progress: &'a dyn Progress,
+    warmer: Warmer,
     host: Option<Host>,
     /// The sources that are to be had.
     sources: Vec<Source>,
@@ -201,7 +201,7 @@ impl Bench<'_> {
                 0 => format!("warm-up: {what}"),
                 _ => format!("round {round} of {rounds}: {what}"),
             });
-            self.sample(side)
+            self.sample(&what, side)
         })?;
         for samples in &mut samples {
             samples.remove(0);
@@ -209,23 +209,17 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    fn sample<T: Sample>(&mut self, side: &Side) -> Result<T, Error> {
-        let mut tries = TRIES;
-        loop {
-            if side.size() > Bytes(0) {
-                warm(side.size()).map_err(Error::Warm)?;
-            }
-            if let Some(host) = &mut self.host {
+    fn sample<T: Sample>(&mut self, what: &str, side: &Side) -> Result<T, Error> {
+        let (settings, host) = (self.settings, &mut self.host);
+        self.warmer.sample((what, side.size()), TRIES, || {
+            if let Some(host) = host {
                 let wanted = side.wanted().unwrap_or_default();
                 host.provide(wanted)?.map_err(Error::Kernel)?;
             }
-            let sample: T = answer(&mut worker_command(&self.settings.jumbo, side))?;
-            tries -= 1;
-            match side.check(sample.memory(), sample.counted()) {
-                Err(_) if tries > 0 => {}
-                checked => return checked.map(|()| sample),
-            }
-        }
+            let sample: T = answer(&mut worker_command(&settings.jumbo, side))?;
+            side.check(sample.memory(), sample.counted())?;
+            Ok(sample)
+        })
     }
 }
 

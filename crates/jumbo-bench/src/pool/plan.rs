@@ -135,12 +135,13 @@ impl Side {
         }
     }
 
-    /// How much memory it touches that is to be warm: where one page is had again and again, that one is soon.
+    /// How much memory it touches.
     pub(super) fn size(&self) -> Bytes {
         match self.task {
             Task::Stream { size, .. } | Task::Load { size, .. } => size,
             Task::FirstUse { pages, .. } => pages.bytes(SIZE),
-            Task::Exchange { .. } | Task::Keep => Bytes(0),
+            Task::Exchange { .. } => EXCHANGED.bytes(SIZE),
+            Task::Keep => Bytes(0),
         }
     }
 

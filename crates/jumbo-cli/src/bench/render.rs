@@ -30,6 +30,11 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     view.line("")?;
     view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
     view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")?;
+    let hit = table.hit();
+    view.line(format!(
+        "  Each sample had its memory touched right before. {} of {} waited for the host all the same: taken again. Kept: {}.",
+        counted(hit.taken_again as u64, "sample"), hit.samples + hit.taken_again, hit.kept
+    ))?;
     for missing in table.all_missing() {
         view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
     }
