@@ -1,4 +1,5 @@
-//! Fresh processes, one a sample: [`Launch`] says how one is started, [`worker`] what, [`answer`] runs it.
+//! Fresh processes, one a sample: [`Launch`] says how one is started, [`ask`] has it do a task, and a [`Talk`] goes on for
+//! longer.
 //!
 //! A process that has freed memory is not the process that allocated it: its allocator keeps some, its address
 //! space is laid out differently. So no two samples ever come from one process.
@@ -6,21 +7,23 @@
 //! A worker asks the kernel to be killed with its parent ([`die_with_parent`]), so an interrupted measurement
 //! leaves no gigabytes behind.
 
-use std::borrow::Cow;
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use jumbo::policy::{FreeMode, ReaperMode};
 use jumbo::units::Bytes;
 use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Error;
+use crate::worker::{Sample, Task};
+use crate::{Error, Settings};
 
 /// How a program is started: the one thing in which the sides of a comparison differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launch {
+pub(crate) enum Launch {
     /// As it is.
     Plain,
     /// With glibc's own switch for huge pages.
@@ -31,19 +34,19 @@ pub enum Launch {
 
 /// Options of `jumbo run`; what is `None` or false is not typed, and has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub(crate) struct Options {
     /// `--free`.
-    pub free: Option<FreeMode>,
+    pub(crate) free: Option<FreeMode>,
     /// `--free-workers`.
-    pub free_workers: Option<u32>,
+    pub(crate) free_workers: Option<u32>,
     /// `--reaper`.
-    pub reaper: Option<ReaperMode>,
+    pub(crate) reaper: Option<ReaperMode>,
     /// `--supervise`: jumbo stays the program's parent.
-    pub supervise: bool,
+    pub(crate) supervise: bool,
     /// `--heap=mimalloc`.
-    pub mimalloc: bool,
+    pub(crate) mimalloc: bool,
     /// `--pool`, which keeps its pages when the program has threads.
-    pub pool: Option<Bytes>,
+    pub(crate) pool: Option<Bytes>,
 }
 
 /// What a user may have set that changes how `malloc` behaves, and would change every side at once.
@@ -61,7 +64,7 @@ const NEUTRAL: [&str; 9] = [
 
 impl Options {
     /// None of them.
-    pub const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         free: None,
         free_workers: None,
         reaper: None,
@@ -87,22 +90,22 @@ impl Options {
 
 impl Launch {
     /// `jumbo run` as most people type it.
-    pub const JUMBO: Self = Self::Jumbo(Options::NONE);
+    pub(crate) const JUMBO: Self = Self::Jumbo(Options::NONE);
 
     /// The name of this side in a table.
-    pub fn name(self) -> Cow<'static, str> {
+    pub(crate) fn name(self) -> String {
         match self {
-            Self::Plain => "plain".into(),
-            Self::Tunable => "hugetlb=1".into(),
+            Self::Plain => "plain".to_owned(),
+            Self::Tunable => "hugetlb=1".to_owned(),
             Self::Jumbo(options) => {
                 let words = std::iter::once("jumbo run".to_owned()).chain(options.words());
-                words.collect::<Vec<_>>().join(" ").into()
+                words.collect::<Vec<_>>().join(" ")
             }
         }
     }
 
     /// The command that starts `program` this way, with nothing on its stdin.
-    pub fn command(self, jumbo: &Path, program: &OsStr) -> Command {
+    pub(crate) fn command(self, jumbo: &Path, program: &OsStr) -> Command {
         let mut command = match self {
             Self::Plain | Self::Tunable => Command::new(program),
             Self::Jumbo(options) => {
@@ -123,33 +126,31 @@ impl Launch {
     }
 }
 
-/// The words after `jumbo` that start a worker: the program that is measured.
-const WORKER: [&str; 2] = ["bench", "worker"];
-
-/// The command that starts a worker this way; `words` say which, and what it is to do.
-pub fn worker(launch: Launch, jumbo: &Path, words: &[&str]) -> Command {
-    let mut command = launch.command(jumbo, jumbo.as_os_str());
-    command.args(WORKER).args(words);
+/// The command that starts a worker this way: the `jumbo` executable once more.
+pub(crate) fn worker(launch: Launch, settings: &Settings, task: &Task) -> Command {
+    let mut command = launch.command(&settings.jumbo, settings.jumbo.as_os_str());
+    let task = serde_json::to_string(task).unwrap_or_default();
+    command.args(["bench", "worker", &task]);
     command
 }
 
-/// Runs `command` to its end and parses the JSON that it prints.
+/// Has a worker do `task`; the figures that it says are in bytes, milliseconds, and so on, as their names end.
 ///
 /// # Errors
 /// [`Error::Start`], [`Error::Failed`], [`Error::Answer`].
-pub fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T, Error> {
-    let stdout = run(command)?;
-    serde_json::from_slice(&stdout).map_err(|source| Error::Answer {
-        command: line(command),
-        source,
-    })
+pub(crate) fn ask(launch: Launch, settings: &Settings, task: &Task) -> Result<Sample, Error> {
+    answer(&mut worker(launch, settings, task))
+}
+
+fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T, Error> {
+    parsed(&run(command)?, || line(command))
 }
 
 /// Runs `command` to its end and returns what it prints.
 ///
 /// # Errors
 /// [`Error::Start`], [`Error::Failed`].
-pub fn run(command: &mut Command) -> Result<Vec<u8>, Error> {
+pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>, Error> {
     let output = command.output().map_err(|source| Error::Start {
         command: line(command),
         source,
@@ -157,22 +158,101 @@ pub fn run(command: &mut Command) -> Result<Vec<u8>, Error> {
     if output.status.success() {
         return Ok(output.stdout);
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(Error::Failed {
-        command: line(command),
-        status: output.status,
+    Err(failed(line(command), output.status, &output.stderr))
+}
+
+fn failed(command: String, status: ExitStatus, stderr: &[u8]) -> Error {
+    let stderr = String::from_utf8_lossy(stderr);
+    Error::Failed {
+        command,
+        status,
         stderr: stderr.lines().last().unwrap_or("no message").to_owned(),
+    }
+}
+
+fn parsed<T: DeserializeOwned>(text: &[u8], command: impl Fn() -> String) -> Result<T, Error> {
+    serde_json::from_slice(text).map_err(|source| Error::Answer {
+        command: command(),
+        source,
     })
 }
 
+/// A process that hears and says lines of JSON.
+pub(crate) struct Talk {
+    pub(crate) child: Child,
+    command: String,
+    /// `None` once it is to hear no more.
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Talk {
+    /// Starts it.
+    pub(crate) fn start(mut command: Command) -> Result<Self, Error> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let line = line(&command);
+        let mut child = command.spawn().map_err(|source| Error::Start {
+            command: line.clone(),
+            source,
+        })?;
+        let broken = || Error::Pipe(std::io::ErrorKind::BrokenPipe.into());
+        Ok(Self {
+            to: Some(child.stdin.take().ok_or_else(broken)?),
+            from: BufReader::new(child.stdout.take().ok_or_else(broken)?),
+            child,
+            command: line,
+        })
+    }
+
+    /// Says something to it.
+    pub(crate) fn say(&mut self, what: &impl Serialize) -> Result<(), Error> {
+        let text = serde_json::to_string(what).map_err(|error| Error::Pipe(error.into()))?;
+        let to = self.to.as_mut().map(|to| writeln!(to, "{text}"));
+        to.unwrap_or(Ok(())).map_err(Error::Pipe)
+    }
+
+    /// What it says next; [`Error::Failed`] where it has ended instead.
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+        let mut text = String::new();
+        if self.from.read_line(&mut text).map_err(Error::Pipe)? == 0 {
+            let status = self.child.wait().map_err(Error::Pipe)?;
+            return Err(self.failed(status));
+        }
+        parsed(text.as_bytes(), || self.command.clone())
+    }
+
+    /// Waits for its end, having nothing more to say.
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
+        drop(self.to.take());
+        match self.child.wait().map_err(Error::Pipe)? {
+            status if status.success() => Ok(()),
+            status => Err(self.failed(status)),
+        }
+    }
+
+    /// That it ended in another way than it was to, with the last that it said.
+    pub(crate) fn failed(&mut self, status: ExitStatus) -> Error {
+        let mut said = Vec::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = stderr.read_to_end(&mut said);
+        }
+        failed(self.command.clone(), status, &said)
+    }
+
+    /// What was typed to start it.
+    pub(crate) fn command(&self) -> String {
+        self.command.clone()
+    }
+}
+
 /// Has the kernel kill this process when its parent is gone.
-pub fn die_with_parent() {
+pub(crate) fn die_with_parent() {
     // Where it is refused the worker still ends by itself, a moment later.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
 /// The command as a user would type it.
-pub(crate) fn line(command: &Command) -> String {
+fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)

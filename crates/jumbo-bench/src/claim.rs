@@ -9,8 +9,7 @@ use crate::child::Launch;
 use crate::memory::Memory;
 
 /// Where huge pages are missing.
-pub(crate) const DOCTOR: &str =
-    "`jumbo doctor` shows what keeps memory off huge pages on this host";
+const DOCTOR: &str = "`jumbo doctor` shows what keeps memory off huge pages on this host";
 
 /// Where jumbo did not do what was asked of it.
 pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
@@ -20,49 +19,50 @@ const BASE_PAGES: &str =
     "compare with base pages: set /sys/kernel/mm/transparent_hugepage/enabled to `madvise`";
 
 /// So much of what a worker was to have it must have, in percent. Beside it there are a few MiB of its own.
-const MOST: u64 = 95;
-
-/// That side is not what its name says.
-pub(crate) fn refuse<T>(launch: Launch, found: String, hint: &'static str) -> Result<T, Error> {
-    Err(Error::Claim {
-        variant: launch.name().into_owned(),
-        found,
-        hint,
-    })
-}
+pub(crate) const MOST: u64 = 95;
 
 /// The process was started the way it should have been.
 pub(crate) fn launched(launch: Launch, memory: &Memory) -> Result<(), Error> {
-    let found = |text: &str| text.to_owned();
-    match (launch, memory.preloaded) {
-        (Launch::Jumbo(_), false) => {
-            refuse(launch, found("the preload library is not in it"), DRY_RUN)
+    let (found, hint) = match (launch, memory.preloaded) {
+        (Launch::Jumbo(_), false) => ("the preload library is not in it", DRY_RUN),
+        (Launch::Plain | Launch::Tunable, true) => {
+            ("jumbo's preload library is in it", "see /etc/ld.so.preload")
         }
-        (Launch::Plain | Launch::Tunable, true) => refuse(
-            launch,
-            found("jumbo's preload library is in it"),
-            "see /etc/ld.so.preload",
-        ),
-        _ => Ok(()),
-    }
+        _ => return Ok(()),
+    };
+    Err(Error::claim(found.to_owned(), hint))
 }
 
 /// Nothing of it is in huge pages.
-pub(crate) fn no_huge_pages(launch: Launch, memory: &Memory) -> Result<(), Error> {
-    if memory.huge > Bytes(0) {
-        let found = format!("{} of it are in huge pages", memory.huge);
-        return refuse(launch, found, BASE_PAGES);
-    }
-    Ok(())
+pub(crate) fn no_huge_pages(memory: &Memory) -> Result<(), Error> {
+    let found = format!("{} of it are in huge pages", memory.huge);
+    refused(memory.huge > Bytes(0), found, BASE_PAGES)
 }
 
 /// It was started as it should have been, and has `size` bytes, all in base pages.
 pub(crate) fn base_pages(launch: Launch, memory: &Memory, size: Bytes) -> Result<(), Error> {
     launched(launch, memory)?;
-    no_huge_pages(launch, memory)?;
-    if memory.resident.0 < size.0 / 100 * MOST {
-        let found = format!("{} of {size} are resident", memory.resident);
-        return refuse(launch, found, "measure less, with --size");
+    no_huge_pages(memory)?;
+    let found = format!("{} of {size} are resident", memory.resident);
+    let less = memory.resident < percent(MOST, size);
+    refused(less, found, "measure less, with --size")
+}
+
+/// At least so many percent of `size` bytes are in huge pages.
+pub(crate) fn huge_pages(memory: &Memory, least: u64, size: Bytes) -> Result<(), Error> {
+    let found = format!("{} of {size} are in huge pages", memory.huge);
+    refused(memory.huge < percent(least, size), found, DOCTOR)
+}
+
+/// So much of `size`.
+pub(crate) fn percent(part: u64, size: Bytes) -> Bytes {
+    Bytes(size.0 / 100 * part)
+}
+
+/// [`Error::Claim`] where that is so.
+pub(crate) fn refused(is_wrong: bool, found: String, hint: &'static str) -> Result<(), Error> {
+    if is_wrong {
+        return Err(Error::claim(found, hint));
     }
     Ok(())
 }

@@ -36,10 +36,10 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A side of the comparison is not what its name says, so comparing it would prove nothing.
-    #[error("the run named `{variant}` is not what its name says: {found}")]
+    #[error("the run named `{side}` is not what its name says: {found}")]
     Claim {
         /// The name of the side.
-        variant: String,
+        side: String,
         /// What it had, and what it should have had.
         found: String,
         /// What to do.
@@ -62,13 +62,13 @@ pub enum Error {
     /// A mapping to be measured cannot be made or unmapped.
     #[error("cannot map, advise or unmap memory: {0}")]
     Map(io::Error),
-    /// Memory that was freed is taken by somebody else, or was never given back.
+    /// Memory that was freed is taken by another program, or was never given back.
     #[error("{0} of the memory that was freed did not become free")]
     NotBack(Bytes),
     /// A process that was to end goes on.
     #[error("`{0}` goes on though its memory is free")]
     Endless(String),
-    /// A worker, or the one who measures it, is not to be talked to, waited for or ended.
+    /// A worker, or the process that measures it, cannot be talked to, waited for or ended.
     #[error("cannot direct the process that is measured: {0}")]
     Pipe(io::Error),
     /// The allocator under test has no memory.
@@ -92,8 +92,26 @@ pub enum Error {
 }
 
 impl Error {
-    /// True where a sample is not what it was to be because somebody else took memory or CPUs meanwhile, as far as
-    /// one can tell: the next one may be.
+    /// A side is not what its name says; [`Error::of_side`] adds the name.
+    pub(crate) fn claim(found: String, hint: &'static str) -> Self {
+        let side = String::new();
+        Self::Claim { side, found, hint }
+    }
+
+    /// The same error, with the name of the side on which it came.
+    pub(crate) fn of_side(self, side: &str) -> Self {
+        match self {
+            Self::Claim { found, hint, .. } => Self::Claim {
+                side: side.to_owned(),
+                found,
+                hint,
+            },
+            other => other,
+        }
+    }
+
+    /// True where a sample is not what it was to be, most likely because another program took memory or CPUs
+    /// meanwhile: the next one may be.
     pub(crate) fn is_disturbed(&self) -> bool {
         matches!(self, Self::Claim { .. } | Self::NotBack(_))
     }

@@ -1,31 +1,30 @@
-//! The measurements behind `jumbo bench`: each table a module, each round alternating.
+//! The measurements behind `jumbo bench`: a module for each table, and what they share.
 //!
-//! What the tables share:
-//! - [`rounds`]: runs the variants in turn, so that a drift of the machine falls on all of them.
-//! - [`stats`]: what many samples come to.
-//! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints.
-//! - [`machine`]: where it was measured.
-//! - [`child`]: a fresh process for each sample, started the same way but for the one thing compared.
-//!
-//! - [`memory`]: what a process has, and when memory is free again. `claim`: whether that is what was to be measured.
+//! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
+//!   samples come to. [`machine`]: where it was measured.
+//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
+//! - `child`: a fresh process for each sample, started the same way but for the one thing compared. [`worker`]: what it
+//!   does. `claim`: whether that is what was to be measured.
+//! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
 //! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
 
-pub mod child;
+mod child;
 mod claim;
 mod error;
 pub mod exit;
 pub mod free;
+mod group;
 pub mod heap;
 pub mod machine;
 pub mod memory;
 pub mod pool;
-pub mod rounds;
 pub mod stats;
 pub mod table;
+pub mod worker;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -41,7 +40,7 @@ pub struct Settings {
     pub rounds: NonZeroUsize,
 }
 
-/// Who is told how far a table has come.
+/// What is told how far a table has come.
 pub trait Progress {
     /// A table of so many steps begins.
     fn begin(&self, steps: usize);

@@ -16,11 +16,10 @@ pub struct Spread {
 impl Spread {
     /// The spread of `samples`; not a number (`null` in JSON) where there are none.
     pub fn of(samples: &[f64]) -> Self {
-        let extreme = |pick: fn(f64, f64) -> f64| samples.iter().copied().fold(f64::NAN, pick);
         Self {
             median: median(samples),
-            min: extreme(f64::min),
-            max: extreme(f64::max),
+            min: least(samples),
+            max: samples.iter().copied().fold(f64::NAN, f64::max),
         }
     }
 }
@@ -37,13 +36,9 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// `combine` of the samples of each round. Only samples of the same round are ever combined: what disturbed one
-/// of them most likely disturbed the other.
-pub fn paired(left: &[f64], right: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
-    left.iter()
-        .zip(right)
-        .map(|(&left, &right)| combine(left, right))
-        .collect()
+/// The smallest sample; not a number where there are none.
+pub(crate) fn least(samples: &[f64]) -> f64 {
+    samples.iter().copied().fold(f64::NAN, f64::min)
 }
 
 #[cfg(test)]
@@ -57,20 +52,6 @@ mod tests {
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[-1.0]), -1.0);
         assert!(median(&[]).is_nan() && Spread::of(&[]).max.is_nan());
-    }
-
-    #[test]
-    fn an_outlier_moves_the_maximum_only() {
-        let calm = Spread::of(&[1.0, 2.0, 3.0, 4.0, 5.0]);
-        let disturbed = Spread::of(&[1.0, 2.0, 3.0, 4.0, 500.0]);
-        assert_eq!((calm.median, calm.min), (disturbed.median, disturbed.min));
-        assert_eq!(disturbed.max, 500.0);
-    }
-
-    #[test]
-    fn rounds_are_compared_with_themselves() {
-        // The machine halved its speed in the second round: the ratio is the same in both.
-        assert_eq!(paired(&[4.0, 8.0], &[2.0, 4.0], |a, b| a / b), [2.0, 2.0]);
     }
 
     proptest! {

@@ -1,14 +1,14 @@
 //! [`Table`] and [`Row`]: two sides of one run, held against each other.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jumbo::units::counted;
 use serde::Serialize;
 
+use crate::Settings;
 use crate::machine::Machine;
 use crate::memory::Hit;
-use crate::stats::{Spread, paired};
+use crate::stats::Spread;
 
 /// What a table found: what `--json` prints.
 #[derive(Clone, Debug, Serialize)]
@@ -19,8 +19,8 @@ pub struct Table {
     rounds: usize,
     machine: Machine,
     rows: Vec<Row>,
-    ratios: BTreeMap<Cow<'static, str>, Spread>,
-    values: BTreeMap<Cow<'static, str>, Value>,
+    ratios: BTreeMap<String, Spread>,
+    values: BTreeMap<String, Value>,
     /// The samples that waited for the host.
     hit: Hit,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -48,9 +48,9 @@ struct Value {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The row's key in `ratios` or `values`.
-    pub name: Cow<'static, str>,
+    pub name: String,
     /// What was measured.
-    pub measure: Cow<'static, str>,
+    pub measure: String,
     /// Of both sides, and of a difference.
     pub unit: Unit,
     /// What jumbo is held against.
@@ -70,7 +70,7 @@ pub struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
     /// What ran.
-    pub name: Cow<'static, str>,
+    pub name: String,
     /// Its samples, one a round.
     #[serde(flatten)]
     pub spread: Spread,
@@ -115,15 +115,15 @@ pub enum Unit {
 }
 
 /// A side's name and its samples, one a round.
-pub type Samples<'a, N = &'static str> = (N, &'a [f64]);
+pub type Samples = (String, Vec<f64>);
 
 impl Table {
     /// A table without rows.
-    pub fn new(table: &'static str, what: String, rounds: usize, machine: Machine) -> Self {
+    pub fn new(table: &'static str, what: String, settings: &Settings, machine: Machine) -> Self {
         Self {
             table,
             what,
-            rounds,
+            rounds: settings.rounds.get(),
             machine,
             rows: Vec::new(),
             ratios: BTreeMap::new(),
@@ -135,26 +135,24 @@ impl Table {
 
     /// Adds a row below the others.
     pub fn push(&mut self, row: Row) {
+        let (name, unit) = (row.name.clone(), row.unit);
         match row.comparison {
-            Comparison::Ratio(ratio) => {
-                self.ratios.insert(row.name.clone(), ratio);
-            }
+            Comparison::Ratio(ratio) => drop(self.ratios.insert(name, ratio)),
             Comparison::Difference(spread) => {
-                let unit = row.unit;
-                self.values.insert(row.name.clone(), Value { spread, unit });
+                self.values.insert(name, Value { spread, unit });
             }
         }
         self.rows.push(row);
     }
 
     /// Adds a figure that is compared with nothing: it stands in `values`, and in no row.
-    pub fn value(&mut self, name: impl Into<Cow<'static, str>>, unit: Unit, samples: &[f64]) {
+    pub(crate) fn value(&mut self, name: String, unit: Unit, samples: &[f64]) {
         let spread = Spread::of(samples);
-        self.values.insert(name.into(), Value { spread, unit });
+        self.values.insert(name, Value { spread, unit });
     }
 
     /// Says what could not be measured, and why: rows that are left out are not left out in silence.
-    pub fn missing(&mut self, what: &'static str, why: String) {
+    pub(crate) fn missing(&mut self, what: &'static str, why: String) {
         self.missing.push(Missing { what, why });
     }
 
@@ -192,110 +190,105 @@ impl Table {
 
 impl Row {
     /// A row whose sides are divided.
-    pub fn ratio(
-        (name, measure, unit): (
-            impl Into<Cow<'static, str>>,
-            impl Into<Cow<'static, str>>,
-            Unit,
-        ),
-        baseline: Samples<'_, impl Into<Cow<'static, str>>>,
-        candidate: Samples<'_, impl Into<Cow<'static, str>>>,
-    ) -> Self {
-        let ratio = Spread::of(&paired(baseline.1, candidate.1, |b, c| b / c));
-        Self {
-            name: name.into(),
-            measure: measure.into(),
-            unit,
-            baseline: Side::of(baseline),
-            candidate: Side::of(candidate),
-            comparison: Comparison::Ratio(ratio),
-            verdict: Verdict::of(ratio.min > 1.0, ratio.max < 1.0),
-            published: None,
-        }
+    pub fn ratio(what: (String, String, Unit), sides: [Samples; 2]) -> Self {
+        Self::of(what, sides, |b, c| b / c, Comparison::Ratio)
     }
 
     /// A row whose sides are subtracted.
-    pub fn difference(
-        (name, measure, unit): (
-            impl Into<Cow<'static, str>>,
-            impl Into<Cow<'static, str>>,
-            Unit,
-        ),
-        baseline: Samples<'_, impl Into<Cow<'static, str>>>,
-        candidate: Samples<'_, impl Into<Cow<'static, str>>>,
-    ) -> Self {
-        let difference = Spread::of(&paired(baseline.1, candidate.1, |b, c| c - b));
-        Self {
-            name: name.into(),
-            measure: measure.into(),
-            unit,
-            baseline: Side::of(baseline),
-            candidate: Side::of(candidate),
-            comparison: Comparison::Difference(difference),
-            verdict: Verdict::of(difference.max < 0.0, difference.min > 0.0),
-            published: None,
-        }
+    pub fn difference(what: (String, String, Unit), sides: [Samples; 2]) -> Self {
+        Self::of(what, sides, |b, c| c - b, Comparison::Difference)
     }
 
-    /// The same row with the published figure beside it.
-    #[must_use]
-    pub fn published(self, figure: &'static str) -> Self {
+    fn of(
+        (name, measure, unit): (String, String, Unit),
+        [baseline, candidate]: [Samples; 2],
+        compare: fn(f64, f64) -> f64,
+        comparison: fn(Spread) -> Comparison,
+    ) -> Self {
+        let rounds = || baseline.1.iter().zip(&candidate.1);
+        let compared: Vec<_> = rounds().map(|(&b, &c)| compare(b, c)).collect();
+        let verdict = if rounds().all(|(b, c)| c < b) {
+            Verdict::Ahead
+        } else if rounds().all(|(b, c)| c > b) {
+            Verdict::Behind
+        } else {
+            Verdict::Even
+        };
         Self {
-            published: Some(figure),
-            ..self
+            name,
+            measure,
+            unit,
+            comparison: comparison(Spread::of(&compared)),
+            verdict,
+            published: None,
+            baseline: Side::of(baseline),
+            candidate: Side::of(candidate),
         }
     }
 }
 
 impl Side {
-    fn of((name, samples): Samples<'_, impl Into<Cow<'static, str>>>) -> Self {
-        Self {
-            name: name.into(),
-            spread: Spread::of(samples),
-        }
+    fn of((name, samples): Samples) -> Self {
+        let spread = Spread::of(&samples);
+        Self { name, spread }
     }
 }
 
-impl Verdict {
-    fn of(always_better: bool, always_worse: bool) -> Self {
-        match (always_better, always_worse) {
-            (true, _) => Self::Ahead,
-            (_, true) => Self::Behind,
-            _ => Self::Even,
+impl Unit {
+    /// The unit in which the name of a figure ends.
+    pub(crate) fn of(figure: &str) -> Self {
+        match figure.rsplit('_').next() {
+            Some("ms") => Self::Ms,
+            Some("us") => Self::Us,
+            Some("ns") => Self::Ns,
+            Some("bytes") => Self::Bytes,
+            _ => Self::Faults,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
     use serde_json::json;
 
-    fn machine() -> Machine {
-        Machine {
+    fn row(
+        of: fn((String, String, Unit), [Samples; 2]) -> Row,
+        name: &str,
+        baseline: &[f64],
+        candidate: &[f64],
+    ) -> Row {
+        let sides = [("plain", baseline), ("jumbo run", candidate)];
+        let what = (name.to_owned(), "what".to_owned(), Unit::Ms);
+        of(
+            what,
+            sides.map(|(name, samples)| (name.to_owned(), samples.to_vec())),
+        )
+    }
+
+    #[test]
+    fn the_shape_of_the_json() {
+        let machine = Machine {
             cpu: Some("a processor".to_owned()),
             cores: 2,
             ram: jumbo::units::Bytes(1 << 30),
             kernel: "6.18".to_owned(),
             load: 0.0,
             thp: BTreeMap::from([("enabled", "madvise".to_owned())]),
-        }
-    }
-
-    #[test]
-    fn the_shape_of_the_json() {
-        let mut table = Table::new("heap", "2 GiB".to_owned(), 2, machine());
-        let total = ("heap_total", "total", Unit::Ms);
-        let start = ("startup_ms", "start-up", Unit::Ms);
-        table.push(
-            Row::ratio(total, ("plain", &[4.0, 8.0]), ("jumbo run", &[2.0, 2.0])).published("1.77"),
-        );
-        table.push(Row::difference(
-            start,
-            ("direct", &[1.0, 1.0]),
-            ("jumbo run", &[3.0, 2.0]),
-        ));
-        table.value("wait_ms", Unit::Ms, &[1.0, 3.0]);
+        };
+        let settings = Settings {
+            jumbo: "/j".into(),
+            rounds: NonZeroUsize::new(2).unwrap(),
+        };
+        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings, machine);
+        table.push(Row {
+            published: Some("1.77"),
+            ..row(Row::ratio, "heap_total", &[4.0, 8.0], &[2.0, 2.0])
+        });
+        table.push(row(Row::difference, "startup_ms", &[1.0, 1.0], &[3.0, 2.0]));
+        table.value("wait_ms".to_owned(), Unit::Ms, &[1.0, 3.0]);
         assert_eq!(
             serde_json::to_value(&table).unwrap(),
             json!({
@@ -308,15 +301,15 @@ mod tests {
                 },
                 "rows": [
                     {
-                        "name": "heap_total", "measure": "total", "unit": "ms",
+                        "name": "heap_total", "measure": "what", "unit": "ms",
                         "baseline": {"name": "plain", "median": 6.0, "min": 4.0, "max": 8.0},
                         "candidate": {"name": "jumbo run", "median": 2.0, "min": 2.0, "max": 2.0},
                         "ratio": {"median": 3.0, "min": 2.0, "max": 4.0},
                         "verdict": "ahead", "published": "1.77",
                     },
                     {
-                        "name": "startup_ms", "measure": "start-up", "unit": "ms",
-                        "baseline": {"name": "direct", "median": 1.0, "min": 1.0, "max": 1.0},
+                        "name": "startup_ms", "measure": "what", "unit": "ms",
+                        "baseline": {"name": "plain", "median": 1.0, "min": 1.0, "max": 1.0},
                         "candidate": {"name": "jumbo run", "median": 2.5, "min": 2.0, "max": 3.0},
                         "difference": {"median": 1.5, "min": 1.0, "max": 2.0},
                         "verdict": "behind", "published": null,
@@ -331,19 +324,18 @@ mod tests {
             })
         );
         table.missing("hugetlb", "no privilege".to_owned());
+        let missing = &serde_json::to_value(&table).unwrap()["missing"];
         assert_eq!(
-            serde_json::to_value(&table).unwrap()["missing"],
-            json!([{"what": "hugetlb", "why": "no privilege"}])
+            missing,
+            &json!([{"what": "hugetlb", "why": "no privilege"}])
         );
     }
 
     #[test]
     fn a_loss_is_called_one_and_noise_is_not_a_win() {
-        let what = ("x", "x", Unit::Ns);
         let verdict = |candidate: &[f64]| {
-            let ratio = Row::ratio(what, ("b", &[10.0, 10.0, 10.0]), ("c", candidate)).verdict;
-            let difference =
-                Row::difference(what, ("b", &[10.0, 10.0, 10.0]), ("c", candidate)).verdict;
+            let [ratio, difference] = [Row::ratio, Row::difference]
+                .map(|of| row(of, "x", &[10.0, 10.0, 10.0], candidate).verdict);
             assert_eq!(ratio, difference);
             ratio
         };

@@ -11,7 +11,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Progress, Settings, child, exit, free, heap, pool};
+use jumbo_bench::{Progress, Settings, exit, free, heap, pool, worker};
 
 use crate::value::positive;
 use crate::view::{self, Align, View};
@@ -34,8 +34,8 @@ enum Table {
     /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
     Pool(Pool),
     /// The program that a table measures
-    #[command(subcommand, hide = true)]
-    Worker(Worker),
+    #[command(hide = true)]
+    Worker { task: String },
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,7 +71,7 @@ struct Free {
 struct Exit {
     #[command(flatten)]
     common: Common,
-    /// Bytes of memory that the process has; 8G, or 1G with --quick
+    /// Bytes of memory that the process has; 8G, or 512M with --quick
     #[arg(long, value_parser = held_size, allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads give it back [default: as `jumbo run`]
@@ -108,34 +108,6 @@ struct Common {
     rounds: Option<NonZeroUsize>,
 }
 
-#[derive(Debug, Subcommand)]
-enum Worker {
-    Load {
-        size: Bytes,
-    },
-    Free,
-    Release {
-        size: Bytes,
-        #[arg(long)]
-        back: bool,
-    },
-    UnmapHuge {
-        size: Bytes,
-        times: usize,
-    },
-    UnmapSmall {
-        times: usize,
-    },
-    Hold {
-        size: Bytes,
-        #[arg(long)]
-        reaper: bool,
-    },
-    Pool {
-        task: String,
-    },
-}
-
 /// More of them meet in the kernel's scheduler and nowhere else.
 const MAX_THREADS: usize = 256;
 
@@ -149,7 +121,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Free(free)) => measure_free(&free)?,
         Some(Table::Exit(exit)) => measure_exit(&exit)?,
         Some(Table::Pool(pool)) => measure_pool(&pool)?,
-        Some(Table::Worker(worker)) => work(&worker)?,
+        Some(Table::Worker { task }) => worker::run(&task)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -191,7 +163,7 @@ fn measure_free(args: &Free) -> anyhow::Result<()> {
 
 fn measure_exit(args: &Exit) -> anyhow::Result<()> {
     let load = exit::Load {
-        size: args.common.size(args.size, 8 << 30, 1 << 30),
+        size: args.common.size(args.size, 8 << 30, 512 << 20),
         workers: args.workers,
     };
     args.common
@@ -219,26 +191,6 @@ fn up_to_cpus() -> Vec<NonZeroUsize> {
         .take_while(|n| *n < cpus)
         .chain(std::iter::once(cpus))
         .collect()
-}
-
-fn work(worker: &Worker) -> anyhow::Result<()> {
-    if let Worker::Pool { task } = worker {
-        return Ok(pool::worker::run(task)?);
-    }
-    child::die_with_parent();
-    let sample = match *worker {
-        Worker::Load { size } => serde_json::to_string(&heap::worker::load(size)?)?,
-        Worker::Free => serde_json::to_string(&heap::worker::small_free()?)?,
-        Worker::Release { size, back } => serde_json::to_string(&free::worker::free(size, back)?)?,
-        Worker::UnmapHuge { size, times } => {
-            serde_json::to_string(&free::worker::unmap_huge(size, times)?)?
-        }
-        Worker::UnmapSmall { times } => serde_json::to_string(&free::worker::unmap_small(times)?)?,
-        Worker::Hold { size, reaper } => return Ok(exit::worker::hold(size, reaper)?),
-        Worker::Pool { .. } => return Ok(()),
-    };
-    println!("{sample}");
-    Ok(())
 }
 
 impl Common {

@@ -1,9 +1,7 @@
 //! One end of one process, watched from outside: [`watch`].
 
-use std::io::{BufReader, Read as _, Write as _};
-use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
@@ -11,245 +9,138 @@ use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 use rustix::time::Timespec;
-use serde::de::DeserializeOwned;
 
-use super::plan::{End, Side};
-use super::worker::{ABORT, EXIT, Ending, Ready, now_ns};
-use crate::child::{self, Launch, line};
+use super::worker::{End, Ready, now_ns};
+use crate::child::{self, Launch, Talk};
 use crate::claim::{self, DRY_RUN};
+use crate::group::Figures;
 use crate::memory::Watch;
+use crate::worker::Task;
 use crate::{Error, Settings};
 
-/// What an end took, from the call of `exit` or `abort`, or from the signal.
+/// Who gives the memory back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
-    /// Until `waitpid` returned.
-    pub(super) wait_ms: f64,
-    /// Until the memory was free.
-    pub(super) back_ms: f64,
+pub(super) struct Side {
+    pub(super) launch: Launch,
+    /// The sibling.
+    pub(super) reaper: bool,
+    /// `jumbo kill`, beside the kernel.
+    pub(super) killer: bool,
 }
 
 /// How long a process may take to end when its memory is back, and its sibling to follow.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A process that holds memory and is ready to end.
-struct Holder {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    launch: Launch,
-    command: String,
-    ready: Ready,
-}
-
-/// Starts a process with `size` bytes on that side, ends it that way, and watches.
+/// Starts a process with `size` bytes on that side, ends it that way, and says how long that took from the call of
+/// `exit` or `abort`, or from the signal: until `waitpid` returned, and until the memory was free.
 pub(super) fn watch(
     settings: &Settings,
-    (end, side): (End, Side),
-    (size, workers): (Bytes, Option<NonZeroU32>),
-) -> Result<Sample, Error> {
-    let mut holder = Holder::start(settings, (side, side.launch(workers)), size)?;
-    let measured = holder.measure(settings, (end, side), size);
+    end: End,
+    side: Side,
+    size: Bytes,
+) -> Result<Figures, Error> {
+    let reaper = side.reaper;
+    let mut command = child::worker(side.launch, settings, &Task::Hold { size, reaper });
+    command.stderr(Stdio::piped());
+    let mut holder = Talk::start(command)?;
+    let measured = measure(&mut holder, settings, (end, side), size);
     if measured.is_err() {
-        holder.clear();
+        // A process that a launcher stands in front of dies with the launcher.
+        let _ = holder.child.kill();
+        let _ = holder.child.wait();
     }
     measured
 }
 
-impl Holder {
-    fn start(
-        settings: &Settings,
-        (side, launch): (Side, Launch),
-        size: Bytes,
-    ) -> Result<Self, Error> {
-        let size = size.0.to_string();
-        let mut words = vec!["hold", size.as_str()];
-        if side == Side::Reaper {
-            words.push("--reaper");
-        }
-        let mut command = child::worker(launch, &settings.jumbo, &words);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|source| Error::Start {
-            command: line(&command),
-            source,
-        })?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
-            return Err(Error::Pipe(std::io::ErrorKind::BrokenPipe.into()));
-        };
-        let mut stdout = BufReader::new(stdout);
-        match read(&mut stdout) {
-            Ok(Some(ready)) => Ok(Self {
-                child,
-                stdin,
-                stdout,
-                launch,
-                command: line(&command),
-                ready,
-            }),
-            said => {
-                let _ = child.kill();
-                let status = child.wait().map_err(Error::Pipe)?;
-                said?;
-                Err(failed(&mut child, line(&command), status))
-            }
-        }
-    }
+fn measure(
+    holder: &mut Talk,
+    settings: &Settings,
+    (end, side): (End, Side),
+    size: Bytes,
+) -> Result<Figures, Error> {
+    let ready: Ready = holder.hear()?;
+    claim::base_pages(side.launch, &ready.memory, size)?;
+    let alone = side.reaper && ready.reaper.is_none();
+    claim::refused(alone, "no reaper sleeps beside it".to_owned(), DRY_RUN)?;
+    let reaper = ready.reaper.map(pidfd).transpose()?;
+    let child = pidfd(holder.child.id())?;
 
-    fn measure(
-        &mut self,
-        settings: &Settings,
-        (end, side): (End, Side),
-        size: Bytes,
-    ) -> Result<Sample, Error> {
-        claim::base_pages(self.launch, &self.ready.memory, size)?;
-        if side == Side::Reaper && self.ready.reaper.is_none() {
-            return claim::refuse(
-                self.launch,
-                "no reaper sleeps beside it".to_owned(),
-                DRY_RUN,
-            );
+    let memory = Watch::new(&Root::host(), size)?;
+    let sent = now_ns();
+    let mut killer = None;
+    match end {
+        End::Kill if side.killer => killer = Some(jumbo_kill(settings, ready.pid)?),
+        End::Kill => {
+            let killed = kill_process(pid(ready.pid)?, Signal::KILL);
+            killed.map_err(|errno| Error::Pipe(errno.into()))?;
         }
-        let reaper = self.ready.reaper.map(pidfd).transpose()?;
-        let child = pidfd(self.child.id())?;
-
-        let memory = Watch::new(&Root::host(), size)?;
-        let (ordered, mut killer) = self.order(settings, end, side)?;
-        let (waited, status, back) = self.await_end(&child, &memory)?;
-        if let Some(killer) = &mut killer {
-            let status = killer.wait().map_err(Error::Pipe)?;
-            if !status.success() {
-                return Err(failed(killer, "jumbo kill".to_owned(), status));
-            }
-        }
-        if !end.is(status) {
-            return Err(failed(&mut self.child, self.command.clone(), status));
-        }
-        // It says itself when it calls; a signal comes from here.
-        let started = match ordered {
-            Some(sent) => sent,
-            None => match read::<Ending>(&mut self.stdout)? {
-                Some(ending) => ending.at_ns,
-                None => return Err(failed(&mut self.child, self.command.clone(), status)),
-            },
-        };
-        if let Some(reaper) = reaper {
-            self.await_reaper(&reaper)?;
-        }
-        let since = |at: u64| at.saturating_sub(started) as f64 / 1e6;
-        Ok(Sample {
-            wait_ms: since(waited),
-            back_ms: since(back),
-        })
+        End::Exit | End::Crash => holder.say(&end)?,
     }
-
-    /// Ends the process, and returns when, where that is known here, and whom to wait for afterwards.
-    fn order(
-        &mut self,
-        settings: &Settings,
-        end: End,
-        side: Side,
-    ) -> Result<(Option<u64>, Option<Child>), Error> {
-        let word = match end {
-            End::Exit => EXIT,
-            End::Crash => ABORT,
-            End::Kill => {
-                let now = now_ns();
-                let killer = match side {
-                    Side::JumboKill => Some(self.start_killer(settings)?),
-                    _ => {
-                        let sent = kill_process(pid(self.ready.pid)?, Signal::KILL);
-                        sent.map_err(|errno| Error::Pipe(errno.into()))?;
-                        None
-                    }
-                };
-                return Ok((Some(now), killer));
-            }
-        };
-        writeln!(self.stdin, "{word}").map_err(Error::Pipe)?;
-        Ok((None, None))
+    let (waited, status, back) = await_end(holder, &child, &memory)?;
+    if let Some(mut killer) = killer {
+        killer.end()?;
     }
-
-    fn start_killer(&self, settings: &Settings) -> Result<Child, Error> {
-        let mut command = Command::new(&settings.jumbo);
-        command.args(["kill", "--signal", "KILL", &self.ready.pid.to_string()]);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        command.spawn().map_err(|source| Error::Start {
-            command: line(&command),
-            source,
-        })
+    if !end.is(status) {
+        return Err(holder.failed(status));
     }
-
-    /// When `waitpid` returned and with what, and when the memory was back.
-    fn await_end(
-        &mut self,
-        child: &OwnedFd,
-        memory: &Watch,
-    ) -> Result<(u64, ExitStatus, u64), Error> {
-        let start = Instant::now();
-        let (mut ended, mut back) = (None, None);
-        // A look takes longer than some ends do, so the end is waited for first.
-        let mut pause = Watch::PAUSE;
-        loop {
-            if ended.is_some() {
-                std::thread::sleep(pause);
-            } else if ready(child, pause)? {
-                let status = self.child.wait().map_err(Error::Pipe)?;
-                ended = Some((now_ns(), status));
-            } else if back.is_some() {
-                return Err(Error::Endless(self.command.clone()));
-            }
-            if back.is_none() {
-                match memory.look(start)? {
-                    Some(later) => pause = later,
-                    None => (back, pause) = (Some(now_ns()), PATIENCE),
-                }
-            }
-            if let (Some((at, status)), Some(back)) = (ended, back) {
-                return Ok((at, status, back));
-            }
-        }
+    // It says itself when it calls; a signal comes from here.
+    let started = match end {
+        End::Kill => sent,
+        End::Exit | End::Crash => holder.hear()?,
+    };
+    if let (Some(reaper), Some(number)) = (reaper, ready.reaper) {
+        // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
+        let goes_on = !has_ended(&reaper, PATIENCE)?;
+        let found = "its reaper goes on though the memory is back".to_owned();
+        claim::refused(goes_on, found, DRY_RUN)?;
+        // ECHILD: another process is its parent.
+        let _ = waitpid(Some(pid(number)?), WaitOptions::NOHANG);
     }
-
-    /// The sibling exits when all is free. Where it is a child of this process it is reaped as well.
-    fn await_reaper(&self, reaper: &OwnedFd) -> Result<(), Error> {
-        if !ready(reaper, PATIENCE)? {
-            let found = "its reaper goes on though the memory is back".to_owned();
-            return claim::refuse(self.launch, found, DRY_RUN);
-        }
-        if let Some(reaper) = self.ready.reaper {
-            // ECHILD: another process is its parent.
-            let _ = waitpid(Some(pid(reaper)?), WaitOptions::NOHANG);
-        }
-        Ok(())
-    }
-
-    /// Leaves nothing behind where a sample failed.
-    fn clear(&mut self) {
-        // Whom a launcher stands in front of dies with the launcher.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    let since = |at: u64| at.saturating_sub(started) as f64 / 1e6;
+    let figures = [("wait_ms", since(waited)), ("back_ms", since(back))];
+    Ok(figures.map(|(name, ms)| (name.to_owned(), ms)).into())
 }
 
-/// The next line, as JSON; `None` where there is none.
-fn read<T: DeserializeOwned>(from: &mut impl std::io::BufRead) -> Result<Option<T>, Error> {
-    let mut text = String::new();
-    if from.read_line(&mut text).map_err(Error::Pipe)? == 0 {
-        return Ok(None);
+fn jumbo_kill(settings: &Settings, pid: u32) -> Result<Talk, Error> {
+    let mut command = Command::new(&settings.jumbo);
+    command.args(["kill", "--signal", "KILL", &pid.to_string()]);
+    command.stderr(Stdio::piped());
+    Talk::start(command)
+}
+
+/// When `waitpid` returned and with what, and when the memory was back.
+fn await_end(
+    holder: &mut Talk,
+    pidfd: &OwnedFd,
+    memory: &Watch,
+) -> Result<(u64, ExitStatus, u64), Error> {
+    let start = Instant::now();
+    let (mut ended, mut back) = (None, None);
+    // A look takes longer than some ends do, so the end is waited for first.
+    let mut pause = Watch::PAUSE;
+    loop {
+        if ended.is_some() {
+            std::thread::sleep(pause);
+        } else if has_ended(pidfd, pause)? {
+            let status = holder.child.wait().map_err(Error::Pipe)?;
+            ended = Some((now_ns(), status));
+        } else if back.is_some() {
+            return Err(Error::Endless(holder.command()));
+        }
+        if back.is_none() {
+            match memory.look(start)? {
+                Some(later) => pause = later,
+                None => (back, pause) = (Some(now_ns()), PATIENCE),
+            }
+        }
+        if let (Some((at, status)), Some(back)) = (ended, back) {
+            return Ok((at, status, back));
+        }
     }
-    let parsed = serde_json::from_str(&text);
-    parsed.map(Some).map_err(|error| Error::Pipe(error.into()))
 }
 
 /// Whether the process behind `pidfd` ends within that time.
-fn ready(pidfd: &OwnedFd, within: Duration) -> Result<bool, Error> {
+fn has_ended(pidfd: &OwnedFd, within: Duration) -> Result<bool, Error> {
     let within = Timespec::try_from(within).map_err(std::io::Error::other);
     let within = within.map_err(Error::Pipe)?;
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
@@ -267,17 +158,4 @@ fn pid(number: u32) -> Result<Pid, Error> {
 
 fn pidfd(number: u32) -> Result<OwnedFd, Error> {
     pidfd_open(pid(number)?, PidfdFlags::empty()).map_err(|errno| Error::Pipe(errno.into()))
-}
-
-/// That the process ended in another way than it was to; with the last that it said.
-fn failed(child: &mut Child, command: String, status: ExitStatus) -> Error {
-    let mut said = String::new();
-    if let Some(stderr) = &mut child.stderr {
-        let _ = stderr.read_to_string(&mut said);
-    }
-    Error::Failed {
-        command,
-        status,
-        stderr: said.lines().last().unwrap_or("no message").to_owned(),
-    }
 }

@@ -1,4 +1,4 @@
-//! `jumbo bench exit`: how long whoever waits for a large process waits, and when its memory is back.
+//! `jumbo bench exit`: how long a process waits for the end of a large one, and when its memory is back.
 //!
 //! A process with a large block in base pages exits, crashes or is killed, and is watched from outside: from the call
 //! or the signal until `waitpid` returns, and until the memory is free. That the memory is back is seen by one
@@ -8,27 +8,28 @@
 //! Before the end each side is checked: base pages only, and where the sibling is to give them back it sleeps.
 
 mod end;
-mod plan;
-pub mod worker;
+mod worker;
 
-use std::collections::BTreeMap;
+pub(crate) use worker::hold;
+
 use std::num::NonZeroU32;
 
 use jumbo::kernel::Root;
+use jumbo::policy::ReaperMode;
 use jumbo::units::Bytes;
 
+use crate::child::{Launch, Options};
+use crate::group::Group;
 use crate::machine::Machine;
-use crate::memory::{TRIES, Warmer, room};
-use crate::rounds::alternate_all;
-use crate::table::{Row, Table, Unit};
-use crate::{Error, Progress, Settings};
-use end::Sample;
-use plan::{Case, End, Side, Size};
+use crate::memory::{footprint, room};
+use crate::table::Table;
+use crate::{Error, Progress, Settings, group};
+use end::{Side, watch};
+use worker::End;
 
 /// The least size: a quarter of it must still be more than the program around it.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
-/// What a page of [`Table`] says was published.
 const PUBLISHED: &str = "more than 10 min for several TB";
 
 /// What is asked of the table.
@@ -48,128 +49,86 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
     let root = Root::host();
     let machine = Machine::read(&root)?;
     room(&root, footprint(load.size))?;
-    let mut warmer = Warmer::new(&root);
-    let rounds = settings.rounds.get();
-    let cases = plan::cases();
-    progress.begin(cases.len() * (rounds + 1));
-
-    // The warm-up is a whole round, as in the other tables.
-    let mut samples = alternate_all(rounds + 1, cases.len(), |round, case| {
-        let (end, side, size) = cases[case];
-        let size = size.of(load.size);
-        let what = format!("{} of {size}, {}", end.key(), side.name(load.workers));
-        progress.step(&match round {
-            0 => format!("warm-up: {what}"),
-            _ => format!("round {round} of {rounds}: {what}"),
-        });
-        warmer.sample((&what, size), TRIES, || {
-            end::watch(settings, (end, side), (size, load.workers))
-        })
-    })?;
-    for samples in &mut samples {
-        samples.remove(0);
-    }
     let what = format!("{} in base pages", load.size);
-    let mut table = Table::new("exit", what, rounds, machine);
-    let found = Found {
-        load,
-        samples: cases.into_iter().zip(samples).collect(),
+    let table = Table::new("exit", what, settings, machine);
+    let groups = [End::Exit, End::Crash, End::Kill].map(|end| ends(settings, end, load));
+    group::measure(settings, progress, table, groups.into())
+}
+
+fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_> {
+    let options = Options {
+        free_workers: workers.map(NonZeroU32::get),
+        reaper: Some(ReaperMode::On),
+        ..Options::NONE
     };
-    found.push(&mut table);
-    table.set_hit(warmer.hit());
-    Ok(table)
-}
-
-/// What a process of `size` bytes takes with its page tables and the program around it.
-fn footprint(size: Bytes) -> Bytes {
-    size + Bytes(size.0 / 50) + Bytes(64 << 20)
-}
-
-/// What was measured.
-struct Found {
-    load: Load,
-    samples: BTreeMap<Case, Vec<Sample>>,
-}
-
-/// A figure of every sample.
-type Figure = fn(&Sample) -> f64;
-
-impl Found {
-    fn push(&self, table: &mut Table) {
-        let (wait, back): (Figure, Figure) = (|s| s.wait_ms, |s| s.back_ms);
-        for end in [End::Exit, End::Kill, End::Crash] {
-            let key = end.key();
-            let waits = (
-                format!("{key}_wait"),
-                format!("{key}, until waitpid returns"),
-            );
-            let backs = (
-                format!("{key}_memory_back"),
-                format!("{key}, until memory is back"),
-            );
-            for ((name, measure), figure) in [(waits, wait), (backs, back)] {
-                let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
-                table.push(self.compare(aa, end, Side::Again, figure));
-                let row = self.compare((name, measure), end, Side::Reaper, figure);
-                table.push(row.published(PUBLISHED));
-            }
-            self.push_waits(table, end);
-        }
-        for (name, side) in [
-            ("supervise_memory_back", Side::Supervise),
-            ("jumbo_kill_memory_back", Side::JumboKill),
-        ] {
-            let what = (name.to_owned(), "kill, until memory is back".to_owned());
-            table.push(self.compare(what, End::Kill, side, back));
-        }
-    }
-
-    /// How long was waited at both sizes, on both sides, and what the size is to it.
-    fn push_waits(&self, table: &mut Table, end: End) {
-        let key = end.key();
-        for (size, suffix) in [(Size::Small, "wait_small_ms"), (Size::Full, "wait_ms")] {
-            for (side, prefix) in [(Side::Reaper, ""), (Side::Plain, "plain_")] {
-                let waits = self.figures((end, side, size), |s| s.wait_ms);
-                table.value(format!("{prefix}{key}_{suffix}"), Unit::Ms, &waits);
-            }
-        }
-        let sizes = [Size::Small, Size::Full];
-        let [small, full] =
-            sizes.map(|size| self.figures((end, Side::Reaper, size), |s| s.wait_ms));
-        let [small_name, full_name] = sizes.map(|size| {
-            let bytes = size.of(self.load.size);
-            format!("{} of {bytes}", Side::Reaper.name(self.load.workers))
+    let plain = Side {
+        launch: Launch::Plain,
+        reaper: false,
+        killer: false,
+    };
+    let reaper = Side {
+        launch: Launch::Jumbo(options),
+        reaper: true,
+        ..plain
+    };
+    let (key, quarter) = (end.key(), Bytes(size.0 / 4));
+    let mut group = Group::new(key);
+    let mut add = |side: Side, name: String, size: Bytes| {
+        group.side(name, size, move || watch(settings, end, side, size))
+    };
+    let reaped = reaper.launch.name();
+    let base = add(plain, "plain".to_owned(), size);
+    let base_small = add(plain, format!("plain of {quarter}"), quarter);
+    let sibling = add(reaper, reaped.clone(), size);
+    let sibling_small = add(reaper, format!("{reaped} of {quarter}"), quarter);
+    let beside = (end == End::Kill).then(|| {
+        let launch = Launch::Jumbo(Options {
+            reaper: Some(ReaperMode::Off),
+            supervise: true,
+            ..options
         });
-        table.push(Row::difference(
-            (
-                format!("{key}_wait_growth_ms"),
-                format!("{key}, wait at two sizes"),
-                Unit::Ms,
-            ),
-            (small_name, &small),
-            (full_name, &full),
-        ));
-    }
+        let supervise = add(Side { launch, ..plain }, launch.name(), size);
+        let killer = Side {
+            killer: true,
+            ..plain
+        };
+        [supervise, add(killer, "jumbo kill".to_owned(), size)]
+    });
+    let again = group.again(base);
 
-    /// A row that holds `side` against the baseline.
-    fn compare(
-        &self,
-        (name, measure): (String, String),
-        end: End,
-        side: Side,
-        figure: Figure,
-    ) -> Row {
-        let baseline = self.figures((end, Side::Plain, Size::Full), figure);
-        let candidate = self.figures((end, side, Size::Full), figure);
-        Row::ratio(
-            (name, measure, Unit::Ms),
-            (Side::Plain.name(None), &baseline),
-            (side.name(self.load.workers), &candidate),
-        )
+    for (what, until, figure) in [
+        ("wait", "until waitpid returns", "wait_ms"),
+        ("memory_back", "until memory is back", "back_ms"),
+    ] {
+        let (name, measure) = (format!("{key}_{what}"), format!("{key}, {until}"));
+        let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
+        group.ratio(aa.0, aa.1, figure, [base, again]);
+        group
+            .ratio(name, measure, figure, [base, sibling])
+            .published(PUBLISHED);
     }
-
-    fn figures(&self, case: Case, figure: Figure) -> Vec<f64> {
-        let samples = self.samples.get(&case);
-        samples.into_iter().flatten().map(figure).collect()
+    for (name, side) in [
+        (format!("{key}_wait_ms"), sibling),
+        (format!("{key}_wait_small_ms"), sibling_small),
+        (format!("plain_{key}_wait_ms"), base),
+        (format!("plain_{key}_wait_small_ms"), base_small),
+    ] {
+        group.value(name, "wait_ms", side);
     }
+    let (name, measure) = (
+        format!("{key}_wait_growth_ms"),
+        format!("{key}, wait at two sizes"),
+    );
+    group.difference(name, measure, "wait_ms", [sibling_small, sibling]);
+    if let Some([supervise, killer]) = beside {
+        let measure = "kill, until memory is back";
+        group.ratio(
+            "supervise_memory_back",
+            measure,
+            "back_ms",
+            [base, supervise],
+        );
+        group.ratio("jumbo_kill_memory_back", measure, "back_ms", [base, killer]);
+    }
+    group
 }

@@ -1,6 +1,8 @@
 //! The program whose end is measured: it takes memory, says what it has, and ends when it is told to.
 
-use std::io::{self, BufRead as _, Write as _};
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
@@ -13,6 +15,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::memory::{Block, Memory, base_pages_only};
+use crate::worker::say;
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum End {
+    /// It calls `exit(0)`.
+    Exit,
+    /// It calls `abort()`, and leaves no core.
+    Crash,
+    /// It gets SIGKILL.
+    Kill,
+}
 
 /// What the worker says when it is ready to end.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -25,45 +40,51 @@ pub(super) struct Ready {
     pub(super) reaper: Option<u32>,
 }
 
-/// What it says right before it ends by itself: when that is, in nanoseconds of CLOCK_MONOTONIC.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Ending {
-    pub(super) at_ns: u64,
-}
-
-/// The words by which it is told how to end; anything else, or the end of its input, is an `exit` too.
-pub(super) const EXIT: &str = "exit";
-pub(super) const ABORT: &str = "abort";
-
 /// How long the sibling may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Allocates `size` bytes, touches them in base pages, says so, and ends as it is told on its standard input.
-/// Where `reaper` is set it waits for its sibling before it says so.
+impl End {
+    /// The start of its rows' keys.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Exit => "exit",
+            Self::Crash => "crash",
+            Self::Kill => "kill",
+        }
+    }
+
+    /// Whether a process ended this way.
+    pub(super) fn is(self, status: ExitStatus) -> bool {
+        match self {
+            Self::Exit => status.success(),
+            Self::Crash => status.signal() == Some(libc::SIGABRT),
+            Self::Kill => status.signal() == Some(libc::SIGKILL),
+        }
+    }
+}
+
+/// Allocates `size` bytes, touches them in base pages, says so ([`Ready`]), and ends as it is told on its standard
+/// input, having said when ([`now_ns`]). Where `reaper` is set it waits for its sibling before it says so.
 ///
 /// # Errors
 /// [`Error::BasePages`], [`Error::Malloc`], [`Error::File`], [`Error::Pipe`].
-pub fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
+pub(crate) fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
     base_pages_only()?;
     no_core()?;
     let root = Root::host();
     let mut block = Block::allocate(size).ok_or(Error::Malloc(size))?;
     block.touch();
-    let ready = Ready {
+    say(&Ready {
         pid: std::process::id(),
         memory: Memory::read_of(&root, &block.addresses())?,
         reaper: if reaper { sibling(&root)? } else { None },
-    };
-    say(&ready)?;
+    })?;
 
-    // Were the one who measures gone, this would be the end of the input, and the end.
+    // Were the process that measures gone, this would be the end of the input, and an exit.
     let mut order = String::new();
-    io::stdin()
-        .lock()
-        .read_line(&mut order)
-        .map_err(Error::Pipe)?;
-    say(&Ending { at_ns: now_ns() })?;
-    if order.trim_end() == ABORT {
+    io::stdin().read_line(&mut order).map_err(Error::Pipe)?;
+    say(&now_ns())?;
+    if serde_json::from_str(&order).is_ok_and(|end: End| end == End::Crash) {
         std::process::abort();
     }
     std::process::exit(0);
@@ -76,22 +97,14 @@ pub(super) fn now_ns() -> u64 {
     seconds * 1_000_000_000 + nanos
 }
 
-fn say(what: &impl Serialize) -> Result<(), Error> {
-    let mut line = serde_json::to_string(what).map_err(|error| Error::Pipe(error.into()))?;
-    line.push('\n');
-    let mut out = io::stdout().lock();
-    out.write_all(line.as_bytes()).map_err(Error::Pipe)?;
-    out.flush().map_err(Error::Pipe)
-}
-
 /// A crash shall measure the end and not the disk.
 fn no_core() -> Result<(), Error> {
     // Where cores go to a program the kernel does not look at the limit, unless it is 1 (core(5)).
     let pattern = Root::host().read("proc/sys/kernel/core_pattern")?;
-    let limit = if pattern.starts_with('|') { 1 } else { 0 };
+    let limit = Some(u64::from(pattern.starts_with('|')));
     let limit = Rlimit {
-        current: Some(limit),
-        maximum: Some(limit),
+        current: limit,
+        maximum: limit,
     };
     setrlimit(Resource::Core, limit).map_err(|errno| Error::Pipe(errno.into()))
 }
@@ -131,8 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_goes_on() {
-        let before = now_ns();
-        assert!(before > 0 && now_ns() >= before);
+    fn a_process_that_ended_in_another_way_is_seen() {
+        for (end, raw) in [(End::Exit, 0), (End::Kill, 9), (End::Crash, 6)] {
+            for other in [0, 9, 6, 15, 0x100] {
+                let status = ExitStatus::from_raw(other);
+                assert_eq!(end.is(status), raw == other, "{end:?} {other}");
+            }
+        }
     }
 }

@@ -7,23 +7,26 @@
 //! That several threads freed is not concluded from the time: each sample has the preload library's own count of
 //! them, and is refused where it is not what the row says.
 
-mod plan;
-pub mod worker;
+mod worker;
+
+pub(crate) use worker::{release, unmap};
 
 use std::num::NonZeroU32;
 
 use jumbo::kernel::Root;
-use jumbo::units::Bytes;
+use jumbo::policy::FreeMode;
+use jumbo::status::Freeing;
+use jumbo::units::{Bytes, counted};
 
-use crate::child::{self, Launch, answer};
+use crate::child::{Launch, Options, ask};
+use crate::claim::{self, DRY_RUN, percent};
+use crate::group::Group;
 use crate::machine::Machine;
-use crate::memory::{TRIES, Warmer, room};
-use crate::rounds::{alternate, alternate_all};
+use crate::memory::{footprint, room};
 use crate::stats::median;
-use crate::table::{Row, Table, Unit};
-use crate::{Error, Progress, Settings, claim};
-use plan::{Back, Side};
-use worker::{FreeSample, SMALL, UnmapSample};
+use crate::table::Table;
+use crate::worker::Task;
+use crate::{Error, Progress, Settings, group};
 
 /// The least size of the block: below, jumbo leaves it to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
@@ -31,44 +34,12 @@ pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 /// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
 const HUGE: Bytes = Bytes(2 << 30);
 
-/// So much of a huge-mapped range must be in huge pages, in percent.
+/// What a program maps and unmaps all the time, in MiB.
+const SMALL: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+
+/// So much of a huge-mapped range must be in huge pages, and of the block must have been freed the way the side's name
+/// says, in percent: its ends are the caller's.
 const MOST: u64 = 90;
-
-/// A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many, by many
-/// processes in turn: such a machine is slow or fast for half a second at a time.
-const SMALL_EFFORT: Effort = Effort {
-    processes: 15,
-    times: 3,
-};
-/// The same of huge-mapped ranges, which take longer to map.
-const HUGE_EFFORT: Effort = Effort {
-    processes: 6,
-    times: 2,
-};
-
-/// How much of a round an inline row is.
-#[derive(Clone, Copy)]
-struct Effort {
-    processes: usize,
-    /// In each process.
-    times: usize,
-}
-
-impl Effort {
-    /// Whoever measures a small block wants to know soon.
-    const fn beside(self, block: Bytes) -> Self {
-        if block.0 >= HUGE.0 {
-            return self;
-        }
-        Self {
-            processes: self.processes.div_ceil(5),
-            times: 1,
-        }
-    }
-}
-
-/// What an inline row compares: the baseline twice.
-const INLINE: [Launch; 3] = [Launch::Plain, Launch::Plain, Launch::JUMBO];
 
 /// Measures the table, with a block of `size` bytes and with so many threads.
 ///
@@ -83,174 +54,181 @@ pub fn measure(
     let root = Root::host();
     let machine = Machine::read(&root)?;
     room(&root, footprint(size))?;
-    let mut warmer = Warmer::new(&root);
-    let rounds = settings.rounds.get();
-    let sides = plan::sides(workers);
-    let no_room = room(&root, footprint(HUGE)).err();
-    let inline_rows = 1 + usize::from(no_room.is_none());
-    progress.begin(sides.len() * (rounds + 1) + inline_rows * rounds);
+    let frees = frees(settings, size, workers, machine.cores as u64);
 
-    // As in the heap's table the first round is the warm-up.
-    let mut frees = alternate_all(rounds + 1, sides.len(), |round, side| {
-        let side = &sides[side];
-        progress.step(&match round {
-            0 => format!("warm-up: {}", side.name()),
-            _ => format!("round {round} of {rounds}: {}", side.name()),
-        });
-        let name = side.name();
-        warmer.sample((&name, size), TRIES, || {
-            free(settings, side, size, machine.cores)
+    // A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many, by many
+    // processes in turn: such a machine is slow or fast for half a second at a time. Who measures a small block wants
+    // to know soon.
+    let [huge, small] = match size >= HUGE {
+        true => [(6, 2), (15, 3)],
+        false => [(1, 1), (3, 1)],
+    };
+    let names = ("huge_inline", "munmap of huge pages");
+    let huge = unmaps(settings, names, (vec![HUGE], true), huge).optional(names.1);
+    let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
+    let names = ("small_inline", "munmap of 1 to 64 MiB");
+    let small = unmaps(settings, names, (sizes, false), small);
+    let table = Table::new("free", format!("{size} in base pages"), settings, machine);
+    group::measure(settings, progress, table, vec![frees, huge, small])
+}
+
+/// How a side must have freed the block.
+#[derive(Clone, Copy, Debug)]
+enum Freed {
+    /// As the kernel does.
+    Plainly,
+    /// With up to so many threads.
+    By(u32),
+    /// In the background.
+    Later,
+}
+
+fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32], cpus: u64) -> Group<'a> {
+    let mut group = Group::new("free");
+    let mut side = |launch: Launch, expected: Freed, back| {
+        group.side(launch.name(), size, move || {
+            let sample = ask(launch, settings, &Task::Release { size, back })?;
+            claim::base_pages(launch, &sample.memory, size)?;
+            if let Some(found) = expected.found_wrong(sample.freed, size, cpus) {
+                return Err(Error::claim(found, DRY_RUN));
+            }
+            if back && !sample.figures.contains_key("back_ms") {
+                return Err(Error::NotBack(size));
+            }
+            Ok(sample.figures)
         })
-    })?;
-    for samples in &mut frees {
-        samples.remove(0);
-    }
-    let small = inline(
-        settings,
-        SMALL_EFFORT.beside(size),
-        (&mut warmer, SMALL[SMALL.len() - 1]),
-        progress,
-        "small ranges",
-        |launch, times| unmap_small(settings, launch, times),
-    )?;
-    let huge = match no_room {
-        None => inline(
-            settings,
-            HUGE_EFFORT.beside(size),
-            (&mut warmer, HUGE),
-            progress,
-            "huge-mapped ranges",
-            |launch, times| unmap_huge(settings, launch, times),
-        ),
-        Some(why) => Err(why),
     };
+    let plain = side(Launch::Plain, Freed::Plainly, true);
+    let by = workers.iter().map(|workers| {
+        let workers = workers.get();
+        let launch = Launch::Jumbo(Options {
+            free: Some(FreeMode::Sync),
+            free_workers: Some(workers),
+            ..Options::NONE
+        });
+        (workers, side(launch, Freed::By(workers), false))
+    });
+    let by: Vec<_> = by.collect();
+    let background = Launch::Jumbo(Options {
+        free: Some(FreeMode::Background),
+        ..Options::NONE
+    });
+    let background = side(background, Freed::Later, true);
+    let again = group.again(plain);
 
-    let mut table = Table::new("free", format!("{size} in base pages"), rounds, machine);
-    push_frees(&mut table, &sides, &frees);
-    match huge {
-        Ok(huge) => push_inline(&mut table, "huge_inline", "munmap of huge pages", &huge),
-        // What the other rows say is as true without it.
-        Err(why) if why.is_of_host() => table.missing("munmap of huge pages", why.to_string()),
-        Err(why) => return Err(why),
-    }
-    push_inline(&mut table, "small_inline", "munmap of 1 to 64 MiB", &small);
-    table.set_hit(warmer.hit());
-    Ok(table)
-}
-
-fn push_frees(table: &mut Table, sides: &[Side], frees: &[Vec<FreeSample>]) {
-    let call = |side: usize| -> Vec<f64> { frees[side].iter().map(|s| s.call_ms).collect() };
-    let back = |side: usize| -> Vec<f64> { frees[side].iter().filter_map(|s| s.back_ms).collect() };
-    let baseline = sides[0].name();
-    for (index, side) in sides.iter().enumerate().skip(1) {
-        let what = (side.key(), side.measure(), Unit::Ms);
-        let (before, after) = ((baseline.clone(), &*call(0)), (side.name(), &*call(index)));
-        let mut row = Row::ratio(what, before, after);
-        if let Some(figure) = side.published() {
-            row = row.published(figure);
-        }
-        table.push(row);
-        if side.back == Back::Asked && side.is_jumbo() {
-            table.push(Row::ratio(
-                (
-                    "free_background_back",
-                    "free, until the memory is back",
-                    Unit::Ms,
-                ),
-                (baseline.clone(), &back(0)),
-                (side.name(), &back(index)),
-            ));
+    group.ratio("free_aa", "free, A/A", "call_ms", [plain, again]);
+    for (workers, side) in by {
+        let measure = match workers {
+            1 => "free by 1 thread".to_owned(),
+            _ => format!("free by up to {workers} threads"),
+        };
+        let name = format!("free_{workers}_workers");
+        let row = group.ratio(name, measure, "call_ms", [plain, side]);
+        if workers > 1 {
+            row.published("1.86 by default, 2.26 at best");
         }
     }
+    let sides = [plain, background];
+    group.ratio(
+        "free_background_call",
+        "free, until it returns",
+        "call_ms",
+        sides,
+    );
+    let measure = "free, until the memory is back";
+    group.ratio("free_background_back", measure, "back_ms", sides);
+    group
 }
 
-fn push_inline(
-    table: &mut Table,
-    name: &'static str,
-    measure: &'static str,
-    rounds: &[[f64; INLINE.len()]],
-) {
-    let samples = |side: usize| rounds.iter().map(|round| round[side]).collect::<Vec<_>>();
-    let [plain, again, jumbo] = [0, 1, 2].map(samples);
-    table.push(Row::ratio(
-        (format!("{name}_aa"), format!("{measure}, A/A"), Unit::Us),
-        ("plain", &plain),
-        ("plain again", &again),
-    ));
-    table.push(Row::ratio(
-        (name, measure, Unit::Us),
-        ("plain", &plain),
-        ("jumbo run", &jumbo),
-    ));
+/// A row on mappings of these sizes, unmapped by so many processes, each so many times.
+fn unmaps<'a>(
+    settings: &'a Settings,
+    (name, measure): (&str, &'static str),
+    (sizes, huge): (Vec<Bytes>, bool),
+    (processes, times): (usize, usize),
+) -> Group<'a> {
+    let mut group = Group::new(measure).laps(processes, median);
+    let all = Bytes(sizes.iter().map(|size| size.0).sum::<u64>() * times as u64);
+    let largest = sizes.iter().copied().max().unwrap_or_default();
+    let task = Task::Unmap { sizes, huge, times };
+    let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
+        let task = task.clone();
+        group.side(launch.name(), largest, move || {
+            room(&Root::host(), footprint(largest))?;
+            let sample = ask(launch, settings, &task)?;
+            if huge {
+                claim::launched(launch, &sample.memory)?;
+                claim::huge_pages(&sample.memory, MOST, all)?;
+            } else {
+                claim::base_pages(launch, &sample.memory, all)?;
+            }
+            Ok(sample.figures)
+        })
+    });
+    let again = group.again(plain);
+    group.ratio(
+        format!("{name}_aa"),
+        format!("{measure}, A/A"),
+        "unmap_us",
+        [plain, again],
+    );
+    group.ratio(name, measure, "unmap_us", [plain, jumbo]);
+    group
 }
 
-/// The medians of each of [`INLINE`], of samples that alternate, round by round.
-fn inline(
-    settings: &Settings,
-    effort: Effort,
-    (warmer, size): (&mut Warmer, Bytes),
-    progress: &dyn Progress,
-    what: &str,
-    measure: impl Fn(Launch, usize) -> Result<f64, Error>,
-) -> Result<Vec<[f64; INLINE.len()]>, Error> {
-    let rounds = settings.rounds.get();
-    let mut told = 0;
-    let samples: [Vec<f64>; INLINE.len()] = alternate(rounds * effort.processes, |lap, side| {
-        let round = lap / effort.processes + 1;
-        if round > told {
-            told = round;
-            progress.step(&format!("round {round} of {rounds}: {what}"));
+impl Freed {
+    fn found_wrong(self, freed: Option<Freeing>, size: Bytes, cpus: u64) -> Option<String> {
+        let freed = freed.unwrap_or_default();
+        let most = percent(MOST, size);
+        match self {
+            Self::Later if freed.background < most => Some(format!(
+                "{} of {size} were freed in the background",
+                freed.background
+            )),
+            Self::By(2..) if freed.gathered < most => Some(format!(
+                "{} of {size} were freed by several threads",
+                freed.gathered
+            )),
+            // Threads that find no CPU find nothing left to free.
+            Self::By(asked)
+                if freed.workers > asked.into()
+                    || (asked > 1 && freed.workers < cpus.min(asked.into())) =>
+            {
+                Some(format!("{} freed", counted(freed.workers, "thread")))
+            }
+            _ => None,
         }
-        let (launch, again) = (INLINE[side], if side == 1 { " again" } else { "" });
-        let name = format!("{what}: {}{again}", launch.name());
-        warmer.sample((&name, size), TRIES, || measure(launch, effort.times))
-    })?;
-    let of_round = |round: usize| {
-        let first = round * effort.processes;
-        samples
-            .each_ref()
-            .map(|samples| median(&samples[first..first + effort.processes]))
-    };
-    Ok((0..rounds).map(of_round).collect())
-}
-
-/// One sample of `free`.
-fn free(settings: &Settings, side: &Side, size: Bytes, cpus: usize) -> Result<FreeSample, Error> {
-    let bytes = size.0.to_string();
-    let mut words = vec!["release", bytes.as_str()];
-    if side.back == Back::Asked {
-        words.push("--back");
     }
-    let sample: FreeSample = answer(&mut child::worker(side.launch, &settings.jumbo, &words))?;
-    claim::base_pages(side.launch, &sample.memory, size)?;
-    side.check(&sample, size, cpus)?;
-    if side.back == Back::Asked && sample.back_ms.is_none() {
-        return Err(Error::NotBack(size));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_that_freed_in_another_way_is_refused() {
+        for (side, gathered, background, workers, fine) in [
+            (Freed::By(1), 0, 0, 0, true),
+            (Freed::By(1), 1000, 0, 1, true),
+            (Freed::By(1), 1000, 0, 2, false),
+            (Freed::By(4), 950, 0, 4, true),
+            (Freed::By(4), 950, 0, 3, true),
+            (Freed::By(4), 950, 0, 1, false),
+            (Freed::By(4), 950, 0, 5, false),
+            (Freed::By(4), 500, 0, 4, false),
+            (Freed::By(4), 0, 0, 0, false),
+            (Freed::Later, 1000, 1000, 2, true),
+            (Freed::Later, 1000, 100, 2, false),
+            (Freed::Plainly, 0, 0, 0, true),
+        ] {
+            let freed = Freeing {
+                gathered: Bytes(gathered),
+                background: Bytes(background),
+                workers,
+                ..Freeing::default()
+            };
+            let found = side.found_wrong(Some(freed), Bytes(1000), 2);
+            assert_eq!(found.is_none(), fine, "{side:?} {freed:?}");
+        }
     }
-    Ok(sample)
-}
-
-fn unmap_huge(settings: &Settings, launch: Launch, times: usize) -> Result<f64, Error> {
-    let size = HUGE;
-    let words = ["unmap-huge", &size.0.to_string(), &times.to_string()];
-    let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
-    claim::launched(launch, &sample.memory)?;
-    if sample.memory.huge.0 < size.0 / 100 * MOST {
-        let found = format!("{} of {size} are in huge pages", sample.memory.huge);
-        return claim::refuse(launch, found, claim::DOCTOR);
-    }
-    Ok(sample.unmap_us)
-}
-
-fn unmap_small(settings: &Settings, launch: Launch, times: usize) -> Result<f64, Error> {
-    let size = SMALL[SMALL.len() - 1];
-    let words = ["unmap-small", &times.to_string()];
-    let sample: UnmapSample = answer(&mut child::worker(launch, &settings.jumbo, &words))?;
-    claim::base_pages(launch, &sample.memory, size)?;
-    Ok(sample.unmap_us)
-}
-
-/// What a block of `size` bytes takes with its page tables and the program around it.
-fn footprint(size: Bytes) -> Bytes {
-    size + Bytes(size.0 / 50) + Bytes(64 << 20)
 }

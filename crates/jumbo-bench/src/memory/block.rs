@@ -1,4 +1,5 @@
-//! The leaf that calls `malloc`, `free`, `mmap` and `munmap` by name, as a C program would: [`Block`], [`Mapping`].
+//! The leaf that calls `malloc`, `calloc`, `free`, `mmap` and `munmap` by name, as a C program would: [`Block`],
+//! [`Mapping`], [`zeroed`]; and that looks at bytes as [`numbers`].
 //!
 //! By name, and so through libc, because that is where the preload library stands; rustix would go past it.
 //! Neither is freed when dropped: when that happens is what is measured, and the process ends soon after.
@@ -18,7 +19,7 @@ pub(crate) struct Block(Stretch);
 /// One private anonymous mapping.
 pub(crate) struct Mapping(Stretch);
 
-/// Memory that this process alone has, and no one else knows of.
+/// Memory that no other code knows of.
 struct Stretch {
     start: NonNull<u8>,
     length: usize,
@@ -58,6 +59,24 @@ impl Block {
         // SAFETY: it came from malloc, and `self` was the only one to know of it.
         unsafe { libc::free(self.0.start.as_ptr().cast()) };
     }
+}
+
+/// `calloc`, for the rest of the process's life; `None` where there is no memory.
+pub(crate) fn zeroed(size: Bytes) -> Option<&'static mut [u8]> {
+    let length = usize::try_from(size.0).ok()?;
+    // SAFETY: calloc may be called with any size.
+    let start = unsafe { libc::calloc(1, length) }.cast::<u8>();
+    let start = NonNull::new(std::hint::black_box(start))?;
+    // SAFETY: `length` bytes, all of them written by calloc, are there and are never freed, and no other code
+    // knows of them. No allocation is larger than isize::MAX.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), length) })
+}
+
+/// The numbers in `bytes`; the few bytes before the first aligned one and after the last whole one are left out.
+pub(crate) fn numbers(bytes: &mut [u8]) -> &mut [f64] {
+    // SAFETY: every pattern of bits is a number, and every number leaves bytes behind.
+    let (_, numbers, _) = unsafe { bytes.align_to_mut() };
+    numbers
 }
 
 impl Mapping {
@@ -140,7 +159,7 @@ impl Stretch {
     fn touch_at(&mut self, offset: usize) {
         if offset < self.length {
             // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
-            // nobody ever reads it: a compiler may leave out such an allocation as a whole.
+            // nothing ever reads it: a compiler may leave out such an allocation as a whole.
             unsafe { self.start.add(offset).write_volatile(1) };
         }
     }
@@ -177,6 +196,17 @@ mod tests {
         block.touch();
         block.free();
         assert!(Block::allocate(Bytes(u64::MAX)).is_none());
+    }
+
+    #[test]
+    fn numbers_in_memory_from_calloc() {
+        let bytes = zeroed(Bytes(8001)).unwrap();
+        let numbers = numbers(bytes);
+        assert_eq!(numbers.len(), 1000);
+        assert!(numbers.iter().all(|number| *number == 0.0));
+        numbers[999] = 1.5;
+        assert_eq!(bytes[7998..8000], 1.5f64.to_ne_bytes()[6..]);
+        assert!(zeroed(Bytes(u64::MAX)).is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! - [`Memory`]: what a worker says it had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
 //! - `Block`, `Mapping`: memory by `malloc` and by `mmap`, both called by name.
-//! - `Warmer`: samples whose memory is touched and let go right before. `room`: whether there is enough.
+//! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
 //!
 //! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
 
@@ -18,17 +18,11 @@ mod block;
 )]
 mod warm;
 mod watch;
-#[expect(
-    unsafe_code,
-    reason = "measures calloc, called by name; what it gives is read as numbers"
-)]
-mod zeroed;
 
-pub(crate) use block::{Block, Mapping};
+pub(crate) use block::{Block, Mapping, numbers, zeroed};
 pub use warm::Hit;
-pub(crate) use warm::{TRIES, Warmer};
+pub(crate) use warm::sample;
 pub(crate) use watch::Watch;
-pub(crate) use zeroed::{Zeroed, numbers};
 
 use std::ops::Range;
 
@@ -43,7 +37,7 @@ use crate::Error;
 use crate::machine::kib_field;
 
 /// What a process had, and whether jumbo was in it.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {
     /// Resident, in bytes, pages of a huge page pool included.
     pub resident: Bytes,
@@ -72,6 +66,17 @@ impl Memory {
         })
     }
 
+    /// What all of `some` had.
+    pub(crate) fn sum(some: impl IntoIterator<Item = Self>) -> Self {
+        let add = |one: Self, other: Self| Self {
+            resident: one.resident + other.resident,
+            huge: one.huge + other.huge,
+            hugetlb: one.hugetlb + other.hugetlb,
+            preloaded: one.preloaded || other.preloaded,
+        };
+        some.into_iter().fold(Self::default(), add)
+    }
+
     /// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have
     /// had huge ones before, in the heap of its start-up: those are not what is measured.
     ///
@@ -80,10 +85,8 @@ impl Memory {
     pub(crate) fn read_of(root: &Root, addresses: &Range<u64>) -> Result<Self, Error> {
         let smaps = Smaps::read(root, std::process::id())?;
         let mut memory = Self {
-            resident: Bytes(0),
-            huge: Bytes(0),
-            hugetlb: Bytes(0),
             preloaded: preloaded(root)?,
+            ..Self::default()
         };
         for mapping in smaps.mappings() {
             if mapping.start < addresses.end && addresses.start < mapping.end {
@@ -100,12 +103,17 @@ fn preloaded(root: &Root) -> Result<bool, Error> {
     Ok(root.read("proc/self/maps")?.contains("libjumbo_preload"))
 }
 
-/// Has this process get base pages from now on, whatever it or anybody in it advises.
+/// Has this process get base pages from now on, whatever it or a library in it advises.
 ///
 /// # Errors
 /// [`Error::BasePages`].
 pub(crate) fn base_pages_only() -> Result<(), Error> {
     disable_transparent_huge_pages(true).map_err(|errno| Error::BasePages(errno.into()))
+}
+
+/// What a block of `size` bytes takes with its page tables and the program around it.
+pub(crate) fn footprint(size: Bytes) -> Bytes {
+    size + Bytes(size.0 / 50) + Bytes(64 << 20)
 }
 
 /// That a measurement that takes `needed` at once does not meet the OOM killer: it would take a bystander as

@@ -1,4 +1,4 @@
-//! Memory touched before it is measured: [`Warmer`].
+//! Memory touched before it is measured: [`sample`].
 //!
 //! In a virtual machine with free page reporting the kernel hands free memory back to the host two seconds after it
 //! became free. The first touch after that waits for the host: one to three seconds for each GiB, where a huge page
@@ -7,7 +7,6 @@
 //! So the memory of a sample is touched and let go right before the sample. A sample whose processes had much more system
 //! time than others of the same side was hit all the same: it is taken again, and counted ([`Hit`]).
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ptr::null_mut;
 
@@ -19,8 +18,8 @@ use serde::Serialize;
 use super::available;
 use crate::Error;
 
-/// How often a sample is taken that was hit, or that another program disturbed.
-pub(crate) const TRIES: usize = 3;
+/// How often a sample is taken that was hit.
+const TRIES: usize = 3;
 
 /// A sample was hit that had so much more system time than the least of its side, and [`SLACK_MS`] beside that.
 const FACTOR: f64 = 1.25;
@@ -39,66 +38,42 @@ pub struct Hit {
     pub kept: usize,
 }
 
-/// Takes samples whose memory is warm.
-pub(crate) struct Warmer {
-    root: Root,
-    /// The least system time of a sample of each side, in milliseconds.
-    least: BTreeMap<String, f64>,
-    hit: Hit,
-}
-
-impl Warmer {
-    pub(crate) fn new(root: &Root) -> Self {
-        Self {
-            root: root.clone(),
-            least: BTreeMap::new(),
-            hit: Hit::default(),
-        }
-    }
-
-    /// A sample of `side`, which takes `size` bytes at most, in processes that `measure` waits for. Where another
-    /// program disturbed it, it is taken again, up to `tries` times in all.
-    ///
-    /// # Errors
-    /// The last one of `measure`; [`Error::Warm`], [`Error::File`].
-    pub(crate) fn sample<S>(
-        &mut self,
-        (side, size): (&str, Bytes),
-        mut tries: usize,
-        mut measure: impl FnMut() -> Result<S, Error>,
-    ) -> Result<S, Error> {
-        let mut hits = Vec::new();
-        loop {
-            warm(&self.root, size)?;
-            let before = system_ms()?;
-            let sample = measure();
-            let took = system_ms()? - before;
-            tries -= 1;
-            let sample = match sample {
-                Err(error) if error.is_disturbed() && tries > 0 => continue,
-                sample => sample?,
-            };
-            let least = self.least.entry(side.to_owned()).or_insert(took);
-            if took > *least * FACTOR + SLACK_MS {
-                hits.push(took);
-                if hits.len() < TRIES {
-                    self.hit.taken_again += 1;
-                    continue;
-                }
-                // So often in a row is no accident: the side, or the machine, takes as long now.
-                *least = hits.iter().copied().fold(took, f64::min);
-                self.hit.kept += 1;
-            } else {
-                *least = least.min(took);
+/// A sample, with `size` bytes touched right before, of processes that `measure` waits for. Where another program
+/// disturbed it, it is taken again, up to `tries` times in all. `least` is the least system time of its side so far.
+///
+/// # Errors
+/// The last one of `measure`; [`Error::Warm`], [`Error::File`].
+pub(crate) fn sample<S>(
+    root: &Root,
+    (size, mut tries): (Bytes, usize),
+    (least, hit): (&mut f64, &mut Hit),
+    measure: &dyn Fn() -> Result<S, Error>,
+) -> Result<S, Error> {
+    let mut hits = Vec::new();
+    loop {
+        warm(root, size)?;
+        let before = system_ms()?;
+        let sample = measure();
+        let took = system_ms()? - before;
+        tries = tries.saturating_sub(1);
+        let sample = match sample {
+            Err(error) if error.is_disturbed() && tries > 0 => continue,
+            sample => sample?,
+        };
+        if took <= *least * FACTOR + SLACK_MS {
+            *least = least.min(took);
+        } else {
+            hits.push(took);
+            if hits.len() < TRIES {
+                hit.taken_again += 1;
+                continue;
             }
-            self.hit.samples += 1;
-            return Ok(sample);
+            // So often in a row is no accident: the side, or the machine, takes as long now.
+            *least = hits.iter().copied().fold(took, f64::min);
+            hit.kept += 1;
         }
-    }
-
-    /// What became of all samples so far.
-    pub(crate) fn hit(&self) -> Hit {
-        self.hit
+        hit.samples += 1;
+        return Ok(sample);
     }
 }
 
@@ -137,21 +112,24 @@ fn system_ms() -> Result<f64, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::process::Command;
 
     use super::*;
 
     #[test]
     fn a_disturbed_sample_is_taken_again_a_few_times() {
-        let mut warmer = Warmer::new(&Root::host());
-        let mut calls = 0;
-        let mut fail = |times: usize, error: fn() -> Error| {
-            calls = 0;
-            let sample = warmer.sample(("a", Bytes(0)), TRIES, || {
-                calls += 1;
-                if calls > times { Ok(()) } else { Err(error()) }
+        let calls = Cell::new(0);
+        let fail = |times: usize, error: fn() -> Error| {
+            calls.set(0);
+            let (mut least, mut hit) = (f64::INFINITY, Hit::default());
+            let state = (&mut least, &mut hit);
+            let sample = sample(&Root::host(), (Bytes(0), 3), state, &|| {
+                calls.set(calls.get() + 1);
+                let fails = calls.get() <= times;
+                if fails { Err(error()) } else { Ok(()) }
             });
-            (sample.is_ok(), calls)
+            (sample.is_ok(), calls.get())
         };
         assert_eq!(fail(2, || Error::NotBack(Bytes(1))), (true, 3));
         assert_eq!(fail(9, || Error::NotBack(Bytes(1))), (false, 3));
@@ -160,37 +138,30 @@ mod tests {
 
     #[test]
     fn a_sample_that_waited_for_the_host_is_taken_again_and_counted() {
-        let mut warmer = Warmer::new(&Root::host());
-        // A process that is in the kernel for a while, or not.
-        let mut sample = |busy: &[bool]| {
-            let mut busy = busy.iter();
-            warmer
-                .sample(("a", Bytes(0)), TRIES, || {
-                    if busy.next() == Some(&true) {
-                        let count = "if=/dev/zero of=/dev/null bs=1M count=8000";
-                        let words = count.split(' ').chain(["status=none"]);
-                        Command::new("dd")
-                            .args(words)
-                            .status()
-                            .map_err(Error::Pipe)?;
-                    }
-                    Ok(())
-                })
-                .unwrap();
-            warmer.hit()
+        let (mut least, mut hit) = (f64::INFINITY, Hit::default());
+        // Processes that are in the kernel for a while, or not.
+        let mut take = |busy: &[bool]| {
+            let nth = Cell::new(0);
+            let state = (&mut least, &mut hit);
+            sample(&Root::host(), (Bytes(0), 3), state, &|| {
+                let busy = busy.get(nth.replace(nth.get() + 1)) == Some(&true);
+                let count = if busy { "count=8000" } else { "count=0" };
+                let words = [
+                    "if=/dev/zero",
+                    "of=/dev/null",
+                    "bs=1M",
+                    "status=none",
+                    count,
+                ];
+                let ended = Command::new("dd").args(words).status();
+                ended.map(drop).map_err(Error::Pipe)
+            })
+            .unwrap();
+            (hit.samples, hit.taken_again, hit.kept)
         };
-        let hit = |samples, taken_again, kept| Hit {
-            samples,
-            taken_again,
-            kept,
-        };
-        assert_eq!(sample(&[false]), hit(1, 0, 0));
-        assert_eq!(sample(&[true, false]), hit(2, 1, 0));
-        assert_eq!(sample(&[true, true, true]), hit(3, 3, 1));
-        assert_eq!(
-            sample(&[false]),
-            hit(4, 3, 1),
-            "the least is the least again"
-        );
+        assert_eq!(take(&[false]), (1, 0, 0));
+        assert_eq!(take(&[true, false]), (2, 1, 0));
+        assert_eq!(take(&[true, true, true]), (3, 3, 1));
+        assert_eq!(take(&[false]), (4, 3, 1), "the least is the least again");
     }
 }

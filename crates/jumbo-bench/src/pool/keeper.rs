@@ -1,10 +1,11 @@
-//! The kernel's pool, changed for a measurement and put back however that ends: [`keep`], a process of its own.
+//! The kernel's pool, changed for a measurement and put back however that ends: [`Host`] here, [`keep`] in a process of
+//! its own.
 //!
-//! It takes orders from whoever measures on its standard input, and puts everything back at the end of that, which
-//! comes when the one who measures ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
+//! The keeper takes orders from the process that measures on its standard input, and puts everything back at the end of
+//! that, which comes when that process ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
 //! that `jumbo pool --undo` puts back, by the record that stands in the journal before the first write.
 
-use std::io::{self, BufRead as _, Write as _};
+use std::io;
 
 use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
@@ -15,14 +16,15 @@ use serde::{Deserialize, Serialize};
 
 use super::SIZE;
 use super::worker::kernel_pool;
-use crate::Error;
+use crate::child::{self, Launch, Talk};
+use crate::worker::{Task, say};
+use crate::{Error, Settings};
 
 /// What the journal calls it.
 const COMMAND: &str = "jumbo bench pool";
 
 /// What there is to say where it could not be put back.
-pub(super) const NOT_BACK: &str =
-    "not all of it could be put back; `jumbo pool --undo` tries again";
+const NOT_BACK: &str = "not all of it could be put back; `jumbo pool --undo` tries again";
 
 /// What the kernel's pool shall have beyond what it had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,27 +35,59 @@ pub(super) struct Wanted {
     pub(super) overcommit: Pages,
 }
 
-/// What the keeper says: once when it has the pool, and after each order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
-    /// The pool is as it was ordered.
-    Done,
-    /// It is not, or is not to be had at all: why.
-    Refused(String),
+/// What the keeper says, once when it has the pool and after each order: nothing, or why the pool is not as it was
+/// ordered, or is not to be had at all.
+type Answer = Result<(), String>;
+
+/// The kernel's pool of 2 MiB pages, and the right to set it.
+pub(super) struct Host {
+    keeper: Talk,
+    now: Wanted,
+}
+
+impl Host {
+    /// Takes it; why it is not to be had is the inner error.
+    pub(super) fn take(settings: &Settings) -> Result<Result<Self, String>, Error> {
+        let mut keeper = Talk::start(child::worker(Launch::Plain, settings, &Task::Keep))?;
+        let now = Wanted::default();
+        Ok(keeper.hear::<Answer>()?.map(|()| Self { keeper, now }))
+    }
+
+    /// Sets it; why it cannot be so is the inner error.
+    pub(super) fn provide(&mut self, wanted: Wanted) -> Result<Answer, Error> {
+        if self.now == wanted {
+            return Ok(Ok(()));
+        }
+        self.now = wanted;
+        self.keeper.say(&wanted)?;
+        self.keeper.hear()
+    }
+
+    /// Has it put back.
+    pub(super) fn give_back(mut self) -> Result<(), Error> {
+        let ended = self.keeper.end();
+        ended.map_err(|_| Error::Kernel(NOT_BACK.to_owned()))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // The keeper puts back what it has, and says itself where that fails.
+        let _ = self.keeper.end();
+    }
 }
 
 /// Takes the kernel's pool and sets it as each line of the standard input says; puts it back at the end of that.
 ///
 /// # Errors
 /// [`Error::Kernel`] where it is not all put back, [`Error::Pipe`], [`Error::File`].
-pub(super) fn keep() -> Result<(), Error> {
-    // Of the terminal's signals, and of those to the whole group; whoever stops the others ends our input.
+pub(crate) fn keep() -> Result<(), Error> {
+    // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
     let _ = rustix::process::setsid();
     let _deaf = Signals::take().map_err(Error::Pipe)?;
 
     let root = Root::host();
-    let refused = |why: String| say(&Answer::Refused(why));
+    let refused = |why: String| say(&Answer::Err(why));
     let Some(pool) = kernel_pool(&root)? else {
         return refused(format!("the kernel has no pool of {SIZE} pages"));
     };
@@ -81,57 +115,37 @@ pub(super) fn keep() -> Result<(), Error> {
     };
     // Whatever goes wrong from here on ends the orders, and nothing but that.
     let _ = obey(&mut steering, pool.persistent(), pool.overcommit);
-    let undone = steering
-        .put_back(&mut ())
-        .map_err(|error| Error::Kernel(error.to_string()))?;
-    if undone.complete {
-        return Ok(());
+    match steering.put_back(&mut ()) {
+        Ok(undone) if undone.complete => Ok(()),
+        Ok(_) => Err(Error::Kernel(NOT_BACK.to_owned())),
+        Err(error) => Err(Error::Kernel(error.to_string())),
     }
-    Err(Error::Kernel(NOT_BACK.to_owned()))
 }
 
 /// Does as it is told until there are no more orders.
 fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Result<(), Error> {
-    say(&Answer::Done)?;
-    for order in io::stdin().lock().lines() {
+    say(&Answer::Ok(()))?;
+    for order in io::stdin().lines() {
         let order = order.map_err(Error::Pipe)?;
         let wanted: Wanted =
             serde_json::from_str(&order).map_err(|error| Error::Pipe(error.into()))?;
-        let wanted = Wanted {
-            persistent: Pages(persistent.0 + wanted.persistent.0),
-            overcommit: Pages(overcommit.0 + wanted.overcommit.0),
-        };
-        say(&match set(steering, wanted) {
-            Ok(()) => Answer::Done,
-            Err(why) => Answer::Refused(why),
-        })?;
+        let overcommit = Pages(overcommit.0 + wanted.overcommit.0);
+        let persistent = Pages(persistent.0 + wanted.persistent.0);
+        let done = set(steering, What::Overcommit, overcommit)
+            .and_then(|()| set(steering, What::Persistent, persistent));
+        say(&done)?;
     }
     Ok(())
 }
 
-fn set(steering: &mut Steering<'_>, wanted: Wanted) -> Result<(), String> {
-    let numbers = [
-        (What::Overcommit, wanted.overcommit),
-        (What::Persistent, wanted.persistent),
-    ];
-    for (what, to) in numbers {
-        let written = steering
-            .set(what, to, &mut ())
-            .map_err(|error| error.to_string())?;
-        if written.after < to {
-            let reasons = written.shortage.map_or(Vec::new(), |short| short.reasons);
-            let came = format!("{} of {} came", written.after, counted(to.0, "page"));
-            let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
-            return Err(why.join("; "));
-        }
+fn set(steering: &mut Steering<'_>, what: What, to: Pages) -> Answer {
+    let written = steering.set(what, to, &mut ());
+    let written = written.map_err(|error| error.to_string())?;
+    if written.after >= to {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Tells the one who asked.
-pub(super) fn say(what: &impl Serialize) -> Result<(), Error> {
-    let line = serde_json::to_string(what).map_err(|error| Error::Pipe(error.into()))?;
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}").map_err(Error::Pipe)?;
-    out.flush().map_err(Error::Pipe)
+    let reasons = written.shortage.map_or(Vec::new(), |short| short.reasons);
+    let came = format!("{} of {} came", written.after, counted(to.0, "page"));
+    let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
+    Err(why.join("; "))
 }

@@ -11,36 +11,37 @@
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
 //! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`host`).
+//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
 
-mod host;
 mod keeper;
-mod plan;
 mod stream;
-mod task;
-pub mod worker;
+mod supply;
+mod worker;
 
+pub(crate) use keeper::keep;
+pub(crate) use supply::{Arrays, Counted, Supply, Way};
+pub(crate) use worker::{exchange, first_use, stream};
+
+use std::cell::RefCell;
 use std::num::NonZeroUsize;
-use std::path::Path;
-use std::process::Command;
 
 use jumbo::kernel::Root;
+use jumbo::policy::ReaperMode;
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
-use crate::child::{self, answer};
-use crate::heap::worker::LoadSample;
+use crate::child::{Launch, Options, ask};
+use crate::group::Group;
+use crate::heap::TOTAL;
 use crate::machine::Machine;
-use crate::memory::{TRIES, Warmer, room};
-use crate::rounds::alternate_all;
-use crate::table::{Row, Table, Unit};
-use crate::{Error, Progress, Settings};
-use host::Host;
-use plan::Side;
-use stream::KERNELS;
-use task::{
-    Arrays, ExchangeSample, FirstSample, Provision, Sample, Source, StreamSample, Supply, Task, Way,
-};
+use crate::memory::room;
+use crate::stats::least;
+use crate::table::Table;
+use crate::worker::Task;
+use crate::{Error, Progress, Settings, group};
+use keeper::{Host, Wanted};
+use stream::{ALL, KERNELS};
+use supply::{Expected, Provision, Source};
 
 /// The size of the pages.
 const SIZE: PageSize = PageSize::SIZE_2M;
@@ -51,17 +52,20 @@ pub const MIN_SIZE: Bytes = Bytes(48 << 20);
 /// The small arrays, all three: what a large cache holds, and what the TLB holds with huge pages only.
 const SMALL: Bytes = Bytes(24 << 20);
 
-/// How often STREAM runs over large arrays, and over small ones, which take less time.
-const PASSES: [usize; 2] = [6, 200];
+/// A process's arrays lie in memory that is as fast as the host made it, so of STREAM the best of so many processes is a
+/// sample, for each kernel, from arrays of this size on: who measures small ones wants to know soon.
+const LAPS: usize = 3;
+const LARGE: Bytes = Bytes(1 << 30);
 
 /// How many pages are used for the first time, and how often that is repeated.
 const FIRST: Pages = Pages(128);
 const TIMES: usize = 5;
 
-/// A process's arrays lie in memory that is as fast as the host made it, so of STREAM the best of so many processes is a
-/// sample, for each kernel, from arrays of this size on: whoever measures small ones wants to know soon.
-const LAPS: usize = 3;
-const LARGE: Bytes = Bytes(1 << 30);
+/// How many pages a pool has whose pages are had and given back.
+const EXCHANGED: Pages = Pages(64);
+
+/// What a heap takes beside what the program asks for.
+const BESIDE: Bytes = Bytes(64 << 20);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -80,26 +84,24 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     let root = Root::host();
     let machine = Machine::read(&root)?;
     let size = load.size.whole_pages(SIZE).bytes(SIZE);
-    room(&root, footprint(size))?;
-    let rounds = settings.rounds.get();
+    // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
+    room(&root, size + size + Bytes(256 << 20))?;
     let threads: Vec<usize> = load.threads.iter().map(|n| n.get()).collect();
     let most = threads.iter().copied().max().unwrap_or(1);
     let what = format!(
         "three arrays of {SMALL} and of {size} in all, {}",
         counted(most as u64, "thread")
     );
-    let mut table = Table::new("pool", what, rounds, machine);
+    let mut table = Table::new("pool", what, settings, machine);
 
     let mut bench = Bench {
         settings,
-        progress,
-        warmer: Warmer::new(&root),
-        host: None,
+        host: RefCell::new(None),
         sources: Vec::new(),
     };
     match host(settings, size.whole_pages(SIZE))? {
         Ok(host) => {
-            bench.host = Some(host);
+            bench.host = RefCell::new(Some(host));
             bench.sources.push(Source::Hugetlb);
         }
         Err(why) => table.missing("pages of the kernel's pool (hugetlb)", why),
@@ -108,29 +110,14 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
         Ok(_) => bench.sources.push(Source::Thp),
         Err(why) => table.missing("transparent huge pages (thp)", why.to_string()),
     }
-
-    let streams = [(size, PASSES[0]), (SMALL, PASSES[1])]
-        .map(|(size, passes)| stream_sides(&bench.sources, size, most, passes));
-    let laps = [if size >= LARGE { LAPS } else { 1 }, 1];
-    let firsts = first_sides(&bench.sources);
-    let exchanges = exchange_sides(&bench.sources, &threads);
-    let loads = load_sides(&bench.sources, size);
-    let groups = streams.iter().chain([&firsts, &exchanges, &loads]);
-    let steps = groups.map(Vec::len).sum::<usize>() * (rounds + 1);
-    let more = streams[0].len() * rounds * (laps[0] - 1);
-    progress.begin(steps + more);
-
-    for ((sides, laps), small) in streams.iter().zip(laps).zip(["", "_small"]) {
-        let samples = bench.laps(laps, "STREAM", sides)?;
-        push_streams(&mut table, &bench.sources, sides, &samples, small);
-    }
-    let samples = bench.rounds::<FirstSample>("first use", &firsts)?;
-    push_firsts(&mut table, &bench.sources, &firsts, &samples);
-    let samples = bench.rounds::<ExchangeSample>("take and give", &exchanges)?;
-    push_exchanges(&mut table, &bench.sources, &exchanges, &samples, &threads);
-    let samples = bench.rounds::<LoadSample>("heap", &loads)?;
-    push_loads(&mut table, &bench.sources, &loads, &samples);
-    table.set_hit(bench.warmer.hit());
+    let groups = vec![
+        bench.streams(size, most),
+        bench.streams(SMALL, most),
+        bench.first_uses(),
+        bench.exchanges(&threads),
+        bench.loads(size),
+    ];
+    let table = group::measure(settings, progress, table, groups)?;
     if let Some(host) = bench.host.take() {
         host.give_back()?;
     }
@@ -139,199 +126,311 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
 
 /// The kernel's pool, if it can have so many pages more; else why not.
 fn host(settings: &Settings, pages: Pages) -> Result<Result<Host, String>, Error> {
-    let mut host = match Host::take(&settings.jumbo)? {
+    let mut host = match Host::take(settings)? {
         Ok(host) => host,
         Err(why) => return Ok(Err(why)),
     };
     // What cannot be had is better known now than in the middle.
-    let wanted = keeper::Wanted {
+    let wanted = Wanted {
         persistent: pages,
         overcommit: pages,
     };
-    let provided = host.provide(wanted)?;
-    Ok(provided.map(|()| host))
+    Ok(host.provide(wanted)?.map(|()| host))
 }
 
-/// The command that starts a worker on the task of a side.
-fn worker_command(jumbo: &Path, side: &Side) -> Command {
-    let task = serde_json::to_string(&side.task).unwrap_or_default();
-    child::worker(side.launch(), jumbo, &["pool", &task])
-}
-
-/// A measurement under way.
+/// What the sides have in common.
 struct Bench<'a> {
     settings: &'a Settings,
-    progress: &'a dyn Progress,
-    warmer: Warmer,
-    host: Option<Host>,
+    /// `None` where the kernel's pool is not to be had.
+    host: RefCell<Option<Host>>,
     /// The sources that are to be had.
     sources: Vec<Source>,
 }
 
-impl Bench<'_> {
-    /// The samples of each side, one a round; those of a first round that warms up are left out.
-    fn rounds<T: Sample>(&mut self, what: &str, sides: &[Side]) -> Result<Vec<Vec<T>>, Error> {
-        self.alternate(self.settings.rounds.get(), what, sides)
-    }
-
-    /// The same where a sample is the best of so many, each side's in turn.
-    fn laps(
-        &mut self,
-        laps: usize,
-        what: &str,
-        sides: &[Side],
-    ) -> Result<Vec<Vec<StreamSample>>, Error> {
-        let rounds = self.settings.rounds.get() * laps;
-        let samples = self.alternate::<StreamSample>(rounds, what, sides)?;
-        let best = |some: &[StreamSample]| some.iter().copied().reduce(StreamSample::best);
-        let of_side = |samples: Vec<StreamSample>| samples.chunks(laps).filter_map(best).collect();
-        Ok(samples.into_iter().map(of_side).collect())
-    }
-
-    fn alternate<T: Sample>(
-        &mut self,
-        rounds: usize,
-        what: &str,
-        sides: &[Side],
-    ) -> Result<Vec<Vec<T>>, Error> {
-        let mut samples = alternate_all(rounds + 1, sides.len(), |round, side| {
-            let side = &sides[side];
-            let what = format!("{what}: {}", side.name());
-            self.progress.step(&match round {
-                0 => format!("warm-up: {what}"),
-                _ => format!("round {round} of {rounds}: {what}"),
-            });
-            self.sample(&what, side)
-        })?;
-        for samples in &mut samples {
-            samples.remove(0);
-        }
-        Ok(samples)
-    }
-
-    fn sample<T: Sample>(&mut self, what: &str, side: &Side) -> Result<T, Error> {
-        let (settings, host) = (self.settings, &mut self.host);
-        self.warmer.sample((what, side.size()), TRIES, || {
-            if let Some(host) = host {
-                let wanted = side.wanted().unwrap_or_default();
+impl<'a> Bench<'a> {
+    /// Adds a side whose programs need that of the kernel's pool, take `size` bytes and must show what is expected.
+    fn side(
+        &'a self,
+        group: &mut Group<'a>,
+        name: String,
+        (launch, task): (Launch, Task),
+        (wanted, size): (Wanted, Bytes),
+        expected: Expected,
+    ) -> usize {
+        group.side(name, size, move || {
+            if let Some(host) = &mut *self.host.borrow_mut() {
                 host.provide(wanted)?.map_err(Error::Kernel)?;
             }
-            let sample: T = answer(&mut worker_command(&settings.jumbo, side))?;
-            side.check(sample.memory(), sample.counted())?;
-            Ok(sample)
+            let sample = ask(launch, self.settings, &task)?;
+            expected.check(launch, &sample)?;
+            Ok(sample.figures)
         })
     }
-}
 
-/// The baseline, the baseline again, and for each source the preallocated and the dynamic side.
-fn stream_sides(sources: &[Source], size: Bytes, threads: usize, passes: usize) -> Vec<Side> {
-    let on = |arrays| Task::Stream {
-        arrays,
-        size,
-        threads,
-        passes,
-    };
-    let mut sides = vec![
-        Side::new(on(Arrays::BasePages)),
-        Side::again(on(Arrays::BasePages)),
-    ];
-    for &source in sources {
-        for provision in [Provision::Held, Provision::Surplus] {
-            let supply = Supply { source, provision };
-            sides.push(Side::new(on(match source {
-                Source::Hugetlb => Arrays::Heap(supply),
-                Source::Thp => Arrays::Region(supply),
-            })));
-        }
-    }
-    sides
-}
-
-fn first_sides(sources: &[Source]) -> Vec<Side> {
-    let of = |source, provision| Task::FirstUse {
-        supply: Supply { source, provision },
-        pages: FIRST,
-        times: TIMES,
-    };
-    let mut sides = Vec::new();
-    for &source in sources {
-        if source == Source::Hugetlb {
-            sides.push(Side::new(of(source, Provision::Persistent)));
-            sides.push(Side::again(of(source, Provision::Persistent)));
-        }
-        sides.push(Side::new(of(source, Provision::Held)));
-        sides.push(Side::new(of(source, Provision::Surplus)));
-    }
-    sides
-}
-
-fn exchange_sides(sources: &[Source], threads: &[usize]) -> Vec<Side> {
-    let mut sides = Vec::new();
-    for &source in sources {
-        let maps: &[Way] = match source {
-            Source::Hugetlb => &[Way::Map, Way::MapTouched],
-            Source::Thp => &[Way::MapThp],
+    /// The baseline, the baseline again, and for each source the preallocated and the dynamic side.
+    fn streams(&'a self, size: Bytes, threads: usize) -> Group<'a> {
+        let (small, arrays, passes) = match size {
+            SMALL => ("_small", "small", 200),
+            _ => ("", "large", 6),
         };
-        let ways = maps.iter().copied();
-        let ways: Vec<_> = ways
-            .chain([Way::Take(source), Way::TakeZeroed(source)])
-            .collect();
-        for &threads in threads {
-            let of = |way| Task::Exchange { way, threads };
-            sides.extend(ways.iter().map(|&way| Side::new(of(way))));
-            if threads == 1 {
-                sides.push(Side::again(of(ways[0])));
+        let laps = if size >= LARGE { LAPS } else { 1 };
+        let mut group = Group::new("STREAM").laps(laps, least);
+        let on = |arrays| Task::Stream {
+            arrays,
+            size,
+            threads,
+            passes,
+        };
+        let what = (Launch::Plain, on(Arrays::BasePages));
+        let expected = Expected {
+            size,
+            ..Expected::default()
+        };
+        let name = "base pages".to_owned();
+        let base = self.side(&mut group, name, what, (Wanted::default(), size), expected);
+        let again = group.again(base);
+        let (all, measure) = (ALL, format!("all kernels, {arrays} arrays"));
+        let aa = (format!("stream{small}_aa"), format!("{measure}, A/A"));
+        group.ratio(aa.0, aa.1, all, [base, again]);
+
+        for &source in &self.sources {
+            let sides = [
+                ("preallocated", Provision::Held),
+                ("dynamic", Provision::Surplus),
+            ];
+            let [held, dynamic] = sides.map(|(called, provision)| {
+                let supply = Supply::of(source, provision);
+                let pool = format!("{called} {}", source.name());
+                let (name, what, pages, expected) = match source {
+                    Source::Hugetlb => (
+                        format!("jumbo run --pool, {pool}"),
+                        (on_pool(size, false), on(Arrays::Heap(supply))),
+                        pool_of(size),
+                        supply.expected_of_heap(size),
+                    ),
+                    Source::Thp => (
+                        format!("region of a {pool} pool"),
+                        (Launch::Plain, on(Arrays::Region(supply))),
+                        size,
+                        supply.expected(size.whole_pages(SIZE)),
+                    ),
+                };
+                let wanted = supply.wanted(pages.whole_pages(SIZE));
+                self.side(&mut group, name, what, (wanted, size), expected)
+            });
+            let name = |name: &str| format!("{name}{}{small}", suffix(source));
+            let is_large = small.is_empty();
+            for (called, sides, published) in [
+                ("preallocated_vs_baseline", [base, held], "up to 1.46"),
+                ("dynamic_vs_preallocated", [held, dynamic], "0.994"),
+            ] {
+                let row = group.ratio(name(called), measure.as_str(), all, sides);
+                if is_large {
+                    row.published(published);
+                }
+            }
+            // One source shows which kernel gains what.
+            for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
+                let kernel = figure.trim_end_matches("_ms");
+                let measure = format!("{kernel}, {arrays} arrays");
+                let [before, after] =
+                    ["preallocated", "dynamic"].map(|p| name(&format!("{kernel}_{p}")));
+                group.ratio(before, measure.as_str(), figure, [base, held]);
+                group.ratio(after, measure, figure, [held, dynamic]);
+            }
+            if is_large {
+                let measure = "arrays made and touched";
+                group.ratio(
+                    name("start_preallocated"),
+                    measure,
+                    "start_ms",
+                    [base, held],
+                );
+                group.ratio(name("start_dynamic"), measure, "start_ms", [base, dynamic]);
+                group
+                    .ratio(
+                        name("faults_dynamic"),
+                        "page faults",
+                        "faults",
+                        [base, dynamic],
+                    )
+                    .published("196");
             }
         }
+        group
     }
-    sides
-}
 
-/// Plain, plain again, and on a pool of each source.
-fn load_sides(sources: &[Source], size: Bytes) -> Vec<Side> {
-    let of = |pool| Task::Load { size, pool };
-    let mut sides = vec![Side::new(of(None)), Side::again(of(None))];
-    sides.extend(sources.iter().map(|&source| Side::new(of(Some(source)))));
-    sides
-}
-
-/// Rows of one group: sides found by what they do, with one figure of their samples.
-struct Rows<'a, T> {
-    sides: &'a [Side],
-    samples: &'a [Vec<T>],
-}
-
-impl<T> Rows<'_, T> {
-    /// A row that holds two sides against each other; none where one of them was not measured.
-    fn push(
-        &self,
-        table: &mut Table,
-        (name, measure, unit): (String, String, Unit),
-        [baseline, candidate]: [Side; 2],
-        figure: impl Fn(&T) -> f64,
-        published: Option<&'static str>,
-    ) {
-        let side = |side: Side| {
-            let at = self.sides.iter().position(|other| *other == side)?;
-            Some((
-                side.name(),
-                self.samples[at].iter().map(&figure).collect::<Vec<_>>(),
-            ))
-        };
-        if let (Some((before, baseline)), Some((after, candidate))) =
-            (side(baseline), side(candidate))
-        {
-            let row = Row::ratio(
-                (name, measure, unit),
-                (before, &baseline[..]),
-                (after, &candidate[..]),
-            );
-            table.push(match published {
-                Some(figure) => row.published(figure),
-                None => row,
-            });
+    fn first_uses(&'a self) -> Group<'a> {
+        let mut group = Group::new("first use");
+        for &source in &self.sources {
+            let mut side = |called: &str, provision| {
+                let supply = Supply::of(source, provision);
+                let task = Task::FirstUse {
+                    supply,
+                    pages: FIRST,
+                    times: TIMES,
+                };
+                let needs = (supply.wanted(FIRST), FIRST.bytes(SIZE));
+                let name = format!("{called} ({})", source.name());
+                let what = (Launch::Plain, task);
+                self.side(&mut group, name, what, needs, supply.expected(FIRST))
+            };
+            let held = side("held", Provision::Held);
+            let surplus = side("surplus", Provision::Surplus);
+            if source == Source::Hugetlb {
+                let persistent = side("persistent", Provision::Persistent);
+                let again = group.again(persistent);
+                let measure = "first use of a page";
+                let aa = format!("{measure}, A/A");
+                group.ratio("first_use_aa", aa, "page_us", [persistent, again]);
+                group.ratio(
+                    "surplus_vs_persistent",
+                    measure,
+                    "page_us",
+                    [persistent, surplus],
+                );
+            }
+            let name = format!("held_vs_surplus{}", suffix(source));
+            group.ratio(name, "use of a page", "page_us", [surplus, held]);
         }
+        group
     }
+
+    fn exchanges(&'a self, threads: &[usize]) -> Group<'a> {
+        let mut group = Group::new("take and give");
+        for (&source, &threads) in self
+            .sources
+            .iter()
+            .flat_map(|s| threads.iter().map(move |n| (s, n)))
+        {
+            let (by, called) = match threads {
+                1 => (String::new(), "by 1 thread".to_owned()),
+                _ => (
+                    format!("_{threads}_threads"),
+                    format!("by {threads} threads"),
+                ),
+            };
+            let mut side = |way: Way| {
+                let task = Task::Exchange { way, threads };
+                let size = EXCHANGED.bytes(SIZE);
+                let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
+                let expected = way.expected(EXCHANGED);
+                let what = (Launch::Plain, task);
+                self.side(&mut group, way.name(), what, (wanted, size), expected)
+            };
+            let take = side(Way::Take(source));
+            let zeroed = side(Way::TakeZeroed(source));
+            let (first, rows) = match source {
+                Source::Hugetlb => {
+                    let (map, touched) = (side(Way::Map), side(Way::MapTouched));
+                    let rows = vec![
+                        (
+                            "take_give_vs_mmap",
+                            "a page, content unspecified",
+                            [map, take],
+                        ),
+                        (
+                            "take_give_vs_mmap_touched",
+                            "a page, and a touch",
+                            [touched, take],
+                        ),
+                        (
+                            "take_give_zeroed_vs_mmap",
+                            "a page of zeroes",
+                            [touched, zeroed],
+                        ),
+                    ];
+                    (map, rows)
+                }
+                Source::Thp => {
+                    let map = side(Way::MapThp);
+                    let rows = vec![
+                        ("take_give_vs_mmap_thp", "a page, and a touch", [map, take]),
+                        (
+                            "take_give_zeroed_vs_mmap_thp",
+                            "a page of zeroes",
+                            [map, zeroed],
+                        ),
+                    ];
+                    (map, rows)
+                }
+            };
+            if threads == 1 {
+                let again = group.again(first);
+                let (name, measure) = (
+                    format!("mmap{}_aa", suffix(source)),
+                    format!("a page, {called}, A/A"),
+                );
+                group.ratio(name, measure, "page_ns", [first, again]);
+            }
+            for (name, measure, sides) in rows {
+                group.ratio(
+                    format!("{name}{by}"),
+                    format!("{measure}, {called}"),
+                    "page_ns",
+                    sides,
+                );
+            }
+        }
+        group
+    }
+
+    /// The load of the heap's table: plain, plain again, and on a pool of each source.
+    fn loads(&'a self, size: Bytes) -> Group<'a> {
+        let mut group = Group::new("heap");
+        let mut side = |name: String, launch, wanted, source, size_on_it| {
+            let expected = Expected {
+                source,
+                size: size_on_it,
+                ..Expected::default()
+            };
+            let what = (launch, Task::Load { size });
+            self.side(&mut group, name, what, (wanted, size), expected)
+        };
+        let plain = side(
+            "plain".to_owned(),
+            Launch::Plain,
+            Wanted::default(),
+            None,
+            Bytes(0),
+        );
+        let on_pools = self.sources.iter().map(|&source| {
+            let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
+            // What alignment wastes.
+            let most = Bytes(size.0 / 4 * 5);
+            let held = pool_of(most).whole_pages(SIZE);
+            let wanted = Supply::of(source, Provision::Held).wanted(held);
+            (
+                source,
+                side(name, on_pool(most, true), wanted, Some(source), size),
+            )
+        });
+        let on_pools: Vec<_> = on_pools.collect();
+        let again = group.again(plain);
+        let measure = "objects allocated, chased, freed";
+        group.ratio("heap_aa", format!("{measure}, A/A"), TOTAL, [plain, again]);
+        for (source, side) in on_pools {
+            let name = format!("heap_pool_vs_plain{}", suffix(source));
+            group.ratio(name, measure, TOTAL, [plain, side]);
+        }
+        group
+    }
+}
+
+/// `jumbo run --pool` for a program that asks for `size` bytes.
+fn on_pool(size: Bytes, mimalloc: bool) -> Launch {
+    Launch::Jumbo(Options {
+        pool: Some(pool_of(size)),
+        mimalloc,
+        // The pages must be back when the next sample begins.
+        reaper: Some(ReaperMode::Off),
+        ..Options::NONE
+    })
+}
+
+/// What `--pool` is told: what the program asks for, and what its allocator needs beside that.
+fn pool_of(size: Bytes) -> Bytes {
+    (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
 }
 
 /// What is added to the names of rows on a source. The kernel's pool is what the mechanism was made for.
@@ -340,269 +439,4 @@ fn suffix(source: Source) -> &'static str {
         Source::Hugetlb => "",
         Source::Thp => "_thp",
     }
-}
-
-fn push_streams(
-    table: &mut Table,
-    sources: &[Source],
-    sides: &[Side],
-    samples: &[Vec<StreamSample>],
-    small: &str,
-) {
-    let rows = Rows { sides, samples };
-    let arrays = if small.is_empty() { "large" } else { "small" };
-    let (baseline, again) = (sides[0], sides[1]);
-    let all = StreamSample::kernels_ms;
-    let what = format!("all kernels, {arrays} arrays");
-    rows.push(
-        table,
-        (
-            format!("stream{small}_aa"),
-            format!("{what}, A/A"),
-            Unit::Ms,
-        ),
-        [baseline, again],
-        all,
-        None,
-    );
-    for (&source, pair) in sources.iter().zip(sides[2..].chunks_exact(2)) {
-        let (held, dynamic) = (pair[0], pair[1]);
-        let name = |name: &str| format!("{name}{}{small}", suffix(source));
-        let [published_held, published_dynamic] = match small {
-            "" => [Some("up to 1.46"), Some("0.994")],
-            _ => [None, None],
-        };
-        rows.push(
-            table,
-            (name("preallocated_vs_baseline"), what.clone(), Unit::Ms),
-            [baseline, held],
-            all,
-            published_held,
-        );
-        rows.push(
-            table,
-            (name("dynamic_vs_preallocated"), what.clone(), Unit::Ms),
-            [held, dynamic],
-            all,
-            published_dynamic,
-        );
-        let kernels = KERNELS.iter().enumerate();
-        // One source shows which kernel gains what.
-        for (kernel, called) in kernels.filter(|_| source == sources[0]) {
-            let time = |sample: &StreamSample| sample.kernel_ms[kernel];
-            let what = format!("{called}, {arrays} arrays");
-            rows.push(
-                table,
-                (
-                    name(&format!("{called}_preallocated")),
-                    what.clone(),
-                    Unit::Ms,
-                ),
-                [baseline, held],
-                time,
-                None,
-            );
-            rows.push(
-                table,
-                (name(&format!("{called}_dynamic")), what, Unit::Ms),
-                [held, dynamic],
-                time,
-                None,
-            );
-        }
-        if !small.is_empty() {
-            continue;
-        }
-        let start = |sample: &StreamSample| sample.start_ms;
-        let what = "arrays made and touched".to_owned();
-        rows.push(
-            table,
-            (name("start_preallocated"), what.clone(), Unit::Ms),
-            [baseline, held],
-            start,
-            None,
-        );
-        rows.push(
-            table,
-            (name("start_dynamic"), what, Unit::Ms),
-            [baseline, dynamic],
-            start,
-            None,
-        );
-        rows.push(
-            table,
-            (
-                name("faults_dynamic"),
-                "page faults".to_owned(),
-                Unit::Faults,
-            ),
-            [baseline, dynamic],
-            |sample| sample.faults as f64,
-            Some("196"),
-        );
-    }
-}
-
-fn push_firsts(
-    table: &mut Table,
-    sources: &[Source],
-    sides: &[Side],
-    samples: &[Vec<FirstSample>],
-) {
-    let rows = Rows { sides, samples };
-    let first = first_sides(sources);
-    let find = |source, provision| {
-        first.iter().copied().find(|side| {
-            matches!(side.task, Task::FirstUse { supply, .. } if supply == Supply { source, provision })
-        })
-    };
-    let time = |sample: &FirstSample| sample.page_us;
-    for &source in sources {
-        let name = |name: &str| format!("{name}{}", suffix(source));
-        let (held, surplus) = (
-            find(source, Provision::Held),
-            find(source, Provision::Surplus),
-        );
-        if let (Some(persistent), Some(surplus)) = (find(source, Provision::Persistent), surplus) {
-            let again = Side::again(persistent.task);
-            let what = "first use of a page".to_owned();
-            rows.push(
-                table,
-                (name("first_use_aa"), format!("{what}, A/A"), Unit::Us),
-                [persistent, again],
-                time,
-                None,
-            );
-            rows.push(
-                table,
-                (name("surplus_vs_persistent"), what, Unit::Us),
-                [persistent, surplus],
-                time,
-                None,
-            );
-        }
-        if let (Some(held), Some(surplus)) = (held, surplus) {
-            rows.push(
-                table,
-                (
-                    name("held_vs_surplus"),
-                    "use of a page".to_owned(),
-                    Unit::Us,
-                ),
-                [surplus, held],
-                time,
-                None,
-            );
-        }
-    }
-}
-
-fn push_exchanges(
-    table: &mut Table,
-    sources: &[Source],
-    sides: &[Side],
-    samples: &[Vec<ExchangeSample>],
-    threads: &[usize],
-) {
-    let rows = Rows { sides, samples };
-    let time = |sample: &ExchangeSample| sample.page_ns;
-    let of = |way, threads| Task::Exchange { way, threads };
-    for &source in sources {
-        for &number in threads {
-            let (by, called) = match number {
-                1 => (String::new(), "by 1 thread".to_owned()),
-                _ => (format!("_{number}_threads"), format!("by {number} threads")),
-            };
-            let (take, zeroed) = (Way::Take(source), Way::TakeZeroed(source));
-            let compared: &[(&str, &str, Way, Way)] = match source {
-                Source::Hugetlb => &[
-                    (
-                        "take_give_vs_mmap",
-                        "a page, content unspecified",
-                        Way::Map,
-                        take,
-                    ),
-                    (
-                        "take_give_vs_mmap_touched",
-                        "a page, and a touch",
-                        Way::MapTouched,
-                        take,
-                    ),
-                    (
-                        "take_give_zeroed_vs_mmap",
-                        "a page of zeroes",
-                        Way::MapTouched,
-                        zeroed,
-                    ),
-                ],
-                Source::Thp => &[
-                    (
-                        "take_give_vs_mmap_thp",
-                        "a page, and a touch",
-                        Way::MapThp,
-                        take,
-                    ),
-                    (
-                        "take_give_zeroed_vs_mmap_thp",
-                        "a page of zeroes",
-                        Way::MapThp,
-                        zeroed,
-                    ),
-                ],
-            };
-            let first = compared[0].2;
-            rows.push(
-                table,
-                (
-                    format!("mmap{}_aa", suffix(source)),
-                    format!("a page, {called}, A/A"),
-                    Unit::Ns,
-                ),
-                [Side::new(of(first, number)), Side::again(of(first, number))],
-                time,
-                None,
-            );
-            for &(name, measure, before, after) in compared {
-                rows.push(
-                    table,
-                    (
-                        format!("{name}{by}"),
-                        format!("{measure}, {called}"),
-                        Unit::Ns,
-                    ),
-                    [before, after].map(|way| Side::new(of(way, number))),
-                    time,
-                    None,
-                );
-            }
-        }
-    }
-}
-
-fn push_loads(table: &mut Table, sources: &[Source], sides: &[Side], samples: &[Vec<LoadSample>]) {
-    let rows = Rows { sides, samples };
-    let all = LoadSample::total_ms;
-    let what = "objects allocated, chased, freed".to_owned();
-    rows.push(
-        table,
-        ("heap_aa".to_owned(), format!("{what}, A/A"), Unit::Ms),
-        [sides[0], sides[1]],
-        all,
-        None,
-    );
-    for (&source, &side) in sources.iter().zip(&sides[2..]) {
-        let name = format!("heap_pool_vs_plain{}", suffix(source));
-        rows.push(
-            table,
-            (name, what.clone(), Unit::Ms),
-            [sides[0], side],
-            all,
-            None,
-        );
-    }
-}
-
-/// What the arrays take beside the pages that the kernel's pool may hold for the next side, and the program around.
-fn footprint(size: Bytes) -> Bytes {
-    size + size + Bytes(256 << 20)
 }

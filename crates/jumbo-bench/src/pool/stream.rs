@@ -6,8 +6,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The kernels, in their order.
-pub(super) const KERNELS: [&str; 4] = ["copy", "scale", "add", "triad"];
+/// The figures of the kernels, in their order...
+pub(super) const KERNELS: [&str; 4] = ["copy_ms", "scale_ms", "add_ms", "triad_ms"];
+
+/// ... and all of them, added.
+pub(super) const ALL: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 
 /// What `scale` and `triad` multiply by. Chosen so that the numbers neither grow nor vanish.
 const SCALAR: f64 = 0.4;
@@ -60,7 +63,7 @@ pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<T
     let mut all: Option<Times> = None;
     for run in runs {
         let times = run.unwrap_or(Err(f64::NAN))?;
-        // They started and ended together; whoever saw it take longest saw all of it.
+        // They started and ended together; the thread that saw it take longest saw all of it.
         let whole = all.get_or_insert(times);
         whole.touch = whole.touch.max(times.touch);
         for (whole, best) in whole.best.iter_mut().zip(times.best) {
@@ -154,7 +157,7 @@ impl Meeting {
         let mut spins = 0u32;
         while self.came.load(Ordering::Acquire) < (turn + 1) * self.threads {
             spins += 1;
-            // Whoever is missing may need this CPU.
+            // The thread that is missing may need this CPU.
             if spins.is_multiple_of(1 << 12) {
                 std::thread::yield_now();
             }
@@ -173,7 +176,7 @@ mod tests {
             let mut memory = vec![7.0; 3 * (GAP + 1003)];
             let times = run(&mut memory, threads, 3).unwrap();
             assert!(times.best.iter().all(|best| *best < Duration::MAX));
-            // What lies between the arrays is nobody's.
+            // What lies between the arrays belongs to none of them.
             assert_eq!(
                 memory.iter().filter(|&&value| value == 7.0).count(),
                 3 * GAP

@@ -1,63 +1,28 @@
-//! The program that is measured: it has pages from a pool, or from the kernel without one, and says how long that
+//! The programs that are measured: they have pages from a pool, or from the kernel without one, and say how long that
 //! took and whose pages they were.
 //!
 //! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
-//! does not call `mmap`. Only STREAM under `jumbo run --pool` and the heap's load know of nothing.
+//! does not call `mmap`. Only STREAM under `jumbo run --pool` knows of nothing.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::{Root, hugetlb};
+use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
 
-use super::keeper::{self, say};
-use super::task::{
-    Arrays, Counted, ExchangeSample, FirstSample, Provision, Source, StreamSample, Supply, Task,
-    Way,
-};
-use super::{SIZE, stream};
-use crate::memory::{Mapping, Memory, Zeroed, base_pages_only, numbers};
+use super::supply::{Arrays, Counted, Provision, Source, Supply, Way};
+use super::{EXCHANGED, SIZE, stream as kernels};
+use crate::Error;
+use crate::memory::{Mapping, Memory, base_pages_only, numbers, zeroed};
 use crate::stats::median;
-use crate::{Error, child, heap};
+use crate::worker::{Sample, ms};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
-pub(super) const SPAN: Duration = Duration::from_millis(50);
+const SPAN: Duration = Duration::from_millis(50);
 
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
-
-/// How many pages a pool has whose pages are had and given back.
-pub(super) const EXCHANGED: Pages = Pages(64);
-
-/// Does what `task` says, a JSON text, and prints what it took, another.
-///
-/// # Errors
-/// [`Error`].
-pub fn run(task: &str) -> Result<(), Error> {
-    let task: Task = serde_json::from_str(task).map_err(|error| Error::Pipe(error.into()))?;
-    if task != Task::Keep {
-        // The one who gives back what it changed must outlive whoever was killed.
-        child::die_with_parent();
-    }
-    match task {
-        Task::Stream {
-            arrays,
-            size,
-            threads,
-            passes,
-        } => say(&stream(arrays, size, threads, passes)?),
-        Task::FirstUse {
-            supply,
-            pages,
-            times,
-        } => say(&first_use(supply, pages, times)?),
-        Task::Exchange { way, threads } => say(&exchange(way, threads)?),
-        Task::Load { size, .. } => say(&heap::worker::load(size)?),
-        Task::Keep => keeper::keep(),
-    }
-}
 
 /// The kernel's pool, before and since.
 struct Kernel {
@@ -65,101 +30,80 @@ struct Kernel {
     before: Option<hugetlb::Pool>,
 }
 
-/// A pool of ours, and pages of the kernel's that nobody shall have meanwhile.
+/// A pool of ours, and pages of the kernel's that no other pool shall have meanwhile.
 struct Supplied {
     pool: Pool,
     _ballast: Option<Pool>,
 }
 
-fn stream(
+/// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
+/// kernel, and the minor page faults from nothing to the end.
+///
+/// # Errors
+/// [`Error`].
+pub(crate) fn stream(
     arrays: Arrays,
     size: Bytes,
     threads: usize,
     passes: usize,
-) -> Result<StreamSample, Error> {
+) -> Result<Sample, Error> {
     let root = Root::host();
+    let pages = size.whole_pages(SIZE);
+    let mut _ballast = None;
+    let mut supplied_pool = None;
+    let kernel = Kernel::new(&root)?;
     match arrays {
-        Arrays::BasePages | Arrays::Heap(_) => {
-            if arrays == Arrays::BasePages {
-                base_pages_only()?;
-            }
-            let _ballast = match arrays {
-                Arrays::Heap(supply) => ballast(&root, supply)?,
-                _ => None,
-            };
-            let kernel = Kernel::new(&root)?;
-            let (faults, clock) = (faults(&root)?, Instant::now());
-            let mut block = Zeroed::allocate(size).ok_or(Error::Malloc(size))?;
-            let memory = block.bytes_mut();
-            let run = Run::new(memory, faults, clock.elapsed(), threads, passes)?;
-            run.sample(&root, kernel.counted(None)?)
+        Arrays::BasePages => base_pages_only()?,
+        Arrays::Heap(supply) => _ballast = ballast(&root, supply)?,
+        Arrays::Region(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.pool),
+    }
+    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
+
+    let (before, clock) = (faults()?, Instant::now());
+    let mut region;
+    let memory = match &supplied_pool {
+        None => zeroed(size).ok_or(Error::Malloc(size))?,
+        Some(pool) => {
+            region = pool.region(pages, Populate::UpFront)?;
+            region.bytes_mut(0..usize::try_from(pages.0).unwrap_or(usize::MAX))?
         }
-        Arrays::Region(supply) => {
-            let pages = size.whole_pages(SIZE);
-            let kernel = Kernel::new(&root)?;
-            let supplied = supplied(&root, supply, pages)?;
-            let pool = &supplied.pool;
-            let (faults, clock) = (faults(&root)?, Instant::now());
-            let mut region = pool.region(pages, Populate::UpFront)?;
-            let all = 0..usize::try_from(pages.0).unwrap_or(usize::MAX);
-            let memory = region.bytes_mut(all)?;
-            let run = Run::new(memory, faults, clock.elapsed(), threads, passes)?;
-            run.sample(&root, kernel.counted(Some(pool))?)
-        }
+    };
+    let allocated = clock.elapsed();
+    let start = memory.as_ptr().addr() as u64;
+    let addresses = start..start + memory.len() as u64;
+    let times = kernels::run(numbers(memory), threads, passes).map_err(|found| {
+        Error::Corrupt(format!(
+            "a number of STREAM's arrays is {found}, which is wrong"
+        ))
+    })?;
+
+    let counted = kernel.counted(supplied_pool.as_ref())?;
+    let faults = faults()?.saturating_sub(before);
+    let figures = [
+        ("start_ms", ms(allocated + times.touch)),
+        ("faults", faults as f64),
+    ];
+    let mut sample = Sample::new(figures, Memory::read_of(&root, &addresses)?);
+    for (name, best) in kernels::KERNELS.into_iter().zip(times.best) {
+        sample.figures.insert(name.to_owned(), ms(best));
     }
+    Ok(Sample { counted, ..sample })
 }
 
-/// STREAM has run, and its arrays are still there.
-struct Run {
-    addresses: Range<u64>,
-    faults_before: u64,
-    allocation: Duration,
-    times: stream::Times,
-}
-
-impl Run {
-    fn new(
-        memory: &mut [u8],
-        faults_before: u64,
-        allocation: Duration,
-        threads: usize,
-        passes: usize,
-    ) -> Result<Self, Error> {
-        let start = memory.as_ptr().addr() as u64;
-        let addresses = start..start + memory.len() as u64;
-        let times = stream::run(numbers(memory), threads, passes).map_err(|found| {
-            Error::Corrupt(format!(
-                "a number of STREAM's arrays is {found}, which is wrong"
-            ))
-        })?;
-        Ok(Self {
-            addresses,
-            faults_before,
-            allocation,
-            times,
-        })
-    }
-
-    fn sample(self, root: &Root, counted: Counted) -> Result<StreamSample, Error> {
-        Ok(StreamSample {
-            start_ms: (self.allocation + self.times.touch).as_secs_f64() * 1e3,
-            kernel_ms: self.times.best.map(|best| best.as_secs_f64() * 1e3),
-            faults: faults(root)?.saturating_sub(self.faults_before),
-            memory: Memory::read_of(root, &self.addresses)?,
-            counted,
-        })
-    }
-}
-
-fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<FirstSample, Error> {
+/// Takes so many pages, touches each in all of its base pages, and gives them back, so many times: what one takes, and
+/// what the process had with all of them in hand.
+///
+/// # Errors
+/// [`Error`].
+pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sample, Error> {
     let root = Root::host();
     let kernel = Kernel::new(&root)?;
     let supplied = supplied(&root, supply, pages)?;
     let pool = &supplied.pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
-    let mut seen = None;
-    for _ in 0..times {
+    let mut seen = (Memory::default(), Counted::default());
+    for nth in 0..times {
         let clock = Instant::now();
         for _ in 0..pages.0 {
             let mut page = pool.take()?;
@@ -168,74 +112,59 @@ fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<FirstSample, 
             }
             taken.push(page);
         }
-        costs.push(clock.elapsed().as_secs_f64() * 1e6 / pages.0 as f64);
-        if seen.is_none() {
-            seen = Some((Memory::read(&root)?, kernel.counted(Some(pool))?));
+        costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
+        if nth == 0 {
+            seen = (Memory::read(&root)?, kernel.counted(Some(pool))?);
         }
         taken.clear();
     }
-    let (memory, counted) = match seen {
-        Some(seen) => seen,
-        None => (Memory::read(&root)?, Counted::default()),
-    };
-    Ok(FirstSample {
-        page_us: median(&costs),
-        memory,
-        counted,
-    })
+    let (memory, counted) = seen;
+    let sample = Sample::new([("page_us", median(&costs))], memory);
+    Ok(Sample { counted, ..sample })
 }
 
-fn exchange(way: Way, threads: usize) -> Result<ExchangeSample, Error> {
+/// A page had and given back, by so many threads: the time by the number of pages of all threads, and what the process
+/// had with one page in hand.
+///
+/// # Errors
+/// [`Error`].
+pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
     let root = Root::host();
-    let held = |source| {
-        let provision = Provision::Held;
-        supplied(&root, Supply { source, provision }, EXCHANGED)
+    let sample = |page_ns, counted| {
+        let sample = Sample::new([("page_ns", page_ns)], Memory::read(&root)?);
+        Ok(Sample { counted, ..sample })
     };
-    match way {
-        Way::Take(source) | Way::TakeZeroed(source) => {
-            let pool = held(source)?.pool;
-            let take = || match way {
-                Way::TakeZeroed(_) => pool.take_zeroed(),
-                _ => pool.take(),
-            };
-            let page_ns = by_threads(threads, || {
-                take()?.bytes_mut()[0] = 1;
-                Ok(())
-            })?;
-            let kernel = Kernel::new(&root)?;
-            let page = take()?;
-            let counted = kernel.counted(Some(&pool))?;
-            drop(page);
-            Ok(ExchangeSample {
-                page_ns,
-                memory: Memory::read(&root)?,
-                counted,
-            })
-        }
-        Way::Map | Way::MapTouched | Way::MapThp => {
-            let map = || {
-                let mut mapping = match way {
-                    Way::MapThp => Mapping::huge(Bytes(SIZE.bytes())),
-                    _ => Mapping::hugetlb(SIZE),
-                }
-                .map_err(Error::Map)?;
-                if way != Way::Map {
-                    mapping.touch_first();
-                }
-                Ok::<_, Error>(mapping)
-            };
-            let page_ns = by_threads(threads, || map()?.unmap().map_err(Error::Map))?;
-            let kernel = Kernel::new(&root)?;
-            let mapping = map()?;
-            let (memory, counted) = (Memory::read(&root)?, kernel.counted(None)?);
-            mapping.unmap().map_err(Error::Map)?;
-            Ok(ExchangeSample {
-                page_ns,
-                memory,
-                counted,
-            })
-        }
+    if let Way::Take(source) | Way::TakeZeroed(source) = way {
+        let pool = supplied(&root, Supply::of(source, Provision::Held), EXCHANGED)?.pool;
+        let take = || match way {
+            Way::TakeZeroed(_) => pool.take_zeroed(),
+            _ => pool.take(),
+        };
+        let page_ns = by_threads(threads, || {
+            take()?.bytes_mut()[0] = 1;
+            Ok(())
+        })?;
+        let kernel = Kernel::new(&root)?;
+        let _page = take()?;
+        return sample(page_ns, kernel.counted(Some(&pool))?);
     }
+    let map = || {
+        let mapping = match way {
+            Way::MapThp => Mapping::huge(Bytes(SIZE.bytes())),
+            _ => Mapping::hugetlb(SIZE),
+        };
+        let mut mapping = mapping.map_err(Error::Map)?;
+        if way != Way::Map {
+            mapping.touch_first();
+        }
+        Ok::<_, Error>(mapping)
+    };
+    let page_ns = by_threads(threads, || map()?.unmap().map_err(Error::Map))?;
+    let kernel = Kernel::new(&root)?;
+    let mapping = map()?;
+    let seen = sample(page_ns, kernel.counted(None)?);
+    mapping.unmap().map_err(Error::Map)?;
+    seen
 }
 
 /// What one of many takes, in nanoseconds, when so many threads do it again and again.
@@ -247,23 +176,20 @@ fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Re
     let done = AtomicU64::new(0);
     let clock = Instant::now();
     std::thread::scope(|scope| {
-        let threads = (0..threads).map(|_| {
-            scope.spawn(|| {
-                while clock.elapsed() < SPAN {
-                    for _ in 0..BATCH {
-                        once()?;
-                    }
-                    done.fetch_add(BATCH, Ordering::Relaxed);
+        let work = || {
+            while clock.elapsed() < SPAN {
+                for _ in 0..BATCH {
+                    once()?;
                 }
-                Ok(())
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let ended = threads.into_iter().map(|thread| {
+                done.fetch_add(BATCH, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| {
             let died = || Err(Error::Corrupt("a thread died".to_owned()));
             thread.join().unwrap_or_else(|_| died())
-        });
-        ended.collect::<Result<(), Error>>()
+        })
     })?;
     let took = clock.elapsed().as_secs_f64() * 1e9;
     Ok(took / done.into_inner().max(1) as f64)
@@ -274,23 +200,16 @@ fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<Supplied, Error
     let pool = made(root, supply.source)?;
     match supply.provision {
         Provision::Held => grow(&pool, pages)?,
-        Provision::Persistent => pool.set_overcommit(pages),
-        Provision::Surplus => pool.set_overcommit(pages),
+        Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
-    Ok(Supplied {
-        pool,
-        _ballast: ballast(root, supply)?,
-    })
+    let _ballast = ballast(root, supply)?;
+    Ok(Supplied { pool, _ballast })
 }
 
 /// What the kernel's pool has unused and would give before it makes a surplus page, where such are wanted.
 fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
-    let wanted = Supply {
-        source: Source::Hugetlb,
-        provision: Provision::Surplus,
-    };
     let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
-    if supply != wanted || unused == Pages(0) {
+    if supply != Supply::of(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
     let pool = made(root, Source::Hugetlb)?;
@@ -308,10 +227,9 @@ fn made(root: &Root, source: Source) -> Result<Pool, Error> {
 }
 
 fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
-    match pool.resize(pages).stopped {
-        Some(error) => Err(Error::Pool(error)),
-        None => Ok(()),
-    }
+    pool.resize(pages)
+        .stopped
+        .map_or(Ok(()), |error| Err(error.into()))
 }
 
 impl Kernel {
@@ -343,16 +261,5 @@ impl Kernel {
 /// The kernel's pool of [`SIZE`], where there is one.
 pub(super) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
     let pools = hugetlb::pools(root)?.unwrap_or_default();
-    Ok(pools
-        .into_iter()
-        .find(|pool: &hugetlb::Pool| pool.size == SIZE))
-}
-
-/// The minor faults of this process.
-fn faults(root: &Root) -> Result<u64, Error> {
-    let stat = root.read("proc/self/stat")?;
-    // The name may hold anything; behind it minflt is the eighth (proc_pid_stat(5)).
-    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest);
-    let faults = fields.and_then(|rest| rest.split_whitespace().nth(7)?.parse().ok());
-    faults.ok_or_else(|| Error::Corrupt(format!("/proc/self/stat: {stat}")))
+    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
 }

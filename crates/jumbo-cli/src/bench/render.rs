@@ -66,10 +66,10 @@ fn cells(row: &Row) -> [String; 8] {
         }
     };
     [
-        row.measure.clone().into_owned(),
-        row.baseline.name.clone().into_owned(),
+        row.measure.clone(),
+        row.baseline.name.clone(),
         side(&row.baseline),
-        row.candidate.name.clone().into_owned(),
+        row.candidate.name.clone(),
         side(&row.candidate),
         comparison,
         match row.verdict {
@@ -117,6 +117,10 @@ fn signed(value: f64) -> String {
 mod tests {
     use super::*;
 
+    fn side(name: &str, samples: &[f64]) -> (String, Vec<f64>) {
+        (name.to_owned(), samples.to_vec())
+    }
+
     #[test]
     fn figures_carry_three_digits() {
         assert_eq!(digits(1402.4), "1402");
@@ -128,10 +132,13 @@ mod tests {
 
     #[test]
     fn a_row_shows_both_sides_and_a_loss_in_capitals() {
-        let what = ("startup_ms", "start", Unit::Ms);
-        let row = Row::difference(what, ("direct", &[1.0, 1.0]), ("jumbo run", &[3.0, 4.0]));
+        let sides = [side("direct", &[1.0, 1.0]), side("jumbo run", &[3.0, 4.0])];
+        let row = Row {
+            published: Some("2 ms"),
+            ..Row::difference(("startup_ms".into(), "start".into(), Unit::Ms), sides)
+        };
         assert_eq!(
-            cells(&row.published("2 ms")),
+            cells(&row),
             [
                 "start",
                 "direct",
@@ -148,11 +155,8 @@ mod tests {
     #[test]
     fn bytes_are_shown_in_mebibytes() {
         let half = f64::from(1 << 19);
-        let row = Row::ratio(
-            ("rss", "rss", Unit::Bytes),
-            ("a", &[half]),
-            ("b", &[half * 2.0]),
-        );
+        let sides = [side("a", &[half]), side("b", &[half * 2.0])];
+        let row = Row::ratio(("rss".into(), "rss".into(), Unit::Bytes), sides);
         assert_eq!(cells(&row)[2], "0.50 MiB [0.50 to 0.50]");
         assert_eq!(cells(&row)[5], "0.50x [0.50 to 0.50]");
     }

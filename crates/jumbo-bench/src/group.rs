@@ -1,0 +1,384 @@
+//! [`Group`]: sides that are measured in turn, and the rows that hold them against each other. [`measure`] fills a
+//! table with groups.
+//!
+//! Only samples of one round are ever compared: what disturbed one of them most likely disturbed the other. The order
+//! of the sides changes from lap to lap, so that what a run leaves behind (a fragmented machine, a warm or a throttled
+//! processor) falls on all of them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use jumbo::kernel::Root;
+use jumbo::units::Bytes;
+
+use crate::memory::{Hit, sample};
+use crate::stats::median;
+use crate::table::{Row, Samples, Table, Unit};
+use crate::{Error, Progress, Settings};
+
+/// What one sample found, by names that end in their unit.
+pub(crate) type Figures = BTreeMap<String, f64>;
+
+/// Sides that are measured in turn, and the rows between them.
+pub(crate) struct Group<'a> {
+    what: &'static str,
+    sides: Vec<Side<'a>>,
+    rows: Vec<Planned>,
+    /// A sample is what `fold` makes of so many laps.
+    laps: usize,
+    fold: fn(&[f64]) -> f64,
+    optional: Option<&'static str>,
+}
+
+/// One way to do what is measured.
+struct Side<'a> {
+    name: String,
+    /// The memory that a sample takes.
+    size: Bytes,
+    tries: usize,
+    measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
+}
+
+/// A row to be.
+pub(crate) struct Planned {
+    kind: Kind,
+    name: String,
+    measure: String,
+    /// The name of a figure, or of several that are added: `a_ms+b_ms`.
+    figure: &'static str,
+    published: Option<&'static str>,
+}
+
+/// What becomes of the samples of which sides.
+enum Kind {
+    Ratio([usize; 2]),
+    Difference([usize; 2]),
+    Value(usize),
+}
+
+/// How often a sample is tried that another program disturbed.
+const TRIES: usize = 3;
+
+/// A group of more laps is told of once a round: they are short.
+const TOLD: usize = 3;
+
+impl<'a> Group<'a> {
+    /// A group without sides.
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            sides: Vec::new(),
+            rows: Vec::new(),
+            laps: 1,
+            fold: median,
+            optional: None,
+        }
+    }
+
+    /// With a sample made of so many.
+    pub(crate) fn laps(self, laps: usize, fold: fn(&[f64]) -> f64) -> Self {
+        Self { laps, fold, ..self }
+    }
+
+    /// Missing from the table, under this name, where the host has not what it needs.
+    pub(crate) fn optional(self, name: &'static str) -> Self {
+        Self {
+            optional: Some(name),
+            ..self
+        }
+    }
+
+    /// Adds a side whose samples take `size` bytes, and returns its number.
+    pub(crate) fn side(
+        &mut self,
+        name: impl Into<String>,
+        size: Bytes,
+        measure: impl Fn() -> Result<Figures, Error> + 'a,
+    ) -> usize {
+        self.sides.push(Side {
+            name: name.into(),
+            size,
+            tries: TRIES,
+            measure: Rc::new(measure),
+        });
+        self.sides.len() - 1
+    }
+
+    /// Adds a side once more, for the A/A row.
+    pub(crate) fn again(&mut self, side: usize) -> usize {
+        let Side {
+            name,
+            size,
+            tries,
+            measure,
+        } = &self.sides[side];
+        let again = Side {
+            name: format!("{name} again"),
+            size: *size,
+            tries: *tries,
+            measure: measure.clone(),
+        };
+        self.sides.push(again);
+        self.sides.len() - 1
+    }
+
+    /// Tries a sample of `side` so often where it is not what the side's name says.
+    pub(crate) fn tries(&mut self, side: usize, tries: usize) {
+        self.sides[side].tries = tries;
+    }
+
+    /// Adds a row: the baseline's figure divided by the other side's.
+    pub(crate) fn ratio(
+        &mut self,
+        name: impl Into<String>,
+        measure: impl Into<String>,
+        figure: &'static str,
+        sides: [usize; 2],
+    ) -> &mut Planned {
+        self.plan(Kind::Ratio(sides), name.into(), measure.into(), figure)
+    }
+
+    /// Adds a row: the baseline's figure subtracted from the other side's.
+    pub(crate) fn difference(
+        &mut self,
+        name: impl Into<String>,
+        measure: impl Into<String>,
+        figure: &'static str,
+        sides: [usize; 2],
+    ) {
+        self.plan(Kind::Difference(sides), name.into(), measure.into(), figure);
+    }
+
+    /// Adds a figure that is compared with nothing.
+    pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
+        self.plan(Kind::Value(side), name.into(), String::new(), figure);
+    }
+
+    fn plan(
+        &mut self,
+        kind: Kind,
+        name: String,
+        measure: String,
+        figure: &'static str,
+    ) -> &mut Planned {
+        let at = self.rows.len();
+        self.rows.push(Planned {
+            kind,
+            name,
+            measure,
+            figure,
+            published: None,
+        });
+        &mut self.rows[at]
+    }
+
+    fn steps(&self, rounds: usize) -> usize {
+        match self.laps {
+            laps if laps > TOLD => rounds + 1,
+            laps => (rounds * laps + 1) * self.sides.len(),
+        }
+    }
+
+    /// The figures of each side, lap by lap, without a first lap that warms up.
+    fn samples(
+        &self,
+        settings: &Settings,
+        progress: &dyn Progress,
+        hit: &mut Hit,
+    ) -> Result<Vec<Vec<Figures>>, Error> {
+        let root = Root::host();
+        let rounds = settings.rounds.get();
+        let mut samples: Vec<_> = self.sides.iter().map(|_| Vec::new()).collect();
+        let mut least = vec![f64::INFINITY; self.sides.len()];
+        for lap in 0..=rounds * self.laps {
+            let first = lap == 0 || lap % self.laps == 1;
+            let when = match lap.div_ceil(self.laps) {
+                0 => "warm-up".to_owned(),
+                round => format!("round {round} of {rounds}"),
+            };
+            for (nth, at) in order(lap, self.sides.len()).into_iter().enumerate() {
+                let side = &self.sides[at];
+                match self.laps {
+                    laps if laps <= TOLD => {
+                        progress.step(&format!("{when}: {}: {}", self.what, side.name));
+                    }
+                    _ if first && nth == 0 => progress.step(&format!("{when}: {}", self.what)),
+                    _ => {}
+                }
+                let limits = (side.size, side.tries);
+                let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
+                    .map_err(|error| error.of_side(&side.name))?;
+                if lap > 0 {
+                    samples[at].push(figures);
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Adds the rows to `table`.
+    fn push(self, table: &mut Table, samples: &[Vec<Figures>]) {
+        let figure = |side: usize, names: &'static str| -> Vec<f64> {
+            let of_lap = |laps: &[Figures], name| {
+                let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
+                (self.fold)(&figures.collect::<Vec<_>>())
+            };
+            let rounds = samples[side].chunks(self.laps);
+            rounds
+                .map(|laps| names.split('+').map(|name| of_lap(laps, name)).sum())
+                .collect()
+        };
+        for row in self.rows {
+            let unit = Unit::of(row.figure);
+            let [name, measure] = [row.name, row.measure];
+            let sides = |sides: [usize; 2]| -> [Samples; 2] {
+                sides.map(|side| (self.sides[side].name.clone(), figure(side, row.figure)))
+            };
+            let compared = match row.kind {
+                Kind::Ratio(both) => Row::ratio((name, measure, unit), sides(both)),
+                Kind::Difference(both) => Row::difference((name, measure, unit), sides(both)),
+                Kind::Value(side) => {
+                    table.value(name, unit, &figure(side, row.figure));
+                    continue;
+                }
+            };
+            table.push(Row {
+                published: row.published,
+                ..compared
+            });
+        }
+    }
+}
+
+impl Planned {
+    /// Shows the published figure beside it.
+    pub(crate) fn published(&mut self, figure: &'static str) {
+        self.published = Some(figure);
+    }
+}
+
+/// Measures all groups, one after the other, and fills `table` with their rows.
+pub(crate) fn measure(
+    settings: &Settings,
+    progress: &dyn Progress,
+    mut table: Table,
+    groups: Vec<Group<'_>>,
+) -> Result<Table, Error> {
+    let rounds = settings.rounds.get();
+    progress.begin(groups.iter().map(|group| group.steps(rounds)).sum());
+    let mut hit = Hit::default();
+    for group in groups {
+        match (group.samples(settings, progress, &mut hit), group.optional) {
+            (Ok(samples), _) => group.push(&mut table, &samples),
+            // What the other rows say is as true without it.
+            (Err(error), Some(what)) if error.is_of_host() => {
+                table.missing(what, error.to_string());
+            }
+            (Err(error), _) => return Err(error),
+        }
+    }
+    table.set_hit(hit);
+    Ok(table)
+}
+
+/// The order of so many sides: it rotates, and every second lap runs backwards.
+fn order(lap: usize, sides: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..sides).collect();
+    order.rotate_left(lap % sides.max(1));
+    if lap % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::machine::Machine;
+
+    struct Silent;
+
+    impl Progress for Silent {
+        fn begin(&self, _: usize) {}
+        fn step(&self, _: &str) {}
+    }
+
+    fn measured(groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
+        let settings = Settings {
+            jumbo: "/j".into(),
+            rounds: NonZeroUsize::new(2).unwrap(),
+        };
+        let machine = Machine::read(&Root::host()).unwrap();
+        let table = Table::new("t", String::new(), &settings, machine);
+        let table = measure(&settings, &Silent, table, groups)?;
+        Ok(serde_json::to_value(&table).unwrap())
+    }
+
+    fn figures(of: &[(&str, f64)]) -> Figures {
+        of.iter()
+            .map(|(name, value)| ((*name).to_owned(), *value))
+            .collect()
+    }
+
+    #[test]
+    fn laps_are_folded_after_a_warm_up_and_figures_added() {
+        // The warm-up, and three laps for each of two rounds.
+        let left = RefCell::new(vec![9.0, 3.0, 5.0, 4.0, 8.0, 7.0, 6.0].into_iter());
+        let mut group =
+            Group::new("g").laps(3, |laps| laps.iter().copied().fold(f64::MAX, f64::min));
+        let a = group.side("a", Bytes(0), || {
+            let next = left.borrow_mut().next().unwrap();
+            Ok(figures(&[("x_ms", next), ("y_ms", 10.0)]))
+        });
+        let b = group.side("b", Bytes(0), || {
+            Ok(figures(&[("x_ms", 1.0), ("y_ms", 0.0)]))
+        });
+        group.ratio("r", "m", "x_ms+y_ms", [a, b]).published("p");
+        group.difference("d", "m", "x_ms", [a, b]);
+        group.value("v", "x_ms", a);
+        let table = measured(vec![group]).unwrap();
+        assert_eq!(table["ratios"]["r"]["min"], 13.0);
+        assert_eq!(table["ratios"]["r"]["max"], 16.0);
+        assert_eq!(table["values"]["d"]["median"], -3.5);
+        assert_eq!(table["values"]["v"]["unit"], "ms");
+        assert_eq!(table["rows"][0]["published"], "p");
+        assert_eq!(table["rows"][1]["candidate"]["name"], "b");
+        assert_eq!(table["hit"]["samples"], 14);
+    }
+
+    #[test]
+    fn the_side_that_fails_is_named_and_an_optional_group_is_missing() {
+        let group = || {
+            let mut group = Group::new("g");
+            let side = group.side("a", Bytes(0), || Err(Error::claim("nothing".into(), "try")));
+            group.again(side);
+            group
+        };
+        let error = measured(vec![group()]).unwrap_err().to_string();
+        assert!(
+            error.contains("`a`") || error.contains("`a again`"),
+            "{error}"
+        );
+        let table = measured(vec![group().optional("that")]).unwrap();
+        assert_eq!(table["missing"][0]["what"], "that");
+    }
+
+    #[test]
+    fn each_side_comes_once_a_lap_and_none_is_always_first() {
+        let laps: Vec<_> = (0..5).map(|lap| order(lap, 4)).collect();
+        for lap in &laps {
+            let mut sorted = lap.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+        }
+        for place in 0..4 {
+            assert!(
+                laps.iter().any(|lap| lap[place] != laps[0][place]),
+                "{laps:?}"
+            );
+        }
+    }
+}

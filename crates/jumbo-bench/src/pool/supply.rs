@@ -1,0 +1,346 @@
+//! Where pages come from, and what a sample must show of it: [`Supply`], [`Way`], [`Arrays`], [`Expected`].
+
+use jumbo::units::{Bytes, PageSize, Pages};
+use serde::{Deserialize, Serialize};
+
+use super::SIZE;
+use super::keeper::Wanted;
+use crate::Error;
+use crate::child::Launch;
+use crate::claim::{self, MOST, percent};
+use crate::worker::Sample;
+
+/// Where a pool's pages are not what they should be.
+const ALONE: &str = "measure while no other program uses the kernel's pool of 2 MiB pages: `jumbo pool show` says which do";
+
+/// Where the arrays of STREAM are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Arrays {
+    /// From the program's own `calloc`, and kept on base pages.
+    BasePages,
+    /// From the same `calloc`, under `jumbo run --pool`: the program knows of nothing.
+    Heap(Supply),
+    /// A region of a pool, which the program asks for it.
+    Region(Supply),
+}
+
+/// A pool, and how it comes by its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Supply {
+    pub(super) source: Source,
+    pub(super) provision: Provision,
+}
+
+/// What a pool's pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Source {
+    /// Pages of the kernel's pool.
+    Hugetlb,
+    /// Transparent huge pages.
+    Thp,
+}
+
+/// How pages come to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Provision {
+    /// The pool holds them before the clock runs.
+    Held,
+    /// The kernel's pool holds them before; ours takes them from there when they are wanted.
+    Persistent,
+    /// No pool holds them: they are surplus pages, of our pool and of the kernel's, made when they are wanted.
+    Surplus,
+}
+
+/// How a page is had and given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Way {
+    /// `take` and `give`, its content unspecified.
+    Take(Source),
+    /// The same, with zeroes in it.
+    TakeZeroed(Source),
+    /// `mmap` and `munmap` of MAP_HUGETLB: the page is promised and never touched.
+    Map,
+    /// The same with a touch, on which the kernel clears the page.
+    MapTouched,
+    /// `mmap`, aligned, MADV_HUGEPAGE, a touch, `munmap`.
+    MapThp,
+}
+
+/// Where pages came from, by the counters of both pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    /// Pages taken from our pool.
+    pub(super) used: Pages,
+    /// Surplus pages of our pool.
+    pub(super) surplus: Pages,
+    /// Surplus pages of the kernel's pool of 2 MiB pages, more than before.
+    pub(super) kernel_surplus: Pages,
+    /// Pages of it that were promised, more than before.
+    pub(super) kernel_reserved: Pages,
+}
+
+/// What a sample must show; what is `None` is not looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Expected {
+    /// So much in pages of that source, and if there is none, in base pages alone.
+    pub(super) source: Option<Source>,
+    pub(super) size: Bytes,
+    /// Pages taken from our pool, and surplus ones among them.
+    pub(super) pool: Option<[Pages; 2]>,
+    /// The least and the most surplus pages of the kernel's pool.
+    pub(super) kernel_surplus: Option<[Pages; 2]>,
+    /// At least so many pages promised by the kernel's pool.
+    pub(super) kernel_reserved: Pages,
+}
+
+impl Source {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Hugetlb => "hugetlb",
+            Self::Thp => "thp",
+        }
+    }
+}
+
+impl Supply {
+    pub(super) const fn of(source: Source, provision: Provision) -> Self {
+        Self { source, provision }
+    }
+
+    /// What the kernel's pool must have beyond what it had.
+    pub(super) fn wanted(self, pages: Pages) -> Wanted {
+        let mut wanted = Wanted::default();
+        match self {
+            Self {
+                source: Source::Thp,
+                ..
+            } => {}
+            Self {
+                provision: Provision::Surplus,
+                ..
+            } => wanted.overcommit = pages,
+            _ => wanted.persistent = pages,
+        }
+        wanted
+    }
+
+    /// A sample of a program that has `pages` of a pool of its own.
+    pub(super) fn expected(self, pages: Pages) -> Expected {
+        let (ours, kernels) = match self.provision {
+            Provision::Held => (Pages(0), Pages(0)),
+            Provision::Persistent => (pages, Pages(0)),
+            Provision::Surplus => (pages, pages),
+        };
+        Expected {
+            source: Some(self.source),
+            size: pages.bytes(SIZE),
+            pool: Some([pages, ours]),
+            kernel_surplus: (self.source == Source::Hugetlb).then_some([kernels; 2]),
+            ..Expected::default()
+        }
+    }
+
+    /// A sample of a program under `jumbo run --pool`, of which the kernel's counters alone are seen.
+    pub(super) fn expected_of_heap(self, size: Bytes) -> Expected {
+        let most = Pages(size.whole_pages(SIZE).0 / 100 * MOST);
+        Expected {
+            source: Some(self.source),
+            size,
+            kernel_surplus: Some(match self.provision {
+                Provision::Surplus => [most, Pages(u64::MAX)],
+                _ => [Pages(0); 2],
+            }),
+            ..Expected::default()
+        }
+    }
+}
+
+impl Way {
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Take(source) => format!("take, give ({})", source.name()),
+            Self::TakeZeroed(source) => format!("take zeroed, give ({})", source.name()),
+            Self::Map => "mmap, munmap (hugetlb)".to_owned(),
+            Self::MapTouched => "mmap, touch, munmap (hugetlb)".to_owned(),
+            Self::MapThp => "mmap, advise, touch, munmap (thp)".to_owned(),
+        }
+    }
+
+    pub(super) fn source(self) -> Source {
+        match self {
+            Self::Take(source) | Self::TakeZeroed(source) => source,
+            Self::Map | Self::MapTouched => Source::Hugetlb,
+            Self::MapThp => Source::Thp,
+        }
+    }
+
+    /// A sample with one page in hand, of a pool of so many.
+    pub(super) fn expected(self, pages: Pages) -> Expected {
+        let of = |size| Expected {
+            source: Some(self.source()),
+            size,
+            ..Expected::default()
+        };
+        match self {
+            Self::Take(_) | Self::TakeZeroed(_) => Expected {
+                pool: Some([Pages(1), Pages(0)]),
+                ..of(pages.bytes(SIZE))
+            },
+            Self::Map => Expected {
+                kernel_reserved: Pages(1),
+                ..of(Bytes(0))
+            },
+            Self::MapTouched | Self::MapThp => of(Bytes(PageSize::bytes(SIZE))),
+        }
+    }
+}
+
+impl Expected {
+    /// Whether a sample is of what its side's name says.
+    pub(super) fn check(&self, launch: Launch, sample: &Sample) -> Result<(), Error> {
+        let (memory, counted) = (&sample.memory, &sample.counted);
+        claim::launched(launch, memory)?;
+        let Some(source) = self.source else {
+            claim::no_huge_pages(memory)?;
+            return match self.size {
+                Bytes(0) => Ok(()),
+                size => claim::base_pages(launch, memory, size),
+            };
+        };
+        let had = match source {
+            Source::Hugetlb => memory.hugetlb,
+            Source::Thp => memory.huge,
+        };
+        let found = format!("{had} of {} are in {} pages", self.size, source.name());
+        claim::refused(had < percent(MOST, self.size), found, ALONE)?;
+        if let Some([used, surplus]) = self.pool {
+            let found = format!(
+                "{} pages taken and {} of them surplus, and not {used} and {surplus}",
+                counted.used, counted.surplus
+            );
+            let other = counted.used != used || counted.surplus != surplus;
+            claim::refused(other, found, ALONE)?;
+        }
+        if let Some([least, most]) = self.kernel_surplus {
+            let made = counted.kernel_surplus;
+            let found = format!("surplus pages of the kernel's pool: {made}");
+            claim::refused(made < least || made > most, found, ALONE)?;
+        }
+        let few = counted.kernel_reserved < self.kernel_reserved;
+        claim::refused(few, "the kernel has promised no page".to_owned(), ALONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+
+    const PAGES: Pages = Pages(10);
+    const SUPPLIES: [Supply; 5] = [
+        Supply::of(Source::Hugetlb, Provision::Held),
+        Supply::of(Source::Hugetlb, Provision::Persistent),
+        Supply::of(Source::Hugetlb, Provision::Surplus),
+        Supply::of(Source::Thp, Provision::Held),
+        Supply::of(Source::Thp, Provision::Surplus),
+    ];
+
+    /// In huge pages, and of them in hugetlb pages.
+    fn sample([huge, hugetlb]: [u64; 2], counted: Counted) -> Sample {
+        let memory = Memory {
+            resident: Pages(huge).bytes(SIZE),
+            huge: Pages(huge).bytes(SIZE),
+            hugetlb: Pages(hugetlb).bytes(SIZE),
+            preloaded: false,
+        };
+        Sample {
+            counted,
+            ..Sample::new([], memory)
+        }
+    }
+
+    #[test]
+    fn what_is_surplus_is_not_in_the_kernels_pool_before() {
+        let wanted = SUPPLIES.map(|supply| {
+            let wanted = supply.wanted(PAGES);
+            (wanted.persistent.0, wanted.overcommit.0)
+        });
+        assert_eq!(wanted, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn pages_that_came_from_elsewhere_are_refused() {
+        // Taken; surplus of our pool, and of the kernel's; in huge pages; and for which sides that is right.
+        for (used, ours, kernels, huge, right) in [
+            (10, 0, 0, 10, [true, false, false, true, false]),
+            (10, 10, 0, 10, [false, true, false, false, true]),
+            (10, 10, 10, 10, [false, false, true, false, true]),
+            (9, 0, 0, 10, [false; 5]),
+            (10, 0, 0, 9, [false; 5]),
+            (10, 10, 10, 9, [false; 5]),
+        ] {
+            let counted = Counted {
+                used: Pages(used),
+                surplus: Pages(ours),
+                kernel_surplus: Pages(kernels),
+                kernel_reserved: Pages(0),
+            };
+            let mut sample = sample([huge, huge], counted);
+            let fine = |sample: &Sample| {
+                SUPPLIES.map(|s| s.expected(PAGES).check(Launch::Plain, sample).is_ok())
+            };
+            assert_eq!(fine(&sample), right, "{sample:?}");
+            sample.memory.preloaded = true;
+            assert_eq!(fine(&sample), [false; 5]);
+        }
+    }
+
+    #[test]
+    fn a_heap_must_be_on_the_pages_that_its_side_names() {
+        let expected = [Provision::Held, Provision::Surplus].map(|provision| {
+            let size = Pages(100).bytes(SIZE);
+            Supply::of(Source::Hugetlb, provision).expected_of_heap(size)
+        });
+        // In huge pages, of them in hugetlb pages, surplus pages of the kernel's; for which side that is right.
+        for (huge, hugetlb, surplus, right) in [
+            (100, 100, 0, [true, false]),
+            (100, 100, 97, [false, true]),
+            (100, 100, 50, [false, false]),
+            (100, 0, 0, [false, false]),
+        ] {
+            let counted = Counted {
+                kernel_surplus: Pages(surplus),
+                ..Counted::default()
+            };
+            let mut sample = sample([huge, hugetlb], counted);
+            let fine = |sample: &Sample| {
+                expected.map(|expected| expected.check(Launch::JUMBO, sample).is_ok())
+            };
+            assert_eq!(fine(&sample), [false; 2], "not preloaded");
+            sample.memory.preloaded = true;
+            assert_eq!(fine(&sample), right, "{sample:?}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_without_a_page_is_refused() {
+        let promised = Counted {
+            kernel_reserved: Pages(1),
+            ..Counted::default()
+        };
+        let fine = |way: Way, huge, counted| {
+            let sample = sample([huge, huge], counted);
+            way.expected(Pages(64))
+                .check(Launch::Plain, &sample)
+                .is_ok()
+        };
+        assert!(fine(Way::Map, 0, promised) && !fine(Way::Map, 0, Counted::default()));
+        for way in [Way::MapTouched, Way::MapThp] {
+            assert!(fine(way, 1, Counted::default()) && !fine(way, 0, promised));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a worker is told, what it answers, and where it begins: [`Task`], [`Sample`], [`run`].
+//!
+//! A worker is the `jumbo` executable itself, started afresh: an ordinary, dynamically linked program whose only
+//! allocator is the `malloc` that it finds at run time. Nothing in it knows of jumbo's heap.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use jumbo::status::Freeing;
+use jumbo::units::{Bytes, Pages};
+use serde::{Deserialize, Serialize};
+
+use crate::group::Figures;
+use crate::memory::Memory;
+use crate::pool::{Arrays, Counted, Supply, Way};
+use crate::{Error, child, exit, free, heap, pool};
+
+/// The work of one process. On its command line it is one word of JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Task {
+    /// Objects allocated, chased and freed ([`heap::load`]).
+    Load { size: Bytes },
+    /// A small object freed ([`heap::small_free`]).
+    SmallFree,
+    /// A block freed; with `back` until its memory is free ([`free::release`]).
+    Release { size: Bytes, back: bool },
+    /// Mappings of each size unmapped so many times ([`free::unmap`]).
+    Unmap {
+        sizes: Vec<Bytes>,
+        huge: bool,
+        times: usize,
+    },
+    /// Memory held until the end; with `reaper` beside its sibling ([`exit::hold`]).
+    Hold { size: Bytes, reaper: bool },
+    /// STREAM's kernels over three arrays of `size` bytes in all ([`pool::stream`]).
+    Stream {
+        arrays: Arrays,
+        size: Bytes,
+        threads: usize,
+        passes: usize,
+    },
+    /// So many pages taken, each touched in all of its base pages, and given back, so many times
+    /// ([`pool::first_use`]).
+    FirstUse {
+        supply: Supply,
+        pages: Pages,
+        times: usize,
+    },
+    /// A page had and given back by so many threads, again and again ([`pool::exchange`]).
+    Exchange { way: Way, threads: usize },
+    /// The kernel's pool set as it is told, until the end of its input ([`pool::keep`]).
+    Keep,
+}
+
+/// What a task took, and the proof that it did what it was to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) figures: Figures,
+    /// What the process, or what was measured of it, had when it had most.
+    pub(crate) memory: Memory,
+    /// Whose pages it had.
+    pub(crate) counted: Counted,
+    /// What the preload library counted; `None` where it is not in the process, or was not asked.
+    pub(crate) freed: Option<Freeing>,
+}
+
+impl Sample {
+    pub(crate) fn new<const N: usize>(figures: [(&str, f64); N], memory: Memory) -> Self {
+        let figures = figures.map(|(name, figure)| (name.to_owned(), figure));
+        Self {
+            figures: figures.into(),
+            memory,
+            counted: Counted::default(),
+            freed: None,
+        }
+    }
+}
+
+/// Does what `task` says, a JSON text, and prints what it took, another.
+///
+/// # Errors
+/// [`Error`].
+pub fn run(task: &str) -> Result<(), Error> {
+    let task: Task = serde_json::from_str(task).map_err(|error| Error::Pipe(error.into()))?;
+    if task != Task::Keep {
+        // The process that gives back what it changed must outlive one that was killed.
+        child::die_with_parent();
+    }
+    let sample = match task {
+        Task::Load { size } => heap::load(size),
+        Task::SmallFree => heap::small_free(),
+        Task::Release { size, back } => free::release(size, back),
+        Task::Unmap { sizes, huge, times } => free::unmap(&sizes, huge, times),
+        Task::Hold { size, reaper } => return exit::hold(size, reaper),
+        Task::Stream {
+            arrays,
+            size,
+            threads,
+            passes,
+        } => pool::stream(arrays, size, threads, passes),
+        Task::FirstUse {
+            supply,
+            pages,
+            times,
+        } => pool::first_use(supply, pages, times),
+        Task::Exchange { way, threads } => pool::exchange(way, threads),
+        Task::Keep => return pool::keep(),
+    };
+    say(&sample?)
+}
+
+/// Tells the process that measures.
+pub(crate) fn say(what: &impl Serialize) -> Result<(), Error> {
+    let line = serde_json::to_string(what).map_err(|error| Error::Pipe(error.into()))?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").map_err(Error::Pipe)?;
+    out.flush().map_err(Error::Pipe)
+}
+
+pub(crate) fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
