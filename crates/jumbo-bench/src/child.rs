@@ -12,8 +12,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-use jumbo::policy::{FreeMode, ReaperMode};
-use jumbo::units::Bytes;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,31 +20,14 @@ use crate::worker::{Sample, Task};
 use crate::{Error, Settings};
 
 /// How a program is started: the one thing in which the sides of a comparison differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launch {
     /// As it is.
     Plain,
     /// With glibc's own switch for huge pages.
     Tunable,
-    /// With `jumbo run`, with these options.
-    Jumbo(Options),
-}
-
-/// Options of `jumbo run`; what is `None` or false is not typed, and has its default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// `--free`.
-    pub(crate) free: Option<FreeMode>,
-    /// `--free-workers`.
-    pub(crate) free_workers: Option<u32>,
-    /// `--reaper`.
-    pub(crate) reaper: Option<ReaperMode>,
-    /// `--supervise`: jumbo stays the program's parent.
-    pub(crate) supervise: bool,
-    /// `--heap=mimalloc`.
-    pub(crate) mimalloc: bool,
-    /// `--pool`, which keeps its pages when the program has threads.
-    pub(crate) pool: Option<Bytes>,
+    /// With `jumbo run`, with these options as they are typed.
+    Jumbo(String),
 }
 
 /// What a user may have set that changes how `malloc` behaves, and would change every side at once.
@@ -62,63 +43,34 @@ const NEUTRAL: [&str; 9] = [
     "MALLOC_TRIM_THRESHOLD_",
 ];
 
-impl Options {
-    /// None of them.
-    pub(crate) const NONE: Self = Self {
-        free: None,
-        free_workers: None,
-        reaper: None,
-        supervise: false,
-        mimalloc: false,
-        pool: None,
-    };
-
-    /// As they are typed.
-    fn words(self) -> Vec<String> {
-        let free = self.free.map(|mode| format!("--free={}", mode.name()));
-        let workers = self.free_workers.map(|n| format!("--free-workers={n}"));
-        let reaper = self.reaper.map(|mode| format!("--reaper={}", mode.name()));
-        let supervise = self.supervise.then(|| "--supervise".to_owned());
-        let heap = self.mimalloc.then(|| "--heap=mimalloc".to_owned());
-        let pool = self
-            .pool
-            .map(|size| format!("--pool={}M,nofork", size.0 >> 20));
-        let all = [free, workers, reaper, supervise, heap, pool];
-        all.into_iter().flatten().collect()
-    }
-}
-
 impl Launch {
     /// `jumbo run` as most people type it.
-    pub(crate) const JUMBO: Self = Self::Jumbo(Options::NONE);
+    pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
 
     /// The name of this side in a table.
-    pub(crate) fn name(self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
             Self::Tunable => "hugetlb=1".to_owned(),
-            Self::Jumbo(options) => {
-                let words = std::iter::once("jumbo run".to_owned()).chain(options.words());
-                words.collect::<Vec<_>>().join(" ")
-            }
+            Self::Jumbo(options) => format!("jumbo run {options}").trim_end().to_owned(),
         }
     }
 
     /// The command that starts `program` this way, with nothing on its stdin.
-    pub(crate) fn command(self, jumbo: &Path, program: &OsStr) -> Command {
-        let mut command = match self {
-            Self::Plain | Self::Tunable => Command::new(program),
-            Self::Jumbo(options) => {
-                let mut command = Command::new(jumbo);
-                command.args(["run", "--report=none"]).args(options.words());
-                command.arg("--").arg(program);
-                command
-            }
-        };
+    pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
+        let mut command = Command::new(program);
+        if let Self::Jumbo(options) = self {
+            command = Command::new(jumbo);
+            command.args(["run", "--report=none"]);
+            command
+                .args(options.split_whitespace())
+                .arg("--")
+                .arg(program);
+        }
         for variable in NEUTRAL {
             command.env_remove(variable);
         }
-        if self == Self::Tunable {
+        if *self == Self::Tunable {
             command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         }
         command.stdin(Stdio::null());
@@ -127,7 +79,7 @@ impl Launch {
 }
 
 /// The command that starts a worker this way: the `jumbo` executable once more.
-pub(crate) fn worker(launch: Launch, settings: &Settings, task: &Task) -> Command {
+pub(crate) fn worker(launch: &Launch, settings: &Settings, task: &Task) -> Command {
     let mut command = launch.command(&settings.jumbo, settings.jumbo.as_os_str());
     let task = serde_json::to_string(task).unwrap_or_default();
     command.args(["bench", "worker", &task]);
@@ -138,7 +90,7 @@ pub(crate) fn worker(launch: Launch, settings: &Settings, task: &Task) -> Comman
 ///
 /// # Errors
 /// [`Error::Start`], [`Error::Failed`], [`Error::Answer`].
-pub(crate) fn ask(launch: Launch, settings: &Settings, task: &Task) -> Result<Sample, Error> {
+pub(crate) fn ask(launch: &Launch, settings: &Settings, task: &Task) -> Result<Sample, Error> {
     answer(&mut worker(launch, settings, task))
 }
 
@@ -295,32 +247,20 @@ mod tests {
                 "{error}"
             );
         }
-        let error = answer::<u64>(&mut Command::new("/nonexistent")).unwrap_err();
-        assert!(error.to_string().starts_with("cannot start `/nonexistent`"));
-    }
-
-    #[test]
-    fn options_are_typed_where_they_are_set() {
-        assert_eq!(Launch::JUMBO.name(), "jumbo run");
-        let options = Options {
-            free: Some(FreeMode::Background),
-            free_workers: Some(4),
-            reaper: Some(ReaperMode::Off),
-            supervise: true,
-            mimalloc: true,
-            pool: Some(Bytes(64 << 20)),
-        };
-        let command = Launch::Jumbo(options).command(Path::new("/j"), OsStr::new("/p"));
-        assert_eq!(
-            line(&command),
-            "/j run --report=none --free=background --free-workers=4 --reaper=off \
-             --supervise --heap=mimalloc --pool=64M,nofork -- /p"
-        );
+        let error = run(&mut Command::new("/nonexistent"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("cannot start `/nonexistent`"));
     }
 
     #[test]
     fn the_sides_differ_in_nothing_but_the_launch() {
         let jumbo = Path::new("/j");
+        let options = Launch::Jumbo("--supervise --pool=64M".to_owned());
+        let typed = line(&options.command(jumbo, OsStr::new("/p")));
+        assert_eq!(typed, "/j run --report=none --supervise --pool=64M -- /p");
+        assert_eq!(options.name(), "jumbo run --supervise --pool=64M");
+        assert_eq!(Launch::JUMBO.name(), "jumbo run");
         for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {
             let command = launch.command(jumbo, OsStr::new("/p"));
             assert!(line(&command).ends_with("/p"));

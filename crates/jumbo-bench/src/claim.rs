@@ -22,7 +22,7 @@ const BASE_PAGES: &str =
 pub(crate) const MOST: u64 = 95;
 
 /// The process was started the way it should have been.
-pub(crate) fn launched(launch: Launch, memory: &Memory) -> Result<(), Error> {
+pub(crate) fn launched(launch: &Launch, memory: &Memory) -> Result<(), Error> {
     let (found, hint) = match (launch, memory.preloaded) {
         (Launch::Jumbo(_), false) => ("the preload library is not in it", DRY_RUN),
         (Launch::Plain | Launch::Tunable, true) => {
@@ -40,7 +40,7 @@ pub(crate) fn no_huge_pages(memory: &Memory) -> Result<(), Error> {
 }
 
 /// It was started as it should have been, and has `size` bytes, all in base pages.
-pub(crate) fn base_pages(launch: Launch, memory: &Memory, size: Bytes) -> Result<(), Error> {
+pub(crate) fn base_pages(launch: &Launch, memory: &Memory, size: Bytes) -> Result<(), Error> {
     launched(launch, memory)?;
     no_huge_pages(memory)?;
     let found = format!("{} of {size} are resident", memory.resident);
@@ -89,7 +89,7 @@ mod tests {
                 hugetlb: Bytes(0),
                 preloaded,
             };
-            let checked = base_pages(launch, &memory, size);
+            let checked = base_pages(&launch, &memory, size);
             assert_eq!(checked.is_ok(), fine, "{launch:?} {memory:?}");
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{FileError, Root};
 use jumbo::units::Bytes;
 use serde::Serialize;
@@ -17,8 +18,8 @@ pub struct Machine {
     pub ram: Bytes,
     /// The kernel's release.
     pub kernel: String,
-    /// Runnable processes, averaged over the minute before the measurement: above 0.5 or so, somebody else
-    /// was at work.
+    /// Runnable processes, averaged over the minute before the measurement: above 0.5 or so, another
+    /// program was at work.
     pub load: f64,
     /// Transparent huge pages: the chosen value of `enabled`, `defrag` and `shmem_enabled`. Empty on a
     /// kernel without them.
@@ -31,12 +32,11 @@ impl Machine {
     /// # Errors
     /// [`FileError`] where /proc cannot be read.
     pub fn read(root: &Root) -> Result<Self, FileError> {
-        let meminfo = root.read("proc/meminfo")?;
         let load = root.read("proc/loadavg")?;
         Ok(Self {
             cpu: field(&root.read("proc/cpuinfo")?, "model name").map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            ram: kib_field(&meminfo, "MemTotal").unwrap_or_default(),
+            ram: Memory::read(root)?.total,
             kernel: root.read("proc/sys/kernel/osrelease")?.trim().to_owned(),
             load: load
                 .split_whitespace()
@@ -64,12 +64,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The value of `name` in a file of `name: value kB` lines, as /proc/meminfo and smaps are.
-pub(crate) fn kib_field(text: &str, name: &str) -> Option<Bytes> {
-    let kib = field(text, name)?.strip_suffix("kB")?.trim_end();
-    kib.parse().ok().map(Bytes::from_kib)
-}
-
 /// The word in brackets: the kernel's way to show which of several values is in force.
 fn chosen(text: &str) -> Option<&str> {
     text.split_once('[')?
@@ -85,8 +79,9 @@ mod tests {
     #[test]
     fn a_machine_without_thp_and_without_a_model_name() {
         let folder = tempfile::tempdir().unwrap();
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
         for (path, text) in [
-            ("proc/meminfo", "MemTotal:       2048 kB\nMemFree: 1 kB\n"),
+            ("proc/meminfo", meminfo.as_str()),
             ("proc/loadavg", "0.25 0.1 0.0 1/99 1234\n"),
             ("proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 50.00\n"),
             ("proc/sys/kernel/osrelease", "6.18.0-arm64\n"),
@@ -97,21 +92,16 @@ mod tests {
         }
         let machine = Machine::read(&Root::at(folder.path())).unwrap();
         assert_eq!(machine.cpu, None);
-        assert_eq!(machine.ram, Bytes(2 << 20));
         assert_eq!(machine.kernel, "6.18.0-arm64");
         assert!((machine.load - 0.25).abs() < 1e-9);
         assert!(machine.thp.is_empty());
     }
 
     #[test]
-    fn the_word_in_brackets() {
-        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
-        assert_eq!(chosen("0\n"), None);
-    }
-
-    #[test]
     fn this_machine() {
         let machine = Machine::read(&Root::host()).unwrap();
         assert!(machine.cores > 0 && machine.ram > Bytes(1 << 20) && !machine.kernel.is_empty());
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen("0\n"), None);
     }
 }

@@ -19,7 +19,7 @@ use crate::worker::Task;
 use crate::{Error, Settings};
 
 /// Who gives the memory back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) launch: Launch,
     /// The sibling.
@@ -36,11 +36,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn watch(
     settings: &Settings,
     end: End,
-    side: Side,
+    side: &Side,
     size: Bytes,
 ) -> Result<Figures, Error> {
     let reaper = side.reaper;
-    let mut command = child::worker(side.launch, settings, &Task::Hold { size, reaper });
+    let mut command = child::worker(&side.launch, settings, &Task::Hold { size, reaper });
     command.stderr(Stdio::piped());
     let mut holder = Talk::start(command)?;
     let measured = measure(&mut holder, settings, (end, side), size);
@@ -55,11 +55,11 @@ pub(super) fn watch(
 fn measure(
     holder: &mut Talk,
     settings: &Settings,
-    (end, side): (End, Side),
+    (end, side): (End, &Side),
     size: Bytes,
 ) -> Result<Figures, Error> {
     let ready: Ready = holder.hear()?;
-    claim::base_pages(side.launch, &ready.memory, size)?;
+    claim::base_pages(&side.launch, &ready.memory, size)?;
     let alone = side.reaper && ready.reaper.is_none();
     claim::refused(alone, "no reaper sleeps beside it".to_owned(), DRY_RUN)?;
     let reaper = ready.reaper.map(pidfd).transpose()?;

@@ -15,10 +15,9 @@ pub(crate) use worker::hold;
 use std::num::NonZeroU32;
 
 use jumbo::kernel::Root;
-use jumbo::policy::ReaperMode;
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, Options};
+use crate::child::Launch;
 use crate::group::Group;
 use crate::machine::Machine;
 use crate::memory::{footprint, room};
@@ -56,43 +55,34 @@ pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Resu
 }
 
 fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_> {
-    let options = Options {
-        free_workers: workers.map(NonZeroU32::get),
-        reaper: Some(ReaperMode::On),
-        ..Options::NONE
+    let threads = workers.map_or(String::new(), |n| format!("--free-workers={n} "));
+    let side = |launch, reaper, killer| Side {
+        launch,
+        reaper,
+        killer,
     };
-    let plain = Side {
-        launch: Launch::Plain,
-        reaper: false,
-        killer: false,
-    };
-    let reaper = Side {
-        launch: Launch::Jumbo(options),
-        reaper: true,
-        ..plain
-    };
+    let run = |options| Launch::Jumbo(format!("{threads}{options}"));
+    let reaper = || side(run("--reaper=on"), true, false);
+    let plain = || side(Launch::Plain, false, false);
+
     let (key, quarter) = (end.key(), Bytes(size.0 / 4));
     let mut group = Group::new(key);
     let mut add = |side: Side, name: String, size: Bytes| {
-        group.side(name, size, move || watch(settings, end, side, size))
+        group.side(name, size, move || watch(settings, end, &side, size))
     };
-    let reaped = reaper.launch.name();
-    let base = add(plain, "plain".to_owned(), size);
-    let base_small = add(plain, format!("plain of {quarter}"), quarter);
-    let sibling = add(reaper, reaped.clone(), size);
-    let sibling_small = add(reaper, format!("{reaped} of {quarter}"), quarter);
+    let name = reaper().launch.name();
+    let base = add(plain(), "plain".to_owned(), size);
+    let base_small = add(plain(), format!("plain of {quarter}"), quarter);
+    let sibling_small = add(reaper(), format!("{name} of {quarter}"), quarter);
+    let sibling = add(reaper(), name, size);
     let beside = (end == End::Kill).then(|| {
-        let launch = Launch::Jumbo(Options {
-            reaper: Some(ReaperMode::Off),
-            supervise: true,
-            ..options
-        });
-        let supervise = add(Side { launch, ..plain }, launch.name(), size);
-        let killer = Side {
-            killer: true,
-            ..plain
-        };
-        [supervise, add(killer, "jumbo kill".to_owned(), size)]
+        let supervise = side(run("--reaper=off --supervise"), false, false);
+        let name = supervise.launch.name();
+        let killer = side(Launch::Plain, false, true);
+        [
+            add(supervise, name, size),
+            add(killer, "jumbo kill".to_owned(), size),
+        ]
     });
     let again = group.again(base);
 

@@ -14,11 +14,10 @@ pub(crate) use worker::{release, unmap};
 use std::num::NonZeroU32;
 
 use jumbo::kernel::Root;
-use jumbo::policy::FreeMode;
 use jumbo::status::Freeing;
 use jumbo::units::{Bytes, counted};
 
-use crate::child::{Launch, Options, ask};
+use crate::child::{Launch, ask};
 use crate::claim::{self, DRY_RUN, percent};
 use crate::group::Group;
 use crate::machine::Machine;
@@ -87,8 +86,8 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32], cpus: 
     let mut group = Group::new("free");
     let mut side = |launch: Launch, expected: Freed, back| {
         group.side(launch.name(), size, move || {
-            let sample = ask(launch, settings, &Task::Release { size, back })?;
-            claim::base_pages(launch, &sample.memory, size)?;
+            let sample = ask(&launch, settings, &Task::Release { size, back })?;
+            claim::base_pages(&launch, &sample.memory, size)?;
             if let Some(found) = expected.found_wrong(sample.freed, size, cpus) {
                 return Err(Error::claim(found, DRY_RUN));
             }
@@ -101,18 +100,11 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32], cpus: 
     let plain = side(Launch::Plain, Freed::Plainly, true);
     let by = workers.iter().map(|workers| {
         let workers = workers.get();
-        let launch = Launch::Jumbo(Options {
-            free: Some(FreeMode::Sync),
-            free_workers: Some(workers),
-            ..Options::NONE
-        });
+        let launch = Launch::Jumbo(format!("--free=sync --free-workers={workers}"));
         (workers, side(launch, Freed::By(workers), false))
     });
     let by: Vec<_> = by.collect();
-    let background = Launch::Jumbo(Options {
-        free: Some(FreeMode::Background),
-        ..Options::NONE
-    });
+    let background = Launch::Jumbo("--free=background".to_owned());
     let background = side(background, Freed::Later, true);
     let again = group.again(plain);
 
@@ -155,12 +147,12 @@ fn unmaps<'a>(
         let task = task.clone();
         group.side(launch.name(), largest, move || {
             room(&Root::host(), footprint(largest))?;
-            let sample = ask(launch, settings, &task)?;
+            let sample = ask(&launch, settings, &task)?;
             if huge {
-                claim::launched(launch, &sample.memory)?;
+                claim::launched(&launch, &sample.memory)?;
                 claim::huge_pages(&sample.memory, MOST, all)?;
             } else {
-                claim::base_pages(launch, &sample.memory, all)?;
+                claim::base_pages(&launch, &sample.memory, all)?;
             }
             Ok(sample.figures)
         })

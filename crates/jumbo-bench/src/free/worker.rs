@@ -30,7 +30,7 @@ pub(crate) fn release(size: Bytes, back: bool) -> Result<Sample, Error> {
     let memory = Memory::read_of(&root, &block.addresses())?;
 
     let clock = Instant::now();
-    block.free();
+    drop(block);
     let call = clock.elapsed();
     let back = match watch.map(|watch| watch.wait(clock)).transpose() {
         // Another program took it: that is no failure of this process, and the sample is worth another try.

@@ -1,5 +1,6 @@
 //! The program that is measured: it allocates, follows pointers and frees, and says how long that took.
 
+use std::hint::black_box;
 use std::time::Instant;
 
 use fastrand::Rng;
@@ -7,7 +8,7 @@ use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
 use super::plan::Plan;
-use super::raw::{Objects, time_frees};
+use super::ring::{Object, Ring};
 use crate::Error;
 use crate::memory::Memory;
 use crate::stats::median;
@@ -27,15 +28,16 @@ pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
-    let mut objects = Objects::new(&plan.sizes);
+    let mut objects = Vec::with_capacity(plan.sizes.len());
 
     let clock = Instant::now();
-    objects.allocate().map_err(malloc_failed)?;
+    for &size in &plan.sizes {
+        objects.push(object(size)?);
+    }
     let alloc = clock.elapsed();
 
     let clock = Instant::now();
-    let ring = objects
-        .link(&plan.stops)
+    let ring = Ring::link(&mut objects, &plan.stops)
         .ok_or_else(|| Error::Corrupt("malloc returned an unaligned pointer".to_owned()))?;
     let sum = ring.chase(plan.stops.len());
     let chase = clock.elapsed();
@@ -48,9 +50,9 @@ pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
 
     // Nothing has been freed yet: this is the peak.
     let memory = Memory::read(&Root::host())?;
-    let doomed = objects.doom(&mut rng);
+    rng.shuffle(&mut objects);
     let clock = Instant::now();
-    doomed.free();
+    drop(objects);
     let free = clock.elapsed();
     let figures = [
         ("alloc_ms", ms(alloc)),
@@ -69,18 +71,29 @@ pub(crate) fn small_free() -> Result<Sample, Error> {
     // the gain from huge pages.
     const OBJECTS: usize = 400;
     const BATCHES: usize = 2_000;
-    let times = time_frees(BATCHES, OBJECTS, 64).map_err(malloc_failed)?;
+    let mut nanos = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let objects = (0..OBJECTS).map(|_| object(64));
+        let objects = objects.collect::<Result<Vec<_>, _>>()?;
+        let clock = Instant::now();
+        for object in objects {
+            drop(object);
+        }
+        nanos.push(ms(clock.elapsed()) * 1e6 / OBJECTS as f64);
+    }
     // The first batches grow the heap and warm the caches.
-    let nanos: Vec<f64> = times[BATCHES / 10..]
-        .iter()
-        .map(|time| time.as_secs_f64() * 1e9 / OBJECTS as f64)
-        .collect();
+    nanos.drain(..BATCHES / 10);
     let memory = Memory::read(&Root::host())?;
     Ok(Sample::new([("free_ns", median(&nanos))], memory))
 }
 
-fn malloc_failed(size: u32) -> Error {
-    Error::Malloc(Bytes(size.into()))
+/// An allocation, each of its bytes written.
+fn object(size: u32) -> Result<Object, Error> {
+    let mut bytes = Vec::new();
+    let had = bytes.try_reserve_exact(size as usize);
+    had.map_err(|_| Error::Malloc(Bytes(size.into())))?;
+    bytes.resize(size as usize, 0x5a);
+    Ok(black_box(bytes.into_boxed_slice()))
 }
 
 #[cfg(test)]

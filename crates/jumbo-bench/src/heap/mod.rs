@@ -6,11 +6,8 @@
 
 mod load;
 mod plan;
-#[expect(
-    unsafe_code,
-    reason = "measures malloc and free themselves, called by name on raw pointers"
-)]
-mod raw;
+#[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
+mod ring;
 
 pub(crate) use load::{TOTAL, load, small_free};
 
@@ -61,8 +58,8 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let sides = [Launch::Plain, Launch::Tunable, Launch::JUMBO];
     let [plain, tunable, jumbo] = sides.map(|launch| {
         group.side(launch.name(), size, move || {
-            let sample = ask(launch, settings, &Task::Load { size })?;
-            check(launch, &sample.memory)?;
+            let sample = ask(&launch, settings, &Task::Load { size })?;
+            check(&launch, &sample.memory)?;
             if launch != Launch::Plain {
                 // Alignment and small remainders cost a few percent; with half on base pages it is another program.
                 claim::huge_pages(&sample.memory, 50, sample.memory.resident)?;
@@ -133,8 +130,8 @@ fn frees(settings: &Settings) -> Group<'_> {
     let mut group = Group::new("free").laps(FREES_A_ROUND, median);
     let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
         group.side(launch.name(), Bytes(0), move || {
-            let sample = ask(launch, settings, &Task::SmallFree)?;
-            check(launch, &sample.memory)?;
+            let sample = ask(&launch, settings, &Task::SmallFree)?;
+            check(&launch, &sample.memory)?;
             Ok(sample.figures)
         })
     });
@@ -155,7 +152,7 @@ fn frees(settings: &Settings) -> Group<'_> {
 }
 
 /// Whether the process was started the way it should have been, as far as every worker can tell.
-fn check(launch: Launch, memory: &Memory) -> Result<(), Error> {
+fn check(launch: &Launch, memory: &Memory) -> Result<(), Error> {
     claim::launched(launch, memory)?;
     match launch {
         Launch::Plain => claim::no_huge_pages(memory),
@@ -185,7 +182,7 @@ mod tests {
                 ..Memory::default()
             };
             assert_eq!(
-                check(launch, &memory).is_ok(),
+                check(&launch, &memory).is_ok(),
                 fine,
                 "{launch:?} {memory:?}"
             );

@@ -2,14 +2,14 @@
 //!
 //! - [`Memory`]: what a worker says it had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
-//! - `Block`, `Mapping`: memory by `malloc` and by `mmap`, both called by name.
+//! - `Block`, `Mapping`: memory by `malloc` and by `mmap`.
 //! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
 //!
 //! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
 
 #[expect(
     unsafe_code,
-    reason = "measures malloc, free, mmap and munmap themselves, called by name on raw pointers"
+    reason = "measures mmap and munmap themselves, called by name on raw pointers"
 )]
 mod block;
 #[expect(
@@ -19,7 +19,7 @@ mod block;
 mod warm;
 mod watch;
 
-pub(crate) use block::{Block, Mapping, numbers, zeroed};
+pub(crate) use block::{Block, Mapping, numbers};
 pub use warm::Hit;
 pub(crate) use warm::sample;
 pub(crate) use watch::Watch;
@@ -28,13 +28,13 @@ use std::ops::Range;
 
 use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
-use jumbo::kernel::smaps::Smaps;
+use jumbo::kernel::memory::Memory as Host;
+use jumbo::kernel::smaps::{Mapping as Mapped, Smaps};
 use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::machine::kib_field;
 
 /// What a process had, and whether jumbo was in it.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -51,19 +51,14 @@ pub struct Memory {
 
 impl Memory {
     /// What this process has now.
-    ///
-    /// # Errors
-    /// [`Error::File`].
     pub(crate) fn read(root: &Root) -> Result<Self, Error> {
-        let rollup = root.read("proc/self/smaps_rollup")?;
-        let bytes = |name| kib_field(&rollup, name).unwrap_or_default();
-        let pool = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
-        Ok(Self {
-            resident: bytes("Rss") + pool,
-            huge: bytes("AnonHugePages") + pool,
-            hugetlb: pool,
-            preloaded: preloaded(root)?,
-        })
+        let rollup = Smaps::read_rollup(root, std::process::id())?;
+        let had = rollup.mappings().map(|mapping| Self {
+            // The kernel puts program text on huge pages by itself: that is not what is measured.
+            huge: mapping.anon_huge_pages + mapping.hugetlb(),
+            ..Self::of(&mapping)
+        });
+        Self::sum(had).here(root)
     }
 
     /// What all of `some` had.
@@ -79,34 +74,32 @@ impl Memory {
 
     /// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have
     /// had huge ones before, in the heap of its start-up: those are not what is measured.
-    ///
-    /// # Errors
-    /// [`Error::File`].
     pub(crate) fn read_of(root: &Root, addresses: &Range<u64>) -> Result<Self, Error> {
         let smaps = Smaps::read(root, std::process::id())?;
-        let mut memory = Self {
-            preloaded: preloaded(root)?,
-            ..Self::default()
-        };
-        for mapping in smaps.mappings() {
-            if mapping.start < addresses.end && addresses.start < mapping.end {
-                memory.resident += mapping.rss + mapping.hugetlb();
-                memory.huge += mapping.pmd_mapped() + mapping.hugetlb();
-                memory.hugetlb += mapping.hugetlb();
-            }
+        let within =
+            |mapping: &Mapped<'_>| mapping.start < addresses.end && addresses.start < mapping.end;
+        let had = smaps.mappings().filter(within);
+        Self::sum(had.map(|mapping| Self::of(&mapping))).here(root)
+    }
+
+    fn of(mapping: &Mapped<'_>) -> Self {
+        Self {
+            resident: mapping.rss + mapping.hugetlb(),
+            huge: mapping.pmd_mapped() + mapping.hugetlb(),
+            hugetlb: mapping.hugetlb(),
+            preloaded: false,
         }
-        Ok(memory)
+    }
+
+    /// The same, and whether jumbo is in this process.
+    fn here(self, root: &Root) -> Result<Self, Error> {
+        let maps = root.read("proc/self/maps")?;
+        let preloaded = maps.contains("libjumbo_preload");
+        Ok(Self { preloaded, ..self })
     }
 }
 
-fn preloaded(root: &Root) -> Result<bool, Error> {
-    Ok(root.read("proc/self/maps")?.contains("libjumbo_preload"))
-}
-
 /// Has this process get base pages from now on, whatever it or a library in it advises.
-///
-/// # Errors
-/// [`Error::BasePages`].
 pub(crate) fn base_pages_only() -> Result<(), Error> {
     disable_transparent_huge_pages(true).map_err(|errno| Error::BasePages(errno.into()))
 }
@@ -118,9 +111,6 @@ pub(crate) fn footprint(size: Bytes) -> Bytes {
 
 /// That a measurement that takes `needed` at once does not meet the OOM killer: it would take a bystander as
 /// well.
-///
-/// # Errors
-/// [`Error::Memory`], [`Error::File`].
 pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
     let available = available(root)?;
     if needed > available {
@@ -131,8 +121,7 @@ pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
 
 /// What may be taken: of the machine, and of what the memory cgroup allows.
 fn available(root: &Root) -> Result<Bytes, Error> {
-    let meminfo = root.read("proc/meminfo")?;
-    let machine = kib_field(&meminfo, "MemAvailable").unwrap_or_default();
+    let machine = Host::read(root)?.available;
     let limit = Limits::read(root, &[])?.memory;
     Ok(limit.map_or(machine, |limit| limit.room().min(machine)))
 }

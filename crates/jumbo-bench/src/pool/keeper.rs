@@ -48,7 +48,7 @@ pub(super) struct Host {
 impl Host {
     /// Takes it; why it is not to be had is the inner error.
     pub(super) fn take(settings: &Settings) -> Result<Result<Self, String>, Error> {
-        let mut keeper = Talk::start(child::worker(Launch::Plain, settings, &Task::Keep))?;
+        let mut keeper = Talk::start(child::worker(&Launch::Plain, settings, &Task::Keep))?;
         let now = Wanted::default();
         Ok(keeper.hear::<Answer>()?.map(|()| Self { keeper, now }))
     }

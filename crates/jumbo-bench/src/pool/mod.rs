@@ -26,11 +26,10 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 
 use jumbo::kernel::Root;
-use jumbo::policy::ReaperMode;
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
-use crate::child::{Launch, Options, ask};
+use crate::child::{Launch, ask};
 use crate::group::Group;
 use crate::heap::TOTAL;
 use crate::machine::Machine;
@@ -161,8 +160,8 @@ impl<'a> Bench<'a> {
             if let Some(host) = &mut *self.host.borrow_mut() {
                 host.provide(wanted)?.map_err(Error::Kernel)?;
             }
-            let sample = ask(launch, self.settings, &task)?;
-            expected.check(launch, &sample)?;
+            let sample = ask(&launch, self.settings, &task)?;
+            expected.check(&launch, &sample)?;
             Ok(sample.figures)
         })
     }
@@ -204,7 +203,7 @@ impl<'a> Bench<'a> {
                 let (name, what, pages, expected) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
-                        (on_pool(size, false), on(Arrays::Heap(supply))),
+                        (on_pool(size, ""), on(Arrays::Heap(supply))),
                         pool_of(size),
                         supply.expected_of_heap(size),
                     ),
@@ -402,7 +401,13 @@ impl<'a> Bench<'a> {
             let wanted = Supply::of(source, Provision::Held).wanted(held);
             (
                 source,
-                side(name, on_pool(most, true), wanted, Some(source), size),
+                side(
+                    name,
+                    on_pool(most, "--heap=mimalloc"),
+                    wanted,
+                    Some(source),
+                    size,
+                ),
             )
         });
         let on_pools: Vec<_> = on_pools.collect();
@@ -418,14 +423,10 @@ impl<'a> Bench<'a> {
 }
 
 /// `jumbo run --pool` for a program that asks for `size` bytes.
-fn on_pool(size: Bytes, mimalloc: bool) -> Launch {
-    Launch::Jumbo(Options {
-        pool: Some(pool_of(size)),
-        mimalloc,
-        // The pages must be back when the next sample begins.
-        reaper: Some(ReaperMode::Off),
-        ..Options::NONE
-    })
+fn on_pool(size: Bytes, heap: &str) -> Launch {
+    // The pages must be back when the next sample begins: no reaper.
+    let mib = pool_of(size).0 >> 20;
+    Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,nofork"))
 }
 
 /// What `--pool` is told: what the program asks for, and what its allocator needs beside that.

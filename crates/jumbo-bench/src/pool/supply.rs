@@ -201,7 +201,7 @@ impl Way {
 
 impl Expected {
     /// Whether a sample is of what its side's name says.
-    pub(super) fn check(&self, launch: Launch, sample: &Sample) -> Result<(), Error> {
+    pub(super) fn check(&self, launch: &Launch, sample: &Sample) -> Result<(), Error> {
         let (memory, counted) = (&sample.memory, &sample.counted);
         claim::launched(launch, memory)?;
         let Some(source) = self.source else {
@@ -291,7 +291,7 @@ mod tests {
             };
             let mut sample = sample([huge, huge], counted);
             let fine = |sample: &Sample| {
-                SUPPLIES.map(|s| s.expected(PAGES).check(Launch::Plain, sample).is_ok())
+                SUPPLIES.map(|s| s.expected(PAGES).check(&Launch::Plain, sample).is_ok())
             };
             assert_eq!(fine(&sample), right, "{sample:?}");
             sample.memory.preloaded = true;
@@ -318,7 +318,7 @@ mod tests {
             };
             let mut sample = sample([huge, hugetlb], counted);
             let fine = |sample: &Sample| {
-                expected.map(|expected| expected.check(Launch::JUMBO, sample).is_ok())
+                expected.map(|expected| expected.check(&Launch::JUMBO, sample).is_ok())
             };
             assert_eq!(fine(&sample), [false; 2], "not preloaded");
             sample.memory.preloaded = true;
@@ -335,7 +335,7 @@ mod tests {
         let fine = |way: Way, huge, counted| {
             let sample = sample([huge, huge], counted);
             way.expected(Pages(64))
-                .check(Launch::Plain, &sample)
+                .check(&Launch::Plain, &sample)
                 .is_ok()
         };
         assert!(fine(Way::Map, 0, promised) && !fine(Way::Map, 0, Counted::default()));

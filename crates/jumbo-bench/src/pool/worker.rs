@@ -14,7 +14,7 @@ use jumbo::units::{Bytes, Pages};
 use super::supply::{Arrays, Counted, Provision, Source, Supply, Way};
 use super::{EXCHANGED, SIZE, stream as kernels};
 use crate::Error;
-use crate::memory::{Mapping, Memory, base_pages_only, numbers, zeroed};
+use crate::memory::{Mapping, Memory, base_pages_only, numbers};
 use crate::stats::median;
 use crate::worker::{Sample, ms};
 
@@ -60,9 +60,13 @@ pub(crate) fn stream(
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
     let (before, clock) = (faults()?, Instant::now());
-    let mut region;
+    let (mut block, mut region);
     let memory = match &supplied_pool {
-        None => zeroed(size).ok_or(Error::Malloc(size))?,
+        None => {
+            // By `calloc`.
+            block = vec![0; usize::try_from(size.0).unwrap_or(usize::MAX)];
+            &mut block[..]
+        }
         Some(pool) => {
             region = pool.region(pages, Populate::UpFront)?;
             region.bytes_mut(0..usize::try_from(pages.0).unwrap_or(usize::MAX))?
