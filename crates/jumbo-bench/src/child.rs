@@ -86,71 +86,33 @@ pub(crate) fn worker(launch: &Launch, settings: &Settings, task: &Task) -> Comma
     command
 }
 
-/// Has a worker do `task`; the figures that it says are in bytes, milliseconds, and so on, as their names end.
-///
-/// # Errors
-/// [`Error::Start`], [`Error::Failed`], [`Error::Answer`].
+/// Has a worker do `task`.
 pub(crate) fn ask(launch: &Launch, settings: &Settings, task: &Task) -> Result<Sample, Error> {
-    answer(&mut worker(launch, settings, task))
-}
-
-fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T, Error> {
-    parsed(&run(command)?, || line(command))
-}
-
-/// Runs `command` to its end and returns what it prints.
-///
-/// # Errors
-/// [`Error::Start`], [`Error::Failed`].
-pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>, Error> {
-    let output = command.output().map_err(|source| Error::Start {
-        command: line(command),
-        source,
-    })?;
-    if output.status.success() {
-        return Ok(output.stdout);
-    }
-    Err(failed(line(command), output.status, &output.stderr))
-}
-
-fn failed(command: String, status: ExitStatus, stderr: &[u8]) -> Error {
-    let stderr = String::from_utf8_lossy(stderr);
-    Error::Failed {
-        command,
-        status,
-        stderr: stderr.lines().last().unwrap_or("no message").to_owned(),
-    }
-}
-
-fn parsed<T: DeserializeOwned>(text: &[u8], command: impl Fn() -> String) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|source| Error::Answer {
-        command: command(),
-        source,
-    })
+    let mut worker = Talk::start(worker(launch, settings, task), Stdio::piped())?;
+    let sample = worker.hear()?;
+    worker.end().map(|()| sample)
 }
 
 /// A process that hears and says lines of JSON.
 pub(crate) struct Talk {
     pub(crate) child: Child,
-    command: String,
+    /// What was typed to start it.
+    pub(crate) command: String,
     /// `None` once it is to hear no more.
     to: Option<ChildStdin>,
-    from: BufReader<ChildStdout>,
+    from: Option<BufReader<ChildStdout>>,
 }
 
 impl Talk {
-    /// Starts it.
-    pub(crate) fn start(mut command: Command) -> Result<Self, Error> {
+    /// Starts it; the last line on its standard error is in the error where it fails, if that is a pipe.
+    pub(crate) fn start(mut command: Command, stderr: Stdio) -> Result<Self, Error> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let line = line(&command);
-        let mut child = command.spawn().map_err(|source| Error::Start {
-            command: line.clone(),
-            source,
-        })?;
-        let broken = || Error::Pipe(std::io::ErrorKind::BrokenPipe.into());
+        let started = command.stderr(stderr).spawn();
+        let mut child = started.map_err(|error| Error::Start(line.clone(), error))?;
         Ok(Self {
-            to: Some(child.stdin.take().ok_or_else(broken)?),
-            from: BufReader::new(child.stdout.take().ok_or_else(broken)?),
+            to: child.stdin.take(),
+            from: child.stdout.take().map(BufReader::new),
             child,
             command: line,
         })
@@ -166,11 +128,12 @@ impl Talk {
     /// What it says next; [`Error::Failed`] where it has ended instead.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         let mut text = String::new();
-        if self.from.read_line(&mut text).map_err(Error::Pipe)? == 0 {
+        let read = self.from.as_mut().map(|from| from.read_line(&mut text));
+        if read.unwrap_or(Ok(0)).map_err(Error::Pipe)? == 0 {
             let status = self.child.wait().map_err(Error::Pipe)?;
             return Err(self.failed(status));
         }
-        parsed(text.as_bytes(), || self.command.clone())
+        serde_json::from_str(&text).map_err(|error| Error::Answer(self.command.clone(), error))
     }
 
     /// Waits for its end, having nothing more to say.
@@ -188,12 +151,9 @@ impl Talk {
         if let Some(stderr) = &mut self.child.stderr {
             let _ = stderr.read_to_end(&mut said);
         }
-        failed(self.command.clone(), status, &said)
-    }
-
-    /// What was typed to start it.
-    pub(crate) fn command(&self) -> String {
-        self.command.clone()
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().last().unwrap_or("no message").to_owned();
+        Error::Failed(self.command.clone(), status, last)
     }
 }
 
@@ -216,41 +176,33 @@ fn line(command: &Command) -> String {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
+    fn answer(program: &str, script: &str) -> Result<Vec<u64>, String> {
+        let mut command = Command::new(program);
         command.args(["-c", script]);
-        command
+        let talk = Talk::start(command, Stdio::piped());
+        talk.and_then(|mut talk| talk.hear())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_sample_is_parsed() {
-        let sample: Vec<u64> = answer(&mut shell("echo '[1, 2]'")).unwrap();
-        assert_eq!(sample, [1, 2]);
-    }
-
-    #[test]
-    fn failures_say_what_ran_and_why() {
-        let cases = [
+    fn what_is_said_is_parsed_and_failures_say_what_ran_and_why() {
+        assert_eq!(answer("sh", "echo '[1, 2]'"), Ok(vec![1, 2]));
+        for (script, message) in [
             (
                 "echo out of memory >&2; exit 3",
                 "exit status: 3: out of memory",
             ),
             ("kill -9 $$", "signal: 9 (SIGKILL): no message"),
             ("echo nonsense", "printed no sample"),
-        ];
-        for (script, message) in cases {
-            let error = answer::<Vec<u64>>(&mut shell(script))
-                .unwrap_err()
-                .to_string();
+        ] {
+            let error = answer("sh", script).unwrap_err();
             assert!(
                 error.contains(message) && error.contains("sh -c"),
                 "{error}"
             );
         }
-        let error = run(&mut Command::new("/nonexistent"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.starts_with("cannot start `/nonexistent`"));
+        let error = answer("/nonexistent", "").unwrap_err();
+        assert!(error.starts_with("cannot start `/nonexistent"), "{error}");
     }
 
     #[test]

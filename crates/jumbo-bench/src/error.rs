@@ -9,32 +9,15 @@ use jumbo::units::Bytes;
 /// Why a table has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A process that was to be measured cannot be started or waited for.
-    #[error("cannot start `{command}`: {source}")]
-    Start {
-        /// The command line.
-        command: String,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// A process that was to be measured ended with an error.
-    #[error("`{command}` failed with {status}: {stderr}")]
-    Failed {
-        /// The command line.
-        command: String,
-        /// How it ended.
-        status: ExitStatus,
-        /// The last line that it wrote to stderr.
-        stderr: String,
-    },
-    /// A process that was to be measured printed something else than a sample.
-    #[error("`{command}` printed no sample: {source}")]
-    Answer {
-        /// The command line.
-        command: String,
-        /// What the parser says.
-        source: serde_json::Error,
-    },
+    /// This command cannot be started.
+    #[error("cannot start `{0}`: {1}")]
+    Start(String, io::Error),
+    /// This command ended with an error; the last line that it wrote to stderr.
+    #[error("`{0}` failed with {1}: {2}")]
+    Failed(String, ExitStatus, String),
+    /// This command printed something else than a sample.
+    #[error("`{0}` printed no sample: {1}")]
+    Answer(String, serde_json::Error),
     /// A side of the comparison is not what its name says, so comparing it would prove nothing.
     #[error("the run named `{side}` is not what its name says: {found}")]
     Claim {
@@ -45,22 +28,14 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
-    /// The measurement would drive the machine out of memory.
-    #[error("the measurement needs {needed} of memory and {available} is available")]
-    Memory {
-        /// What it needs.
-        needed: Bytes,
-        /// What the kernel says is available.
-        available: Bytes,
-    },
-    /// Memory cannot be touched before it is measured.
-    #[error("cannot warm up memory: {0}")]
-    Warm(io::Error),
+    /// The measurement would drive the machine out of memory: what it needs, and what is available.
+    #[error("the measurement needs {0} of memory and {1} is available")]
+    Memory(Bytes, Bytes),
     /// A worker cannot be kept off huge pages.
     #[error("cannot keep a process on base pages (PR_SET_THP_DISABLE): {0}")]
     BasePages(io::Error),
-    /// A mapping to be measured cannot be made or unmapped.
-    #[error("cannot map, advise or unmap memory: {0}")]
+    /// Memory cannot be mapped, touched or unmapped.
+    #[error("cannot map, touch or unmap memory: {0}")]
     Map(io::Error),
     /// Memory that was freed is taken by another program, or was never given back.
     #[error("{0} of the memory that was freed did not become free")]
@@ -118,14 +93,14 @@ impl Error {
 
     /// True where this host, as it is now, has not what a row needs.
     pub(crate) fn is_of_host(&self) -> bool {
-        self.is_disturbed() || matches!(self, Self::Memory { .. })
+        self.is_disturbed() || matches!(self, Self::Memory(..))
     }
 
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Claim { hint, .. } => Some(hint),
-            Self::Memory { .. } => Some("measure less, with --size"),
+            Self::Memory(..) => Some("measure less, with --size"),
             Self::NotBack(_) => Some("measure on a machine on which nothing else takes memory"),
             _ => None,
         }

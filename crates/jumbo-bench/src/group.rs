@@ -13,7 +13,7 @@ use jumbo::units::Bytes;
 
 use crate::memory::{Hit, sample};
 use crate::stats::median;
-use crate::table::{Row, Samples, Table, Unit};
+use crate::table::{Missing, Row, Samples, Table, Unit};
 use crate::{Error, Progress, Settings};
 
 /// What one sample found, by names that end in their unit.
@@ -46,7 +46,7 @@ pub(crate) struct Planned {
     measure: String,
     /// The name of a figure, or of several that are added: `a_ms+b_ms`.
     figure: &'static str,
-    published: Option<&'static str>,
+    pub(crate) published: Option<&'static str>,
 }
 
 /// What becomes of the samples of which sides.
@@ -136,6 +136,19 @@ impl<'a> Group<'a> {
         sides: [usize; 2],
     ) -> &mut Planned {
         self.plan(Kind::Ratio(sides), name.into(), measure.into(), figure)
+    }
+
+    /// Adds an A/A row: a side against itself.
+    pub(crate) fn against_itself(
+        &mut self,
+        name: impl Into<String>,
+        measure: &str,
+        figure: &'static str,
+        side: usize,
+    ) {
+        let again = self.again(side);
+        let measure = format!("{measure}, A/A");
+        self.ratio(name, measure, figure, [side, again]);
     }
 
     /// Adds a row: the baseline's figure subtracted from the other side's.
@@ -266,18 +279,18 @@ pub(crate) fn measure(
 ) -> Result<Table, Error> {
     let rounds = settings.rounds.get();
     progress.begin(groups.iter().map(|group| group.steps(rounds)).sum());
-    let mut hit = Hit::default();
     for group in groups {
-        match (group.samples(settings, progress, &mut hit), group.optional) {
+        let samples = group.samples(settings, progress, &mut table.hit);
+        match (samples, group.optional) {
             (Ok(samples), _) => group.push(&mut table, &samples),
             // What the other rows say is as true without it.
             (Err(error), Some(what)) if error.is_of_host() => {
-                table.missing(what, error.to_string());
+                let why = error.to_string();
+                table.missing.push(Missing { what, why });
             }
             (Err(error), _) => return Err(error),
         }
     }
-    table.set_hit(hit);
     Ok(table)
 }
 

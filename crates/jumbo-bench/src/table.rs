@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use jumbo::units::counted;
 use serde::Serialize;
 
 use crate::Settings;
@@ -13,18 +12,23 @@ use crate::stats::Spread;
 /// What a table found: what `--json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
-    table: &'static str,
+    /// Its name.
+    pub table: &'static str,
     /// What was measured, in a few words.
-    what: String,
-    rounds: usize,
-    machine: Machine,
-    rows: Vec<Row>,
+    pub what: String,
+    /// How often.
+    pub rounds: usize,
+    /// Where.
+    pub machine: Machine,
+    /// From the top.
+    pub rows: Vec<Row>,
     ratios: BTreeMap<String, Spread>,
     values: BTreeMap<String, Value>,
     /// The samples that waited for the host.
-    hit: Hit,
+    pub hit: Hit,
+    /// What could not be measured here: rows that are left out are not left out in silence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    missing: Vec<Missing>,
+    pub missing: Vec<Missing>,
 }
 
 /// What could not be measured here.
@@ -149,42 +153,6 @@ impl Table {
     pub(crate) fn value(&mut self, name: String, unit: Unit, samples: &[f64]) {
         let spread = Spread::of(samples);
         self.values.insert(name, Value { spread, unit });
-    }
-
-    /// Says what could not be measured, and why: rows that are left out are not left out in silence.
-    pub(crate) fn missing(&mut self, what: &'static str, why: String) {
-        self.missing.push(Missing { what, why });
-    }
-
-    /// What could not be measured.
-    pub fn all_missing(&self) -> &[Missing] {
-        &self.missing
-    }
-
-    /// Says which samples waited for the host.
-    pub(crate) fn set_hit(&mut self, hit: Hit) {
-        self.hit = hit;
-    }
-
-    /// The samples that waited for the host.
-    pub fn hit(&self) -> Hit {
-        self.hit
-    }
-
-    /// The rows, from the top.
-    pub fn rows(&self) -> &[Row] {
-        &self.rows
-    }
-
-    /// Where it was measured.
-    pub fn machine(&self) -> &Machine {
-        &self.machine
-    }
-
-    /// What was measured and how often, in one line.
-    pub fn title(&self) -> String {
-        let rounds = counted(self.rounds as u64, "round");
-        format!("{}: {}, {rounds}", self.table, self.what)
     }
 }
 
@@ -323,7 +291,11 @@ mod tests {
                 "hit": {"samples": 0, "taken_again": 0, "kept": 0},
             })
         );
-        table.missing("hugetlb", "no privilege".to_owned());
+        let why = "no privilege".to_owned();
+        table.missing.push(Missing {
+            what: "hugetlb",
+            why,
+        });
         let missing = &serde_json::to_value(&table).unwrap()["missing"];
         assert_eq!(
             missing,

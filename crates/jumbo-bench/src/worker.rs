@@ -19,37 +19,23 @@ use crate::{Error, child, exit, free, heap, pool};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
-    /// Objects allocated, chased and freed ([`heap::load`]).
-    Load { size: Bytes },
-    /// A small object freed ([`heap::small_free`]).
+    /// Objects of so many bytes allocated, chased and freed.
+    Load(Bytes),
+    /// A small object freed.
     SmallFree,
-    /// A block freed; with `back` until its memory is free ([`free::release`]).
-    Release { size: Bytes, back: bool },
-    /// Mappings of each size unmapped so many times ([`free::unmap`]).
-    Unmap {
-        sizes: Vec<Bytes>,
-        huge: bool,
-        times: usize,
-    },
-    /// Memory held until the end; with `reaper` beside its sibling ([`exit::hold`]).
-    Hold { size: Bytes, reaper: bool },
-    /// STREAM's kernels over three arrays of `size` bytes in all ([`pool::stream`]).
-    Stream {
-        arrays: Arrays,
-        size: Bytes,
-        threads: usize,
-        passes: usize,
-    },
-    /// So many pages taken, each touched in all of its base pages, and given back, so many times
-    /// ([`pool::first_use`]).
-    FirstUse {
-        supply: Supply,
-        pages: Pages,
-        times: usize,
-    },
-    /// A page had and given back by so many threads, again and again ([`pool::exchange`]).
-    Exchange { way: Way, threads: usize },
-    /// The kernel's pool set as it is told, until the end of its input ([`pool::keep`]).
+    /// A block of so many bytes freed; where that is set, until its memory is free.
+    Release(Bytes, bool),
+    /// Mappings of each size unmapped, of huge pages where that is set, so many times.
+    Unmap(Vec<Bytes>, bool, usize),
+    /// So many bytes held until the end; where that is set, beside a sibling.
+    Hold(Bytes, bool),
+    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes.
+    Stream(Arrays, Bytes, usize, usize),
+    /// So many pages taken, each touched in all of its base pages, and given back, so many times.
+    FirstUse(Supply, Pages, usize),
+    /// A page had and given back by so many threads, again and again.
+    Exchange(Way, usize),
+    /// The kernel's pool set as it is told, until the end of its input.
     Keep,
 }
 
@@ -88,23 +74,14 @@ pub fn run(task: &str) -> Result<(), Error> {
         child::die_with_parent();
     }
     let sample = match task {
-        Task::Load { size } => heap::load(size),
+        Task::Load(size) => heap::load(size),
         Task::SmallFree => heap::small_free(),
-        Task::Release { size, back } => free::release(size, back),
-        Task::Unmap { sizes, huge, times } => free::unmap(&sizes, huge, times),
-        Task::Hold { size, reaper } => return exit::hold(size, reaper),
-        Task::Stream {
-            arrays,
-            size,
-            threads,
-            passes,
-        } => pool::stream(arrays, size, threads, passes),
-        Task::FirstUse {
-            supply,
-            pages,
-            times,
-        } => pool::first_use(supply, pages, times),
-        Task::Exchange { way, threads } => pool::exchange(way, threads),
+        Task::Release(size, back) => free::release(size, back),
+        Task::Unmap(sizes, huge, times) => free::unmap(&sizes, huge, times),
+        Task::Hold(size, reaper) => return exit::hold(size, reaper),
+        Task::Stream(arrays, size, threads, passes) => pool::stream(arrays, size, threads, passes),
+        Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
+        Task::Exchange(way, threads) => pool::exchange(way, threads),
         Task::Keep => return pool::keep(),
     };
     say(&sample?)

@@ -39,10 +39,8 @@ pub(super) fn watch(
     side: &Side,
     size: Bytes,
 ) -> Result<Figures, Error> {
-    let reaper = side.reaper;
-    let mut command = child::worker(&side.launch, settings, &Task::Hold { size, reaper });
-    command.stderr(Stdio::piped());
-    let mut holder = Talk::start(command)?;
+    let command = child::worker(&side.launch, settings, &Task::Hold(size, side.reaper));
+    let mut holder = Talk::start(command, Stdio::piped())?;
     let measured = measure(&mut holder, settings, (end, side), size);
     if measured.is_err() {
         // A process that a launcher stands in front of dies with the launcher.
@@ -104,8 +102,7 @@ fn measure(
 fn jumbo_kill(settings: &Settings, pid: u32) -> Result<Talk, Error> {
     let mut command = Command::new(&settings.jumbo);
     command.args(["kill", "--signal", "KILL", &pid.to_string()]);
-    command.stderr(Stdio::piped());
-    Talk::start(command)
+    Talk::start(command, Stdio::piped())
 }
 
 /// When `waitpid` returned and with what, and when the memory was back.
@@ -125,7 +122,7 @@ fn await_end(
             let status = holder.child.wait().map_err(Error::Pipe)?;
             ended = Some((now_ns(), status));
         } else if back.is_some() {
-            return Err(Error::Endless(holder.command()));
+            return Err(Error::Endless(holder.command.clone()));
         }
         if back.is_none() {
             match memory.look(start)? {

@@ -65,9 +65,6 @@ impl End {
 
 /// Allocates `size` bytes, touches them in base pages, says so ([`Ready`]), and ends as it is told on its standard
 /// input, having said when ([`now_ns`]). Where `reaper` is set it waits for its sibling before it says so.
-///
-/// # Errors
-/// [`Error::BasePages`], [`Error::Malloc`], [`Error::File`], [`Error::Pipe`].
 pub(crate) fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
     base_pages_only()?;
     no_core()?;

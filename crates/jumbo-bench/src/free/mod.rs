@@ -86,7 +86,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32], cpus: 
     let mut group = Group::new("free");
     let mut side = |launch: Launch, expected: Freed, back| {
         group.side(launch.name(), size, move || {
-            let sample = ask(&launch, settings, &Task::Release { size, back })?;
+            let sample = ask(&launch, settings, &Task::Release(size, back))?;
             claim::base_pages(&launch, &sample.memory, size)?;
             if let Some(found) = expected.found_wrong(sample.freed, size, cpus) {
                 return Err(Error::claim(found, DRY_RUN));
@@ -106,9 +106,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32], cpus: 
     let by: Vec<_> = by.collect();
     let background = Launch::Jumbo("--free=background".to_owned());
     let background = side(background, Freed::Later, true);
-    let again = group.again(plain);
-
-    group.ratio("free_aa", "free, A/A", "call_ms", [plain, again]);
+    group.against_itself("free_aa", "free", "call_ms", plain);
     for (workers, side) in by {
         let measure = match workers {
             1 => "free by 1 thread".to_owned(),
@@ -142,7 +140,7 @@ fn unmaps<'a>(
     let mut group = Group::new(measure).laps(processes, median);
     let all = Bytes(sizes.iter().map(|size| size.0).sum::<u64>() * times as u64);
     let largest = sizes.iter().copied().max().unwrap_or_default();
-    let task = Task::Unmap { sizes, huge, times };
+    let task = Task::Unmap(sizes, huge, times);
     let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
         let task = task.clone();
         group.side(launch.name(), largest, move || {
@@ -157,13 +155,7 @@ fn unmaps<'a>(
             Ok(sample.figures)
         })
     });
-    let again = group.again(plain);
-    group.ratio(
-        format!("{name}_aa"),
-        format!("{measure}, A/A"),
-        "unmap_us",
-        [plain, again],
-    );
+    group.against_itself(format!("{name}_aa"), measure, "unmap_us", plain);
     group.ratio(name, measure, "unmap_us", [plain, jumbo]);
     group
 }

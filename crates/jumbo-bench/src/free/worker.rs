@@ -18,9 +18,6 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 /// Allocates `size` bytes, touches them in base pages, and frees them; where `back` is set it waits until the
 /// memory is free again.
-///
-/// # Errors
-/// [`Error::BasePages`], [`Error::Malloc`], [`Error::File`].
 pub(crate) fn release(size: Bytes, back: bool) -> Result<Sample, Error> {
     base_pages_only()?;
     let root = Root::host();
@@ -47,9 +44,6 @@ pub(crate) fn release(size: Bytes, back: bool) -> Result<Sample, Error> {
 
 /// Maps each of `sizes`, in huge pages or in base pages, touches and unmaps it, so many times. Says how long it takes to
 /// unmap one of each, and what all of the mappings had.
-///
-/// # Errors
-/// [`Error::BasePages`], [`Error::Map`], [`Error::File`].
 pub(crate) fn unmap(sizes: &[Bytes], huge: bool, times: usize) -> Result<Sample, Error> {
     let map = if huge { Mapping::huge } else { Mapping::new };
     if !huge {

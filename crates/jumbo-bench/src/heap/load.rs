@@ -22,9 +22,6 @@ pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
 /// Allocates objects of `size` bytes in all and writes each byte of them, follows pointers through them in random
 /// order, and frees them in another.
-///
-/// # Errors
-/// [`Error::Malloc`], [`Error::Corrupt`], [`Error::File`].
 pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
@@ -63,9 +60,6 @@ pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
 }
 
 /// Frees small objects, many times: what one takes.
-///
-/// # Errors
-/// [`Error::Malloc`], [`Error::File`].
 pub(crate) fn small_free() -> Result<Sample, Error> {
     // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
     // the gain from huge pages.

@@ -12,12 +12,13 @@ mod ring;
 pub(crate) use load::{TOTAL, load, small_free};
 
 use std::ffi::OsStr;
+use std::process::Stdio;
 use std::time::Instant;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, ask, run};
+use crate::child::{Launch, Talk, ask};
 use crate::group::{Figures, Group};
 use crate::machine::Machine;
 use crate::memory::{Memory, room};
@@ -58,7 +59,7 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let sides = [Launch::Plain, Launch::Tunable, Launch::JUMBO];
     let [plain, tunable, jumbo] = sides.map(|launch| {
         group.side(launch.name(), size, move || {
-            let sample = ask(&launch, settings, &Task::Load { size })?;
+            let sample = ask(&launch, settings, &Task::Load(size))?;
             check(&launch, &sample.memory)?;
             if launch != Launch::Plain {
                 // Alignment and small remainders cost a few percent; with half on base pages it is another program.
@@ -70,11 +71,10 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
             Ok(figures)
         })
     });
-    let again = group.again(plain);
     group.tries(tunable, TUNABLE_TRIES);
 
     let all = "all phases";
-    group.ratio("heap_aa", "all phases, A/A", TOTAL, [plain, again]);
+    group.against_itself("heap_aa", all, TOTAL, plain);
     group
         .ratio("heap_tunable", all, TOTAL, [plain, tunable])
         .published("1.77");
@@ -103,9 +103,9 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
 fn starts(settings: &Settings) -> Group<'_> {
     let time = |launch: Launch| {
         move || {
-            let mut command = launch.command(&settings.jumbo, OsStr::new("true"));
+            let command = launch.command(&settings.jumbo, OsStr::new("true"));
             let clock = Instant::now();
-            run(&mut command)?;
+            Talk::start(command, Stdio::piped())?.end()?;
             Ok(Figures::from([(
                 "start_ms".to_owned(),
                 ms(clock.elapsed()),

@@ -114,7 +114,7 @@ pub(crate) fn footprint(size: Bytes) -> Bytes {
 pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
     let available = available(root)?;
     if needed > available {
-        return Err(Error::Memory { needed, available });
+        return Err(Error::Memory(needed, available));
     }
     Ok(())
 }

@@ -40,9 +40,6 @@ pub struct Hit {
 
 /// A sample, with `size` bytes touched right before, of processes that `measure` waits for. Where another program
 /// disturbed it, it is taken again, up to `tries` times in all. `least` is the least system time of its side so far.
-///
-/// # Errors
-/// The last one of `measure`; [`Error::Warm`], [`Error::File`].
 pub(crate) fn sample<S>(
     root: &Root,
     (size, mut tries): (Bytes, usize),
@@ -82,7 +79,7 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
     // More than is available is never touched: that would call the OOM killer.
     let most = available(root)?.0 / 10 * 9;
     let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
-    touch(size).map_err(Error::Warm)
+    touch(size).map_err(Error::Map)
 }
 
 fn touch(size: u64) -> io::Result<()> {
@@ -105,7 +102,7 @@ fn system_ms() -> Result<f64, Error> {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a whole `rusage` where `usage` is.
     if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) } != 0 {
-        return Err(Error::Warm(io::Error::last_os_error()));
+        return Err(Error::Map(io::Error::last_os_error()));
     }
     Ok(usage.ru_stime.tv_sec as f64 * 1e3 + usage.ru_stime.tv_usec as f64 / 1e3)
 }

@@ -41,9 +41,6 @@ impl Watch {
     pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
     /// To be made right before `size` bytes are given back: what others take or give before then is not counted.
-    ///
-    /// # Errors
-    /// [`Error::File`].
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
         let expected = Bytes(size.0.saturating_sub(tolerated));
@@ -57,9 +54,6 @@ impl Watch {
     }
 
     /// One look: whether the memory is back, and when to look again if it is not.
-    ///
-    /// # Errors
-    /// [`Error::NotBack`] where it was not for so long `since` that it will not be any more; [`Error::File`].
     pub(crate) fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
         let clock = Instant::now();
         let free = free(&self.root)?;
@@ -77,9 +71,6 @@ impl Watch {
     }
 
     /// Looks until it is back, and returns how long that took `since`.
-    ///
-    /// # Errors
-    /// As [`Watch::look`].
     pub(crate) fn wait(&self, since: Instant) -> Result<Duration, Error> {
         while let Some(pause) = self.look(since)? {
             std::thread::sleep(pause);

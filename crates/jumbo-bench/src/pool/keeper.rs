@@ -6,6 +6,7 @@
 //! that `jumbo pool --undo` puts back, by the record that stands in the journal before the first write.
 
 use std::io;
+use std::process::Stdio;
 
 use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
@@ -48,7 +49,8 @@ pub(super) struct Host {
 impl Host {
     /// Takes it; why it is not to be had is the inner error.
     pub(super) fn take(settings: &Settings) -> Result<Result<Self, String>, Error> {
-        let mut keeper = Talk::start(child::worker(&Launch::Plain, settings, &Task::Keep))?;
+        let command = child::worker(&Launch::Plain, settings, &Task::Keep);
+        let mut keeper = Talk::start(command, Stdio::inherit())?;
         let now = Wanted::default();
         Ok(keeper.hear::<Answer>()?.map(|()| Self { keeper, now }))
     }
@@ -78,9 +80,6 @@ impl Drop for Host {
 }
 
 /// Takes the kernel's pool and sets it as each line of the standard input says; puts it back at the end of that.
-///
-/// # Errors
-/// [`Error::Kernel`] where it is not all put back, [`Error::Pipe`], [`Error::File`].
 pub(crate) fn keep() -> Result<(), Error> {
     // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
     let _ = rustix::process::setsid();

@@ -35,7 +35,7 @@ use crate::heap::TOTAL;
 use crate::machine::Machine;
 use crate::memory::room;
 use crate::stats::least;
-use crate::table::Table;
+use crate::table::{Missing, Table};
 use crate::worker::Task;
 use crate::{Error, Progress, Settings, group};
 use keeper::{Host, Wanted};
@@ -93,6 +93,7 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
     );
     let mut table = Table::new("pool", what, settings, machine);
 
+    let mut missing = |what, why| table.missing.push(Missing { what, why });
     let mut bench = Bench {
         settings,
         host: RefCell::new(None),
@@ -103,11 +104,11 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
             bench.host = RefCell::new(Some(host));
             bench.sources.push(Source::Hugetlb);
         }
-        Err(why) => table.missing("pages of the kernel's pool (hugetlb)", why),
+        Err(why) => missing("pages of the kernel's pool (hugetlb)", why),
     }
     match Thp::new(&root) {
         Ok(_) => bench.sources.push(Source::Thp),
-        Err(why) => table.missing("transparent huge pages (thp)", why.to_string()),
+        Err(why) => missing("transparent huge pages (thp)", why.to_string()),
     }
     let groups = vec![
         bench.streams(size, most),
@@ -174,33 +175,18 @@ impl<'a> Bench<'a> {
         };
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new("STREAM").laps(laps, least);
-        let on = |arrays| Task::Stream {
-            arrays,
-            size,
-            threads,
-            passes,
-        };
-        let what = (Launch::Plain, on(Arrays::BasePages));
-        let expected = Expected {
-            size,
-            ..Expected::default()
-        };
-        let name = "base pages".to_owned();
-        let base = self.side(&mut group, name, what, (Wanted::default(), size), expected);
-        let again = group.again(base);
-        let (all, measure) = (ALL, format!("all kernels, {arrays} arrays"));
-        let aa = (format!("stream{small}_aa"), format!("{measure}, A/A"));
-        group.ratio(aa.0, aa.1, all, [base, again]);
+        let on = |arrays| Task::Stream(arrays, size, threads, passes);
+        let plain = (Launch::Plain, on(Arrays::BasePages));
+        let (needs, expected) = ((Wanted::default(), size), Expected::base_pages(size));
+        let base = self.side(&mut group, "base pages".to_owned(), plain, needs, expected);
+        let all = format!("all kernels, {arrays} arrays");
+        group.against_itself(format!("stream{small}_aa"), &all, ALL, base);
 
         for &source in &self.sources {
-            let sides = [
-                ("preallocated", Provision::Held),
-                ("dynamic", Provision::Surplus),
-            ];
-            let [held, dynamic] = sides.map(|(called, provision)| {
+            let mut side = |called, provision| {
                 let supply = Supply::of(source, provision);
                 let pool = format!("{called} {}", source.name());
-                let (name, what, pages, expected) = match source {
+                let (name, what, taken, expected) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
                         (on_pool(size, ""), on(Arrays::Heap(supply))),
@@ -214,46 +200,45 @@ impl<'a> Bench<'a> {
                         supply.expected(size.whole_pages(SIZE)),
                     ),
                 };
-                let wanted = supply.wanted(pages.whole_pages(SIZE));
+                let wanted = supply.wanted(taken.whole_pages(SIZE));
                 self.side(&mut group, name, what, (wanted, size), expected)
-            });
-            let name = |name: &str| format!("{name}{}{small}", suffix(source));
+            };
+            let held = side("preallocated", Provision::Held);
+            let dynamic = side("dynamic", Provision::Surplus);
+
             let is_large = small.is_empty();
-            for (called, sides, published) in [
-                ("preallocated_vs_baseline", [base, held], "up to 1.46"),
-                ("dynamic_vs_preallocated", [held, dynamic], "0.994"),
-            ] {
-                let row = group.ratio(name(called), measure.as_str(), all, sides);
-                if is_large {
-                    row.published(published);
-                }
-            }
+            let mut row = |name: &str, what: &str, figure, sides, published| {
+                let name = format!("{name}{}{small}", suffix(source));
+                let row = group.ratio(name, what, figure, sides);
+                row.published = if is_large { published } else { None };
+            };
+            let (gain, cost) = ([base, held], [held, dynamic]);
+            row(
+                "preallocated_vs_baseline",
+                &all,
+                ALL,
+                gain,
+                Some("up to 1.46"),
+            );
+            row("dynamic_vs_preallocated", &all, ALL, cost, Some("0.994"));
             // One source shows which kernel gains what.
             for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
                 let kernel = figure.trim_end_matches("_ms");
-                let measure = format!("{kernel}, {arrays} arrays");
-                let [before, after] =
-                    ["preallocated", "dynamic"].map(|p| name(&format!("{kernel}_{p}")));
-                group.ratio(before, measure.as_str(), figure, [base, held]);
-                group.ratio(after, measure, figure, [held, dynamic]);
+                let what = format!("{kernel}, {arrays} arrays");
+                row(&format!("{kernel}_preallocated"), &what, figure, gain, None);
+                row(&format!("{kernel}_dynamic"), &what, figure, cost, None);
             }
             if is_large {
-                let measure = "arrays made and touched";
-                group.ratio(
-                    name("start_preallocated"),
-                    measure,
-                    "start_ms",
-                    [base, held],
+                let (what, sides) = ("arrays made and touched", [base, dynamic]);
+                row("start_preallocated", what, "start_ms", gain, None);
+                row("start_dynamic", what, "start_ms", sides, None);
+                row(
+                    "faults_dynamic",
+                    "page faults",
+                    "faults",
+                    sides,
+                    Some("196"),
                 );
-                group.ratio(name("start_dynamic"), measure, "start_ms", [base, dynamic]);
-                group
-                    .ratio(
-                        name("faults_dynamic"),
-                        "page faults",
-                        "faults",
-                        [base, dynamic],
-                    )
-                    .published("196");
             }
         }
         group
@@ -264,30 +249,18 @@ impl<'a> Bench<'a> {
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = Supply::of(source, provision);
-                let task = Task::FirstUse {
-                    supply,
-                    pages: FIRST,
-                    times: TIMES,
-                };
+                let what = (Launch::Plain, Task::FirstUse(supply, FIRST, TIMES));
                 let needs = (supply.wanted(FIRST), FIRST.bytes(SIZE));
                 let name = format!("{called} ({})", source.name());
-                let what = (Launch::Plain, task);
                 self.side(&mut group, name, what, needs, supply.expected(FIRST))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
             if source == Source::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
-                let again = group.again(persistent);
-                let measure = "first use of a page";
-                let aa = format!("{measure}, A/A");
-                group.ratio("first_use_aa", aa, "page_us", [persistent, again]);
-                group.ratio(
-                    "surplus_vs_persistent",
-                    measure,
-                    "page_us",
-                    [persistent, surplus],
-                );
+                let (what, sides) = ("first use of a page", [persistent, surplus]);
+                group.against_itself("first_use_aa", what, "page_us", persistent);
+                group.ratio("surplus_vs_persistent", what, "page_us", sides);
             }
             let name = format!("held_vs_surplus{}", suffix(source));
             group.ratio(name, "use of a page", "page_us", [surplus, held]);
@@ -297,126 +270,82 @@ impl<'a> Bench<'a> {
 
     fn exchanges(&'a self, threads: &[usize]) -> Group<'a> {
         let mut group = Group::new("take and give");
-        for (&source, &threads) in self
-            .sources
-            .iter()
-            .flat_map(|s| threads.iter().map(move |n| (s, n)))
-        {
-            let (by, called) = match threads {
-                1 => (String::new(), "by 1 thread".to_owned()),
-                _ => (
-                    format!("_{threads}_threads"),
-                    format!("by {threads} threads"),
-                ),
-            };
-            let mut side = |way: Way| {
-                let task = Task::Exchange { way, threads };
-                let size = EXCHANGED.bytes(SIZE);
-                let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
-                let expected = way.expected(EXCHANGED);
-                let what = (Launch::Plain, task);
-                self.side(&mut group, way.name(), what, (wanted, size), expected)
-            };
-            let take = side(Way::Take(source));
-            let zeroed = side(Way::TakeZeroed(source));
-            let (first, rows) = match source {
-                Source::Hugetlb => {
-                    let (map, touched) = (side(Way::Map), side(Way::MapTouched));
-                    let rows = vec![
-                        (
-                            "take_give_vs_mmap",
-                            "a page, content unspecified",
-                            [map, take],
-                        ),
-                        (
-                            "take_give_vs_mmap_touched",
-                            "a page, and a touch",
-                            [touched, take],
-                        ),
-                        (
-                            "take_give_zeroed_vs_mmap",
-                            "a page of zeroes",
-                            [touched, zeroed],
-                        ),
-                    ];
-                    (map, rows)
-                }
-                Source::Thp => {
-                    let map = side(Way::MapThp);
-                    let rows = vec![
-                        ("take_give_vs_mmap_thp", "a page, and a touch", [map, take]),
-                        (
-                            "take_give_zeroed_vs_mmap_thp",
-                            "a page of zeroes",
-                            [map, zeroed],
-                        ),
-                    ];
-                    (map, rows)
-                }
-            };
-            if threads == 1 {
-                let again = group.again(first);
-                let (name, measure) = (
-                    format!("mmap{}_aa", suffix(source)),
-                    format!("a page, {called}, A/A"),
-                );
-                group.ratio(name, measure, "page_ns", [first, again]);
-            }
-            for (name, measure, sides) in rows {
-                group.ratio(
-                    format!("{name}{by}"),
-                    format!("{measure}, {called}"),
-                    "page_ns",
-                    sides,
-                );
+        for &source in &self.sources {
+            for &threads in threads {
+                self.exchange(&mut group, source, threads);
             }
         }
         group
     }
 
+    fn exchange(&'a self, group: &mut Group<'a>, source: Source, threads: usize) {
+        let (by, called) = match threads {
+            1 => (String::new(), "by 1 thread".to_owned()),
+            n => (format!("_{n}_threads"), format!("by {n} threads")),
+        };
+        let mut side = |way: Way| {
+            let what = (Launch::Plain, Task::Exchange(way, threads));
+            let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
+            let needs = (wanted, EXCHANGED.bytes(SIZE));
+            self.side(group, way.name(), what, needs, way.expected(EXCHANGED))
+        };
+        let take = side(Way::Take(source));
+        let zeroed = side(Way::TakeZeroed(source));
+        // The kernel's ways: without a touch, if that is one, and with it.
+        let (map, touched) = match source {
+            Source::Hugetlb => (Some(side(Way::Map)), side(Way::MapTouched)),
+            Source::Thp => (None, side(Way::MapThp)),
+        };
+        if threads == 1 {
+            let (name, what) = (
+                format!("mmap{}_aa", suffix(source)),
+                format!("a page, {called}"),
+            );
+            group.against_itself(name, &what, "page_ns", map.unwrap_or(touched));
+        }
+        let mut row = |name: &str, what: &str, sides| {
+            group.ratio(
+                format!("{name}{by}"),
+                format!("{what}, {called}"),
+                "page_ns",
+                sides,
+            );
+        };
+        if let Some(map) = map {
+            row(
+                "take_give_vs_mmap",
+                "a page, content unspecified",
+                [map, take],
+            );
+        }
+        let [touch, zeroes] = match source {
+            Source::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
+            Source::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
+        };
+        row(touch, "a page, and a touch", [touched, take]);
+        row(zeroes, "a page of zeroes", [touched, zeroed]);
+    }
+
     /// The load of the heap's table: plain, plain again, and on a pool of each source.
     fn loads(&'a self, size: Bytes) -> Group<'a> {
         let mut group = Group::new("heap");
-        let mut side = |name: String, launch, wanted, source, size_on_it| {
-            let expected = Expected {
-                source,
-                size: size_on_it,
-                ..Expected::default()
-            };
-            let what = (launch, Task::Load { size });
-            self.side(&mut group, name, what, (wanted, size), expected)
-        };
-        let plain = side(
-            "plain".to_owned(),
-            Launch::Plain,
-            Wanted::default(),
-            None,
-            Bytes(0),
-        );
-        let on_pools = self.sources.iter().map(|&source| {
+        let load = || Task::Load(size);
+        let (needs, expected) = ((Wanted::default(), size), Expected::default());
+        let (name, plain) = ("plain".to_owned(), (Launch::Plain, load()));
+        let plain = self.side(&mut group, name, plain, needs, expected);
+        let what = "objects allocated, chased, freed";
+        group.against_itself("heap_aa", what, TOTAL, plain);
+        for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
-            // What alignment wastes.
+            // With what alignment wastes.
             let most = Bytes(size.0 / 4 * 5);
             let held = pool_of(most).whole_pages(SIZE);
-            let wanted = Supply::of(source, Provision::Held).wanted(held);
-            (
-                source,
-                side(
-                    name,
-                    on_pool(most, "--heap=mimalloc"),
-                    wanted,
-                    Some(source),
-                    size,
-                ),
-            )
-        });
-        let on_pools: Vec<_> = on_pools.collect();
-        let again = group.again(plain);
-        let measure = "objects allocated, chased, freed";
-        group.ratio("heap_aa", format!("{measure}, A/A"), TOTAL, [plain, again]);
-        for (source, side) in on_pools {
+            let needs = (Supply::of(source, Provision::Held).wanted(held), size);
+            let launch = on_pool(most, "--heap=mimalloc");
+            let expected = Expected::of(source, size);
+            let side = self.side(&mut group, name, (launch, load()), needs, expected);
             let name = format!("heap_pool_vs_plain{}", suffix(source));
-            group.ratio(name, measure, TOTAL, [plain, side]);
+            group.ratio(name, what, TOTAL, [plain, side]);
         }
         group
     }

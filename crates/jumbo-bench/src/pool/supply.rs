@@ -1,6 +1,6 @@
 //! Where pages come from, and what a sample must show of it: [`Supply`], [`Way`], [`Arrays`], [`Expected`].
 
-use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::SIZE;
@@ -136,11 +136,9 @@ impl Supply {
             Provision::Surplus => (pages, pages),
         };
         Expected {
-            source: Some(self.source),
-            size: pages.bytes(SIZE),
             pool: Some([pages, ours]),
             kernel_surplus: (self.source == Source::Hugetlb).then_some([kernels; 2]),
-            ..Expected::default()
+            ..Expected::of(self.source, pages.bytes(SIZE))
         }
     }
 
@@ -148,13 +146,11 @@ impl Supply {
     pub(super) fn expected_of_heap(self, size: Bytes) -> Expected {
         let most = Pages(size.whole_pages(SIZE).0 / 100 * MOST);
         Expected {
-            source: Some(self.source),
-            size,
             kernel_surplus: Some(match self.provision {
                 Provision::Surplus => [most, Pages(u64::MAX)],
                 _ => [Pages(0); 2],
             }),
-            ..Expected::default()
+            ..Expected::of(self.source, size)
         }
     }
 }
@@ -170,21 +166,14 @@ impl Way {
         }
     }
 
-    pub(super) fn source(self) -> Source {
-        match self {
+    /// A sample with one page in hand, of a pool of so many.
+    pub(super) fn expected(self, pages: Pages) -> Expected {
+        let source = match self {
             Self::Take(source) | Self::TakeZeroed(source) => source,
             Self::Map | Self::MapTouched => Source::Hugetlb,
             Self::MapThp => Source::Thp,
-        }
-    }
-
-    /// A sample with one page in hand, of a pool of so many.
-    pub(super) fn expected(self, pages: Pages) -> Expected {
-        let of = |size| Expected {
-            source: Some(self.source()),
-            size,
-            ..Expected::default()
         };
+        let of = |size| Expected::of(source, size);
         match self {
             Self::Take(_) | Self::TakeZeroed(_) => Expected {
                 pool: Some([Pages(1), Pages(0)]),
@@ -194,12 +183,29 @@ impl Way {
                 kernel_reserved: Pages(1),
                 ..of(Bytes(0))
             },
-            Self::MapTouched | Self::MapThp => of(Bytes(PageSize::bytes(SIZE))),
+            Self::MapTouched | Self::MapThp => of(Pages(1).bytes(SIZE)),
         }
     }
 }
 
 impl Expected {
+    /// All of it in base pages.
+    pub(super) fn base_pages(size: Bytes) -> Self {
+        Self {
+            size,
+            ..Self::default()
+        }
+    }
+
+    /// So much of it in pages of that source.
+    pub(super) fn of(source: Source, size: Bytes) -> Self {
+        Self {
+            source: Some(source),
+            size,
+            ..Self::default()
+        }
+    }
+
     /// Whether a sample is of what its side's name says.
     pub(super) fn check(&self, launch: &Launch, sample: &Sample) -> Result<(), Error> {
         let (memory, counted) = (&sample.memory, &sample.counted);

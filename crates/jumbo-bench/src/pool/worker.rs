@@ -38,9 +38,6 @@ struct Supplied {
 
 /// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
 /// kernel, and the minor page faults from nothing to the end.
-///
-/// # Errors
-/// [`Error`].
 pub(crate) fn stream(
     arrays: Arrays,
     size: Bytes,
@@ -96,9 +93,6 @@ pub(crate) fn stream(
 
 /// Takes so many pages, touches each in all of its base pages, and gives them back, so many times: what one takes, and
 /// what the process had with all of them in hand.
-///
-/// # Errors
-/// [`Error`].
 pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sample, Error> {
     let root = Root::host();
     let kernel = Kernel::new(&root)?;
@@ -129,9 +123,6 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sa
 
 /// A page had and given back, by so many threads: the time by the number of pages of all threads, and what the process
 /// had with one page in hand.
-///
-/// # Errors
-/// [`Error`].
 pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
     let root = Root::host();
     let sample = |page_ns, counted| {

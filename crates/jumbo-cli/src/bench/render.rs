@@ -11,8 +11,8 @@ use crate::view::{Align, View};
 
 /// Shows `table`, with a line about the machine above and two about reading it below.
 pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
-    view.line(table.title())?;
-    view.line(machine(table.machine()))?;
+    view.line(title(table))?;
+    view.line(machine(&table.machine))?;
     view.line("")?;
     view.table(
         [
@@ -25,20 +25,26 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
             ("", Align::Left),
             ("published", Align::Left),
         ],
-        table.rows().iter().map(cells),
+        table.rows.iter().map(cells),
     )?;
     view.line("")?;
     view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
     view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")?;
-    let hit = table.hit();
+    let hit = table.hit;
     view.line(format!(
         "  Each sample had its memory touched right before. {} of {} waited for the host all the same: taken again. Kept: {}.",
         counted(hit.taken_again as u64, "sample"), hit.samples + hit.taken_again, hit.kept
     ))?;
-    for missing in table.all_missing() {
+    for missing in &table.missing {
         view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
     }
     Ok(())
+}
+
+/// What was measured and how often.
+fn title(table: &Table) -> String {
+    let rounds = counted(table.rounds as u64, "round");
+    format!("{}: {}, {rounds}", table.table, table.what)
 }
 
 fn machine(machine: &Machine) -> String {
