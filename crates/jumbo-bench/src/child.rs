@@ -16,6 +16,8 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::claim::Expected;
+use crate::group::Figures;
 use crate::worker::{Sample, Task};
 use crate::{Error, Settings};
 
@@ -86,11 +88,19 @@ pub(crate) fn worker(launch: &Launch, settings: &Settings, task: &Task) -> Comma
     command
 }
 
-/// Has a worker do `task`.
-pub(crate) fn ask(launch: &Launch, settings: &Settings, task: &Task) -> Result<Sample, Error> {
+/// Has a worker do `task`, and returns the figures of a sample that shows what is expected.
+pub(crate) fn ask(
+    settings: &Settings,
+    (launch, task): &(Launch, Task),
+    expected: &Expected,
+) -> Result<Figures, Error> {
     let mut worker = Talk::start(worker(launch, settings, task), Stdio::piped())?;
-    let sample = worker.hear()?;
-    worker.end().map(|()| sample)
+    let mut sample: Sample = worker.hear()?;
+    worker.end()?;
+    expected.check(launch, &sample)?;
+    let resident = sample.memory.resident.0 as f64;
+    sample.figures.insert("resident_bytes".to_owned(), resident);
+    Ok(sample.figures)
 }
 
 /// A process that hears and says lines of JSON.

@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 
 use super::worker::{End, Ready, now_ns};
 use crate::child::{self, Launch, Talk};
-use crate::claim::{self, DRY_RUN};
+use crate::claim::{DRY_RUN, On, refused};
 use crate::group::Figures;
 use crate::memory::Watch;
 use crate::worker::Task;
@@ -57,9 +57,9 @@ fn measure(
     size: Bytes,
 ) -> Result<Figures, Error> {
     let ready: Ready = holder.hear()?;
-    claim::base_pages(&side.launch, &ready.memory, size)?;
+    On::Base(size).check(&side.launch, &ready.memory)?;
     let alone = side.reaper && ready.reaper.is_none();
-    claim::refused(alone, "no reaper sleeps beside it".to_owned(), DRY_RUN)?;
+    refused(alone, "no reaper sleeps beside it".to_owned(), DRY_RUN)?;
     let reaper = ready.reaper.map(pidfd).transpose()?;
     let child = pidfd(holder.child.id())?;
 
@@ -90,7 +90,7 @@ fn measure(
         // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
         let goes_on = !has_ended(&reaper, PATIENCE)?;
         let found = "its reaper goes on though the memory is back".to_owned();
-        claim::refused(goes_on, found, DRY_RUN)?;
+        refused(goes_on, found, DRY_RUN)?;
         // ECHILD: another process is its parent.
         let _ = waitpid(Some(pid(number)?), WaitOptions::NOHANG);
     }

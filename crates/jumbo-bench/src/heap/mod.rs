@@ -19,13 +19,14 @@ use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
 use crate::child::{Launch, Talk, ask};
+use crate::claim::{Expected, On};
 use crate::group::{Figures, Group};
 use crate::machine::Machine;
-use crate::memory::{Memory, room};
+use crate::memory::room;
 use crate::stats::median;
 use crate::table::Table;
 use crate::worker::{Task, ms};
-use crate::{Error, Progress, Settings, claim, group};
+use crate::{Error, Progress, Settings, group};
 
 /// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
@@ -56,21 +57,14 @@ pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Res
 
 fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new("load");
-    let sides = [Launch::Plain, Launch::Tunable, Launch::JUMBO];
-    let [plain, tunable, jumbo] = sides.map(|launch| {
-        group.side(launch.name(), size, move || {
-            let sample = ask(&launch, settings, &Task::Load(size))?;
-            check(&launch, &sample.memory)?;
-            if launch != Launch::Plain {
-                // Alignment and small remainders cost a few percent; with half on base pages it is another program.
-                claim::huge_pages(&sample.memory, 50, sample.memory.resident)?;
-            }
-            let mut figures = sample.figures;
-            let resident = sample.memory.resident.0 as f64;
-            figures.insert("resident_bytes".to_owned(), resident);
-            Ok(figures)
-        })
-    });
+    let mut side = |launch: Launch, on| {
+        let (what, expected) = ((launch, Task::Load(size)), Expected::on(on));
+        let name = what.0.name();
+        group.side(name, size, move || ask(settings, &what, &expected))
+    };
+    let plain = side(Launch::Plain, On::NoHuge);
+    let tunable = side(Launch::Tunable, On::Half);
+    let jumbo = side(Launch::JUMBO, On::Half);
     group.tries(tunable, TUNABLE_TRIES);
 
     let all = "all phases";
@@ -128,13 +122,13 @@ fn starts(settings: &Settings) -> Group<'_> {
 
 fn frees(settings: &Settings) -> Group<'_> {
     let mut group = Group::new("free").laps(FREES_A_ROUND, median);
-    let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
-        group.side(launch.name(), Bytes(0), move || {
-            let sample = ask(&launch, settings, &Task::SmallFree)?;
-            check(&launch, &sample.memory)?;
-            Ok(sample.figures)
-        })
-    });
+    let mut side = |launch: Launch, on| {
+        let (what, expected) = ((launch, Task::SmallFree), Expected::on(on));
+        let name = what.0.name();
+        group.side(name, Bytes(0), move || ask(settings, &what, &expected))
+    };
+    let plain = side(Launch::Plain, On::NoHuge);
+    let jumbo = side(Launch::JUMBO, On::Any);
     let again = group.again(plain);
     group.difference(
         "small_free_aa_ns",
@@ -149,43 +143,4 @@ fn frees(settings: &Settings) -> Group<'_> {
         [plain, jumbo],
     );
     group
-}
-
-/// Whether the process was started the way it should have been, as far as every worker can tell.
-fn check(launch: &Launch, memory: &Memory) -> Result<(), Error> {
-    claim::launched(launch, memory)?;
-    match launch {
-        Launch::Plain => claim::no_huge_pages(memory),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_side_that_is_not_what_it_claims_is_refused() {
-        for (launch, huge, preloaded, fine) in [
-            (Launch::Plain, 0, false, true),
-            (Launch::Plain, 1, false, false),
-            (Launch::Plain, 0, true, false),
-            (Launch::Tunable, 90, false, true),
-            (Launch::Tunable, 90, true, false),
-            (Launch::JUMBO, 90, true, true),
-            (Launch::JUMBO, 90, false, false),
-        ] {
-            let memory = Memory {
-                resident: Bytes(100),
-                huge: Bytes(huge),
-                preloaded,
-                ..Memory::default()
-            };
-            assert_eq!(
-                check(&launch, &memory).is_ok(),
-                fine,
-                "{launch:?} {memory:?}"
-            );
-        }
-    }
 }

@@ -30,6 +30,7 @@ use jumbo::pool::Thp;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
 use crate::child::{Launch, ask};
+use crate::claim::{Expected, On};
 use crate::group::Group;
 use crate::heap::TOTAL;
 use crate::machine::Machine;
@@ -40,7 +41,7 @@ use crate::worker::Task;
 use crate::{Error, Progress, Settings, group};
 use keeper::{Host, Wanted};
 use stream::{ALL, KERNELS};
-use supply::{Expected, Provision, Source};
+use supply::{Provision, Source};
 
 /// The size of the pages.
 const SIZE: PageSize = PageSize::SIZE_2M;
@@ -153,7 +154,7 @@ impl<'a> Bench<'a> {
         &'a self,
         group: &mut Group<'a>,
         name: String,
-        (launch, task): (Launch, Task),
+        what: (Launch, Task),
         (wanted, size): (Wanted, Bytes),
         expected: Expected,
     ) -> usize {
@@ -161,9 +162,7 @@ impl<'a> Bench<'a> {
             if let Some(host) = &mut *self.host.borrow_mut() {
                 host.provide(wanted)?.map_err(Error::Kernel)?;
             }
-            let sample = ask(&launch, self.settings, &task)?;
-            expected.check(&launch, &sample)?;
-            Ok(sample.figures)
+            ask(self.settings, &what, &expected)
         })
     }
 
@@ -177,7 +176,7 @@ impl<'a> Bench<'a> {
         let mut group = Group::new("STREAM").laps(laps, least);
         let on = |arrays| Task::Stream(arrays, size, threads, passes);
         let plain = (Launch::Plain, on(Arrays::BasePages));
-        let (needs, expected) = ((Wanted::default(), size), Expected::base_pages(size));
+        let (needs, expected) = ((Wanted::default(), size), Expected::on(On::Base(size)));
         let base = self.side(&mut group, "base pages".to_owned(), plain, needs, expected);
         let all = format!("all kernels, {arrays} arrays");
         group.against_itself(format!("stream{small}_aa"), &all, ALL, base);
@@ -330,7 +329,7 @@ impl<'a> Bench<'a> {
     fn loads(&'a self, size: Bytes) -> Group<'a> {
         let mut group = Group::new("heap");
         let load = || Task::Load(size);
-        let (needs, expected) = ((Wanted::default(), size), Expected::default());
+        let (needs, expected) = ((Wanted::default(), size), Expected::on(On::NoHuge));
         let (name, plain) = ("plain".to_owned(), (Launch::Plain, load()));
         let plain = self.side(&mut group, name, plain, needs, expected);
         let what = "objects allocated, chased, freed";
@@ -342,7 +341,7 @@ impl<'a> Bench<'a> {
             let held = pool_of(most).whole_pages(SIZE);
             let needs = (Supply::of(source, Provision::Held).wanted(held), size);
             let launch = on_pool(most, "--heap=mimalloc");
-            let expected = Expected::of(source, size);
+            let expected = Expected::on(source.on(size));
             let side = self.side(&mut group, name, (launch, load()), needs, expected);
             let name = format!("heap_pool_vs_plain{}", suffix(source));
             group.ratio(name, what, TOTAL, [plain, side]);

@@ -5,13 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SIZE;
 use super::keeper::Wanted;
-use crate::Error;
-use crate::child::Launch;
-use crate::claim::{self, MOST, percent};
-use crate::worker::Sample;
-
-/// Where a pool's pages are not what they should be.
-const ALONE: &str = "measure while no other program uses the kernel's pool of 2 MiB pages: `jumbo pool show` says which do";
+use crate::claim::{Expected, MOST, On};
 
 /// Where the arrays of STREAM are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,30 +68,24 @@ pub(crate) enum Way {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counted {
     /// Pages taken from our pool.
-    pub(super) used: Pages,
+    pub(crate) used: Pages,
     /// Surplus pages of our pool.
-    pub(super) surplus: Pages,
+    pub(crate) surplus: Pages,
     /// Surplus pages of the kernel's pool of 2 MiB pages, more than before.
-    pub(super) kernel_surplus: Pages,
+    pub(crate) kernel_surplus: Pages,
     /// Pages of it that were promised, more than before.
-    pub(super) kernel_reserved: Pages,
-}
-
-/// What a sample must show; what is `None` is not looked at.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Expected {
-    /// So much in pages of that source, and if there is none, in base pages alone.
-    pub(super) source: Option<Source>,
-    pub(super) size: Bytes,
-    /// Pages taken from our pool, and surplus ones among them.
-    pub(super) pool: Option<[Pages; 2]>,
-    /// The least and the most surplus pages of the kernel's pool.
-    pub(super) kernel_surplus: Option<[Pages; 2]>,
-    /// At least so many pages promised by the kernel's pool.
-    pub(super) kernel_reserved: Pages,
+    pub(crate) kernel_reserved: Pages,
 }
 
 impl Source {
+    /// So much on its pages.
+    pub(super) fn on(self, size: Bytes) -> On {
+        match self {
+            Self::Hugetlb => On::Hugetlb(size),
+            Self::Thp => On::Huge(size),
+        }
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Hugetlb => "hugetlb",
@@ -138,7 +126,7 @@ impl Supply {
         Expected {
             pool: Some([pages, ours]),
             kernel_surplus: (self.source == Source::Hugetlb).then_some([kernels; 2]),
-            ..Expected::of(self.source, pages.bytes(SIZE))
+            ..Expected::on(self.source.on(pages.bytes(SIZE)))
         }
     }
 
@@ -150,7 +138,7 @@ impl Supply {
                 Provision::Surplus => [most, Pages(u64::MAX)],
                 _ => [Pages(0); 2],
             }),
-            ..Expected::of(self.source, size)
+            ..Expected::on(self.source.on(size))
         }
     }
 }
@@ -173,7 +161,7 @@ impl Way {
             Self::Map | Self::MapTouched => Source::Hugetlb,
             Self::MapThp => Source::Thp,
         };
-        let of = |size| Expected::of(source, size);
+        let of = |size| Expected::on(source.on(size));
         match self {
             Self::Take(_) | Self::TakeZeroed(_) => Expected {
                 pool: Some([Pages(1), Pages(0)]),
@@ -188,63 +176,12 @@ impl Way {
     }
 }
 
-impl Expected {
-    /// All of it in base pages.
-    pub(super) fn base_pages(size: Bytes) -> Self {
-        Self {
-            size,
-            ..Self::default()
-        }
-    }
-
-    /// So much of it in pages of that source.
-    pub(super) fn of(source: Source, size: Bytes) -> Self {
-        Self {
-            source: Some(source),
-            size,
-            ..Self::default()
-        }
-    }
-
-    /// Whether a sample is of what its side's name says.
-    pub(super) fn check(&self, launch: &Launch, sample: &Sample) -> Result<(), Error> {
-        let (memory, counted) = (&sample.memory, &sample.counted);
-        claim::launched(launch, memory)?;
-        let Some(source) = self.source else {
-            claim::no_huge_pages(memory)?;
-            return match self.size {
-                Bytes(0) => Ok(()),
-                size => claim::base_pages(launch, memory, size),
-            };
-        };
-        let had = match source {
-            Source::Hugetlb => memory.hugetlb,
-            Source::Thp => memory.huge,
-        };
-        let found = format!("{had} of {} are in {} pages", self.size, source.name());
-        claim::refused(had < percent(MOST, self.size), found, ALONE)?;
-        if let Some([used, surplus]) = self.pool {
-            let found = format!(
-                "{} pages taken and {} of them surplus, and not {used} and {surplus}",
-                counted.used, counted.surplus
-            );
-            let other = counted.used != used || counted.surplus != surplus;
-            claim::refused(other, found, ALONE)?;
-        }
-        if let Some([least, most]) = self.kernel_surplus {
-            let made = counted.kernel_surplus;
-            let found = format!("surplus pages of the kernel's pool: {made}");
-            claim::refused(made < least || made > most, found, ALONE)?;
-        }
-        let few = counted.kernel_reserved < self.kernel_reserved;
-        claim::refused(few, "the kernel has promised no page".to_owned(), ALONE)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::Launch;
     use crate::memory::Memory;
+    use crate::worker::Sample;
 
     const PAGES: Pages = Pages(10);
     const SUPPLIES: [Supply; 5] = [
