@@ -31,6 +31,7 @@ pub(crate) struct Group<'a> {
 }
 
 /// One way to do what is measured.
+#[derive(Clone)]
 struct Side<'a> {
     name: String,
     /// The memory that a sample takes.
@@ -39,21 +40,21 @@ struct Side<'a> {
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
 }
 
+/// The name of a row, what it measures, and the name of a figure, or of several that are added: `a_ms+b_ms`.
+pub(crate) type What<'w> = (&'w str, &'w str, &'static str);
+
+/// Makes a row of its name, what it measures, its unit and its sides.
+type Compare = fn((String, String, Unit), [Samples; 2]) -> Row;
+
 /// A row to be.
 pub(crate) struct Planned {
-    kind: Kind,
     name: String,
     measure: String,
-    /// The name of a figure, or of several that are added: `a_ms+b_ms`.
     figure: &'static str,
-    pub(crate) published: Option<&'static str>,
-}
-
-/// What becomes of the samples of which sides.
-enum Kind {
-    Ratio([usize; 2]),
-    Difference([usize; 2]),
-    Value(usize),
+    sides: [usize; 2],
+    /// `None` where there is only a value, of the first side.
+    compare: Option<Compare>,
+    published: Option<&'static str>,
 }
 
 /// How often a sample is tried that another program disturbed.
@@ -81,11 +82,9 @@ impl<'a> Group<'a> {
     }
 
     /// Missing from the table, under this name, where the host has not what it needs.
-    pub(crate) fn optional(self, name: &'static str) -> Self {
-        Self {
-            optional: Some(name),
-            ..self
-        }
+    pub(crate) fn optional(mut self, name: &'static str) -> Self {
+        self.optional = Some(name);
+        self
     }
 
     /// Adds a side whose samples take `size` bytes, and returns its number.
@@ -104,82 +103,53 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a side once more, for the A/A row.
-    pub(crate) fn again(&mut self, side: usize) -> usize {
-        let Side {
-            name,
-            size,
-            tries,
-            measure,
-        } = &self.sides[side];
-        let again = Side {
-            name: format!("{name} again"),
-            size: *size,
-            tries: *tries,
-            measure: measure.clone(),
-        };
-        self.sides.push(again);
-        self.sides.len() - 1
-    }
-
     /// Tries a sample of `side` so often where it is not what the side's name says.
     pub(crate) fn tries(&mut self, side: usize, tries: usize) {
         self.sides[side].tries = tries;
     }
 
+    /// Adds a side once more, for an A/A row.
+    pub(crate) fn again(&mut self, side: usize) -> usize {
+        let mut again = self.sides[side].clone();
+        again.name += " again";
+        self.sides.push(again);
+        self.sides.len() - 1
+    }
+
     /// Adds a row: the baseline's figure divided by the other side's.
-    pub(crate) fn ratio(
-        &mut self,
-        name: impl Into<String>,
-        measure: impl Into<String>,
-        figure: &'static str,
-        sides: [usize; 2],
-    ) -> &mut Planned {
-        self.plan(Kind::Ratio(sides), name.into(), measure.into(), figure)
+    pub(crate) fn ratio(&mut self, what: What<'_>, sides: [usize; 2]) -> &mut Planned {
+        self.plan(what, sides, Some(Row::ratio))
     }
 
     /// Adds an A/A row: a side against itself.
-    pub(crate) fn against_itself(
-        &mut self,
-        name: impl Into<String>,
-        measure: &str,
-        figure: &'static str,
-        side: usize,
-    ) {
+    pub(crate) fn against_itself(&mut self, (name, measure, figure): What<'_>, side: usize) {
         let again = self.again(side);
-        let measure = format!("{measure}, A/A");
-        self.ratio(name, measure, figure, [side, again]);
+        self.ratio((name, &format!("{measure}, A/A"), figure), [side, again]);
     }
 
     /// Adds a row: the baseline's figure subtracted from the other side's.
-    pub(crate) fn difference(
-        &mut self,
-        name: impl Into<String>,
-        measure: impl Into<String>,
-        figure: &'static str,
-        sides: [usize; 2],
-    ) {
-        self.plan(Kind::Difference(sides), name.into(), measure.into(), figure);
+    pub(crate) fn difference(&mut self, what: What<'_>, sides: [usize; 2]) {
+        self.plan(what, sides, Some(Row::difference));
     }
 
     /// Adds a figure that is compared with nothing.
-    pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
-        self.plan(Kind::Value(side), name.into(), String::new(), figure);
+    pub(crate) fn value(&mut self, name: &str, figure: &'static str, side: usize) {
+        self.plan((name, "", figure), [side; 2], None);
     }
 
     fn plan(
         &mut self,
-        kind: Kind,
-        name: String,
-        measure: String,
-        figure: &'static str,
+        (name, measure, figure): What<'_>,
+        sides: [usize; 2],
+        compare: Option<Compare>,
     ) -> &mut Planned {
         let at = self.rows.len();
         self.rows.push(Planned {
-            kind,
-            name,
-            measure,
+            name: name.to_owned(),
+            measure: measure.to_owned(),
             figure,
+            sides,
+            compare,
             published: None,
         });
         &mut self.rows[at]
@@ -199,24 +169,19 @@ impl<'a> Group<'a> {
         progress: &dyn Progress,
         hit: &mut Hit,
     ) -> Result<Vec<Vec<Figures>>, Error> {
-        let root = Root::host();
-        let rounds = settings.rounds.get();
+        let (root, rounds) = (Root::host(), settings.rounds.get());
         let mut samples: Vec<_> = self.sides.iter().map(|_| Vec::new()).collect();
         let mut least = vec![f64::INFINITY; self.sides.len()];
         for lap in 0..=rounds * self.laps {
-            let first = lap == 0 || lap % self.laps == 1;
             let when = match lap.div_ceil(self.laps) {
                 0 => "warm-up".to_owned(),
                 round => format!("round {round} of {rounds}"),
             };
-            for (nth, at) in order(lap, self.sides.len()).into_iter().enumerate() {
+            let mut is_told = lap == 0 || lap % self.laps == 1;
+            for at in order(lap, self.sides.len()) {
                 let side = &self.sides[at];
-                match self.laps {
-                    laps if laps <= TOLD => {
-                        progress.step(&format!("{when}: {}: {}", self.what, side.name));
-                    }
-                    _ if first && nth == 0 => progress.step(&format!("{when}: {}", self.what)),
-                    _ => {}
+                if self.laps <= TOLD || std::mem::take(&mut is_told) {
+                    progress.step(&format!("{when}: {}: {}", self.what, side.name));
                 }
                 let limits = (side.size, side.tries);
                 let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
@@ -231,42 +196,32 @@ impl<'a> Group<'a> {
 
     /// Adds the rows to `table`.
     fn push(self, table: &mut Table, samples: &[Vec<Figures>]) {
-        let figure = |side: usize, names: &'static str| -> Vec<f64> {
-            let of_lap = |laps: &[Figures], name| {
-                let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
-                (self.fold)(&figures.collect::<Vec<_>>())
-            };
-            let rounds = samples[side].chunks(self.laps);
-            rounds
-                .map(|laps| names.split('+').map(|name| of_lap(laps, name)).sum())
-                .collect()
+        let of_lap = |laps: &[Figures], name| {
+            let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
+            (self.fold)(&figures.collect::<Vec<_>>())
         };
         for row in self.rows {
-            let unit = Unit::of(row.figure);
-            let [name, measure] = [row.name, row.measure];
-            let sides = |sides: [usize; 2]| -> [Samples; 2] {
-                sides.map(|side| (self.sides[side].name.clone(), figure(side, row.figure)))
-            };
-            let compared = match row.kind {
-                Kind::Ratio(both) => Row::ratio((name, measure, unit), sides(both)),
-                Kind::Difference(both) => Row::difference((name, measure, unit), sides(both)),
-                Kind::Value(side) => {
-                    table.value(name, unit, &figure(side, row.figure));
-                    continue;
-                }
-            };
-            table.push(Row {
-                published: row.published,
-                ..compared
+            let sides: [Samples; 2] = row.sides.map(|side| {
+                let of_round = |laps| row.figure.split('+').map(|name| of_lap(laps, name)).sum();
+                let rounds = samples[side].chunks(self.laps).map(of_round);
+                (self.sides[side].name.clone(), rounds.collect())
             });
+            let unit = Unit::of(row.figure);
+            match row.compare {
+                None => table.value(row.name, unit, &sides[0].1),
+                Some(compare) => table.push(Row {
+                    published: row.published,
+                    ..compare((row.name, row.measure, unit), sides)
+                }),
+            }
         }
     }
 }
 
 impl Planned {
     /// Shows the published figure beside it.
-    pub(crate) fn published(&mut self, figure: &'static str) {
-        self.published = Some(figure);
+    pub(crate) fn published(&mut self, figure: impl Into<Option<&'static str>>) {
+        self.published = figure.into();
     }
 }
 
@@ -349,8 +304,8 @@ mod tests {
         let b = group.side("b", Bytes(0), || {
             Ok(figures(&[("x_ms", 1.0), ("y_ms", 0.0)]))
         });
-        group.ratio("r", "m", "x_ms+y_ms", [a, b]).published("p");
-        group.difference("d", "m", "x_ms", [a, b]);
+        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published("p");
+        group.difference(("d", "m", "x_ms"), [a, b]);
         group.value("v", "x_ms", a);
         let table = measured(vec![group]).unwrap();
         assert_eq!(table["ratios"]["r"]["min"], 13.0);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jumbo::kernel::memory::Memory;
+use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{FileError, Root};
 use jumbo::units::Bytes;
 use serde::Serialize;
@@ -33,6 +34,15 @@ impl Machine {
     /// [`FileError`] where /proc cannot be read.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let load = root.read("proc/loadavg")?;
+        let thp = Thp::read_controls(root).ok().flatten().map(|thp| {
+            let beside = [("defrag", thp.defrag), ("shmem_enabled", thp.shmem_enabled)];
+            let beside = beside
+                .into_iter()
+                .filter_map(|(knob, choice)| Some((knob, choice?)));
+            let all = beside.chain([("enabled", thp.enabled)]);
+            all.map(|(knob, choice)| (knob, choice.current))
+                .collect::<Vec<_>>()
+        });
         Ok(Self {
             cpu: field(&root.read("proc/cpuinfo")?, "model name").map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -43,15 +53,7 @@ impl Machine {
                 .next()
                 .and_then(|minute| minute.parse().ok())
                 .unwrap_or_default(),
-            thp: ["enabled", "defrag", "shmem_enabled"]
-                .into_iter()
-                .filter_map(|knob| {
-                    let text = root
-                        .read(format!("sys/kernel/mm/transparent_hugepage/{knob}"))
-                        .ok()?;
-                    Some((knob, chosen(&text)?.to_owned()))
-                })
-                .collect(),
+            thp: thp.into_iter().flatten().collect(),
         })
     }
 }
@@ -62,14 +64,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .filter_map(|line| line.split_once(':'))
         .find(|(key, _)| key.trim() == name)
         .map(|(_, value)| value.trim())
-}
-
-/// The word in brackets: the kernel's way to show which of several values is in force.
-fn chosen(text: &str) -> Option<&str> {
-    text.split_once('[')?
-        .1
-        .split_once(']')
-        .map(|(word, _)| word)
 }
 
 #[cfg(test)]
@@ -101,7 +95,5 @@ mod tests {
     fn this_machine() {
         let machine = Machine::read(&Root::host()).unwrap();
         assert!(machine.cores > 0 && machine.ram > Bytes(1 << 20) && !machine.kernel.is_empty());
-        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
-        assert_eq!(chosen("0\n"), None);
     }
 }

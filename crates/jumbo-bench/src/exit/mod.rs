@@ -92,9 +92,9 @@ fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_
     ] {
         let (name, measure) = (format!("{key}_{what}"), format!("{key}, {until}"));
         let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
-        group.ratio(aa.0, aa.1, figure, [base, again]);
+        group.ratio((&aa.0, &aa.1, figure), [base, again]);
         group
-            .ratio(name, measure, figure, [base, sibling])
+            .ratio((&name, &measure, figure), [base, sibling])
             .published(PUBLISHED);
     }
     for (name, side) in [
@@ -103,22 +103,21 @@ fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_
         (format!("plain_{key}_wait_ms"), base),
         (format!("plain_{key}_wait_small_ms"), base_small),
     ] {
-        group.value(name, "wait_ms", side);
+        group.value(&name, "wait_ms", side);
     }
     let (name, measure) = (
         format!("{key}_wait_growth_ms"),
         format!("{key}, wait at two sizes"),
     );
-    group.difference(name, measure, "wait_ms", [sibling_small, sibling]);
+    group.difference((&name, &measure, "wait_ms"), [sibling_small, sibling]);
     if let Some([supervise, killer]) = beside {
         let measure = "kill, until memory is back";
-        group.ratio(
-            "supervise_memory_back",
-            measure,
-            "back_ms",
-            [base, supervise],
-        );
-        group.ratio("jumbo_kill_memory_back", measure, "back_ms", [base, killer]);
+        for (name, side) in [
+            ("supervise_memory_back", supervise),
+            ("jumbo_kill_memory_back", killer),
+        ] {
+            group.ratio((name, measure, "back_ms"), [base, side]);
+        }
     }
     group
 }

@@ -85,27 +85,23 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     let by: Vec<_> = by.collect();
     let background = Launch::Jumbo("--free=background".to_owned());
     let background = side(background, Freed::Later(size), true);
-    group.against_itself("free_aa", "free", "call_ms", plain);
+    group.against_itself(("free_aa", "free", "call_ms"), plain);
     for (workers, side) in by {
         let measure = match workers {
             1 => "free by 1 thread".to_owned(),
             _ => format!("free by up to {workers} threads"),
         };
         let name = format!("free_{workers}_workers");
-        let row = group.ratio(name, measure, "call_ms", [plain, side]);
+        let row = group.ratio((&name, &measure, "call_ms"), [plain, side]);
         if workers > 1 {
             row.published("1.86 by default, 2.26 at best");
         }
     }
     let sides = [plain, background];
-    group.ratio(
-        "free_background_call",
-        "free, until it returns",
-        "call_ms",
-        sides,
-    );
+    let what = ("free_background_call", "free, until it returns", "call_ms");
+    group.ratio(what, sides);
     let measure = "free, until the memory is back";
-    group.ratio("free_background_back", measure, "back_ms", sides);
+    group.ratio(("free_background_back", measure, "back_ms"), sides);
     group
 }
 
@@ -128,7 +124,7 @@ fn unmaps<'a>(
             ask(settings, &what, &Expected::on(on))
         })
     });
-    group.against_itself(format!("{name}_aa"), measure, "unmap_us", plain);
-    group.ratio(name, measure, "unmap_us", [plain, jumbo]);
+    group.against_itself((&format!("{name}_aa"), measure, "unmap_us"), plain);
+    group.ratio((name, measure, "unmap_us"), [plain, jumbo]);
     group
 }

@@ -67,29 +67,23 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let jumbo = side(Launch::JUMBO, On::Half);
     group.tries(tunable, TUNABLE_TRIES);
 
-    let all = "all phases";
-    group.against_itself("heap_aa", all, TOTAL, plain);
-    group
-        .ratio("heap_tunable", all, TOTAL, [plain, tunable])
-        .published("1.77");
-    group
-        .ratio("heap_total", all, TOTAL, [plain, jumbo])
-        .published("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
-    group.ratio("heap_vs_tunable", all, TOTAL, [tunable, jumbo]);
+    let (all, gain) = ("all phases", [plain, jumbo]);
+    group.against_itself(("heap_aa", all, TOTAL), plain);
+    let row = group.ratio(("heap_tunable", all, TOTAL), [plain, tunable]);
+    row.published("1.77");
+    let row = group.ratio(("heap_total", all, TOTAL), gain);
+    row.published("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
+    group.ratio(("heap_vs_tunable", all, TOTAL), [tunable, jumbo]);
     for (name, measure, figure) in [
         ("heap_alloc", "allocate and write", "alloc_ms"),
         ("heap_chase", "link and chase", "chase_ms"),
         ("heap_free", "free", "free_ms"),
     ] {
-        group.ratio(name, measure, figure, [plain, jumbo]);
-        group.ratio(
-            format!("{name}_vs_tunable"),
-            measure,
-            figure,
-            [tunable, jumbo],
-        );
+        let beside = format!("{name}_vs_tunable");
+        group.ratio((name, measure, figure), gain);
+        group.ratio((&beside, measure, figure), [tunable, jumbo]);
     }
-    group.ratio("rss", "resident memory", "resident_bytes", [plain, jumbo]);
+    group.ratio(("rss", "resident memory", "resident_bytes"), gain);
     group
 }
 
@@ -110,13 +104,10 @@ fn starts(settings: &Settings) -> Group<'_> {
     let direct = group.side("direct", Bytes(0), time(Launch::Plain));
     let jumbo = group.side("jumbo run", Bytes(0), time(Launch::JUMBO));
     let again = group.again(direct);
-    group.difference(
-        "startup_aa_ms",
-        "start of `true`, A/A",
-        "start_ms",
-        [direct, again],
-    );
-    group.difference("startup_ms", "start of `true`", "start_ms", [direct, jumbo]);
+    let what = "start of `true`";
+    let aa = format!("{what}, A/A");
+    group.difference(("startup_aa_ms", &aa, "start_ms"), [direct, again]);
+    group.difference(("startup_ms", what, "start_ms"), [direct, jumbo]);
     group
 }
 
@@ -130,17 +121,9 @@ fn frees(settings: &Settings) -> Group<'_> {
     let plain = side(Launch::Plain, On::NoHuge);
     let jumbo = side(Launch::JUMBO, On::Any);
     let again = group.again(plain);
-    group.difference(
-        "small_free_aa_ns",
-        "free of 64 bytes, A/A",
-        "free_ns",
-        [plain, again],
-    );
-    group.difference(
-        "small_free_ns",
-        "free of 64 bytes",
-        "free_ns",
-        [plain, jumbo],
-    );
+    let what = "free of 64 bytes";
+    let aa = format!("{what}, A/A");
+    group.difference(("small_free_aa_ns", &aa, "free_ns"), [plain, again]);
+    group.difference(("small_free_ns", what, "free_ns"), [plain, jumbo]);
     group
 }

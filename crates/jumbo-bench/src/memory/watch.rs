@@ -23,7 +23,7 @@ const SHARE: u32 = 10;
 /// The part of the time that is likely left which may pass until the next look: one of so many.
 const PART: f64 = 4.0;
 
-/// After so long, and a second for each GiB, the memory is somebody else's.
+/// After so long, and a second for each GiB, another program has the memory.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// Waits until memory that was in use when this was made is free.

@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
         let (needs, expected) = ((Wanted::default(), size), Expected::on(On::Base(size)));
         let base = self.side(&mut group, "base pages".to_owned(), plain, needs, expected);
         let all = format!("all kernels, {arrays} arrays");
-        group.against_itself(format!("stream{small}_aa"), &all, ALL, base);
+        group.against_itself((&format!("stream{small}_aa"), &all, ALL), base);
 
         for &source in &self.sources {
             let mut side = |called, provision| {
@@ -206,10 +206,10 @@ impl<'a> Bench<'a> {
             let dynamic = side("dynamic", Provision::Surplus);
 
             let is_large = small.is_empty();
-            let mut row = |name: &str, what: &str, figure, sides, published| {
+            let mut row = |name: &str, what: &str, figure, sides, published: Option<_>| {
                 let name = format!("{name}{}{small}", suffix(source));
-                let row = group.ratio(name, what, figure, sides);
-                row.published = if is_large { published } else { None };
+                let row = group.ratio((&name, what, figure), sides);
+                row.published(published.filter(|_| is_large));
             };
             let (gain, cost) = ([base, held], [held, dynamic]);
             row(
@@ -258,11 +258,11 @@ impl<'a> Bench<'a> {
             if source == Source::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
                 let (what, sides) = ("first use of a page", [persistent, surplus]);
-                group.against_itself("first_use_aa", what, "page_us", persistent);
-                group.ratio("surplus_vs_persistent", what, "page_us", sides);
+                group.against_itself(("first_use_aa", what, "page_us"), persistent);
+                group.ratio(("surplus_vs_persistent", what, "page_us"), sides);
             }
             let name = format!("held_vs_surplus{}", suffix(source));
-            group.ratio(name, "use of a page", "page_us", [surplus, held]);
+            group.ratio((&name, "use of a page", "page_us"), [surplus, held]);
         }
         group
     }
@@ -300,15 +300,11 @@ impl<'a> Bench<'a> {
                 format!("mmap{}_aa", suffix(source)),
                 format!("a page, {called}"),
             );
-            group.against_itself(name, &what, "page_ns", map.unwrap_or(touched));
+            group.against_itself((&name, &what, "page_ns"), map.unwrap_or(touched));
         }
         let mut row = |name: &str, what: &str, sides| {
-            group.ratio(
-                format!("{name}{by}"),
-                format!("{what}, {called}"),
-                "page_ns",
-                sides,
-            );
+            let (name, what) = (format!("{name}{by}"), format!("{what}, {called}"));
+            group.ratio((&name, &what, "page_ns"), sides);
         };
         if let Some(map) = map {
             row(
@@ -333,7 +329,7 @@ impl<'a> Bench<'a> {
         let (name, plain) = ("plain".to_owned(), (Launch::Plain, load()));
         let plain = self.side(&mut group, name, plain, needs, expected);
         let what = "objects allocated, chased, freed";
-        group.against_itself("heap_aa", what, TOTAL, plain);
+        group.against_itself(("heap_aa", what, TOTAL), plain);
         for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
             // With what alignment wastes.
@@ -344,7 +340,7 @@ impl<'a> Bench<'a> {
             let expected = Expected::on(source.on(size));
             let side = self.side(&mut group, name, (launch, load()), needs, expected);
             let name = format!("heap_pool_vs_plain{}", suffix(source));
-            group.ratio(name, what, TOTAL, [plain, side]);
+            group.ratio((&name, what, TOTAL), [plain, side]);
         }
         group
     }
