@@ -260,35 +260,30 @@ mod tests {
         assert_eq!(
             serde_json::to_value(&table).unwrap(),
             json!({
-                "table": "heap",
-                "what": "2 GiB",
-                "rounds": 2,
+                "table": "heap", "what": "2 GiB", "rounds": 2,
                 "machine": {
                     "cpu": "a processor", "cores": 2, "ram": 1 << 30, "kernel": "6.18", "load": 0.0,
                     "thp": {"enabled": "madvise"},
                 },
-                "rows": [
-                    {
-                        "name": "heap_total", "measure": "what", "unit": "ms",
-                        "baseline": {"name": "plain", "median": 6.0, "min": 4.0, "max": 8.0},
-                        "candidate": {"name": "jumbo run", "median": 2.0, "min": 2.0, "max": 2.0},
-                        "ratio": {"median": 3.0, "min": 2.0, "max": 4.0},
-                        "verdict": "ahead", "published": "1.77",
-                    },
-                    {
-                        "name": "startup_ms", "measure": "what", "unit": "ms",
-                        "baseline": {"name": "plain", "median": 1.0, "min": 1.0, "max": 1.0},
-                        "candidate": {"name": "jumbo run", "median": 2.5, "min": 2.0, "max": 3.0},
-                        "difference": {"median": 1.5, "min": 1.0, "max": 2.0},
-                        "verdict": "behind", "published": null,
-                    },
-                ],
                 "ratios": {"heap_total": {"median": 3.0, "min": 2.0, "max": 4.0}},
                 "values": {
                     "startup_ms": {"median": 1.5, "min": 1.0, "max": 2.0, "unit": "ms"},
                     "wait_ms": {"median": 2.0, "min": 1.0, "max": 3.0, "unit": "ms"},
                 },
                 "hit": {"samples": 0, "taken_again": 0, "kept": 0},
+                "rows": [{
+                    "name": "heap_total", "measure": "what", "unit": "ms",
+                    "baseline": {"name": "plain", "median": 6.0, "min": 4.0, "max": 8.0},
+                    "candidate": {"name": "jumbo run", "median": 2.0, "min": 2.0, "max": 2.0},
+                    "ratio": {"median": 3.0, "min": 2.0, "max": 4.0},
+                    "verdict": "ahead", "published": "1.77",
+                }, {
+                    "name": "startup_ms", "measure": "what", "unit": "ms",
+                    "baseline": {"name": "plain", "median": 1.0, "min": 1.0, "max": 1.0},
+                    "candidate": {"name": "jumbo run", "median": 2.5, "min": 2.0, "max": 3.0},
+                    "difference": {"median": 1.5, "min": 1.0, "max": 2.0},
+                    "verdict": "behind", "published": null,
+                }],
             })
         );
         let why = "no privilege".to_owned();

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::group::Figures;
 use crate::memory::Memory;
-use crate::pool::{Arrays, Counted, Supply, Way};
+use crate::pool::{Counted, Supply, Way};
 use crate::{Error, child, exit, free, heap, pool};
 
 /// The work of one process. On its command line it is one word of JSON.
@@ -29,8 +29,10 @@ pub(crate) enum Task {
     Unmap(Vec<Bytes>, bool, usize),
     /// So many bytes held until the end; where that is set, beside a sibling.
     Hold(Bytes, bool),
-    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes.
-    Stream(Arrays, Bytes, usize, usize),
+    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes: on base pages;
+    /// under `jumbo run --pool`, on pages of the kernel's pool, of which the program knows nothing; or on a region of
+    /// a pool of THPs, which it asks for it.
+    Stream(Option<Supply>, Bytes, usize, usize),
     /// So many pages taken, each touched in all of its base pages, and given back, so many times.
     FirstUse(Supply, Pages, usize),
     /// A page had and given back by so many threads, again and again.
@@ -79,7 +81,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Release(size, back) => free::release(size, back),
         Task::Unmap(sizes, huge, times) => free::unmap(&sizes, huge, times),
         Task::Hold(size, reaper) => return exit::hold(size, reaper),
-        Task::Stream(arrays, size, threads, passes) => pool::stream(arrays, size, threads, passes),
+        Task::Stream(supply, size, threads, passes) => pool::stream(supply, size, threads, passes),
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(way, threads) => pool::exchange(way, threads),
         Task::Keep => return pool::keep(),

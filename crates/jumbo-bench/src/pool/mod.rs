@@ -19,7 +19,7 @@ mod supply;
 mod worker;
 
 pub(crate) use keeper::keep;
-pub(crate) use supply::{Arrays, Counted, Supply, Way};
+pub(crate) use supply::{Counted, Supply, Way};
 pub(crate) use worker::{exchange, first_use, stream};
 
 use std::cell::RefCell;
@@ -174,8 +174,8 @@ impl<'a> Bench<'a> {
         };
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new("STREAM").laps(laps, least);
-        let on = |arrays| Task::Stream(arrays, size, threads, passes);
-        let plain = (Launch::Plain, on(Arrays::BasePages));
+        let on = |supply| Task::Stream(supply, size, threads, passes);
+        let plain = (Launch::Plain, on(None));
         let (needs, expected) = ((Wanted::default(), size), Expected::on(On::Base(size)));
         let base = self.side(&mut group, "base pages".to_owned(), plain, needs, expected);
         let all = format!("all kernels, {arrays} arrays");
@@ -188,13 +188,13 @@ impl<'a> Bench<'a> {
                 let (name, what, taken, expected) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
-                        (on_pool(size, ""), on(Arrays::Heap(supply))),
+                        (on_pool(size, ""), on(Some(supply))),
                         pool_of(size),
                         supply.expected_of_heap(size),
                     ),
                     Source::Thp => (
                         format!("region of a {pool} pool"),
-                        (Launch::Plain, on(Arrays::Region(supply))),
+                        (Launch::Plain, on(Some(supply))),
                         size,
                         supply.expected(size.whole_pages(SIZE)),
                     ),
@@ -286,7 +286,7 @@ impl<'a> Bench<'a> {
             let what = (Launch::Plain, Task::Exchange(way, threads));
             let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
             let needs = (wanted, EXCHANGED.bytes(SIZE));
-            self.side(group, way.name(), what, needs, way.expected(EXCHANGED))
+            self.side(group, way.name(), what, needs, way.expected())
         };
         let take = side(Way::Take(source));
         let zeroed = side(Way::TakeZeroed(source));

@@ -1,23 +1,11 @@
-//! Where pages come from, and what a sample must show of it: [`Supply`], [`Way`], [`Arrays`], [`Expected`].
+//! Where pages come from, and what a sample must show of it: [`Supply`], [`Way`].
 
 use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
-use super::SIZE;
 use super::keeper::Wanted;
+use super::{EXCHANGED, SIZE};
 use crate::claim::{Expected, MOST, On};
-
-/// Where the arrays of STREAM are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Arrays {
-    /// From the program's own `calloc`, and kept on base pages.
-    BasePages,
-    /// From the same `calloc`, under `jumbo run --pool`: the program knows of nothing.
-    Heap(Supply),
-    /// A region of a pool, which the program asks for it.
-    Region(Supply),
-}
 
 /// A pool, and how it comes by its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,8 +142,8 @@ impl Way {
         }
     }
 
-    /// A sample with one page in hand, of a pool of so many.
-    pub(super) fn expected(self, pages: Pages) -> Expected {
+    /// A sample with one page in hand.
+    pub(super) fn expected(self) -> Expected {
         let source = match self {
             Self::Take(source) | Self::TakeZeroed(source) => source,
             Self::Map | Self::MapTouched => Source::Hugetlb,
@@ -165,7 +153,7 @@ impl Way {
         match self {
             Self::Take(_) | Self::TakeZeroed(_) => Expected {
                 pool: Some([Pages(1), Pages(0)]),
-                ..of(pages.bytes(SIZE))
+                ..of(EXCHANGED.bytes(SIZE))
             },
             Self::Map => Expected {
                 kernel_reserved: Pages(1),
@@ -192,98 +180,80 @@ mod tests {
         Supply::of(Source::Thp, Provision::Surplus),
     ];
 
-    /// In huge pages, and of them in hugetlb pages.
-    fn sample([huge, hugetlb]: [u64; 2], counted: Counted) -> Sample {
+    /// Whether that is right: pages in huge pages, of them in hugetlb pages; pages taken from our pool, surplus ones of
+    /// it, surplus and promised ones of the kernel's.
+    fn fine(expected: Expected, memory: [u64; 2], counted: [u64; 4], preloaded: bool) -> bool {
+        let [huge, hugetlb] = memory.map(|pages| Pages(pages).bytes(SIZE));
+        let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(Pages);
         let memory = Memory {
-            resident: Pages(huge).bytes(SIZE),
-            huge: Pages(huge).bytes(SIZE),
-            hugetlb: Pages(hugetlb).bytes(SIZE),
-            preloaded: false,
+            resident: huge,
+            huge,
+            hugetlb,
+            preloaded,
         };
-        Sample {
-            counted,
+        let sample = Sample {
+            counted: Counted {
+                used,
+                surplus,
+                kernel_surplus,
+                kernel_reserved,
+            },
             ..Sample::new([], memory)
-        }
+        };
+        let launch = if preloaded {
+            Launch::JUMBO
+        } else {
+            Launch::Plain
+        };
+        expected.check(&launch, &sample).is_ok()
     }
 
     #[test]
     fn what_is_surplus_is_not_in_the_kernels_pool_before() {
-        let wanted = SUPPLIES.map(|supply| {
-            let wanted = supply.wanted(PAGES);
-            (wanted.persistent.0, wanted.overcommit.0)
-        });
+        let wanted = SUPPLIES.map(|supply| supply.wanted(PAGES));
+        let wanted = wanted.map(|wanted| (wanted.persistent.0, wanted.overcommit.0));
         assert_eq!(wanted, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
     }
 
     #[test]
     fn pages_that_came_from_elsewhere_are_refused() {
-        // Taken; surplus of our pool, and of the kernel's; in huge pages; and for which sides that is right.
-        for (used, ours, kernels, huge, right) in [
-            (10, 0, 0, 10, [true, false, false, true, false]),
-            (10, 10, 0, 10, [false, true, false, false, true]),
-            (10, 10, 10, 10, [false, false, true, false, true]),
-            (9, 0, 0, 10, [false; 5]),
-            (10, 0, 0, 9, [false; 5]),
-            (10, 10, 10, 9, [false; 5]),
+        for (counted, huge, right) in [
+            ([10, 0, 0, 0], 10, [true, false, false, true, false]),
+            ([10, 10, 0, 0], 10, [false, true, false, false, true]),
+            ([10, 10, 10, 0], 10, [false, false, true, false, true]),
+            ([9, 0, 0, 0], 10, [false; 5]),
+            ([10, 0, 0, 0], 9, [false; 5]),
+            ([10, 10, 10, 0], 9, [false; 5]),
         ] {
-            let counted = Counted {
-                used: Pages(used),
-                surplus: Pages(ours),
-                kernel_surplus: Pages(kernels),
-                kernel_reserved: Pages(0),
-            };
-            let mut sample = sample([huge, huge], counted);
-            let fine = |sample: &Sample| {
-                SUPPLIES.map(|s| s.expected(PAGES).check(&Launch::Plain, sample).is_ok())
-            };
-            assert_eq!(fine(&sample), right, "{sample:?}");
-            sample.memory.preloaded = true;
-            assert_eq!(fine(&sample), [false; 5]);
+            let each = SUPPLIES.map(|s| fine(s.expected(PAGES), [huge; 2], counted, false));
+            assert_eq!(each, right, "{counted:?} {huge}");
         }
     }
 
     #[test]
     fn a_heap_must_be_on_the_pages_that_its_side_names() {
-        let expected = [Provision::Held, Provision::Surplus].map(|provision| {
-            let size = Pages(100).bytes(SIZE);
-            Supply::of(Source::Hugetlb, provision).expected_of_heap(size)
-        });
-        // In huge pages, of them in hugetlb pages, surplus pages of the kernel's; for which side that is right.
-        for (huge, hugetlb, surplus, right) in [
-            (100, 100, 0, [true, false]),
-            (100, 100, 97, [false, true]),
-            (100, 100, 50, [false, false]),
-            (100, 0, 0, [false, false]),
+        for (memory, surplus, right) in [
+            ([100, 100], 0, [true, false]),
+            ([100, 100], 97, [false, true]),
+            ([100, 100], 50, [false, false]),
+            ([100, 0], 0, [false, false]),
         ] {
-            let counted = Counted {
-                kernel_surplus: Pages(surplus),
-                ..Counted::default()
-            };
-            let mut sample = sample([huge, hugetlb], counted);
-            let fine = |sample: &Sample| {
-                expected.map(|expected| expected.check(&Launch::JUMBO, sample).is_ok())
-            };
-            assert_eq!(fine(&sample), [false; 2], "not preloaded");
-            sample.memory.preloaded = true;
-            assert_eq!(fine(&sample), right, "{sample:?}");
+            let each = [Provision::Held, Provision::Surplus].map(|provision| {
+                let supply = Supply::of(Source::Hugetlb, provision);
+                let expected = supply.expected_of_heap(Pages(100).bytes(SIZE));
+                fine(expected, memory, [0, 0, surplus, 0], true)
+            });
+            assert_eq!(each, right, "{memory:?} {surplus}");
         }
     }
 
     #[test]
     fn a_mapping_without_a_page_is_refused() {
-        let promised = Counted {
-            kernel_reserved: Pages(1),
-            ..Counted::default()
-        };
-        let fine = |way: Way, huge, counted| {
-            let sample = sample([huge, huge], counted);
-            way.expected(Pages(64))
-                .check(&Launch::Plain, &sample)
-                .is_ok()
-        };
-        assert!(fine(Way::Map, 0, promised) && !fine(Way::Map, 0, Counted::default()));
+        let of =
+            |way: Way, huge, promised| fine(way.expected(), [huge; 2], [0, 0, 0, promised], false);
+        assert!(of(Way::Map, 0, 1) && !of(Way::Map, 0, 0));
         for way in [Way::MapTouched, Way::MapThp] {
-            assert!(fine(way, 1, Counted::default()) && !fine(way, 0, promised));
+            assert!(of(way, 1, 0) && !of(way, 0, 1));
         }
     }
 }

@@ -11,7 +11,7 @@ use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
 
-use super::supply::{Arrays, Counted, Provision, Source, Supply, Way};
+use super::supply::{Counted, Provision, Source, Supply, Way};
 use super::{EXCHANGED, SIZE, stream as kernels};
 use crate::Error;
 use crate::memory::{Mapping, Memory, base_pages_only, numbers};
@@ -24,12 +24,6 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// The kernel's pool, before and since.
-struct Kernel {
-    root: Root,
-    before: Option<hugetlb::Pool>,
-}
-
 /// A pool of ours, and pages of the kernel's that no other pool shall have meanwhile.
 struct Supplied {
     pool: Pool,
@@ -39,7 +33,7 @@ struct Supplied {
 /// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
 /// kernel, and the minor page faults from nothing to the end.
 pub(crate) fn stream(
-    arrays: Arrays,
+    supply: Option<Supply>,
     size: Bytes,
     threads: usize,
     passes: usize,
@@ -48,11 +42,11 @@ pub(crate) fn stream(
     let pages = size.whole_pages(SIZE);
     let mut _ballast = None;
     let mut supplied_pool = None;
-    let kernel = Kernel::new(&root)?;
-    match arrays {
-        Arrays::BasePages => base_pages_only()?,
-        Arrays::Heap(supply) => _ballast = ballast(&root, supply)?,
-        Arrays::Region(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.pool),
+    let kernel = kernel_pool(&root)?;
+    match supply {
+        None => base_pages_only()?,
+        Some(supply) if supply.source == Source::Hugetlb => _ballast = ballast(&root, supply)?,
+        Some(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.pool),
     }
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
@@ -78,7 +72,7 @@ pub(crate) fn stream(
         ))
     })?;
 
-    let counted = kernel.counted(supplied_pool.as_ref())?;
+    let counted = whose(kernel.as_ref(), supplied_pool.as_ref())?;
     let faults = faults()?.saturating_sub(before);
     let figures = [
         ("start_ms", ms(allocated + times.touch)),
@@ -95,7 +89,7 @@ pub(crate) fn stream(
 /// what the process had with all of them in hand.
 pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sample, Error> {
     let root = Root::host();
-    let kernel = Kernel::new(&root)?;
+    let kernel = kernel_pool(&root)?;
     let supplied = supplied(&root, supply, pages)?;
     let pool = &supplied.pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
@@ -112,7 +106,7 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sa
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = (Memory::read(&root)?, kernel.counted(Some(pool))?);
+            seen = (Memory::read(&root)?, whose(kernel.as_ref(), Some(pool))?);
         }
         taken.clear();
     }
@@ -139,9 +133,9 @@ pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
             take()?.bytes_mut()[0] = 1;
             Ok(())
         })?;
-        let kernel = Kernel::new(&root)?;
+        let kernel = kernel_pool(&root)?;
         let _page = take()?;
-        return sample(page_ns, kernel.counted(Some(&pool))?);
+        return sample(page_ns, whose(kernel.as_ref(), Some(&pool))?);
     }
     let map = || {
         let mapping = match way {
@@ -155,9 +149,9 @@ pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
         Ok::<_, Error>(mapping)
     };
     let page_ns = by_threads(threads, || map()?.unmap().map_err(Error::Map))?;
-    let kernel = Kernel::new(&root)?;
+    let kernel = kernel_pool(&root)?;
     let mapping = map()?;
-    let seen = sample(page_ns, kernel.counted(None)?);
+    let seen = sample(page_ns, whose(kernel.as_ref(), None)?);
     mapping.unmap().map_err(Error::Map)?;
     seen
 }
@@ -227,30 +221,20 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-impl Kernel {
-    fn new(root: &Root) -> Result<Self, Error> {
-        Ok(Self {
-            root: root.clone(),
-            before: kernel_pool(root)?,
-        })
-    }
-
-    /// Whose pages there are now.
-    fn counted(&self, pool: Option<&Pool>) -> Result<Counted, Error> {
-        let now = kernel_pool(&self.root)?;
-        let more = |count: fn(&hugetlb::Pool) -> Pages| {
-            let [before, now] =
-                [&self.before, &now].map(|pool| pool.as_ref().map_or(0, |pool| count(pool).0));
-            Pages(now.saturating_sub(before))
-        };
-        let counters = pool.map(Pool::counters).unwrap_or_default();
-        Ok(Counted {
-            used: counters.used(),
-            surplus: counters.surplus,
-            kernel_surplus: more(|pool| pool.surplus),
-            kernel_reserved: more(|pool| pool.reserved),
-        })
-    }
+/// Whose pages there are now, of our pool and of the kernel's, which was so before.
+fn whose(before: Option<&hugetlb::Pool>, pool: Option<&Pool>) -> Result<Counted, Error> {
+    let now = kernel_pool(&Root::host())?;
+    let more = |count: fn(&hugetlb::Pool) -> Pages| {
+        let [before, now] = [before, now.as_ref()].map(|pool| pool.map_or(0, |pool| count(pool).0));
+        Pages(now.saturating_sub(before))
+    };
+    let counters = pool.map(Pool::counters).unwrap_or_default();
+    Ok(Counted {
+        used: counters.used(),
+        surplus: counters.surplus,
+        kernel_surplus: more(|pool| pool.surplus),
+        kernel_reserved: more(|pool| pool.reserved),
+    })
 }
 
 /// The kernel's pool of [`SIZE`], where there is one.
