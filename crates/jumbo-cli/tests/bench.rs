@@ -91,6 +91,8 @@ fn table(arguments: &[&str]) -> Value {
 /// The table is whole: these ratios and values (in this unit), and each row with figures on both sides.
 fn assert_whole(table: &Value, ratios: &[&str], values: &[(&str, &str)]) {
     assert!(table["machine"]["cores"].as_u64().unwrap() > 0);
+    assert!(table["hit"]["samples"].as_u64().unwrap() > 0);
+    assert!(table["hit"]["taken_again"].is_u64() && table["hit"]["kept"].is_u64());
     for spread in ratios.iter().map(|name| &table["ratios"][name]) {
         assert!(
             spread["median"].as_f64().is_some_and(|m| m > 0.0),

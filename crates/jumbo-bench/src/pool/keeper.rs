@@ -100,9 +100,8 @@ pub(crate) fn keep() -> Result<(), Error> {
         return refused(error.to_string());
     }
     let Some(journal) = Journal::of_user(&root) else {
-        return refused(
-            "there is no folder for a record of what it was: XDG_RUNTIME_DIR".to_owned(),
-        );
+        let why = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
+        return refused(why.to_owned());
     };
     let locked = match journal.lock(SIZE, COMMAND) {
         Ok(locked) => locked,

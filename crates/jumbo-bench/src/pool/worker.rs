@@ -24,12 +24,6 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// A pool of ours, and pages of the kernel's that no other pool shall have meanwhile.
-struct Supplied {
-    pool: Pool,
-    _ballast: Option<Pool>,
-}
-
 /// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
 /// kernel, and the minor page faults from nothing to the end.
 pub(crate) fn stream(
@@ -46,7 +40,7 @@ pub(crate) fn stream(
     match supply {
         None => base_pages_only()?,
         Some(supply) if supply.source == Source::Hugetlb => _ballast = ballast(&root, supply)?,
-        Some(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.pool),
+        Some(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
     }
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
@@ -90,8 +84,8 @@ pub(crate) fn stream(
 pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sample, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
-    let supplied = supplied(&root, supply, pages)?;
-    let pool = &supplied.pool;
+    let (pool, _ballast) = supplied(&root, supply, pages)?;
+    let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
     let mut seen = (Memory::default(), Counted::default());
@@ -124,7 +118,7 @@ pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
         Ok(Sample { counted, ..sample })
     };
     if let Way::Take(source) | Way::TakeZeroed(source) = way {
-        let pool = supplied(&root, Supply::of(source, Provision::Held), EXCHANGED)?.pool;
+        let (pool, _) = supplied(&root, Supply::of(source, Provision::Held), EXCHANGED)?;
         let take = || match way {
             Way::TakeZeroed(_) => pool.take_zeroed(),
             _ => pool.take(),
@@ -184,15 +178,14 @@ fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Re
     Ok(took / done.into_inner().max(1) as f64)
 }
 
-/// A pool that has, or can have, so many pages.
-fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<Supplied, Error> {
+/// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.
+fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
     let pool = made(root, supply.source)?;
     match supply.provision {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
-    let _ballast = ballast(root, supply)?;
-    Ok(Supplied { pool, _ballast })
+    Ok((pool, ballast(root, supply)?))
 }
 
 /// What the kernel's pool has unused and would give before it makes a surplus page, where such are wanted.
