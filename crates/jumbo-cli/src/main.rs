@@ -1,12 +1,13 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool` has 3 for a part of what was asked; `pool wait` and `wait`
+//! program it runs, and 125, 126 and 127 of its own; `pool` and `thp` have 3 for a part of what was asked; `pool wait` and `wait`
 //! have 124 for a wait in vain.
 
 mod bench;
 mod doctor;
 mod kill;
+mod knobs;
 mod manual;
 mod pool;
 mod rehearse;

@@ -1,6 +1,6 @@
 //! The kernel's pool in our hands for as long as a table is measured: [`Host`].
 //!
-//! Other than [`jumbo::pool::host::Steering`] in this process would be, it is put back also when this process is
+//! Other than [`jumbo::knobs::Steering`] in this process would be, it is put back also when this process is
 //! killed: a keeper ([`super::keeper`]) holds it, and does that when it hears nothing more from us.
 
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -6,10 +6,10 @@
 
 use std::io::{self, BufRead as _, Write as _};
 
+use jumbo::host_pools::{Shortage, steer};
 use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
-use jumbo::pool::host::carry::check;
-use jumbo::pool::host::{Amount, Journal, Plan, Steering, What, Wish};
+use jumbo::knobs::{Group, Journal, Knob, Steering};
 use jumbo::units::{Pages, counted};
 use serde::{Deserialize, Serialize};
 
@@ -57,13 +57,7 @@ pub(super) fn keep() -> Result<(), Error> {
     let Some(pool) = kernel_pool(&root)? else {
         return refused(format!("the kernel has no pool of {SIZE} pages"));
     };
-    let more = Wish {
-        persistent: Some(Amount::More(Pages(1))),
-        overcommit: None,
-        node: None,
-    };
-    let writable = Plan::new(&pool, &more).map(|plan| check(&root, &plan));
-    if let Ok(Err(error)) = writable {
+    if let Err(error) = Knob::persistent(SIZE, None).writable(&root) {
         return refused(error.to_string());
     }
     let Some(journal) = Journal::of_user(&root) else {
@@ -71,16 +65,16 @@ pub(super) fn keep() -> Result<(), Error> {
             "there is no folder for a record of what it was: XDG_RUNTIME_DIR".to_owned(),
         );
     };
-    let locked = match journal.lock(SIZE, COMMAND) {
+    let locked = match journal.lock(&Group::pool(SIZE), COMMAND) {
         Ok(locked) => locked,
         Err(error) => return refused(error.to_string()),
     };
-    let mut steering = match Steering::begin(&root, &locked, &pool, COMMAND, false) {
+    let mut steering = match steer(&root, &locked, &pool, COMMAND, false) {
         Ok(steering) => steering,
         Err(error) => return refused(error.to_string()),
     };
     // Whatever goes wrong from here on ends the orders, and nothing but that.
-    let _ = obey(&mut steering, pool.persistent(), pool.overcommit);
+    let _ = obey(&root, &mut steering, pool.persistent(), pool.overcommit);
     let undone = steering
         .put_back(&mut ())
         .map_err(|error| Error::Kernel(error.to_string()))?;
@@ -91,7 +85,12 @@ pub(super) fn keep() -> Result<(), Error> {
 }
 
 /// Does as it is told until there are no more orders.
-fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Result<(), Error> {
+fn obey(
+    root: &Root,
+    steering: &mut Steering<'_>,
+    persistent: Pages,
+    overcommit: Pages,
+) -> Result<(), Error> {
     say(&Answer::Done)?;
     for order in io::stdin().lock().lines() {
         let order = order.map_err(Error::Pipe)?;
@@ -101,7 +100,7 @@ fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Re
             persistent: Pages(persistent.0 + wanted.persistent.0),
             overcommit: Pages(overcommit.0 + wanted.overcommit.0),
         };
-        say(&match set(steering, wanted) {
+        say(&match set(root, steering, wanted) {
             Ok(()) => Answer::Done,
             Err(why) => Answer::Refused(why),
         })?;
@@ -109,18 +108,21 @@ fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Re
     Ok(())
 }
 
-fn set(steering: &mut Steering<'_>, wanted: Wanted) -> Result<(), String> {
+fn set(root: &Root, steering: &mut Steering<'_>, wanted: Wanted) -> Result<(), String> {
     let numbers = [
-        (What::Overcommit, wanted.overcommit),
-        (What::Persistent, wanted.persistent),
+        (Knob::overcommit(SIZE), wanted.overcommit),
+        (Knob::persistent(SIZE, None), wanted.persistent),
     ];
-    for (what, to) in numbers {
+    for (knob, to) in numbers {
         let written = steering
-            .set(what, to, &mut ())
+            .set(&knob, to, &mut ())
             .map_err(|error| error.to_string())?;
-        if written.after < to {
-            let reasons = written.shortage.map_or(Vec::new(), |short| short.reasons);
-            let came = format!("{} of {} came", written.after, counted(to.0, "page"));
+        let after = written.step.after.as_ref().and_then(|after| after.number());
+        let after = after.unwrap_or(0);
+        if after < to.0 {
+            let shortage = Shortage::of(root, &[written.step], false);
+            let reasons = shortage.map_or(Vec::new(), |short| short.reasons);
+            let came = format!("{after} of {} came", counted(to.0, "page"));
             let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
             return Err(why.join("; "));
         }

@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
+use crate::knobs::Usage;
+
 /// What was typed: a bare number is pages, one with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Amount {
@@ -10,12 +12,25 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    /// In pages of `size`; memory that is no whole number of them is rounded up, since less would not
-    /// hold it.
-    pub(super) fn pages(self, size: PageSize) -> Pages {
+    /// In pages of `size`.
+    ///
+    /// # Errors
+    /// [`Usage`] where it is memory that is no whole number of pages: which way to round is the user's to say.
+    pub(super) fn pages(self, size: PageSize) -> Result<Pages, Usage> {
         match self {
-            Self::Pages(pages) => pages,
-            Self::Memory(bytes) => Pages(bytes.0.div_ceil(size.bytes())),
+            Self::Pages(pages) => Ok(pages),
+            Self::Memory(bytes) => {
+                let pages = bytes.whole_pages(size);
+                let above = Pages(pages.0 + 1);
+                if pages.bytes(size) == bytes {
+                    return Ok(pages);
+                }
+                Err(Usage(format!(
+                    "{bytes} is no whole number of {size} pages\nhint: {pages} of them are {}, {above} are {}",
+                    pages.bytes(size),
+                    above.bytes(size)
+                )))
+            }
         }
     }
 }
@@ -46,10 +61,18 @@ mod tests {
 
     #[test]
     fn numbers_are_pages_and_sizes_are_memory() {
-        let pages = |text: &str| text.parse::<Amount>().unwrap().pages(PageSize::SIZE_2M).0;
-        assert_eq!(
-            (pages("512"), pages("1G"), pages("3M"), pages("0")),
-            (512, 512, 2, 0)
+        let pages = |text: &str| {
+            text.parse::<Amount>()
+                .unwrap()
+                .pages(PageSize::SIZE_2M)
+                .map(|pages| pages.0)
+        };
+        let number = |text| pages(text).unwrap();
+        assert_eq!((number("512"), number("1G"), number("0")), (512, 512, 0));
+        let refused = pages("3M").unwrap_err().to_string();
+        assert!(
+            refused.contains("hint: 1 of them are 2 MiB, 2 are 4 MiB"),
+            "{refused}"
         );
         for bad in ["", "-1", "1.5G", "many", "99999999999999999999"] {
             assert!(bad.parse::<Amount>().is_err(), "{bad}");

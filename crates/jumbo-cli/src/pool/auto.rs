@@ -3,16 +3,17 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::{AutoSize, Bounds, Decision, Seen, Shortage, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::pool::host::carry::{Attendant as _, Doing};
-use jumbo::pool::host::{Bounds, Decision, Governor, Seen, Steering, What};
+use jumbo::knobs::{Doing, Group, Knob, Steering, Step, Watcher as _};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
 use super::amount::Amount;
-use super::attend::Terminal;
-use super::{PART, USAGE, command_line, failed, failure, journal, outcome, refused, unrecorded};
+use crate::knobs::change::tell_shortage;
+use crate::knobs::terminal::Terminal;
+use crate::knobs::{PART, Usage, command_line, failed, failure, journal, refused, unrecorded};
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
 
@@ -82,7 +83,7 @@ struct Event<'a> {
     /// Since the first look.
     seconds: f64,
     size: PageSize,
-    what: What,
+    what: &'a str,
     before: Pages,
     to: Pages,
     /// Read back.
@@ -99,13 +100,14 @@ struct Event<'a> {
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let size = args.size;
     let memory = Memory::read(root)?;
-    let max = args.max.pages(size);
-    let headroom = args
-        .headroom
-        .map_or(Pages((max.0 / 16).max(1)), |amount| amount.pages(size));
+    let max = args.max.pages(size)?;
+    let headroom = match args.headroom {
+        Some(amount) => amount.pages(size)?,
+        None => Pages((max.0 / 16).max(1)),
+    };
     let slow = hugetlb::surplus_is_slow(root);
     let bounds = Bounds {
-        min: args.min.pages(size),
+        min: args.min.pages(size)?,
         max,
         headroom,
         // One look has seen no idle time.
@@ -114,17 +116,19 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         overcommit: !args.no_overcommit && !slow,
     };
     if bounds.min > bounds.max {
-        tell(&format!(
-            "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
-            bounds.min
-        ));
-        return Ok(ExitCode::from(USAGE));
+        let min = bounds.min;
+        let why = format!(
+            "--min {min} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit"
+        );
+        return Err(Usage(why).into());
     }
     let journal = journal(root)?;
-    let locked = journal.lock(size, &command_line()).map_err(unrecorded)?;
-    let mut terminal = Terminal::new()?;
+    let locked = journal
+        .lock(&Group::pool(size), &command_line())
+        .map_err(unrecorded)?;
+    let mut terminal = Terminal::new(root)?;
     let before = super::pool(root, size)?;
-    let steering = Steering::begin(root, &locked, &before, &command_line(), !args.once);
+    let steering = steer(root, &locked, &before, &command_line(), !args.once);
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {
@@ -132,11 +136,11 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             return Err(failed(error));
         }
     };
-    let heir_of = steering.heir_of();
+    let goes_on_for = steering.goes_on_for();
     let mut auto = Auto {
         root,
         size,
-        governor: Governor::new(bounds),
+        auto_size: AutoSize::new(bounds),
         begin: Instant::now(),
         steering,
         terminal: &mut terminal,
@@ -146,7 +150,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     if slow && !args.no_overcommit {
         auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
     }
-    if let Some(pid) = heir_of {
+    if let Some(pid) = goes_on_for {
         auto.tell(&format!(
             "goes on for process {pid}, which has not put back what was before it: that is done at the end"
         ));
@@ -176,7 +180,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
 struct Auto<'a> {
     root: &'a Root,
     size: PageSize,
-    governor: Governor,
+    auto_size: AutoSize,
     begin: Instant,
     steering: Steering<'a>,
     terminal: &'a mut Terminal,
@@ -234,8 +238,8 @@ impl Auto<'_> {
         } else {
             tell("auto: not all could be put back; `jumbo pool --undo` tries again");
         }
-        if let Some(shortage) = &undone.shortage {
-            outcome::tell_shortage(shortage);
+        if let Some(shortage) = Shortage::of(self.root, &undone.steps, false) {
+            tell_shortage(&shortage);
         }
         Ok(code(!undone.complete))
     }
@@ -249,7 +253,7 @@ impl Auto<'_> {
             persistent,
             overcommit,
             reason,
-        } = self.governor.decide(&seen);
+        } = self.auto_size.decide(&seen);
         // What is lent and what is there together never pass the maximum, so the one that falls is
         // first.
         let falls = overcommit.filter(|to| *to < seen.overcommit);
@@ -260,28 +264,29 @@ impl Auto<'_> {
         }
         if let Some(to) = persistent {
             let has = seen.persistent();
+            let knob = Knob::persistent(self.size, None);
             let write = self
                 .steering
-                .set(What::Persistent, to, self.terminal)
+                .set(&knob, to, self.terminal)
                 .map_err(refused)?;
-            let after = write.after;
-            self.short = to > has && after < to && !write.stopped;
+            let after = after(&write.step);
+            self.short = write.step.missing() > 0 && !write.stopped;
             if self.short {
-                let pause = self.governor.fell_short(seen.at).as_secs_f64();
+                let pause = self.auto_size.fell_short(seen.at).as_secs_f64();
                 self.tell(&format!(
                     "persistent {has} -> {after}, not the {to} asked: {reason}"
                 ));
-                if let Some(shortage) = &write.shortage {
+                if let Some(shortage) = Shortage::of(self.root, &[write.step], false) {
                     let why = shortage.reasons.join("; ");
                     self.tell(&format!(
                         "{why}; the next try is in {pause} s at the earliest"
                     ));
                 }
             } else {
-                self.governor.grew();
+                self.auto_size.grew();
                 self.tell(&format!("persistent {has} -> {after}: {reason}"));
             }
-            self.print(&seen, What::Persistent, has, to, after, &reason)?;
+            self.print(&seen, "persistent", has, to, after, &reason)?;
             if write.stopped {
                 return Ok(true);
             }
@@ -291,7 +296,7 @@ impl Auto<'_> {
         {
             return Ok(true);
         }
-        Ok(self.terminal.attend(&Doing::Nothing).is_break())
+        Ok(self.terminal.look(&Doing::Nothing).is_break())
     }
 
     /// Sets the overcommit; true where it was stopped meanwhile.
@@ -301,17 +306,18 @@ impl Auto<'_> {
         let from = seen.overcommit;
         let write = self
             .steering
-            .set(What::Overcommit, to, self.terminal)
+            .set(&Knob::overcommit(self.size), to, self.terminal)
             .map_err(refused)?;
-        self.tell(&format!("overcommit {from} -> {}: {REASON}", write.after));
-        self.print(seen, What::Overcommit, from, to, write.after, REASON)?;
+        let after = after(&write.step);
+        self.tell(&format!("overcommit {from} -> {after}: {REASON}"));
+        self.print(seen, "overcommit", from, to, after, REASON)?;
         Ok(write.stopped)
     }
 
     fn print(
         &self,
         seen: &Seen,
-        what: What,
+        what: &str,
         before: Pages,
         to: Pages,
         after: Pages,
@@ -338,4 +344,10 @@ impl Auto<'_> {
         let seconds = self.begin.elapsed().as_secs_f64();
         tell(&format!("auto: {seconds:8.1} s: {}: {message}", self.size));
     }
+}
+
+/// The value read back.
+fn after(step: &Step) -> Pages {
+    let after = step.after.as_ref().unwrap_or(&step.before);
+    Pages(after.number().unwrap_or(0))
 }

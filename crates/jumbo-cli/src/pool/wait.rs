@@ -4,9 +4,9 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::Holders;
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
-use jumbo::pool::host::Holders;
 use jumbo::units::{PageSize, Pages, counted};
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let (size, begin) = (args.size, Instant::now());
-    let wanted = args.pages.pages(size);
+    let wanted = args.pages.pages(size)?;
     let pool = super::pool(root, size)?;
     if pool.total < wanted {
         tell(&format!(

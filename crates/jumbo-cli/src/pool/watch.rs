@@ -4,9 +4,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::{Holder, Holders};
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
-use jumbo::pool::host::{Holder, Holders};
 use jumbo::units::{PageSize, Pages};
 use serde::Serialize;
 

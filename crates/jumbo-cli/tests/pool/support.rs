@@ -274,7 +274,7 @@ impl Host {
 
     /// The records of changes of the pool that were not undone.
     pub(crate) fn records(&self) -> usize {
-        let folder = self.run.path().join("jumbo/pool/hugepages-2048kB");
+        let folder = self.run.path().join("jumbo/knobs/pool-2M");
         let names = fs::read_dir(folder).into_iter().flatten().flatten();
         names
             .filter(|entry| entry.path().extension().is_some_and(|end| end == "toml"))

@@ -1,14 +1,14 @@
 //! What was before a change, kept until it is undone: [`Journal`].
 //!
-//! A folder for each page size holds one file a change, numbered; the last one is what `--undo` puts
-//! back. A record is whole before the first knob is written: it goes to a file of another name, to the
-//! disk, and only then to its own name. So it survives SIGKILL at every point, and a change that was cut
-//! short leaves a record like any other.
+//! A folder for each [`Group`] holds two records at most of changes that stand: the last one, which `--undo` puts back,
+//! and the first, which has become one with all between them, so that a second `--undo` puts back what was before any
+//! change of ours. A record is whole before the first knob is written ([`whole_file`]). So it survives SIGKILL at
+//! every point, and a change that was cut short leaves a record like any other.
 //!
-//! The folder is in /run, which is empty after a boot, and so are the pools that the records are about.
-//! Where /run outlives the boot (a container) the boot's ID, which stands in each record, tells.
+//! The folder is in /run, which is empty after a boot, and so is what the records are about. Where /run outlives the
+//! boot (a container) the boot's ID, which stands in each record, tells.
 //!
-//! Invariant: whoever writes a record or a knob of a size holds the lock of that size.
+//! Invariant: a process that writes a record or a knob of a group holds the lock of that group.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -20,12 +20,11 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::boot::FileChange;
-use super::change::{Plan, Saved, Step};
+use super::knob::Form;
+use super::known::Group;
+use super::plan::{Plan, Saved, Step};
 use crate::kernel::Root;
-use crate::units::PageSize;
-
-/// How many changes of one pool can be undone, one after the other.
-const KEPT: usize = 32;
+use crate::whole_file::{self, Existing, NEW};
 
 /// Where the records are.
 #[derive(Clone, Debug)]
@@ -34,12 +33,12 @@ pub struct Journal {
     boot: Option<String>,
 }
 
-/// The right to change one pool; given back when dropped, and by the kernel when the process dies.
+/// The right to change one group of knobs; given back when dropped, and by the kernel when the process dies.
 #[derive(Debug)]
 pub struct Locked {
     folder: PathBuf,
     boot: Option<String>,
-    size: PageSize,
+    group: Group,
     _lock: File,
 }
 
@@ -48,12 +47,12 @@ pub struct Locked {
 pub struct Record {
     /// The form of the file.
     version: u32,
-    /// Its place among the changes of its size.
+    /// Its place among the changes of its group.
     #[serde(skip)]
     number: u64,
-    /// The pool.
-    pub size: PageSize,
-    /// Who made it, in words: the command.
+    /// What was changed.
+    pub group: Group,
+    /// What made it, in words: the command.
     pub command: String,
     /// The process.
     pub pid: u32,
@@ -89,7 +88,7 @@ pub enum JournalError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// Somebody else could change the records, and have us write what they like.
+    /// Another user could change the records, and have us write what they say.
     #[error("will not use {}: {why}", path.display())]
     Unsafe {
         /// The folder.
@@ -97,11 +96,11 @@ pub enum JournalError {
         /// What is wrong with it.
         why: String,
     },
-    /// Another process changes this pool.
-    #[error("the pool of {size} pages is being changed by process {holder}")]
+    /// Another process changes this group.
+    #[error("{group} is being changed by process {holder}")]
     Busy {
-        /// The pool.
-        size: PageSize,
+        /// Its name.
+        group: String,
         /// Its PID and command.
         holder: String,
     },
@@ -121,7 +120,7 @@ impl Record {
         Self {
             version: VERSION,
             number: 0,
-            size: plan.size,
+            group: plan.group.clone(),
             command: command.to_owned(),
             pid: std::process::id(),
             boot: locked.boot.clone(),
@@ -134,15 +133,40 @@ impl Record {
         }
     }
 
+    /// Makes `later`, a change on top of this one, a part of it: what is put back is what was before both.
+    fn absorb(&mut self, later: Self) {
+        let pages = |step: &Step| step.knob.form == Form::Pages;
+        if later.steps.iter().any(pages) {
+            // Of one pool: its total is not what was left where a node was set since, nor the other way round.
+            self.steps.retain(|step| !pages(step));
+        }
+        for step in later.steps {
+            self.steps.retain(|own| own.knob != step.knob);
+            self.steps.push(step);
+        }
+        for saved in later.saved {
+            if self.saved.iter().all(|own| own.knob != saved.knob) {
+                self.saved.push(saved);
+            }
+        }
+        for file in later.files {
+            match self.files.iter_mut().find(|own| own.file == file.file) {
+                Some(own) => own.after = file.after,
+                None => self.files.push(file),
+            }
+        }
+        self.finished &= later.finished;
+    }
+
     /// It is this process's from now on.
-    pub(super) fn inherit(&mut self, command: &str) {
+    pub(super) fn go_on(&mut self, command: &str) {
         command.clone_into(&mut self.command);
         self.pid = std::process::id();
         self.since_boot_ns = since_boot_ns();
     }
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 fn since_boot_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
@@ -153,14 +177,14 @@ fn since_boot_ns() -> u64 {
 }
 
 impl Journal {
-    /// The journal of this user on the kernel behind `root`: /run/jumbo/pool for root, the user's own
+    /// The journal of this user on the kernel behind `root`: /run/jumbo/knobs for root, the user's own
     /// runtime folder for others, who may have been given a knob. `None` where they have no such folder.
     pub fn of_user(root: &Root) -> Option<Self> {
         let folder = if rustix::process::geteuid().is_root() {
-            root.path("run/jumbo/pool")
+            root.path("run/jumbo/knobs")
         } else {
             let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty())?;
-            Path::new(&own).join("jumbo/pool")
+            Path::new(&own).join("jumbo/knobs")
         };
         Some(Self::at(root, folder))
     }
@@ -174,18 +198,18 @@ impl Journal {
         }
     }
 
-    /// The right to change the pool of `size` pages, for `command`.
+    /// The right to change a group, for `command`.
     ///
     /// # Errors
     /// [`JournalError::Busy`] where another process has it; others where the folder cannot be used.
-    pub fn lock(&self, size: PageSize, command: &str) -> Result<Locked, JournalError> {
+    pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
         for folder in [self.folder.parent(), Some(&*self.folder)]
             .into_iter()
             .flatten()
         {
             make_folder(folder)?;
         }
-        let folder = self.folder_of(size);
+        let folder = self.folder.join(&group.id);
         make_folder(&folder)?;
         let path = folder.join("lock");
         let mut lock = OpenOptions::new()
@@ -203,7 +227,8 @@ impl Journal {
                 let mut holder = String::new();
                 let _ = lock.read_to_string(&mut holder);
                 let holder = holder.trim().to_owned();
-                return Err(JournalError::Busy { size, holder });
+                let group = group.name.clone();
+                return Err(JournalError::Busy { group, holder });
             }
             Err(TryLockError::Error(source)) => return Err(error("lock", &path)(source)),
         }
@@ -213,51 +238,39 @@ impl Journal {
                 let _ = fs::remove_file(folder.join(name));
             }
         }
-        // For whoever is refused; that it cannot be written harms nobody.
+        // For the process that is refused; that it cannot be written does no harm.
         let _ = lock.set_len(0);
         let _ = lock.rewind();
         let _ = writeln!(lock, "{} (`{command}`)", std::process::id());
-        Ok(Locked {
+        let locked = Locked {
             folder,
             boot: self.boot.clone(),
-            size,
+            group: group.clone(),
             _lock: lock,
-        })
+        };
+        // What a process did not come to that was killed.
+        let _ = locked.fold();
+        Ok(locked)
     }
 
-    /// The last change of the pool of `size` pages, or of any pool. Nothing is locked: this is for
-    /// looking, and for finding out which lock to take.
+    /// The last change of any of these groups. Nothing is locked: this is for looking, and for finding out which
+    /// lock to take.
     ///
     /// # Errors
     /// [`JournalError`] where the journal cannot be read or understood.
-    pub fn last(&self, size: Option<PageSize>) -> Result<Option<Record>, JournalError> {
-        let folders = match size {
-            Some(size) => vec![self.folder_of(size)],
-            None => list(&self.folder)?
-                .into_iter()
-                .map(|name| self.folder.join(name))
-                .collect(),
-        };
-        let mut last: Option<Record> = None;
-        for folder in folders {
-            let found = newest(&folder, self.boot.as_deref())?;
-            last = last
-                .into_iter()
-                .chain(found)
-                .max_by_key(|record| record.since_boot_ns);
+    pub fn last(&self, groups: &[Group]) -> Result<Option<Record>, JournalError> {
+        let mut last = Vec::new();
+        for group in groups {
+            last.extend(records(&self.folder.join(&group.id), self.boot.as_deref())?.pop());
         }
-        Ok(last)
-    }
-
-    fn folder_of(&self, size: PageSize) -> PathBuf {
-        self.folder.join(format!("hugepages-{}kB", size.kib()))
+        Ok(last.into_iter().max_by_key(|record| record.since_boot_ns))
     }
 }
 
 impl Locked {
-    /// The pool.
-    pub fn size(&self) -> PageSize {
-        self.size
+    /// What may be changed.
+    pub fn group(&self) -> &Group {
+        &self.group
     }
 
     /// The last change that was not undone.
@@ -265,20 +278,39 @@ impl Locked {
     /// # Errors
     /// [`JournalError`] where it cannot be read or understood.
     pub fn last(&self) -> Result<Option<Record>, JournalError> {
-        newest(&self.folder, self.boot.as_deref())
+        Ok(records(&self.folder, self.boot.as_deref())?.pop())
     }
 
     /// Makes the record the last one; it is on disk when this returns.
     pub(super) fn add(&self, record: &mut Record) -> Result<(), JournalError> {
-        let mut numbers = numbers(&self.folder)?;
-        record.number = numbers.last().map_or(1, |last| last + 1);
+        let last = numbers(&self.folder)?.pop();
+        record.number = last.map_or(1, |last| last + 1);
+        self.put(record)
+    }
+
+    /// All of it is done: the record says so.
+    pub(super) fn finish(&self, record: &mut Record) -> Result<(), JournalError> {
+        record.finished = true;
         self.put(record)?;
-        numbers.push(record.number);
-        let surplus = numbers.len().saturating_sub(KEPT);
-        for number in numbers.drain(..surplus) {
-            let _ = fs::remove_file(self.folder.join(name(number)));
-        }
+        // Where that fails now, the next one does it.
+        let _ = self.fold();
         Ok(())
+    }
+
+    /// Of changes that stand leaves the last one, and one for all before it. Until the last one is done all stay, since
+    /// it may be put back. To be killed in between does no harm: to absorb a change once more alters nothing.
+    fn fold(&self) -> Result<(), JournalError> {
+        loop {
+            let mut records = records(&self.folder, self.boot.as_deref())?;
+            if records.len() < 3 || records.pop().is_none_or(|last| !last.finished) {
+                return Ok(());
+            }
+            let (second, mut first) = (records.remove(1), records.remove(0));
+            let absorbed = second.clone();
+            first.absorb(second);
+            self.put(&first)?;
+            self.remove(&absorbed)?;
+        }
     }
 
     /// Writes the record anew.
@@ -288,54 +320,15 @@ impl Locked {
             path: path.clone(),
             what: error.to_string(),
         })?;
-        replace(&path, &text, 0o600).map_err(error("write", &path))
+        whole_file::write(&path, text.as_bytes(), 0o600, Existing::Replace)
+            .map_err(error("write", &path))
     }
 
     /// Forgets the record: it is undone.
     pub(super) fn remove(&self, record: &Record) -> Result<(), JournalError> {
         let path = self.folder.join(name(record.number));
-        fs::remove_file(&path)
-            .and_then(|()| sync_folder(&self.folder))
-            .map_err(error("remove", &path))
+        whole_file::remove(&path).map_err(error("remove", &path))
     }
-}
-
-/// What the name of a file ends with until its content is whole.
-const NEW: &str = ".jumbo-new";
-
-/// Removes the new content of `path` that a process left behind which was killed before it had its name, and gives
-/// where that would be.
-pub(super) fn clear(path: &Path) -> PathBuf {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(NEW);
-    let temporary = PathBuf::from(temporary);
-    let _ = fs::remove_file(&temporary);
-    temporary
-}
-
-/// Gives `path` a new content that is either all there or not at all, also after a crash.
-pub(super) fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let temporary = clear(path);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .custom_flags(NOFOLLOW)
-        .open(&temporary)?;
-    let written = file
-        .write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written.and_then(|()| sync_folder(folder))
-}
-
-/// A name is on disk when its folder is.
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
@@ -411,83 +404,83 @@ fn numbers(folder: &Path) -> Result<Vec<u64>, JournalError> {
     Ok(numbers)
 }
 
-/// The last record of this boot.
-fn newest(folder: &Path, boot: Option<&str>) -> Result<Option<Record>, JournalError> {
-    let Some(number) = numbers(folder)?.pop() else {
-        return Ok(None);
-    };
-    let path = folder.join(name(number));
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        // Undone by somebody else a moment ago.
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(error("read", &path)(source)),
-    };
-    let content = |what: String| JournalError::Content {
-        path: path.clone(),
-        what,
-    };
-    let mut record: Record = toml::from_str(&text).map_err(|error| content(error.to_string()))?;
-    if record.version != VERSION {
-        return Err(content(format!("it is of version {}", record.version)));
+/// The records of this boot, the last one last.
+fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalError> {
+    let mut records = Vec::new();
+    for number in numbers(folder)? {
+        let path = folder.join(name(number));
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            // Undone by another process a moment ago.
+            Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(error("read", &path)(source)),
+        };
+        let content = |what: String| JournalError::Content {
+            path: path.clone(),
+            what,
+        };
+        let mut record: Record =
+            toml::from_str(&text).map_err(|error| content(error.to_string()))?;
+        if record.version != VERSION {
+            return Err(content(format!("it is of version {}", record.version)));
+        }
+        record.number = number;
+        if record.boot.as_deref() == boot {
+            records.push(record);
+        }
     }
-    record.number = number;
-    Ok((record.boot.as_deref() == boot).then_some(record))
+    Ok(records)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::knob::Knob;
     use super::*;
-    use crate::pool::host::change::{Knob, What};
-    use crate::units::{NodeId, Pages};
+    use crate::units::{NodeId, PageSize};
     use std::os::unix::fs::PermissionsExt as _;
 
+    const SIZE: PageSize = PageSize::SIZE_2M;
+
     fn journal(folder: &tempfile::TempDir) -> Journal {
-        Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/pool"))
+        Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/knobs"))
     }
 
-    fn plan(to: u64) -> Plan {
-        let knob = |node| Knob {
-            size: PageSize::SIZE_2M,
-            what: What::Persistent,
-            node,
+    fn lock(folder: &tempfile::TempDir) -> Locked {
+        journal(folder).lock(&Group::pool(SIZE), "test").unwrap()
+    }
+
+    fn plan(from: u64, to: u64) -> Plan {
+        let file = FileChange {
+            file: "etc/some.conf".to_owned(),
+            before: (from > 0).then(|| format!("{from}\n")),
+            after: Some(format!("a \"{to}\"\n'''c'''\n")),
         };
-        Plan {
-            size: PageSize::SIZE_2M,
-            steps: vec![Step {
-                knob: knob(None),
-                before: Pages(1),
-                to: Pages(to),
-                after: Some(Pages(to)),
-            }],
-            effect: Default::default(),
-            saved: vec![Saved {
-                knob: knob(Some(NodeId(3))),
-                value: Pages(1),
-            }],
-            files: vec![FileChange {
-                file: "etc/some.conf".to_owned(),
-                before: None,
-                after: Some("a \"b\"\n'''c'''\n".to_owned()),
-            }],
-        }
+        let mut plan = Plan::new(Group::pool(SIZE));
+        let mut step = Step::new(Knob::persistent(SIZE, None), from, to);
+        step.after = Some(to.into());
+        plan.steps.push(step);
+        plan.saved.push(Saved {
+            knob: Knob::persistent(SIZE, Some(NodeId(3))),
+            value: from.into(),
+        });
+        plan.files.push(file);
+        plan
     }
 
     #[test]
     fn records_are_a_stack() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = journal(&folder);
-        assert_eq!(journal.last(None).unwrap(), None);
-        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
-        let mut records = [2, 3].map(|to| Record::of(&plan(to), "jumbo pool set", &locked));
+        let (journal, locked) = (journal(&folder), lock(&folder));
+        let last = |size| journal.last(&[Group::hvo(), Group::pool(size)]).unwrap();
+        assert_eq!(last(SIZE), None);
+        let mut records = [2, 3].map(|to| Record::of(&plan(1, to), "jumbo pool set", &locked));
         for record in &mut records {
             locked.add(record).unwrap();
         }
         assert_eq!(locked.last().unwrap().as_ref(), Some(&records[1]));
-        assert_eq!(journal.last(None).unwrap().as_ref(), Some(&records[1]));
-        assert_eq!(journal.last(Some(PageSize::SIZE_1G)).unwrap(), None);
-        records[1].finished = true;
-        locked.put(&records[1]).unwrap();
+        assert_eq!(last(SIZE).as_ref(), Some(&records[1]));
+        assert_eq!(last(PageSize::SIZE_1G), None);
+        locked.finish(&mut records[1]).unwrap();
         assert_eq!(locked.last().unwrap().as_ref(), Some(&records[1]));
         locked.remove(&records[1]).unwrap();
         assert_eq!(locked.last().unwrap().as_ref(), Some(&records[0]));
@@ -497,76 +490,85 @@ mod tests {
     }
 
     #[test]
-    fn old_records_make_room() {
+    fn all_but_the_last_become_one_and_none_while_the_last_may_be_put_back() {
         let folder = tempfile::tempdir().unwrap();
-        let locked = journal(&folder).lock(PageSize::SIZE_2M, "test").unwrap();
-        for to in 2..50 {
-            locked
-                .add(&mut Record::of(&plan(to), "jumbo", &locked))
-                .unwrap();
+        let locked = lock(&folder);
+        let count = || numbers(&locked.folder).unwrap().len();
+        for to in 1..9 {
+            let mut record = Record::of(&plan(to - 1, to), "jumbo", &locked);
+            locked.add(&mut record).unwrap();
+            assert_eq!(count() as u64, to.min(3));
+            locked.finish(&mut record).unwrap();
+            assert_eq!(count() as u64, to.min(2));
         }
-        assert_eq!(numbers(&locked.folder).unwrap().len(), KEPT);
-        assert_eq!(locked.last().unwrap().unwrap().steps[0].to, Pages(49));
+        let last = locked.last().unwrap().unwrap();
+        assert_eq!(last.saved[0].value, 7.into());
+        locked.remove(&last).unwrap();
+        let first = locked.last().unwrap().unwrap();
+        assert_eq!(
+            (&first.saved[0].value, &first.steps[0].to),
+            (&0.into(), &7.into())
+        );
+        assert_eq!((first.saved.len(), first.steps.len()), (1, 1));
+        assert_eq!(first.files[0].before, None);
+        assert!(first.files[0].after.as_ref().unwrap().contains('7'));
     }
 
     #[test]
-    fn one_at_a_time_and_the_other_is_told_who() {
+    fn one_at_a_time_and_the_other_is_told_which() {
         let folder = tempfile::tempdir().unwrap();
         let journal = journal(&folder);
-        let held = journal
-            .lock(PageSize::SIZE_2M, "jumbo pool auto 2M")
-            .unwrap();
-        let refused = journal.lock(PageSize::SIZE_2M, "other").unwrap_err();
+        let held = journal.lock(&Group::pool(SIZE), "jumbo pool auto 2M");
+        let refused = journal.lock(&Group::pool(SIZE), "other").unwrap_err();
         let text = refused.to_string();
         assert!(
             text.contains(&std::process::id().to_string()) && text.contains("pool auto"),
             "{text}"
         );
-        assert!(journal.lock(PageSize::SIZE_1G, "other").is_ok());
+        assert!(journal.lock(&Group::thp(), "other").is_ok());
         drop(held);
-        assert!(journal.lock(PageSize::SIZE_2M, "other").is_ok());
+        assert!(journal.lock(&Group::pool(SIZE), "other").is_ok());
     }
 
     #[test]
     fn the_next_one_clears_what_was_cut_short() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = journal(&folder);
-        let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
+        let locked = lock(&folder);
         locked
-            .add(&mut Record::of(&plan(2), "jumbo", &locked))
+            .add(&mut Record::of(&plan(1, 2), "jumbo", &locked))
             .unwrap();
         let left = locked.folder.join(format!("{}{NEW}", name(2)));
         fs::write(&left, "version = ").unwrap();
         drop(locked);
-        let locked = journal.lock(PageSize::SIZE_2M, "next").unwrap();
+        let locked = lock(&folder);
         assert!(!left.exists() && locked.last().unwrap().is_some());
     }
 
     #[test]
     fn a_record_of_another_boot_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        let locked = journal(&folder).lock(PageSize::SIZE_2M, "test").unwrap();
+        let locked = lock(&folder);
         locked
-            .add(&mut Record::of(&plan(2), "jumbo", &locked))
+            .add(&mut Record::of(&plan(1, 2), "jumbo", &locked))
             .unwrap();
         drop(locked);
         let boot = folder.path().join("proc/sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();
         fs::write(boot.join("boot_id"), "another\n").unwrap();
-        assert_eq!(journal(&folder).last(None).unwrap(), None);
+        assert_eq!(lock(&folder).last().unwrap(), None);
     }
 
     #[test]
     fn a_folder_that_others_can_write_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let journal = journal(&folder);
-        drop(journal.lock(PageSize::SIZE_2M, "test").unwrap());
+        drop(lock(&folder));
         let open = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(folder.path().join("jumbo/pool"), open).unwrap();
-        let refused = journal.lock(PageSize::SIZE_2M, "test").unwrap_err();
+        fs::set_permissions(folder.path().join("jumbo/knobs/pool-2M"), open).unwrap();
+        let refused = journal.lock(&Group::pool(SIZE), "test").unwrap_err();
         assert!(refused.to_string().contains("mode 777"), "{refused}");
         assert!(matches!(
-            journal.last(None),
+            journal.last(&[Group::pool(SIZE)]),
             Err(JournalError::Unsafe { .. })
         ));
     }

@@ -1,4 +1,4 @@
-//! How large a pool should be now: [`Governor`], what `jumbo pool auto` asks at every look.
+//! How large a pool should be now: [`AutoSize`], what `jumbo pool auto` asks at every look.
 //!
 //! Pure: counters and a clock go in, numbers for the two knobs come out. The rule is that of a sliding
 //! maximum. What is mapped or reserved, and some headroom, is needed; the pool is made as large as the
@@ -82,7 +82,7 @@ pub struct Decision {
 
 /// What was needed lately, and what failed lately.
 #[derive(Clone, Debug)]
-pub struct Governor {
+pub struct AutoSize {
     bounds: Bounds,
     /// Times and needs, each need larger than all after it: the first is the maximum.
     peaks: VecDeque<(Duration, u64)>,
@@ -121,8 +121,8 @@ impl Seen {
     }
 }
 
-impl Governor {
-    /// A governor that has seen nothing yet.
+impl AutoSize {
+    /// One that has seen nothing yet.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -333,10 +333,10 @@ mod tests {
 
     #[test]
     fn it_grows_at_once_and_shrinks_after_the_idle_time() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         let mut at = |second, wanted| {
             model.demand(wanted);
-            let decision = governor.decide(&model.look(second));
+            let decision = auto_size.decide(&model.look(second));
             model.obey(&decision);
             (model.persistent, model.overcommit)
         };
@@ -350,57 +350,57 @@ mod tests {
 
     #[test]
     fn memory_to_be_kept_bounds_the_pool() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         model.memory = 108;
-        let decision = governor.decide(&model.look(0));
+        let decision = auto_size.decide(&model.look(0));
         model.obey(&decision);
         assert_eq!((model.persistent, model.overcommit), (4, 4));
         model.demand(40);
-        let decision = governor.decide(&model.look(1));
+        let decision = auto_size.decide(&model.look(1));
         assert!(decision.reason.contains("kept"), "{decision:?}");
         model.obey(&decision);
         assert_eq!(model.available(), 100);
         // Somebody else takes memory: what is not needed goes back, down to the least.
         model.demand = 0;
         model.memory -= 3;
-        let decision = governor.decide(&model.look(2));
+        let decision = auto_size.decide(&model.look(2));
         assert_eq!(decision.persistent, Some(Pages(model.persistent - 3)));
         assert!(decision.reason.contains("less than"), "{decision:?}");
     }
 
     #[test]
     fn after_a_shortage_it_pauses_ever_longer() {
-        let mut governor = Governor::new(bounds());
+        let mut auto_size = AutoSize::new(bounds());
         let model = model();
-        assert_eq!(governor.decide(&model.look(0)).persistent, Some(Pages(4)));
-        assert_eq!(governor.fell_short(Duration::ZERO), FIRST_PAUSE);
+        assert_eq!(auto_size.decide(&model.look(0)).persistent, Some(Pages(4)));
+        assert_eq!(auto_size.fell_short(Duration::ZERO), FIRST_PAUSE);
         let early = Seen {
             at: FIRST_PAUSE / 2,
             ..model.look(0)
         };
-        assert_eq!(governor.decide(&early).persistent, None);
-        assert_eq!(governor.decide(&model.look(1)).persistent, Some(Pages(4)));
-        assert_eq!(governor.fell_short(FIRST_PAUSE), FIRST_PAUSE * 2);
+        assert_eq!(auto_size.decide(&early).persistent, None);
+        assert_eq!(auto_size.decide(&model.look(1)).persistent, Some(Pages(4)));
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), FIRST_PAUSE * 2);
         for _ in 0..10 {
-            governor.fell_short(FIRST_PAUSE);
+            auto_size.fell_short(FIRST_PAUSE);
         }
-        assert_eq!(governor.fell_short(FIRST_PAUSE), LAST_PAUSE);
-        governor.grew();
-        assert_eq!(governor.fell_short(FIRST_PAUSE), FIRST_PAUSE);
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), LAST_PAUSE);
+        auto_size.grew();
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), FIRST_PAUSE);
     }
 
     #[test]
     fn what_is_there_is_needed_until_the_idle_time_is_over() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         model.persistent = 20;
-        let mut at = |second| governor.decide(&model.look(second)).persistent;
+        let mut at = |second| auto_size.decide(&model.look(second)).persistent;
         assert_eq!((at(0), at(10)), (None, None));
         assert_eq!(at(11), Some(Pages(4)));
         let bounds = Bounds {
             idle: Duration::ZERO,
             ..bounds()
         };
-        let now = Governor::new(bounds).decide(&model.look(0));
+        let now = AutoSize::new(bounds).decide(&model.look(0));
         assert_eq!(now.persistent, Some(Pages(4)));
     }
 
@@ -410,11 +410,11 @@ mod tests {
             headroom: Pages(8),
             ..bounds()
         };
-        let (mut governor, mut model) = (Governor::new(bounds), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds), model());
         let mut resizes = 0;
         for second in 0..40 {
             model.demand(second);
-            let decision = governor.decide(&model.look(second));
+            let decision = auto_size.decide(&model.look(second));
             resizes += u32::from(decision.persistent.is_some());
             model.obey(&decision);
             assert!(model.persistent >= second + 4);
@@ -434,7 +434,7 @@ mod tests {
                 min: Pages(min), max: Pages(min + more), headroom: Pages(headroom), ..bounds()
             };
             let kept = bounds.keep_free.whole_pages(SIZE).0;
-            let (mut governor, mut model) = (Governor::new(bounds), model());
+            let (mut auto_size, mut model) = (AutoSize::new(bounds), model());
             let mut second = 0;
             for (wanted, memory, passed) in steps {
                 second += passed;
@@ -442,7 +442,7 @@ mod tests {
                 model.memory = memory.max(model.total());
                 model.demand(wanted);
                 let (before, had) = (model.available(), model.persistent);
-                let decision = governor.decide(&model.look(second));
+                let decision = auto_size.decide(&model.look(second));
                 model.obey(&decision);
                 prop_assert!(model.available() >= kept.min(before), "took what was to be kept");
                 let lent = model.overcommit.saturating_sub(model.surplus());

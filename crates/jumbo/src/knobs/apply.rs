@@ -1,4 +1,4 @@
-//! Carrying a plan out, and putting it back: [`carry_out`], [`undo`].
+//! Writing what a plan says, and putting it back: [`apply()`], [`undo()`].
 //!
 //! Each knob is written once, however many pages that means: the kernel does a resize as a whole, and
 //! what a resize costs beside its pages (a grace period of RCU with HVO) it costs once. A write is read
@@ -11,57 +11,52 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use rustix::fs::{Access, access};
 use serde::Serialize;
 
-use super::change::{Knob, Plan, Saved, Step, What};
 use super::journal::{JournalError, Locked, Record};
-use super::shortage::{self, Shortage};
-use crate::kernel::memory::Events;
+use super::knob::{Knob, Value};
+use super::plan::{Plan, Saved, Step};
 use crate::kernel::process::Interruptible;
 use crate::kernel::{FileError, Root};
-use crate::units::{NodeId, Pages};
 
-/// How often the attendant is asked while the kernel works.
+/// How often the watcher is asked while the kernel works.
 const TICK: Duration = Duration::from_millis(50);
 
 /// How often memory is compacted anew for pages that did not come.
 const ROUNDS: u32 = 4;
 
 /// Who watches a change: shows how far it is, and says when to stop.
-pub trait Attendant {
+pub trait Watcher {
     /// Asked between the steps, and every 50 ms while the kernel works. `Break` asks for an end: once,
     /// so that putting back is not stopped by the same wish.
-    fn attend(&mut self, doing: &Doing) -> ControlFlow<()>;
+    fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()>;
 }
 
 /// What is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum Doing<'a> {
     /// Between two steps.
     Nothing,
     /// The kernel moves memory together.
     Compacting,
-    /// A knob is written; the kernel has made so many pages for it.
-    Writing(Step, Pages),
+    /// A knob is written.
+    Writing(&'a Step),
 }
 
-/// Nobody: nothing is shown, nothing stops.
-impl Attendant for () {
-    fn attend(&mut self, _: &Doing) -> ControlFlow<()> {
+/// Nothing is shown, nothing stops.
+impl Watcher for () {
+    fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
 
 /// How a plan went.
 #[derive(Clone, Debug, Serialize)]
-pub struct Carried {
+pub struct Applied {
     /// The steps with what was read back.
     pub steps: Vec<Step>,
-    /// What was put back because somebody asked for an end; `None` where it was carried out.
+    /// What was put back because the watcher asked for an end; `None` where all was written.
     pub put_back: Option<Undone>,
-    /// Why pages did not come, where some did not.
-    pub shortage: Option<Shortage>,
     /// What was tried and did not work, and is no failure.
     pub notes: Vec<String>,
 }
@@ -75,13 +70,11 @@ pub struct Undone {
     pub files: Vec<String>,
     /// True where everything is as it was: the record is gone.
     pub complete: bool,
-    /// Why pages did not come, where some did not.
-    pub shortage: Option<Shortage>,
 }
 
-/// Why a plan could not be carried out or undone.
+/// Why a plan could not be applied or undone.
 #[derive(Debug, thiserror::Error)]
-pub enum CarryError {
+pub enum ApplyError {
     /// A knob or file refused; nothing was changed.
     #[error(transparent)]
     Refused(FileError),
@@ -89,7 +82,7 @@ pub enum CarryError {
     #[error("{error}; {outcome}")]
     Failed {
         /// Which, and why.
-        error: Box<CarryError>,
+        error: Box<ApplyError>,
         /// What became of the steps before it.
         outcome: String,
         /// True where everything is as it was.
@@ -101,20 +94,18 @@ pub enum CarryError {
     /// The plan has no step and no file: there is nothing to do, and nothing to record.
     #[error("everything is as wished: there is nothing to do")]
     Nothing,
-    /// The pool is not what the plan was made from, so what was before is not known; nothing was changed.
-    #[error(
-        "{knob}: {now} now, where the plan was made from {planned}: the pool changes meanwhile"
-    )]
+    /// A knob is not what the plan was made from, so what was before is not known; nothing was changed.
+    #[error("{knob}: {now} now, where the plan was made from {planned}: it changes meanwhile")]
     Moved {
-        /// The number.
+        /// The knob.
         knob: Knob,
         /// What it was when the plan was made.
-        planned: Pages,
+        planned: Value,
         /// What it is.
-        now: Pages,
+        now: Value,
     },
     /// A value is not what the change left.
-    #[error("{what}: {now} now, where the change left {left}: somebody else has set it since")]
+    #[error("{what}: {now} now, where the change left {left}: it was set by others since")]
     Changed {
         /// The knob, or file, in words.
         what: String,
@@ -129,49 +120,45 @@ pub enum CarryError {
 /// moved together first, and again as long as that brings pages.
 ///
 /// # Errors
-/// [`CarryError`]. Then everything is as before, or the record says what is not.
-pub fn carry_out(
+/// [`ApplyError`]. Then everything is as before, or the record says what is not.
+pub fn apply(
     root: &Root,
     locked: &Locked,
     plan: &Plan,
     command: &str,
     compact: bool,
-    attendant: &mut dyn Attendant,
-) -> Result<Carried, CarryError> {
+    watcher: &mut dyn Watcher,
+) -> Result<Applied, ApplyError> {
     if plan.is_empty() {
-        return Err(CarryError::Nothing);
+        return Err(ApplyError::Nothing);
     }
-    check(root, plan).map_err(CarryError::Refused)?;
+    plan.writable(root).map_err(ApplyError::Refused)?;
     stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&mut record)?;
-    let mut work = Work::new(root, attendant);
-    if let Err(error) = work.all(&mut record, compact && plan.makes()) {
-        return Err(work.give_up(locked, &record, compact, CarryError::Refused(error)));
+    let mut work = Work::new(root, watcher);
+    if let Err(error) = work.all(&mut record, compact) {
+        return Err(work.give_up(locked, &record, compact, ApplyError::Refused(error)));
     }
     if work.stop {
         let put_back = Some(work.put_back(locked, &record, compact)?);
-        return Ok(Carried {
+        return Ok(Applied {
             steps: record.steps,
             put_back,
-            shortage: None,
             notes: work.notes,
         });
     }
-    record.finished = true;
-    if let Err(error) = locked.put(&record) {
+    if let Err(error) = locked.finish(&mut record) {
         return Err(work.give_up(locked, &record, compact, error.into()));
     }
-    let shortage = shortage::of(root, &record.steps, compact);
-    Ok(Carried {
+    Ok(Applied {
         steps: record.steps,
         put_back: None,
-        shortage,
         notes: work.notes,
     })
 }
 
-impl CarryError {
+impl ApplyError {
     /// True where something may have been left changed.
     pub fn leaves_changes(&self) -> bool {
         matches!(
@@ -202,22 +189,12 @@ impl CarryError {
 /// Whether `plan` was made from what is: a record must say what really was before.
 ///
 /// # Errors
-/// [`CarryError::Moved`]; [`CarryError::Refused`] where a knob cannot be read.
-pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), CarryError> {
-    match plan.moved(root).map_err(CarryError::Refused)? {
+/// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
+pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
+    match plan.moved(root).map_err(ApplyError::Refused)? {
         None => Ok(()),
-        Some((knob, planned, now)) => Err(CarryError::Moved { knob, planned, now }),
+        Some((knob, planned, now)) => Err(ApplyError::Moved { knob, planned, now }),
     }
-}
-
-/// Whether the knobs of `plan` could be written, so that nothing begins that must fail.
-///
-/// # Errors
-/// [`FileError::Io`] as [`Knob::write`] would give it.
-pub fn check(root: &Root, plan: &Plan) -> Result<(), FileError> {
-    plan.steps
-        .iter()
-        .try_for_each(|step| writable(root, &step.knob))
 }
 
 /// Puts back what `record` says, and removes it where that worked. A change that was cut short is put
@@ -225,20 +202,20 @@ pub fn check(root: &Root, plan: &Plan) -> Result<(), FileError> {
 /// `force`.
 ///
 /// # Errors
-/// [`CarryError`]; the record stays.
+/// [`ApplyError`]; the record stays.
 pub fn undo(
     root: &Root,
     locked: &Locked,
     record: &Record,
     compact: bool,
     force: bool,
-    attendant: &mut dyn Attendant,
-) -> Result<Undone, CarryError> {
+    watcher: &mut dyn Watcher,
+) -> Result<Undone, ApplyError> {
     if !force {
         stands(root, record)?;
     }
-    for step in undo_steps(root, record).map_err(CarryError::Refused)? {
-        writable(root, &step.knob).map_err(CarryError::Refused)?;
+    for step in undo_steps(root, record).map_err(ApplyError::Refused)? {
+        step.knob.writable(root).map_err(ApplyError::Refused)?;
     }
     if record.finished {
         // From here on its values may be anywhere, should this be cut short too.
@@ -246,7 +223,7 @@ pub fn undo(
         begun.finished = false;
         locked.put(&begun)?;
     }
-    Work::new(root, attendant).put_back(locked, record, compact)
+    Work::new(root, watcher).put_back(locked, record, compact)
 }
 
 /// The writes that put `record` back from where things stand: those that give memory back first, as
@@ -259,12 +236,7 @@ pub fn undo_steps(root: &Root, record: &Record) -> Result<Vec<Step>, FileError> 
     for Saved { knob, value } in &record.saved {
         let now = knob.read(root)?;
         if now != *value {
-            steps.push(Step {
-                knob: *knob,
-                before: now,
-                to: *value,
-                after: None,
-            });
+            steps.push(Step::new(knob.clone(), now, value.clone()));
         }
     }
     steps.sort_by_key(Step::grows);
@@ -274,16 +246,16 @@ pub fn undo_steps(root: &Root, record: &Record) -> Result<Vec<Step>, FileError> 
 /// Whether the values that a finished change left still stand.
 ///
 /// # Errors
-/// [`CarryError::Changed`] where they do not; [`CarryError::Refused`] where that cannot be read.
-pub fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
+/// [`ApplyError::Changed`] where they do not; [`ApplyError::Refused`] where that cannot be read.
+pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
     if !record.finished {
         return Ok(());
     }
     for step in &record.steps {
-        let now = step.knob.read(root).map_err(CarryError::Refused)?;
-        let left = step.after.unwrap_or(step.to);
-        if now != left {
-            return Err(CarryError::Changed {
+        let now = step.knob.read(root).map_err(ApplyError::Refused)?;
+        let left = step.after.as_ref().unwrap_or(&step.to);
+        if now != *left {
+            return Err(ApplyError::Changed {
                 what: step.knob.to_string(),
                 left: left.to_string(),
                 now: now.to_string(),
@@ -298,7 +270,7 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
                     format!("`{}`", text.trim_end())
                 })
             };
-            return Err(CarryError::Changed {
+            return Err(ApplyError::Changed {
                 what: format!("{}", root.path(&file.file).display()),
                 left: in_words(&file.after),
                 now: in_words(&now),
@@ -308,29 +280,20 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), CarryError> {
     Ok(())
 }
 
-fn writable(root: &Root, knob: &Knob) -> Result<(), FileError> {
-    let path = root.path(knob.file());
-    access(&path, Access::WRITE_OK).map_err(|errno| FileError::Io {
-        operation: "write",
-        path,
-        source: errno.into(),
-    })
-}
-
-/// Writing, with somebody attending.
+/// Writing, with a watcher.
 pub(super) struct Work<'a> {
     root: &'a Root,
-    attendant: &'a mut dyn Attendant,
-    /// Somebody asked for an end.
+    watcher: &'a mut dyn Watcher,
+    /// The watcher asked for an end.
     pub(super) stop: bool,
     notes: Vec<String>,
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(root: &'a Root, attendant: &'a mut dyn Attendant) -> Self {
+    pub(super) fn new(root: &'a Root, watcher: &'a mut dyn Watcher) -> Self {
         Self {
             root,
-            attendant,
+            watcher,
             stop: false,
             notes: Vec::new(),
         }
@@ -358,9 +321,9 @@ impl<'a> Work<'a> {
         locked: &Locked,
         record: &Record,
         compact: bool,
-    ) -> Result<Undone, CarryError> {
+    ) -> Result<Undone, ApplyError> {
         let undone = self.try_put_back(locked, record, compact);
-        undone.map_err(CarryError::while_put_back)
+        undone.map_err(ApplyError::while_put_back)
     }
 
     fn try_put_back(
@@ -368,28 +331,29 @@ impl<'a> Work<'a> {
         locked: &Locked,
         record: &Record,
         compact: bool,
-    ) -> Result<Undone, CarryError> {
+    ) -> Result<Undone, ApplyError> {
         self.stop = false;
         let mut undone = Undone::default();
-        let steps = undo_steps(self.root, record).map_err(CarryError::Refused)?;
+        let steps = undo_steps(self.root, record).map_err(ApplyError::Refused)?;
         for mut step in steps {
             if !self.stop {
-                self.step(&mut step, compact).map_err(CarryError::Refused)?;
+                self.step(&mut step, compact).map_err(ApplyError::Refused)?;
             }
             undone.steps.push(step);
         }
         for file in &record.files {
             file.clear_up(self.root);
             if self.root.read(&file.file).ok() != file.before {
-                file.revert(self.root).map_err(CarryError::Refused)?;
+                file.revert(self.root).map_err(ApplyError::Refused)?;
                 undone.files.push(file.file.clone());
             }
         }
-        undone.complete = undone.steps.iter().all(|step| step.after == Some(step.to));
+        undone.complete = undone
+            .steps
+            .iter()
+            .all(|step| step.after.as_ref() == Some(&step.to));
         if undone.complete {
             locked.remove(record)?;
-        } else {
-            undone.shortage = shortage::of(self.root, &undone.steps, compact);
         }
         Ok(undone)
     }
@@ -400,8 +364,8 @@ impl<'a> Work<'a> {
         locked: &Locked,
         record: &Record,
         compact: bool,
-        error: CarryError,
-    ) -> CarryError {
+        error: ApplyError,
+    ) -> ApplyError {
         let (outcome, put_back) = match self.put_back(locked, record, compact) {
             Ok(undone) if undone.complete => ("everything was put back".to_owned(), true),
             Ok(_) => (
@@ -414,7 +378,7 @@ impl<'a> Work<'a> {
                 (second.to_string(), put_back)
             }
         };
-        CarryError::Failed {
+        ApplyError::Failed {
             error: Box::new(error),
             outcome,
             put_back,
@@ -423,24 +387,25 @@ impl<'a> Work<'a> {
 
     /// One knob: written, read back, and once more after each compaction that helped.
     pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
-        let compact = compact && step.grows();
-        if compact {
-            self.compact(step.knob.node);
+        let compaction = step.knob.compaction().filter(|_| compact && step.grows());
+        if let Some(file) = &compaction {
+            self.compact(file);
         }
         if self.stop {
             return Ok(());
         }
-        let mut had = step.before;
+        let mut had = step.before.number();
         for round in 1.. {
             self.write(step)?;
             let after = step.knob.read(self.root)?;
+            let has = after.number();
             step.after = Some(after);
-            let more = after < step.to && after > had && round < ROUNDS;
-            if self.stop || !compact || !more {
+            let more = step.missing() > 0 && has > had && round < ROUNDS;
+            let Some(file) = compaction.as_ref().filter(|_| more && !self.stop) else {
                 break;
-            }
-            had = after;
-            self.compact(step.knob.node);
+            };
+            had = has;
+            self.compact(file);
             if self.stop {
                 break;
             }
@@ -449,22 +414,18 @@ impl<'a> Work<'a> {
     }
 
     fn write(&mut self, step: &Step) -> Result<(), FileError> {
-        let (root, knob, to) = (self.root.clone(), step.knob, step.to);
-        let made = Made::from_now_on(self.root, step);
-        self.patiently(
-            move || knob.write(&root, to),
-            |root| Doing::Writing(*step, made.so_far(root)),
-        )
+        let (root, file, to) = (
+            self.root.clone(),
+            step.knob.file.clone(),
+            step.to.to_string(),
+        );
+        self.patiently(move || root.write(file, &to), &Doing::Writing(step))
     }
 
     /// That memory cannot be compacted is a pity and no failure.
-    fn compact(&mut self, node: Option<NodeId>) {
-        let file = match node {
-            Some(node) => format!("sys/devices/system/node/node{node}/compact"),
-            None => "proc/sys/vm/compact_memory".to_owned(),
-        };
-        let root = self.root.clone();
-        let done = self.patiently(move || root.write(file, "1"), |_| Doing::Compacting);
+    fn compact(&mut self, file: &str) {
+        let (root, file) = (self.root.clone(), file.to_owned());
+        let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
         if let Err(error) = done {
             self.notes
                 .push(format!("memory was not compacted: {error}"));
@@ -475,7 +436,7 @@ impl<'a> Work<'a> {
     fn patiently(
         &mut self,
         work: impl FnOnce() -> Result<(), FileError> + Send + 'static,
-        doing: impl Fn(&Root) -> Doing,
+        doing: &Doing<'_>,
     ) -> Result<(), FileError> {
         let path = || self.root.path("proc/self");
         let no_thread = |source| FileError::Io {
@@ -490,113 +451,37 @@ impl<'a> Work<'a> {
                 Ok(None) => return Err(no_thread(std::io::ErrorKind::Other.into())),
                 Err(work) => work,
             };
-            self.asked_to_stop(&doing(self.root));
+            self.asked_to_stop(doing);
             if self.stop {
                 work.interrupt();
             }
         }
     }
 
-    fn asked_to_stop(&mut self, doing: &Doing) -> bool {
-        self.stop |= self.attendant.attend(doing).is_break();
+    fn asked_to_stop(&mut self, doing: &Doing<'_>) -> bool {
+        self.stop |= self.watcher.look(doing).is_break();
         self.stop
-    }
-}
-
-/// How many pages the kernel has made for a step. Since Linux 6.7 they join the pool all at once at the
-/// end, so the pool does not tell; what the page allocator gave (6.1) does.
-struct Made {
-    given: Option<u64>,
-    step: Step,
-}
-
-impl Made {
-    fn from_now_on(root: &Root, step: &Step) -> Self {
-        Self {
-            given: Self::given(root),
-            step: *step,
-        }
-    }
-
-    fn given(root: &Root) -> Option<u64> {
-        Events::read(root).ok()?.get("htlb_buddy_alloc_success")
-    }
-
-    fn so_far(&self, root: &Root) -> Pages {
-        if self.step.knob.what != What::Persistent {
-            return Pages(0);
-        }
-        let given = Self::given(root).zip(self.given);
-        let given = given.map_or(0, |(now, before)| now.saturating_sub(before));
-        let joined = self.step.knob.read(root).unwrap_or(self.step.before);
-        Pages(given.max(joined.0.abs_diff(self.step.before.0)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::journal::Journal;
-    use super::super::{Amount, Wish};
+    use super::super::fake::Fake;
     use super::*;
-    use crate::kernel::hugetlb;
-    use crate::units::PageSize;
 
-    /// A pool in a folder, and the right to change it.
-    struct Fake {
-        folder: tempfile::TempDir,
-        root: Root,
-        locked: Locked,
-    }
-
-    impl Fake {
-        fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let root = Root::at(folder.path());
-            let pool = root.path(hugetlb::FOLDER).join("hugepages-2048kB");
-            std::fs::create_dir_all(&pool).unwrap();
-            for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
-                std::fs::write(pool.join(format!("{name}_hugepages")), "0\n").unwrap();
-            }
-            let journal = Journal::at(&root, folder.path().join("jumbo/pool"));
-            let locked = journal.lock(PageSize::SIZE_2M, "test").unwrap();
-            Self {
-                folder,
-                root,
-                locked,
-            }
-        }
-
-        fn plan(&self, to: u64) -> Plan {
-            let pools = hugetlb::pools(&self.root).unwrap().unwrap();
-            let wish = Wish {
-                persistent: Some(Amount::To(Pages(to))),
-                overcommit: None,
-                node: None,
-            };
-            Plan::new(&pools[0], &wish).unwrap()
-        }
-
-        fn carry(&self, plan: &Plan, attendant: &mut dyn Attendant) -> Result<Carried, CarryError> {
-            carry_out(&self.root, &self.locked, plan, "test", false, attendant)
-        }
-
-        fn knob(&self) -> std::path::PathBuf {
-            let folder = self.root.path(hugetlb::FOLDER);
-            folder.join("hugepages-2048kB/nr_hugepages")
-        }
-
-        /// Has no record written any more, as on a full disk.
-        fn fill(&self) {
-            let record = "jumbo/pool/hugepages-2048kB/00000001.toml.jumbo-new";
-            let _ = std::fs::create_dir(self.folder.path().join(record));
-        }
+    fn apply_to(
+        fake: &Fake,
+        plan: &Plan,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Applied, ApplyError> {
+        apply(&fake.root, &fake.locked, plan, "test", false, watcher)
     }
 
     /// Does something once the knobs are written.
     struct Then<F>(F);
 
-    impl<F: FnMut()> Attendant for Then<F> {
-        fn attend(&mut self, _: &Doing) -> ControlFlow<()> {
+    impl<F: FnMut()> Watcher for Then<F> {
+        fn look(&mut self, _: &Doing<'_>) -> ControlFlow<()> {
             (self.0)();
             ControlFlow::Continue(())
         }
@@ -605,53 +490,43 @@ mod tests {
     #[test]
     fn what_was_not_so_or_is_so_already_is_not_recorded() {
         let fake = Fake::new();
-        let carry = |plan: &Plan| fake.carry(plan, &mut ());
-        assert!(matches!(carry(&fake.plan(0)), Err(CarryError::Nothing)));
+        let apply = |plan: &Plan| apply_to(&fake, plan, &mut ());
+        assert!(matches!(apply(&fake.plan(0)), Err(ApplyError::Nothing)));
         let mut torn = fake.plan(5);
-        torn.saved[0].value = Pages(3);
-        let moved = carry(&torn);
+        torn.saved[0].value = 3.into();
+        let moved = apply(&torn).unwrap_err().to_string();
         assert!(
-            matches!(
-                &moved,
-                Err(CarryError::Moved {
-                    planned: Pages(3),
-                    now: Pages(0),
-                    ..
-                })
-            ),
-            "{moved:?}"
+            moved.contains("0 now, where the plan was made from 3"),
+            "{moved}"
         );
         assert!(fake.locked.last().unwrap().is_none());
-        assert!(carry(&fake.plan(5)).is_ok() && fake.locked.last().unwrap().is_some());
+        assert!(apply(&fake.plan(5)).is_ok() && fake.locked.last().unwrap().is_some());
     }
 
     #[test]
     fn what_cannot_be_recorded_as_done_is_put_back() {
         let fake = Fake::new();
-        let failed = fake.carry(&fake.plan(5), &mut Then(|| fake.fill()));
+        let failed = apply_to(&fake, &fake.plan(5), &mut Then(|| fake.fill()));
         let error = failed.unwrap_err();
         assert!(!error.leaves_changes(), "{error}");
         assert!(
             error.to_string().ends_with("; everything was put back"),
             "{error}"
         );
-        assert_eq!(std::fs::read_to_string(fake.knob()).unwrap(), "0");
+        assert_eq!(fake.pages(), "0");
         assert!(fake.locked.last().unwrap().is_none());
     }
 
     #[test]
     fn what_cannot_be_put_back_either_is_said_and_stays_recorded() {
         let fake = Fake::new();
-        let failed = fake.carry(
-            &fake.plan(5),
-            &mut Then(|| {
-                fake.fill();
-                if std::fs::read_to_string(fake.knob()).unwrap() == "5" {
-                    std::fs::write(fake.knob(), "no number").unwrap();
-                }
-            }),
-        );
-        let error = failed.unwrap_err();
+        let spoil = || {
+            fake.fill();
+            if fake.pages() == "5" {
+                fake.set_pages("no number");
+            }
+        };
+        let error = apply_to(&fake, &fake.plan(5), &mut Then(spoil)).unwrap_err();
         assert!(error.leaves_changes(), "{error}");
         let text = error.to_string();
         assert!(
