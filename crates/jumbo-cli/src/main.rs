@@ -14,6 +14,7 @@ mod rehearse;
 mod run;
 mod signal;
 mod status;
+mod thp;
 mod value;
 mod view;
 mod wait;
@@ -38,6 +39,7 @@ enum Command {
     Kill(kill::Args),
     Wait(wait::Args),
     Pool(pool::Args),
+    Thp(thp::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::main(args),
         Command::Wait(args) => wait::main(&args),
         Command::Pool(args) => pool::main(args),
+        Command::Thp(args) => thp::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
         Command::Completions(args) => manual::completions(&args),

@@ -130,10 +130,14 @@ impl Fake {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.any(&[&["pool"], arguments].concat())
+    }
+
+    /// A command other than `pool`, too.
+    pub(crate) fn any(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
         command
-            .arg("pool")
-            .args(arguments)
+            .args(words)
             .args(["--root", self.0.path().to_str().unwrap()])
             .env("XDG_RUNTIME_DIR", self.path("run"));
         command
@@ -145,8 +149,13 @@ impl Fake {
 
     /// Its standard output, where it ends well.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
-        let output = self.jumbo(arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        self.says(&[&["pool"], arguments].concat())
+    }
+
+    /// The same of any command.
+    pub(crate) fn says(&self, words: &[&str]) -> String {
+        let output = self.any(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
         stdout(&output)
     }
 
@@ -253,9 +262,12 @@ impl Host {
     }
 
     pub(crate) fn jumbo(&self, arguments: &[&str]) -> Command {
-        let mut words = vec![env!("CARGO_BIN_EXE_jumbo"), "pool"];
-        words.extend(arguments);
-        self.command(&words)
+        self.any(&[&["pool"], arguments].concat())
+    }
+
+    /// A command other than `pool`, too.
+    pub(crate) fn any(&self, words: &[&str]) -> Command {
+        self.command(&[&[env!("CARGO_BIN_EXE_jumbo")], words].concat())
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
