@@ -44,8 +44,6 @@ fn unused(pool: &Pool) -> Option<Finding> {
     let idle = pool.unused().0.min(pool.persistent().0);
     (bytes >= LARGE && idle > 0).then(|| {
         let keep = pool.persistent().0 - idle;
-        let (nr, overcommit) =
-            (file(pool.size, "nr_hugepages"), file(pool.size, "nr_overcommit_hugepages"));
         let may = pool.overcommit.0.max(idle);
         Finding::new(
             "pool-unused",
@@ -60,8 +58,9 @@ fn unused(pool: &Pool) -> Option<Finding> {
         .evidence(file(pool.size, "free_hugepages"), pool.free)
         .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
         .hint(format!(
-            "`echo {may} > {overcommit} && echo {keep} > {nr}` gives them back, and lets the pool grow \
-             again on demand"
+            "`jumbo pool set {} --overcommit {may} --persistent {keep}` gives them back, and lets the pool \
+             grow again on demand",
+            pool.size
         ))
     })
 }
@@ -94,9 +93,9 @@ fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
     .evidence(file(pool.size, "nr_overcommit_hugepages"), pool.overcommit)
     .hint(format!(
-        "`echo {} > {}` lets it grow on demand by as much again",
-        pool.surplus.0 + pool.total.0,
-        file(pool.size, "nr_overcommit_hugepages")
+        "`jumbo pool set {} --overcommit {}` lets it grow on demand by as much again",
+        pool.size,
+        pool.surplus.0 + pool.total.0
     ));
     Some(match failed {
         Some(failed) => {
@@ -191,7 +190,7 @@ fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
         .evidence("/proc/vmstat htlb_buddy_alloc_success, since boot", done)
-        .hint("`echo 1 > /proc/sys/vm/compact_memory`, then set nr_hugepages again"),
+        .hint("`jumbo pool grow SIZE N --compact` has the kernel move memory together first"),
     )
 }
 
@@ -221,8 +220,8 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 0)
         .hint(
-            "`sysctl vm.hugetlb_optimize_vmemmap=1`, then make the pools again (set nr_hugepages to 0 \
-             and back): pages made before stay as they are",
+            "`jumbo pool hvo on`, then make the pools again (`jumbo pool set SIZE --persistent 0` and back): \
+             pages made before stay as they are",
         )
     })
 }
@@ -243,10 +242,11 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
             "every surplus page waits milliseconds for its descriptors to be freed",
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 1)
-        .evidence(path.clone(), pool.overcommit)
+        .evidence(path, pool.overcommit)
         .evidence("kernel", &snapshot.host.kernel)
         .hint(format!(
-            "`echo 0 > {path}` and a persistent pool instead, or `sysctl vm.hugetlb_optimize_vmemmap=0`"
+            "`jumbo pool set {} --overcommit 0` and a persistent pool instead, or `jumbo pool hvo off`",
+            pool.size
         )),
     )
 }
