@@ -6,48 +6,112 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use jumbo::host_pools::Shortage;
 use jumbo::kernel::Root;
-use jumbo::knobs::{Boot, Group, Knob, Plan, PlanError, Step, Undone, Value, apply, boot};
+use jumbo::knobs::{Boot, Group, Knob, Plan, PlanError, Step, Value, apply, boot};
 use jumbo::units::counted;
 use serde::Serialize;
 
 use super::terminal::Terminal;
 use super::{How, Manner, PART, Usage, command_line, failure, journal, refused, undo, unrecorded};
+use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
-/// What is to be done, and what there is to say about it.
-pub(crate) struct Planned<D> {
-    pub(crate) plan: Plan,
-    pub(crate) boot: Boot,
+/// What is to be done, and later what was: the JSON, and what the text is made of.
+#[derive(Serialize)]
+pub(crate) struct Change {
+    #[serde(flatten)]
+    plan: Plan,
+    /// What the next boot will set.
+    boot: Boot,
+    /// What is worth knowing.
     pub(crate) notes: Vec<String>,
-    /// Notes of a plan that is only shown.
-    pub(crate) obstacles: Vec<String>,
+    /// True where nothing was written.
+    dry_run: bool,
+    /// Why not all pages came.
+    shortage: Option<Shortage>,
+    /// What there is to say of a pool.
+    #[serde(flatten)]
+    pub(crate) pool: Option<OfPool>,
     /// Why it takes --force.
+    #[serde(skip)]
     pub(crate) needs_force: Option<String>,
     /// Whether memory is to be moved together first.
+    #[serde(skip)]
     pub(crate) compact: bool,
-    pub(crate) details: D,
 }
 
-/// What is said about one kind of knobs beside the writes.
-pub(crate) trait Details: Serialize {
-    /// Lines below the writes.
-    fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()>;
-    /// Takes in how things are after the writes; gives notes.
-    fn look_again(&mut self, root: &Root) -> Vec<String>;
-}
-
-/// Nothing more to say.
-#[derive(Serialize)]
-struct Plain {}
-
-impl Details for Plain {
-    fn show(&self, _: &mut View, _: Option<&Shortage>) -> io::Result<()> {
-        Ok(())
+/// Carries out what `plan` makes of how things are; it is asked again when no other process can change them.
+pub(crate) fn change(
+    root: &Root,
+    manner: &Manner,
+    plan: impl Fn() -> anyhow::Result<Change>,
+) -> anyhow::Result<ExitCode> {
+    let mut change = plan()?;
+    if manner.dry_run || change.plan.is_empty() {
+        change.dry_run = manner.dry_run;
+        change.print(root, manner.json)?;
+        return match change.refusal(manner) {
+            Some(refusal) => Err(refusal.context("it would be refused without --force")),
+            None => Ok(ExitCode::SUCCESS),
+        };
     }
+    change.plan.writable(root).map_err(refused)?;
 
-    fn look_again(&mut self, _: &Root) -> Vec<String> {
-        Vec::new()
+    let command = command_line();
+    let locked = journal(root)?
+        .lock(&change.plan.group, &command)
+        .map_err(unrecorded)?;
+    change = plan()?;
+    if change.plan.is_empty() {
+        // The process that had the lock has done it.
+        change.print(root, manner.json)?;
+        return Ok(ExitCode::SUCCESS);
     }
+    if let Some(refusal) = change.refusal(manner) {
+        return Err(refusal);
+    }
+    let mut terminal = Terminal::new(root)?;
+    let compact = change.compact;
+    let applied = match apply(
+        root,
+        &locked,
+        &change.plan,
+        &command,
+        compact,
+        &mut terminal,
+    ) {
+        Ok(applied) => applied,
+        Err(error) => {
+            terminal.done();
+            return failure(error);
+        }
+    };
+    drop(locked);
+    if let Some(undone) = &applied.put_back {
+        tell(if undone.complete {
+            "interrupted: everything was put back"
+        } else {
+            "interrupted, and not all could be put back; `--undo` tries again"
+        });
+        return Ok(terminal.end(ExitCode::from(PART)));
+    }
+    // Done: a signal that comes now finds nothing to put back.
+    terminal.done();
+    change.shortage = Shortage::of(root, &applied.steps, compact);
+    change.plan.steps = applied.steps;
+    change.notes.extend(applied.notes);
+    if let Some(pool) = &mut change.pool {
+        change.notes.extend(pool.look_again(root));
+    }
+    tell_unshown(change.print(root, manner.json));
+    if let Some(shortage) = &change.shortage {
+        tell_shortage(shortage);
+    }
+    let part = |step: &Step| step.after.as_ref() != Some(&step.to);
+    Ok(if change.plan.steps.iter().any(part) {
+        ExitCode::from(PART)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth knowing of a plan.
@@ -62,7 +126,7 @@ pub(crate) fn set(
         return undo::main(root, std::slice::from_ref(group), &how.manner, false);
     }
     change(root, &how.manner, || {
-        let mut plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
+        let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
             Ok(plan) => plan,
             Err(PlanError::File(error)) => return Err(refused(error)),
             Err(error) => return Err(Usage(error.to_string()).into()),
@@ -76,161 +140,53 @@ pub(crate) fn set(
         } else {
             Boot::default()
         };
+        let notes = note(root, &plan).into_iter().collect();
+        Ok(Change::new(plan, boot, notes))
+    })
+}
+
+impl Change {
+    pub(crate) fn new(mut plan: Plan, boot: Boot, notes: Vec<String>) -> Self {
         plan.files.clone_from(&boot.files);
-        Ok(Planned {
-            notes: note(root, &plan).into_iter().collect(),
+        Self {
             plan,
             boot,
-            obstacles: Vec::new(),
+            notes,
+            dry_run: false,
+            shortage: None,
+            pool: None,
             needs_force: None,
             compact: false,
-            details: Plain {},
-        })
-    })
-}
+        }
+    }
 
-/// The JSON, and what the text is made of.
-#[derive(Serialize)]
-struct Outcome<'a, D> {
-    /// True where nothing was written.
-    dry_run: bool,
-    steps: Vec<Step>,
-    /// What the next boot will set.
-    boot: Boot,
-    shortage: Option<Shortage>,
-    notes: Vec<String>,
-    #[serde(flatten)]
-    details: D,
-    #[serde(skip)]
-    root: &'a Root,
-    #[serde(skip)]
-    group: String,
-}
-
-/// Carries out what `plan` makes of how things are; it is asked again when no other process can change them.
-pub(crate) fn change<D: Details>(
-    root: &Root,
-    manner: &Manner,
-    plan: impl Fn() -> anyhow::Result<Planned<D>>,
-) -> anyhow::Result<ExitCode> {
-    let Planned {
-        plan: writes,
-        boot,
-        mut notes,
-        obstacles,
-        needs_force,
-        details,
-        ..
-    } = plan()?;
-    let refusal = |needs_force: Option<String>| {
-        let why = needs_force.filter(|_| !manner.force)?;
+    fn refusal(&self, manner: &Manner) -> Option<anyhow::Error> {
+        let why = self.needs_force.as_ref().filter(|_| !manner.force)?;
         Some(anyhow!("{why}\nhint: `--force` asks for it all the same"))
-    };
-    if manner.dry_run || writes.is_empty() {
-        if manner.dry_run {
-            notes.extend(obstacles);
-        }
-        let outcome = Outcome::planned(root, writes, boot, notes, details, manner.dry_run);
-        outcome.print(manner.json)?;
-        return match refusal(needs_force) {
-            Some(refusal) => Err(refusal.context("it would be refused without --force")),
-            None => Ok(ExitCode::SUCCESS),
-        };
-    }
-    writes.writable(root).map_err(refused)?;
-
-    let command = command_line();
-    let locked = journal(root)?
-        .lock(&writes.group, &command)
-        .map_err(unrecorded)?;
-    let planned = plan()?;
-    let (writes, compact) = (planned.plan, planned.compact);
-    let mut outcome = Outcome::planned(
-        root,
-        writes.clone(),
-        planned.boot,
-        planned.notes,
-        planned.details,
-        false,
-    );
-    if writes.is_empty() {
-        // The process that had the lock has done it.
-        outcome.print(manner.json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(refusal) = refusal(planned.needs_force) {
-        return Err(refusal);
-    }
-    let mut terminal = Terminal::new(root)?;
-    let applied = match apply(root, &locked, &writes, &command, compact, &mut terminal) {
-        Ok(applied) => applied,
-        Err(error) => {
-            terminal.done();
-            return failure(error);
-        }
-    };
-    drop(locked);
-    if let Some(undone) = &applied.put_back {
-        tell(interrupted(undone));
-        return Ok(terminal.end(ExitCode::from(PART)));
-    }
-    // Done: a signal that comes now finds nothing to put back.
-    terminal.done();
-    let other = |step: &Step| step.after.as_ref() != Some(&step.to);
-    let part = applied.steps.iter().any(other);
-    outcome.shortage = Shortage::of(root, &applied.steps, compact);
-    outcome.steps = applied.steps;
-    outcome.notes.extend(applied.notes);
-    outcome.notes.extend(outcome.details.look_again(root));
-    tell_unshown(outcome.print(manner.json));
-    if let Some(shortage) = &outcome.shortage {
-        tell_shortage(shortage);
-    }
-    Ok(if part {
-        ExitCode::from(PART)
-    } else {
-        ExitCode::SUCCESS
-    })
-}
-
-impl<'a, D: Details> Outcome<'a, D> {
-    fn planned(
-        root: &'a Root,
-        plan: Plan,
-        boot: Boot,
-        notes: Vec<String>,
-        details: D,
-        dry_run: bool,
-    ) -> Self {
-        Self {
-            dry_run,
-            steps: plan.steps,
-            boot,
-            shortage: None,
-            notes,
-            details,
-            root,
-            group: plan.group.name,
-        }
     }
 
-    fn print(&self, json: bool) -> anyhow::Result<()> {
+    fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {
         if json {
             return view::json(self);
         }
         let mut view = View::stdout();
-        self.show(&mut view)?;
+        self.show(&mut view, root)?;
         Ok(view.finish()?)
     }
 
-    fn show(&self, view: &mut View) -> io::Result<()> {
-        let Self { boot, root, .. } = self;
-        if self.steps.is_empty() && boot.files.is_empty() {
-            view.line(format!("{}: already as asked, nothing to do", self.group))?;
+    fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
+        let Self { plan, boot, .. } = self;
+        if plan.is_empty() {
+            view.line(format!(
+                "{}: already as asked, nothing to do",
+                plan.group.name
+            ))?;
         }
-        super::steps(view, root, &self.steps)?;
-        self.details.show(view, self.shortage.as_ref())?;
-        for file in &boot.files {
+        super::steps(view, root, &plan.steps)?;
+        if let Some(pool) = &self.pool {
+            pool.show(view, self.shortage.as_ref())?;
+        }
+        for file in &plan.files {
             let path = root.path(&file.file);
             match &file.after {
                 None => view.line(format!("  remove {}", path.display()))?,
@@ -294,14 +250,5 @@ pub(crate) fn tell_unshown(printed: anyhow::Result<()>) {
             ));
         }
         _ => {}
-    }
-}
-
-/// What became of a change that a signal cut short.
-fn interrupted(undone: &Undone) -> &'static str {
-    if undone.complete {
-        "interrupted: everything was put back"
-    } else {
-        "interrupted, and not all could be put back; `--undo` tries again"
     }
 }

@@ -3,17 +3,20 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jumbo::host_pools::{AutoSize, Bounds, Decision, Seen, Shortage, steer};
+use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::knobs::{Doing, Group, Knob, Steering, Step, Watcher as _};
+use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Step, Watcher as _};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
 use super::amount::Amount;
-use crate::knobs::change::tell_shortage;
+use super::change::OfPool;
+use crate::knobs::change::{self, Change, tell_shortage};
 use crate::knobs::terminal::Terminal;
-use crate::knobs::{PART, Usage, command_line, failed, failure, journal, refused, unrecorded};
+use crate::knobs::{
+    Manner, PART, Usage, command_line, failed, failure, journal, refused, unrecorded,
+};
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
 
@@ -122,13 +125,16 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         );
         return Err(Usage(why).into());
     }
+    if args.once {
+        return once(root, args, bounds);
+    }
     let journal = journal(root)?;
     let locked = journal
         .lock(&Group::pool(size), &command_line())
         .map_err(unrecorded)?;
     let mut terminal = Terminal::new(root)?;
     let before = super::pool(root, size)?;
-    let steering = steer(root, &locked, &before, &command_line(), !args.once);
+    let steering = steer(root, &locked, &before, &command_line(), true);
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {
@@ -144,7 +150,6 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         begin: Instant::now(),
         steering,
         terminal: &mut terminal,
-        short: false,
         json: args.json,
     };
     if slow && !args.no_overcommit {
@@ -156,25 +161,42 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         ));
     }
     let ended = auto.run(args);
-    let stopped = *ended.as_ref().unwrap_or(&false);
-    let end = auto.end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped));
-    let ended = match (end, ended) {
+    let end = auto.end();
+    // Being stopped is how this ends, not a failure.
+    terminal.done();
+    match (end, ended) {
         // Something is left changed, which the error alone would deny.
         (Ok(code), Err(error)) if code == ExitCode::from(PART) => {
             tell(&in_words(&error));
             Ok(code)
         }
-        (end, ended) => end.and_then(|code| ended.map(|_| code)),
-    };
-    match ended {
-        // The one step was not taken, or put back.
-        Ok(code) if args.once && stopped => Ok(terminal.end(code)),
-        // Being stopped is how this ends, not a failure.
-        ended => {
-            terminal.done();
-            ended
-        }
+        (end, ended) => end.and_then(|code| ended.map(|()| code)),
     }
+}
+
+/// What one look says, as a change like that of `set`.
+fn once(root: &Root, args: &Args, bounds: Bounds) -> anyhow::Result<ExitCode> {
+    let manner = Manner {
+        dry_run: false,
+        force: false,
+        json: args.json,
+    };
+    change::change(root, &manner, || {
+        let pool = super::pool(root, args.size)?;
+        let seen = Seen::new(Duration::ZERO, &pool, Memory::read(root)?.available);
+        let decision = AutoSize::new(bounds).decide(&seen);
+        let wish = Wish {
+            persistent: decision.persistent.map(host_pools::Amount::To),
+            overcommit: decision.overcommit,
+            node: None,
+        };
+        let plan = Plan::new(&pool, &wish)?;
+        let notes = wish.persistent.map(|_| decision.reason);
+        let notes = notes.into_iter().collect();
+        let mut change = Change::new(plan.writes, Boot::default(), notes);
+        change.pool = Some(OfPool::new(pool, plan.effect));
+        Ok(change)
+    })
 }
 
 struct Auto<'a> {
@@ -184,51 +206,36 @@ struct Auto<'a> {
     begin: Instant,
     steering: Steering<'a>,
     terminal: &'a mut Terminal,
-    /// The last growth fell short.
-    short: bool,
     json: bool,
 }
 
 impl Auto<'_> {
-    /// Until its time is over, or, and then true, it is stopped.
-    fn run(&mut self, args: &Args) -> anyhow::Result<bool> {
+    /// Until its time is over, or it is stopped.
+    fn run(&mut self, args: &Args) -> anyhow::Result<()> {
         loop {
             if self.step()? {
-                self.tell("stopped");
-                return Ok(true);
+                break;
             }
             let over = args
                 .for_seconds
                 .is_some_and(|long| self.begin.elapsed() >= long);
-            if args.once || over {
-                return Ok(false);
+            if over {
+                return Ok(());
             }
             let left = args
                 .for_seconds
                 .map(|long| long.saturating_sub(self.begin.elapsed()));
             let pause = left.map_or(args.interval, |left| left.min(args.interval));
             if self.terminal.pause(pause)? {
-                self.tell("stopped");
-                return Ok(true);
+                break;
             }
         }
+        self.tell("stopped");
+        Ok(())
     }
 
-    /// Leaves what was made, or puts back what was before.
-    fn end(self, keep: bool) -> anyhow::Result<ExitCode> {
-        let code = |part| {
-            if part {
-                ExitCode::from(PART)
-            } else {
-                ExitCode::SUCCESS
-            }
-        };
-        if keep {
-            return match self.steering.keep() {
-                Ok(()) => Ok(code(self.short)),
-                Err(error) => failure(error),
-            };
-        }
+    /// Puts back what was before.
+    fn end(self) -> anyhow::Result<ExitCode> {
         let undone = match self.steering.put_back(self.terminal) {
             Ok(undone) => undone,
             Err(error) => return failure(error),
@@ -241,7 +248,11 @@ impl Auto<'_> {
         if let Some(shortage) = Shortage::of(self.root, &undone.steps, false) {
             tell_shortage(&shortage);
         }
-        Ok(code(!undone.complete))
+        Ok(if undone.complete {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(PART)
+        })
     }
 
     /// One look, and what follows from it; true where it was stopped meanwhile.
@@ -270,8 +281,7 @@ impl Auto<'_> {
                 .set(&knob, to, self.terminal)
                 .map_err(refused)?;
             let after = after(&write.step);
-            self.short = write.step.missing() > 0 && !write.stopped;
-            if self.short {
+            if write.step.missing() > 0 && !write.stopped {
                 let pause = self.auto_size.fell_short(seen.at).as_secs_f64();
                 self.tell(&format!(
                     "persistent {has} -> {after}, not the {to} asked: {reason}"

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::amount::Amount;
 use super::{Compact, How, groups, pool};
-use crate::knobs::change::{self, Details, Planned};
+use crate::knobs::change::{self, Change};
 use crate::knobs::undo;
 use crate::value::whole;
 use crate::view::View;
@@ -171,22 +171,15 @@ fn change(
             _ => Boot::default(),
         };
         let made = plan.effect.made;
-        let mut writes = plan.writes;
-        writes.files.clone_from(&boot.files);
-        Ok(Planned {
-            notes: notes(root, &before, &wish),
-            obstacles: obstacles(root, size, wish.node, made),
-            needs_force: beyond(root, size, made),
-            compact: compact && made > Pages(0),
-            details: Changed {
-                size,
-                effect: plan.effect,
-                after: before.clone(),
-                before,
-            },
-            plan: writes,
-            boot,
-        })
+        let mut notes = Vec::from_iter(slow(root, &before, &wish));
+        if how.manner.dry_run {
+            notes.extend(obstacles(root, size, wish.node, made));
+        }
+        let mut change = Change::new(plan.writes, boot, notes);
+        change.needs_force = beyond(root, size, made);
+        change.compact = compact && made > Pages(0);
+        change.pool = Some(OfPool::new(before, plan.effect));
+        Ok(change)
     })
 }
 
@@ -203,22 +196,18 @@ fn beyond(root: &Root, size: PageSize, made: Pages) -> Option<String> {
     })
 }
 
-/// What is worth knowing beforehand.
-fn notes(root: &Root, pool: &Pool, wish: &Wish) -> Vec<String> {
+fn slow(root: &Root, pool: &Pool, wish: &Wish) -> Option<String> {
     let lends = wish.overcommit.is_some_and(|to| to > pool.overcommit);
-    if lends && hugetlb::surplus_is_slow(root) {
-        return vec![
-            "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent \
-             pages are made all at once"
-                .to_owned(),
-        ];
-    }
-    Vec::new()
+    (lends && hugetlb::surplus_is_slow(root)).then(|| {
+        "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent pages are \
+         made all at once"
+            .to_owned()
+    })
 }
 
 /// What becomes of a pool.
 #[derive(Serialize)]
-struct Changed {
+pub(crate) struct OfPool {
     size: PageSize,
     effect: Effect,
     /// The pool before.
@@ -227,8 +216,18 @@ struct Changed {
     after: Pool,
 }
 
-impl Details for Changed {
-    fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
+impl OfPool {
+    pub(super) fn new(before: Pool, effect: Effect) -> Self {
+        Self {
+            size: before.size,
+            effect,
+            after: before.clone(),
+            before,
+        }
+    }
+
+    /// Lines below the writes.
+    pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
         let Self { size, effect, .. } = self;
         let mut say = |pages: Pages, what: &str| {
             if pages == Pages(0) {
@@ -249,7 +248,8 @@ impl Details for Changed {
         )
     }
 
-    fn look_again(&mut self, root: &Root) -> Vec<String> {
+    /// Takes in how the pool is now; gives notes.
+    pub(crate) fn look_again(&mut self, root: &Root) -> Vec<String> {
         match pool(root, self.size) {
             Ok(now) => {
                 self.after = now;

@@ -5,7 +5,7 @@
 
 mod amount;
 mod auto;
-mod change;
+pub(crate) mod change;
 mod hvo;
 mod show;
 pub(crate) mod table;

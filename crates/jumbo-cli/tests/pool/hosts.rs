@@ -586,7 +586,7 @@ fn what_fails_and_is_not_all_put_back_is_a_part() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
     let output = fake
         .command(&[
-            "auto", "2M", "--min", "12", "--max", "30", "--once", "--json",
+            "auto", "2M", "--min", "12", "--max", "30", "--for", "0", "--json",
         ])
         .stdout(full.unwrap())
         .output()

@@ -219,7 +219,7 @@ fn one_step_is_left_as_a_change_is() {
     let before = Before::now();
     let [least, most] =
         [before.pool.total + 3, before.pool.total + 64].map(|pages| pages.to_string());
-    let event = host.json(&[
+    let change = host.json(&[
         "auto",
         "2M",
         "--json",
@@ -232,7 +232,7 @@ fn one_step_is_left_as_a_change_is() {
         "--keep-free",
         "64M",
     ]);
-    assert_eq!(event["after"], now().persistent());
+    assert_eq!(change["steps"][0]["after"], now().persistent());
     assert!(now().persistent() >= before.pool.total + 3);
     host.ok(&["--undo"]);
     assert_as(&before, "undone");

@@ -53,7 +53,8 @@ pub struct FileChange {
 /// How the next boot is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Boot {
-    /// The files that change.
+    /// The files that change; a plan has them too.
+    #[serde(skip)]
     pub files: Vec<FileChange>,
     /// Knobs that no program on this host sets at boot.
     pub unset: Vec<String>,

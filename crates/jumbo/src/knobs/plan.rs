@@ -33,7 +33,7 @@ pub struct Saved {
 }
 
 /// Everything that is to be done to one group of knobs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// Which.
     pub group: Group,

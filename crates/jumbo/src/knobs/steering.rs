@@ -120,31 +120,6 @@ impl<'a> Steering<'a> {
         }
     }
 
-    /// Leaves the knobs as they are now, for `--undo` to put back.
-    ///
-    /// # Errors
-    /// [`ApplyError::Failed`] where that cannot be recorded: what was before is put back then.
-    pub fn keep(mut self) -> Result<(), ApplyError> {
-        self.ended = true;
-        let kept = self.try_keep();
-        kept.map_err(|error| {
-            Work::new(self.root, &mut ()).give_up(self.locked, &self.record, false, error)
-        })
-    }
-
-    fn try_keep(&mut self) -> Result<(), ApplyError> {
-        for step in &mut self.record.steps {
-            step.to = step.knob.read(self.root).map_err(ApplyError::Refused)?;
-            step.after = Some(step.to.clone());
-        }
-        // Of the nodes too, which the steps do not name.
-        let missing = undo_steps(self.root, &self.record).map_err(ApplyError::Refused)?;
-        if missing.is_empty() {
-            return Ok(self.locked.remove(&self.record)?);
-        }
-        Ok(self.locked.finish(&mut self.record)?)
-    }
-
     /// Puts back what was before.
     ///
     /// # Errors
@@ -229,17 +204,6 @@ mod tests {
             [1, 2, 5, 7, 8].map(goes_on),
             [false, true, true, true, false]
         );
-    }
-
-    #[test]
-    fn what_cannot_be_recorded_as_kept_is_put_back() {
-        let fake = Fake::new();
-        let steering = begun(&fake);
-        fake.fill();
-        let error = steering.keep().unwrap_err();
-        assert!(!error.leaves_changes(), "{error}");
-        assert_eq!(fake.pages(), "0");
-        assert!(fake.locked.last().unwrap().is_none());
     }
 
     #[test]
