@@ -10,7 +10,7 @@ use jumbo::status::Missing;
 use jumbo::units::PageSize;
 use serde::Serialize;
 
-use crate::knobs::{self, How, Kept, Manner, Usage, change, undo};
+use crate::knobs::{How, Kept, Manner, change, undo, usage};
 use crate::status::host::show_thp;
 use crate::view::{self, View};
 
@@ -102,18 +102,18 @@ struct Page {
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let root = Root::at(&args.root);
-    knobs::end(match &args.command {
+    match &args.command {
         None if args.undo => undo::main(&root, &[Group::thp()], &args.manner, false),
         None => show(&root, args.manner.json),
         Some(Command::Show(args)) => show(&root, args.json),
         Some(Command::Set(args)) => set(&root, args),
-    })
+    }
 }
 
 fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     for (index, (knob, _)) in args.values.iter().enumerate() {
         if args.values[..index].iter().any(|(other, _)| other == knob) {
-            return Err(Usage(format!("{knob} is given twice")).into());
+            usage(&format!("{knob} is given twice"));
         }
     }
     change::set(root, &Group::thp(), &args.how, &args.values, |_, _| None)

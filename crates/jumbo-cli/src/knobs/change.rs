@@ -11,7 +11,7 @@ use jumbo::units::counted;
 use serde::Serialize;
 
 use super::terminal::Terminal;
-use super::{How, Manner, PART, Usage, command_line, failure, journal, refused, undo, unrecorded};
+use super::{How, Manner, PART, command_line, failure, journal, refused, undo, unrecorded, usage};
 use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
@@ -129,7 +129,7 @@ pub(crate) fn set(
         let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
             Ok(plan) => plan,
             Err(PlanError::File(error)) => return Err(refused(error)),
-            Err(error) => return Err(Usage(error.to_string()).into()),
+            Err(error) => usage(&error.to_string()),
         };
         let boot = if how.persist {
             let values = values.iter().cloned();

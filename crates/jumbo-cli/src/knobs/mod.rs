@@ -8,7 +8,6 @@ pub(crate) mod change;
 pub(crate) mod terminal;
 pub(crate) mod undo;
 
-use std::fmt::{self, Display};
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
@@ -61,27 +60,10 @@ pub(crate) struct Manner {
     pub(crate) json: bool,
 }
 
-/// A command line that makes no sense where more is known than clap knows.
-#[derive(Debug)]
-pub(crate) struct Usage(pub(crate) String);
-
-impl Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
-/// Ends with 2 where the command line made no sense.
-pub(crate) fn end(result: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
-    match result {
-        Err(error) if error.is::<Usage>() => {
-            tell(&in_words(&error));
-            Ok(ExitCode::from(USAGE))
-        }
-        result => result,
-    }
+/// Ends with 2: a command line that makes no sense, where more is known than clap knows.
+pub(crate) fn usage(message: &str) -> ! {
+    tell(message);
+    std::process::exit(USAGE.into())
 }
 
 /// The journal, or why there is none.
@@ -139,11 +121,13 @@ fn apply_hint(error: &ApplyError) -> Option<&'static str> {
             JournalError::Busy { .. } => {
                 Some("wait until it is done, or stop it: what it changed it puts back")
             }
-            JournalError::Io { source, .. } => of_kind(source.kind()),
+            JournalError::File(FileError::Content { .. }) => {
+                Some("remove the file to do without this record")
+            }
+            JournalError::File(error) => file_hint(error),
             JournalError::Unsafe { .. } => Some(
                 "records say what `--undo` writes, so no other user may change them; remove the folder",
             ),
-            JournalError::Content { .. } => Some("remove the file to do without this record"),
         },
     }
 }
@@ -153,16 +137,6 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
         return None;
     };
     match source.kind() {
-        ErrorKind::InvalidInput if path.ends_with("nr_hugepages") => Some(
-            "this kernel cannot resize this pool while it runs: `hugepagesz=SIZE hugepages=N` on its \
-             command line makes the pages at boot",
-        ),
-        kind => of_kind(kind),
-    }
-}
-
-fn of_kind(kind: ErrorKind) -> Option<&'static str> {
-    match kind {
         ErrorKind::PermissionDenied => Some(ROOT),
         ErrorKind::ReadOnlyFilesystem => {
             Some("it is read-only here, as in a container: change it on the host")
@@ -170,6 +144,10 @@ fn of_kind(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::NotFound => {
             Some("this kernel does not have it; `jumbo status` shows what it has")
         }
+        ErrorKind::InvalidInput if path.ends_with("nr_hugepages") => Some(
+            "this kernel cannot resize this pool while it runs: `hugepagesz=SIZE hugepages=N` on its \
+             command line makes the pages at boot",
+        ),
         ErrorKind::InvalidInput => Some("this kernel does not take that value"),
         _ => None,
     }
@@ -201,6 +179,21 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
     Ok(())
 }
 
+/// What was read, or nothing and why.
+pub(crate) fn or_missing<T: Default, E: std::fmt::Display>(
+    result: Result<T, E>,
+    what: &str,
+    missing: &mut Vec<Missing>,
+) -> T {
+    result.unwrap_or_else(|error| {
+        missing.push(Missing {
+            what: what.to_owned(),
+            why: error.to_string(),
+        });
+        T::default()
+    })
+}
+
 /// What is kept of groups: for the next boot, and for `--undo`.
 #[derive(serde::Serialize)]
 pub(crate) struct Kept {
@@ -212,26 +205,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn read(root: &Root, groups: &[Group], missing: &mut Vec<Missing>) -> Self {
-        let mut note = |what: &str, why: &dyn Display| {
-            missing.push(Missing {
-                what: what.to_owned(),
-                why: why.to_string(),
-            });
-        };
-        let at_boot = settings(root, groups).unwrap_or_else(|error| {
-            note("what is set at boot", &error);
-            Vec::new()
-        });
-        let mut changes = Vec::new();
-        for group in groups {
-            let last =
-                Journal::of_user(root).map(|journal| journal.last(std::slice::from_ref(group)));
-            match last {
-                Some(Ok(last)) => changes.extend(last),
-                Some(Err(error)) => note("the last change", &error),
-                None => {}
-            }
-        }
+        let at_boot = or_missing(settings(root, groups), "what is set at boot", missing);
+        let journal = Journal::of_user(root);
+        let last = |group: &Group| Some(journal.as_ref()?.last(std::slice::from_ref(group)));
+        let changes = groups.iter().filter_map(last);
+        let changes = changes.filter_map(|last| or_missing(last, "the last change", missing));
+        let changes = changes.collect();
         Self { at_boot, changes }
     }
 

@@ -2,7 +2,7 @@
 
 use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
-use crate::knobs::Usage;
+use crate::knobs::usage;
 
 /// What was typed: a bare number is pages, one with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,24 +12,22 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    /// In pages of `size`.
-    ///
-    /// # Errors
-    /// [`Usage`] where it is memory that is no whole number of pages: which way to round is the user's to say.
-    pub(super) fn pages(self, size: PageSize) -> Result<Pages, Usage> {
+    /// In pages of `size`. Memory that is no whole number of them is wrong usage: which way to round is the user's to
+    /// say.
+    pub(super) fn pages(self, size: PageSize) -> Pages {
         match self {
-            Self::Pages(pages) => Ok(pages),
+            Self::Pages(pages) => pages,
             Self::Memory(bytes) => {
                 let pages = bytes.whole_pages(size);
-                let above = Pages(pages.0 + 1);
-                if pages.bytes(size) == bytes {
-                    return Ok(pages);
+                if pages.bytes(size) != bytes {
+                    let above = Pages(pages.0 + 1);
+                    usage(&format!(
+                        "{bytes} is no whole number of {size} pages\nhint: {pages} of them are {}, {above} are {}",
+                        pages.bytes(size),
+                        above.bytes(size)
+                    ));
                 }
-                Err(Usage(format!(
-                    "{bytes} is no whole number of {size} pages\nhint: {pages} of them are {}, {above} are {}",
-                    pages.bytes(size),
-                    above.bytes(size)
-                )))
+                pages
             }
         }
     }
@@ -61,19 +59,8 @@ mod tests {
 
     #[test]
     fn numbers_are_pages_and_sizes_are_memory() {
-        let pages = |text: &str| {
-            text.parse::<Amount>()
-                .unwrap()
-                .pages(PageSize::SIZE_2M)
-                .map(|pages| pages.0)
-        };
-        let number = |text| pages(text).unwrap();
-        assert_eq!((number("512"), number("1G"), number("0")), (512, 512, 0));
-        let refused = pages("3M").unwrap_err().to_string();
-        assert!(
-            refused.contains("hint: 1 of them are 2 MiB, 2 are 4 MiB"),
-            "{refused}"
-        );
+        let pages = |text: &str| text.parse::<Amount>().unwrap().pages(PageSize::SIZE_2M).0;
+        assert_eq!((pages("512"), pages("1G"), pages("0")), (512, 512, 0));
         for bad in ["", "-1", "1.5G", "many", "99999999999999999999"] {
             assert!(bad.parse::<Amount>().is_err(), "{bad}");
         }

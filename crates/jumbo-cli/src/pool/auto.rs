@@ -15,7 +15,7 @@ use super::change::OfPool;
 use crate::knobs::change::{self, Change, tell_shortage};
 use crate::knobs::terminal::Terminal;
 use crate::knobs::{
-    Manner, PART, Usage, command_line, failed, failure, journal, refused, unrecorded,
+    Manner, PART, command_line, failed, failure, journal, refused, unrecorded, usage,
 };
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
@@ -103,14 +103,13 @@ struct Event<'a> {
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let size = args.size;
     let memory = Memory::read(root)?;
-    let max = args.max.pages(size)?;
-    let headroom = match args.headroom {
-        Some(amount) => amount.pages(size)?,
-        None => Pages((max.0 / 16).max(1)),
-    };
+    let max = args.max.pages(size);
+    let headroom = args
+        .headroom
+        .map_or(Pages((max.0 / 16).max(1)), |amount| amount.pages(size));
     let slow = hugetlb::surplus_is_slow(root);
     let bounds = Bounds {
-        min: args.min.pages(size)?,
+        min: args.min.pages(size),
         max,
         headroom,
         // One look has seen no idle time.
@@ -119,11 +118,10 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         overcommit: !args.no_overcommit && !slow,
     };
     if bounds.min > bounds.max {
-        let min = bounds.min;
-        let why = format!(
-            "--min {min} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit"
-        );
-        return Err(Usage(why).into());
+        usage(&format!(
+            "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
+            bounds.min
+        ));
     }
     if args.once {
         return once(root, args, bounds);

@@ -116,13 +116,12 @@ struct Place {
 }
 
 pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
-    let pages = |amount: Option<Amount>, size| amount.map(|amount| amount.pages(size)).transpose();
-    change(root, args.size, &args.place, &|size| {
-        Ok(Wish {
-            persistent: pages(args.persistent, size)?.map(host_pools::Amount::To),
-            overcommit: pages(args.overcommit, size)?,
-            node: args.place.node.map(NodeId),
-        })
+    change(root, args.size, &args.place, &|size| Wish {
+        persistent: args
+            .persistent
+            .map(|to| host_pools::Amount::To(to.pages(size))),
+        overcommit: args.overcommit.map(|to| to.pages(size)),
+        node: args.place.node.map(NodeId),
     })
 }
 
@@ -139,13 +138,10 @@ fn change_by(
     args: &By,
     direction: fn(Pages) -> host_pools::Amount,
 ) -> anyhow::Result<ExitCode> {
-    change(root, args.size, &args.place, &|size| {
-        let by = args.by.map(|by| by.pages(size)).transpose()?;
-        Ok(Wish {
-            persistent: by.map(direction),
-            overcommit: None,
-            node: args.place.node.map(NodeId),
-        })
+    change(root, args.size, &args.place, &|size| Wish {
+        persistent: args.by.map(|by| direction(by.pages(size))),
+        overcommit: None,
+        node: args.place.node.map(NodeId),
     })
 }
 
@@ -153,7 +149,7 @@ fn change(
     root: &Root,
     size: Option<PageSize>,
     place: &Place,
-    wish: &dyn Fn(PageSize) -> anyhow::Result<Wish>,
+    wish: &dyn Fn(PageSize) -> Wish,
 ) -> anyhow::Result<ExitCode> {
     let (how, compact) = (&place.how, place.compact.compact);
     let size = match size {
@@ -161,7 +157,7 @@ fn change(
         Some(size) => return undo::main(root, &[Group::pool(size)], &how.manner, compact),
         None => return undo::main(root, &groups(root)?, &how.manner, compact),
     };
-    let wish = wish(size)?;
+    let wish = wish(size);
     change::change(root, &how.manner, || {
         let before = pool(root, size)?;
         let plan = Plan::new(&before, &wish)?;

@@ -16,12 +16,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
+use jumbo::host_pools::Holder;
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::{self, Pool};
 use jumbo::knobs::Group;
 use jumbo::units::PageSize;
 
-use crate::knobs::{self, How, Manner, undo};
+use crate::knobs::{How, Manner, undo};
 
 pub(crate) use wait::TIMED_OUT;
 
@@ -91,7 +92,7 @@ enum Command {
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::at(args.root);
-    knobs::end(match args.command {
+    match args.command {
         None if args.undo => {
             let groups = groups(&root)?;
             undo::main(&root, &groups, &args.manner, args.compact.compact)
@@ -105,7 +106,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Command::Watch(args)) => watch::main(&root, &args),
         Some(Command::Auto(args)) => auto::main(&root, &args),
         Some(Command::Wait(args)) => wait::main(&root, &args),
-    })
+    }
 }
 
 /// What `--undo` is about where no pool is named.
@@ -133,4 +134,11 @@ fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
                 sizes.join(", ")
             )
         })
+}
+
+/// A process and what it has.
+fn in_words(holder: &Holder) -> String {
+    let name = holder.name.replace(char::is_control, "\u{fffd}");
+    let all = holder.resident() + holder.untouched;
+    format!("{name} ({}) {all}", holder.pid)
 }

@@ -4,16 +4,16 @@ use std::io;
 use std::process::ExitCode;
 
 use jumbo::host_pools::{Holder, Holders};
+use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
 use jumbo::kernel::hugetlb::{self, Mount, Pool};
-use jumbo::kernel::{FileError, Root};
 use jumbo::knobs::Group;
 use jumbo::status::Missing;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 use serde::Serialize;
 
 use super::table;
-use crate::knobs::Kept;
+use crate::knobs::{Kept, or_missing};
 use crate::value::whole;
 use crate::view::{self, Align, NONE, View};
 
@@ -96,14 +96,12 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     let groups = pools.iter().map(|pool| Group::pool(pool.size));
     let groups: Vec<_> = groups.chain([Group::hvo()]).collect();
     let kept = Kept::read(root, &groups, &mut missing);
-    let mut note = |what: &str, error: &dyn std::fmt::Display| {
-        missing.push(Missing {
-            what: what.to_owned(),
-            why: error.to_string(),
-        });
-    };
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let mut holders = or_note(Holders::read(root, &pools), "who has the pages", &mut note);
+    let mut holders = or_missing(
+        Holders::read(root, &pools),
+        "who has the pages",
+        &mut missing,
+    );
     holders
         .processes
         .retain(|holder| holder.size.is_none_or(|size| sizes.contains(&size)));
@@ -119,20 +117,25 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
             "the pages of {} of other users",
             counted(holders.hidden as u64, "process")
         );
-        note(&what, &"it takes their user, or CAP_SYS_PTRACE");
+        let why = "it takes their user, or CAP_SYS_PTRACE".to_owned();
+        missing.push(Missing { what, why });
     }
     Ok(Page {
-        default_size: or_note(hugetlb::default_size(root), "the default size", &mut note),
-        hvo: or_note(
+        default_size: or_missing(
+            hugetlb::default_size(root),
+            "the default size",
+            &mut missing,
+        ),
+        hvo: or_missing(
             hugetlb::optimize_vmemmap(root),
             "whether HVO is on",
-            &mut note,
+            &mut missing,
         ),
-        mounts: or_note(hugetlb::mounts(root), "hugetlbfs mounts", &mut note),
-        limits: or_note(
+        mounts: or_missing(hugetlb::mounts(root), "hugetlbfs mounts", &mut missing),
+        limits: or_missing(
             Limits::read(root, &sizes),
             "control group limits",
-            &mut note,
+            &mut missing,
         ),
         pools: pools
             .into_iter()
@@ -175,17 +178,6 @@ fn pools(
         all.retain(|pool| pool.size == size);
     }
     Ok(all)
-}
-
-fn or_note<T: Default>(
-    result: Result<T, FileError>,
-    what: &str,
-    note: &mut impl FnMut(&str, &dyn std::fmt::Display),
-) -> T {
-    result.unwrap_or_else(|error| {
-        note(what, &error);
-        T::default()
-    })
 }
 
 fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {

@@ -60,7 +60,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let (size, begin) = (args.size, Instant::now());
-    let wanted = args.pages.pages(size)?;
+    let wanted = args.pages.pages(size);
     let pool = super::pool(root, size)?;
     if pool.total < wanted {
         tell(&format!(
@@ -122,17 +122,7 @@ fn wait(
 /// Those with the most, in words.
 fn holders(root: &Root, pool: &Pool) -> String {
     let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
-    let of_size = all.of(pool.size).take(3);
-    let named: Vec<_> = of_size
-        .map(|holder| {
-            let name = holder.name.replace(char::is_control, "\u{fffd}");
-            format!(
-                "{name} ({}) {}",
-                holder.pid,
-                holder.resident() + holder.untouched
-            )
-        })
-        .collect();
+    let named: Vec<_> = all.of(pool.size).take(3).map(super::in_words).collect();
     if named.is_empty() {
         String::new()
     } else {

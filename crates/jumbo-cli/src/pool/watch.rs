@@ -149,15 +149,7 @@ impl Look {
             self.free.to_string(),
             change,
         ];
-        let holders: Vec<_> = self
-            .holders
-            .iter()
-            .map(|holder| {
-                let name = holder.name.replace(char::is_control, "\u{fffd}");
-                let all = holder.resident() + holder.untouched;
-                format!("{name} ({}) {all}", holder.pid)
-            })
-            .collect();
+        let holders: Vec<_> = self.holders.iter().map(super::in_words).collect();
         let cells = cells.map(|cell| format!("{cell:>WIDTH$}")).concat();
         format!("{cells}  {}", holders.join(", "))
             .trim_end()

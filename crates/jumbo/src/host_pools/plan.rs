@@ -172,28 +172,20 @@ struct Part {
 
 impl Part {
     fn of(pool: &Pool, node: Option<NodeId>) -> Result<Self, PlanError> {
-        let pinned = pool.used().0 + pool.reserved.0;
-        let of_pool = pool.persistent().0;
-        let Some(node) = node else {
-            return Ok(Self {
-                persistent: pool.persistent(),
-                surplus: pool.surplus,
-                pinned,
-                of_pool,
-                free: pool.free.0,
-            });
-        };
-        let here = pool.nodes.get(&node).ok_or_else(|| PlanError::NoNode {
-            node,
-            size: pool.size,
-            nodes: nodes_in_words(pool),
-        })?;
+        let here = node.map(|node| {
+            pool.nodes.get(&node).ok_or_else(|| PlanError::NoNode {
+                node,
+                size: pool.size,
+                nodes: nodes_in_words(pool),
+            })
+        });
+        let here = here.transpose()?;
         Ok(Self {
-            persistent: here.persistent(),
-            surplus: here.surplus,
-            pinned,
-            of_pool,
-            free: here.free.0,
+            persistent: here.map_or(pool.persistent(), |here| here.persistent()),
+            surplus: here.map_or(pool.surplus, |here| here.surplus),
+            pinned: pool.used().0 + pool.reserved.0,
+            of_pool: pool.persistent().0,
+            free: here.map_or(pool.free, |here| here.free).0,
         })
     }
 }

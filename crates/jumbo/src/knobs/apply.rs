@@ -22,9 +22,6 @@ use crate::kernel::{FileError, Root};
 /// How often the watcher is asked while the kernel works.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How often memory is compacted anew for pages that did not come.
-const ROUNDS: u32 = 4;
-
 /// Who watches a change: shows how far it is, and says when to stop.
 pub trait Watcher {
     /// Asked between the steps, and every 50 ms while the kernel works. `Break` asks for an end: once,
@@ -77,7 +74,7 @@ pub struct Undone {
 pub enum ApplyError {
     /// A knob or file refused; nothing was changed.
     #[error(transparent)]
-    Refused(FileError),
+    Refused(#[from] FileError),
     /// A knob, a file or the record refused on the way.
     #[error("{error}; {outcome}")]
     Failed {
@@ -117,7 +114,7 @@ pub enum ApplyError {
 }
 
 /// Does what `plan` says, with a record of what was before in the journal. With `compact`, memory is
-/// moved together first, and again as long as that brings pages.
+/// moved together before pages are made.
 ///
 /// # Errors
 /// [`ApplyError`]. Then everything is as before, or the record says what is not.
@@ -132,7 +129,7 @@ pub fn apply(
     if plan.is_empty() {
         return Err(ApplyError::Nothing);
     }
-    plan.writable(root).map_err(ApplyError::Refused)?;
+    plan.writable(root)?;
     stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&mut record)?;
@@ -169,21 +166,6 @@ impl ApplyError {
             }
         )
     }
-
-    /// It came while things were put back, of which the record is the last.
-    fn while_put_back(self) -> Self {
-        let put_back = matches!(self, Self::Journal(_));
-        let outcome = if put_back {
-            "everything was put back, and the record of it stands"
-        } else {
-            "not everything was put back, and `--undo` tries again"
-        };
-        Self::Failed {
-            error: Box::new(self),
-            outcome: outcome.to_owned(),
-            put_back,
-        }
-    }
 }
 
 /// Whether `plan` was made from what is: a record must say what really was before.
@@ -191,7 +173,7 @@ impl ApplyError {
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
 pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.moved(root).map_err(ApplyError::Refused)? {
+    match plan.moved(root)? {
         None => Ok(()),
         Some((knob, planned, now)) => Err(ApplyError::Moved { knob, planned, now }),
     }
@@ -214,8 +196,8 @@ pub fn undo(
     if !force {
         stands(root, record)?;
     }
-    for step in undo_steps(root, record).map_err(ApplyError::Refused)? {
-        step.knob.writable(root).map_err(ApplyError::Refused)?;
+    for step in undo_steps(root, record)? {
+        step.knob.writable(root)?;
     }
     if record.finished {
         // From here on its values may be anywhere, should this be cut short too.
@@ -252,7 +234,7 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
         return Ok(());
     }
     for step in &record.steps {
-        let now = step.knob.read(root).map_err(ApplyError::Refused)?;
+        let now = step.knob.read(root)?;
         let left = step.after.as_ref().unwrap_or(&step.to);
         if now != *left {
             return Err(ApplyError::Changed {
@@ -322,8 +304,20 @@ impl<'a> Work<'a> {
         record: &Record,
         compact: bool,
     ) -> Result<Undone, ApplyError> {
-        let undone = self.try_put_back(locked, record, compact);
-        undone.map_err(ApplyError::while_put_back)
+        self.try_put_back(locked, record, compact).map_err(|error| {
+            // The record is the last that is put back.
+            let put_back = matches!(error, ApplyError::Journal(_));
+            let outcome = if put_back {
+                "everything was put back, and the record of it stands"
+            } else {
+                "not everything was put back, and `--undo` tries again"
+            };
+            ApplyError::Failed {
+                error: Box::new(error),
+                outcome: outcome.to_owned(),
+                put_back,
+            }
+        })
     }
 
     fn try_put_back(
@@ -334,17 +328,17 @@ impl<'a> Work<'a> {
     ) -> Result<Undone, ApplyError> {
         self.stop = false;
         let mut undone = Undone::default();
-        let steps = undo_steps(self.root, record).map_err(ApplyError::Refused)?;
+        let steps = undo_steps(self.root, record)?;
         for mut step in steps {
             if !self.stop {
-                self.step(&mut step, compact).map_err(ApplyError::Refused)?;
+                self.step(&mut step, compact)?;
             }
             undone.steps.push(step);
         }
         for file in &record.files {
             file.clear_up(self.root);
             if self.root.read(&file.file).ok() != file.before {
-                file.revert(self.root).map_err(ApplyError::Refused)?;
+                file.revert(self.root)?;
                 undone.files.push(file.file.clone());
             }
         }
@@ -385,46 +379,23 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// One knob: written, read back, and once more after each compaction that helped.
+    /// One knob: written, and read back.
     pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
-        let compaction = step.knob.compaction().filter(|_| compact && step.grows());
-        if let Some(file) = &compaction {
-            self.compact(file);
+        if compact && step.grows() {
+            self.compact(step);
         }
-        if self.stop {
-            return Ok(());
-        }
-        let mut had = step.before.number();
-        for round in 1.. {
-            self.write(step)?;
-            let after = step.knob.read(self.root)?;
-            let has = after.number();
-            step.after = Some(after);
-            let more = step.missing() > 0 && has > had && round < ROUNDS;
-            let Some(file) = compaction.as_ref().filter(|_| more && !self.stop) else {
-                break;
-            };
-            had = has;
-            self.compact(file);
-            if self.stop {
-                break;
-            }
+        if !self.stop {
+            let (root, file) = (self.root.clone(), step.knob.file.clone());
+            let to = step.to.to_string();
+            self.patiently(move || root.write(file, &to), &Doing::Writing(step))?;
+            step.after = Some(step.knob.read(self.root)?);
         }
         Ok(())
     }
 
-    fn write(&mut self, step: &Step) -> Result<(), FileError> {
-        let (root, file, to) = (
-            self.root.clone(),
-            step.knob.file.clone(),
-            step.to.to_string(),
-        );
-        self.patiently(move || root.write(file, &to), &Doing::Writing(step))
-    }
-
     /// That memory cannot be compacted is a pity and no failure.
-    fn compact(&mut self, file: &str) {
-        let (root, file) = (self.root.clone(), file.to_owned());
+    fn compact(&mut self, step: &Step) {
+        let (root, file) = (self.root.clone(), step.knob.compaction());
         let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
         if let Err(error) = done {
             self.notes
@@ -438,12 +409,8 @@ impl<'a> Work<'a> {
         work: impl FnOnce() -> Result<(), FileError> + Send + 'static,
         doing: &Doing<'_>,
     ) -> Result<(), FileError> {
-        let path = || self.root.path("proc/self");
-        let no_thread = |source| FileError::Io {
-            operation: "start a thread in",
-            path: path(),
-            source,
-        };
+        let process = self.root.path("proc/self");
+        let no_thread = |source| FileError::io("start a thread in", &process)(source);
         let mut work = Interruptible::start(work).map_err(no_thread)?;
         loop {
             work = match work.wait(TICK) {

@@ -100,16 +100,12 @@ impl FileChange {
     fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let done = match content {
+        match content {
             Some(text) => fs::create_dir_all(folder)
-                .and_then(|()| whole_file::write(&path, text.as_bytes(), 0o644, Existing::Replace)),
-            None => whole_file::remove(&path),
-        };
-        done.map_err(|source| FileError::Io {
-            operation: if content.is_some() { "write" } else { "remove" },
-            path,
-            source,
-        })
+                .and_then(|()| whole_file::write(&path, text.as_bytes(), 0o644, Existing::Replace))
+                .map_err(FileError::io("write", &path)),
+            None => whole_file::remove(&path).map_err(FileError::io("remove", &path)),
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use super::boot::FileChange;
 use super::knob::Form;
 use super::known::Group;
 use super::plan::{Plan, Saved, Step};
-use crate::kernel::Root;
+use crate::kernel::{FileError, Root};
 use crate::whole_file::{self, Existing, NEW};
 
 /// Where the records are.
@@ -78,16 +78,9 @@ pub struct Record {
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// A file of the journal.
-    #[error("cannot {operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    /// A file of the journal cannot be used, or is no record.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Another user could change the records, and have us write what they say.
     #[error("will not use {}: {why}", path.display())]
     Unsafe {
@@ -103,14 +96,6 @@ pub enum JournalError {
         group: String,
         /// Its PID and command.
         holder: String,
-    },
-    /// A record that is none.
-    #[error("cannot understand {}: {what}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
     },
 }
 
@@ -220,7 +205,7 @@ impl Journal {
             .mode(0o600)
             .custom_flags(NOFOLLOW)
             .open(&path)
-            .map_err(error("open", &path))?;
+            .map_err(FileError::io("open", &path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -230,7 +215,9 @@ impl Journal {
                 let group = group.name.clone();
                 return Err(JournalError::Busy { group, holder });
             }
-            Err(TryLockError::Error(source)) => return Err(error("lock", &path)(source)),
+            Err(TryLockError::Error(source)) => {
+                return Err(FileError::io("lock", &path)(source).into());
+            }
         }
         // What a process left behind that was killed while it wrote a record.
         for name in list(&folder)? {
@@ -316,18 +303,18 @@ impl Locked {
     /// Writes the record anew.
     pub(super) fn put(&self, record: &Record) -> Result<(), JournalError> {
         let path = self.folder.join(name(record.number));
-        let text = toml::to_string(record).map_err(|error| JournalError::Content {
+        let text = toml::to_string(record).map_err(|error| FileError::Content {
             path: path.clone(),
             what: error.to_string(),
         })?;
-        whole_file::write(&path, text.as_bytes(), 0o600, Existing::Replace)
-            .map_err(error("write", &path))
+        let written = whole_file::write(&path, text.as_bytes(), 0o600, Existing::Replace);
+        Ok(written.map_err(FileError::io("write", &path))?)
     }
 
     /// Forgets the record: it is undone.
     pub(super) fn remove(&self, record: &Record) -> Result<(), JournalError> {
         let path = self.folder.join(name(record.number));
-        whole_file::remove(&path).map_err(error("remove", &path))
+        Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?)
     }
 }
 
@@ -337,20 +324,11 @@ fn name(number: u64) -> String {
     format!("{number:08}.toml")
 }
 
-fn error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {
-    let path = path.to_owned();
-    move |source| JournalError::Io {
-        operation,
-        path,
-        source,
-    }
-}
-
 /// A folder that only this user can change.
 fn make_folder(folder: &Path) -> Result<(), JournalError> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(error("create", folder)(source));
+            return Err(FileError::io("create", folder)(source).into());
         }
         _ => {}
     }
@@ -358,7 +336,7 @@ fn make_folder(folder: &Path) -> Result<(), JournalError> {
 }
 
 fn check_folder(folder: &Path) -> Result<(), JournalError> {
-    let metadata = fs::symlink_metadata(folder).map_err(error("look at", folder))?;
+    let metadata = fs::symlink_metadata(folder).map_err(FileError::io("look at", folder))?;
     let refuse = |why: String| JournalError::Unsafe {
         path: folder.to_owned(),
         why,
@@ -384,16 +362,12 @@ fn list(folder: &Path) -> Result<Vec<String>, JournalError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(error("list", folder)(source)),
+        Err(source) => return Err(FileError::io("list", folder)(source).into()),
     };
     check_folder(folder)?;
-    let name = |entry: io::Result<fs::DirEntry>| {
-        entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
-    };
-    entries
-        .map(name)
-        .collect::<Result<_, _>>()
-        .map_err(error("list", folder))
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let names: io::Result<_> = entries.map(|entry| entry.map(name)).collect();
+    Ok(names.map_err(FileError::io("list", folder))?)
 }
 
 fn numbers(folder: &Path) -> Result<Vec<u64>, JournalError> {
@@ -413,17 +387,14 @@ fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalErro
             Ok(text) => text,
             // Undone by another process a moment ago.
             Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(error("read", &path)(source)),
+            Err(source) => return Err(FileError::io("read", &path)(source).into()),
         };
-        let content = |what: String| JournalError::Content {
-            path: path.clone(),
-            what,
-        };
-        let mut record: Record =
-            toml::from_str(&text).map_err(|error| content(error.to_string()))?;
-        if record.version != VERSION {
-            return Err(content(format!("it is of version {}", record.version)));
+        let mut record = match toml::from_str::<Record>(&text) {
+            Ok(record) if record.version == VERSION => Ok(record),
+            Ok(record) => Err(format!("it is of version {}", record.version)),
+            Err(error) => Err(error.to_string()),
         }
+        .map_err(|what| FileError::Content { path, what })?;
         record.number = number;
         if record.boot.as_deref() == boot {
             records.push(record);

@@ -86,20 +86,16 @@ impl Knob {
     /// [`FileError::Io`] as writing would give it.
     pub fn writable(&self, root: &Root) -> Result<(), FileError> {
         let path = root.path(&self.file);
-        access(&path, Access::WRITE_OK).map_err(|errno| FileError::Io {
-            operation: "write",
-            path,
-            source: errno.into(),
-        })
+        let may = access(&path, Access::WRITE_OK);
+        may.map_err(|errno| FileError::io("write", &path)(errno.into()))
     }
 
-    /// Where a 1 has the kernel move memory together for it; `None` where it takes no memory.
-    pub(crate) fn compaction(&self) -> Option<String> {
-        let pages = self.form == Form::Pages;
-        pages.then(|| match self.file.split_once("/hugepages/") {
+    /// Where a 1 has the kernel move memory together for it.
+    pub(crate) fn compaction(&self) -> String {
+        match self.file.split_once("/hugepages/") {
             Some((node, _)) if node.starts_with("sys/devices/") => format!("{node}/compact"),
             _ => "proc/sys/vm/compact_memory".to_owned(),
-        })
+        }
     }
 }
 

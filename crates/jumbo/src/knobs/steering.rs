@@ -51,11 +51,11 @@ impl<'a> Steering<'a> {
     ) -> Result<Self, ApplyError> {
         let mut plan = Plan::new(locked.group().clone());
         for knob in knobs {
-            let now = knob.read(root).map_err(ApplyError::Refused)?;
+            let now = knob.read(root)?;
             plan.steps.push(Step::new(knob, now.clone(), now));
         }
         plan.saved = saved;
-        plan.writable(root).map_err(ApplyError::Refused)?;
+        plan.writable(root)?;
         stands_on(root, &plan)?;
         let abandoned = if go_on {
             abandoned(root, locked)?
