@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Step, Watcher as _};
+use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Value, Watcher as _, Written};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
@@ -87,10 +87,10 @@ struct Event<'a> {
     seconds: f64,
     size: PageSize,
     what: &'a str,
-    before: Pages,
+    before: &'a Value,
     to: Pages,
     /// Read back.
-    after: Pages,
+    after: &'a Value,
     reason: &'a str,
     /// Mapped when that was decided.
     used: Pages,
@@ -132,8 +132,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         .map_err(unrecorded)?;
     let mut terminal = Terminal::new(root)?;
     let before = super::pool(root, size)?;
-    let steering = steer(root, &locked, &before, &command_line(), true);
-    let steering = match steering {
+    let steering = match steer(root, &locked, &before, &command_line(), true) {
         Ok(steering) => steering,
         Err(error) => {
             terminal.done();
@@ -181,7 +180,11 @@ fn once(root: &Root, args: &Args, bounds: Bounds) -> anyhow::Result<ExitCode> {
     };
     change::change(root, &manner, || {
         let pool = super::pool(root, args.size)?;
-        let seen = Seen::new(Duration::ZERO, &pool, Memory::read(root)?.available);
+        let seen = Seen {
+            at: Duration::ZERO,
+            pool: pool.clone(),
+            available: Memory::read(root)?.available,
+        };
         let decision = AutoSize::new(bounds).decide(&seen);
         let wish = Wish {
             persistent: decision.persistent.map(host_pools::Amount::To),
@@ -255,107 +258,74 @@ impl Auto<'_> {
 
     /// One look, and what follows from it; true where it was stopped meanwhile.
     fn step(&mut self) -> anyhow::Result<bool> {
-        let available = Memory::read(self.root)?.available;
-        let pool = super::pool(self.root, self.size)?;
-        let seen = Seen::new(self.begin.elapsed(), &pool, available);
+        let seen = Seen {
+            at: self.begin.elapsed(),
+            pool: super::pool(self.root, self.size)?,
+            available: Memory::read(self.root)?.available,
+        };
         let Decision {
             persistent,
             overcommit,
             reason,
         } = self.auto_size.decide(&seen);
-        // What is lent and what is there together never pass the maximum, so the one that falls is
-        // first.
-        let falls = overcommit.filter(|to| *to < seen.overcommit);
-        if let Some(to) = falls
-            && self.lend(&seen, to)?
-        {
-            return Ok(true);
+        let lends =
+            "what may be made at once within the maximum and what is kept available".to_owned();
+        let mut writes: Vec<_> = [
+            persistent.map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
+            overcommit.map(|to| (Knob::overcommit(self.size), "overcommit", to, lends)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        // What is lent and what is there together never pass the maximum, so the one that falls is first.
+        if overcommit.is_some_and(|to| to < seen.pool.overcommit) {
+            writes.reverse();
         }
-        if let Some(to) = persistent {
-            let has = seen.persistent();
-            let knob = Knob::persistent(self.size, None);
-            let write = self
-                .steering
-                .set(&knob, to, self.terminal)
-                .map_err(refused)?;
-            let after = after(&write.step);
-            if write.step.missing() > 0 && !write.stopped {
+        for (knob, what, to, reason) in writes {
+            let written = self.steering.set(&knob, to, self.terminal);
+            let Written { step, stopped } = written.map_err(refused)?;
+            let before = &step.before;
+            let after = step.after.as_ref().unwrap_or(before);
+            if step.missing() > 0 && !stopped {
                 let pause = self.auto_size.fell_short(seen.at).as_secs_f64();
-                self.tell(&format!(
-                    "persistent {has} -> {after}, not the {to} asked: {reason}"
-                ));
-                if let Some(shortage) = Shortage::of(self.root, &[write.step], false) {
+                let why = format!("{what} {before} -> {after}, not the {to} asked: {reason}");
+                self.tell(&why);
+                if let Some(shortage) = Shortage::of(self.root, std::slice::from_ref(&step), false)
+                {
                     let why = shortage.reasons.join("; ");
                     self.tell(&format!(
                         "{why}; the next try is in {pause} s at the earliest"
                     ));
                 }
             } else {
-                self.auto_size.grew();
-                self.tell(&format!("persistent {has} -> {after}: {reason}"));
+                if what == "persistent" {
+                    self.auto_size.grew();
+                }
+                self.tell(&format!("{what} {before} -> {after}: {reason}"));
             }
-            self.print(&seen, "persistent", has, to, after, &reason)?;
-            if write.stopped {
+            if self.json {
+                view::json_line(&Event {
+                    seconds: seen.at.as_secs_f64(),
+                    size: self.size,
+                    what,
+                    before,
+                    to,
+                    after,
+                    reason: &reason,
+                    used: seen.pool.used(),
+                    reserved: seen.pool.reserved,
+                    available: seen.available,
+                })?;
+            }
+            if stopped {
                 return Ok(true);
             }
         }
-        if let Some(to) = overcommit.filter(|_| falls.is_none())
-            && self.lend(&seen, to)?
-        {
-            return Ok(true);
-        }
         Ok(self.terminal.look(&Doing::Nothing).is_break())
-    }
-
-    /// Sets the overcommit; true where it was stopped meanwhile.
-    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<bool> {
-        const REASON: &str =
-            "what may be made at once within the maximum and what is kept available";
-        let from = seen.overcommit;
-        let write = self
-            .steering
-            .set(&Knob::overcommit(self.size), to, self.terminal)
-            .map_err(refused)?;
-        let after = after(&write.step);
-        self.tell(&format!("overcommit {from} -> {after}: {REASON}"));
-        self.print(seen, "overcommit", from, to, after, REASON)?;
-        Ok(write.stopped)
-    }
-
-    fn print(
-        &self,
-        seen: &Seen,
-        what: &str,
-        before: Pages,
-        to: Pages,
-        after: Pages,
-        reason: &str,
-    ) -> anyhow::Result<()> {
-        if self.json {
-            view::json_line(&Event {
-                seconds: seen.at.as_secs_f64(),
-                size: self.size,
-                what,
-                before,
-                to,
-                after,
-                reason,
-                used: seen.used(),
-                reserved: seen.reserved,
-                available: seen.available,
-            })?;
-        }
-        Ok(())
     }
 
     fn tell(&self, message: &str) {
         let seconds = self.begin.elapsed().as_secs_f64();
         tell(&format!("auto: {seconds:8.1} s: {}: {message}", self.size));
     }
-}
-
-/// The value read back.
-fn after(step: &Step) -> Pages {
-    let after = step.after.as_ref().unwrap_or(&step.before);
-    Pages(after.number().unwrap_or(0))
 }

@@ -67,15 +67,27 @@ struct Page {
     missing: Vec<Missing>,
 }
 
+/// A pool, and what follows from its counters.
 #[derive(Serialize)]
-struct PoolPage {
+pub(super) struct PoolPage {
     #[serde(flatten)]
-    pool: Pool,
-    persistent: Pages,
+    pub(super) pool: Pool,
+    pub(super) persistent: Pages,
     /// Mapped, or in files.
-    used: Pages,
-    /// Free and promised to nobody.
+    pub(super) used: Pages,
+    /// Free and promised to no program.
     unused: Pages,
+}
+
+impl From<Pool> for PoolPage {
+    fn from(pool: Pool) -> Self {
+        Self {
+            persistent: pool.persistent(),
+            used: pool.used(),
+            unused: pool.unused(),
+            pool,
+        }
+    }
 }
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
@@ -137,15 +149,7 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
             "control group limits",
             &mut missing,
         ),
-        pools: pools
-            .into_iter()
-            .map(|pool| PoolPage {
-                persistent: pool.persistent(),
-                used: pool.used(),
-                unused: pool.unused(),
-                pool,
-            })
-            .collect(),
+        pools: pools.into_iter().map(PoolPage::from).collect(),
         holders,
         unmapped,
         kept,

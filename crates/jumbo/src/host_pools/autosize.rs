@@ -24,7 +24,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::kernel::hugetlb::Pool;
-use crate::units::{Bytes, PageSize, Pages};
+use crate::units::{Bytes, Pages};
 
 /// After a growth that fell short nothing is asked for so long, and each time twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -49,22 +49,12 @@ pub struct Bounds {
 }
 
 /// One look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// When, on a clock that never goes back.
     pub at: Duration,
-    /// The page size.
-    pub size: PageSize,
-    /// `nr_hugepages`.
-    pub total: Pages,
-    /// `free_hugepages`.
-    pub free: Pages,
-    /// `resv_hugepages`.
-    pub reserved: Pages,
-    /// `surplus_hugepages`.
-    pub surplus: Pages,
-    /// `nr_overcommit_hugepages`.
-    pub overcommit: Pages,
+    /// The pool.
+    pub pool: Pool,
     /// `MemAvailable`: what the host can give without swapping.
     pub available: Bytes,
 }
@@ -90,37 +80,6 @@ pub struct AutoSize {
     paused_until: Duration,
 }
 
-impl Seen {
-    /// A pool, with what is available on its host.
-    pub fn new(at: Duration, pool: &Pool, available: Bytes) -> Self {
-        Self {
-            at,
-            size: pool.size,
-            total: pool.total,
-            free: pool.free,
-            reserved: pool.reserved,
-            surplus: pool.surplus,
-            overcommit: pool.overcommit,
-            available,
-        }
-    }
-
-    /// Pages that stay when demand is gone.
-    pub fn persistent(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.surplus.0))
-    }
-
-    /// Pages mapped.
-    pub fn used(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.free.0))
-    }
-
-    /// Pages mapped or promised.
-    pub fn demand(&self) -> Pages {
-        Pages(self.used().0 + self.reserved.0)
-    }
-}
-
 impl AutoSize {
     /// One that has seen nothing yet.
     pub fn new(bounds: Bounds) -> Self {
@@ -142,7 +101,9 @@ impl AutoSize {
             idle,
             ..
         } = self.bounds;
-        let (demand, has) = (seen.demand().0, seen.persistent().0);
+        let Seen { pool, .. } = seen;
+        // Pages mapped or promised, and pages that stay when demand is gone.
+        let (demand, has) = (pool.used().0 + pool.reserved.0, pool.persistent().0);
         if self.peaks.is_empty() && !idle.is_zero() {
             self.remember(seen.at, has);
         }
@@ -152,17 +113,17 @@ impl AutoSize {
         let want = peak.clamp(min.0, ceiling);
 
         // Pages for which memory may be taken now, and pages that memory is short of.
-        let size = seen.size.bytes();
+        let size = pool.size.bytes();
         let room = seen.available.0.saturating_sub(keep_free.0) / size;
         let short = keep_free.0.saturating_sub(seen.available.0).div_ceil(size);
 
-        let now = format!("{} in use and {} reserved", seen.used(), seen.reserved);
+        let now = format!("{} in use and {} reserved", pool.used(), pool.reserved);
         let mut decision = Decision::default();
         let mut made = 0;
         let mut to = has;
         if short > 0 {
             // Only free pages that nobody was promised come back now.
-            let idle_pages = seen.free.0.saturating_sub(seen.reserved.0);
+            let idle_pages = pool.unused().0;
             let gives = short.min(idle_pages).min(has.saturating_sub(min.0));
             to = has - gives;
             decision.reason = format!(
@@ -171,7 +132,7 @@ impl AutoSize {
             );
         } else if want > has && (has < min.0 || has < demand.saturating_add(headroom.0.div_ceil(2)))
         {
-            let adopted = seen.surplus.0.min(want - has);
+            let adopted = pool.surplus.0.min(want - has);
             let may_make = if seen.at < self.paused_until { 0 } else { room };
             made = (want - has - adopted).min(may_make);
             to = has + adopted + made;
@@ -198,7 +159,7 @@ impl AutoSize {
             decision.persistent = Some(Pages(to));
         }
         if self.bounds.overcommit {
-            decision.overcommit = self.overcommit(seen, to, room.saturating_sub(made));
+            decision.overcommit = self.overcommit(pool, to, room.saturating_sub(made));
         }
         decision
     }
@@ -236,12 +197,12 @@ impl AutoSize {
 
     /// How many surplus pages there may be when `persistent` pages are there and memory for `room` more
     /// may be taken. In steps, so that every breath of the host is no write.
-    fn overcommit(&self, seen: &Seen, persistent: u64, room: u64) -> Option<Pages> {
+    fn overcommit(&self, pool: &Pool, persistent: u64, room: u64) -> Option<Pages> {
         let max = self.bounds.max.0;
         let adopted = persistent
-            .saturating_sub(seen.persistent().0)
-            .min(seen.surplus.0);
-        let surplus = seen.surplus.0 - adopted;
+            .saturating_sub(pool.persistent().0)
+            .min(pool.surplus.0);
+        let surplus = pool.surplus.0 - adopted;
         let grain = (max / 16).max(1);
         let whole = max.saturating_sub(persistent);
         let lent = surplus.saturating_add(room);
@@ -250,13 +211,14 @@ impl AutoSize {
         } else {
             (lent / grain * grain).max(surplus).min(whole)
         };
-        (to != seen.overcommit.0).then_some(Pages(to))
+        (to != pool.overcommit.0).then_some(Pages(to))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::PageSize;
     use proptest::prelude::*;
 
     const SIZE: PageSize = PageSize::SIZE_2M;
@@ -302,12 +264,16 @@ mod tests {
         fn look(&self, seconds: u64) -> Seen {
             Seen {
                 at: Duration::from_secs(seconds),
-                size: SIZE,
-                total: Pages(self.total()),
-                free: Pages(self.total() - self.demand),
-                reserved: Pages(0),
-                surplus: Pages(self.surplus()),
-                overcommit: Pages(self.overcommit),
+                pool: Pool {
+                    size: SIZE,
+                    total: Pages(self.total()),
+                    free: Pages(self.total() - self.demand),
+                    reserved: Pages(0),
+                    surplus: Pages(self.surplus()),
+                    overcommit: Pages(self.overcommit),
+                    demote_size: None,
+                    nodes: Default::default(),
+                },
                 available: Pages(self.available()).bytes(SIZE),
             }
         }

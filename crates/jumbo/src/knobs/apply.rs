@@ -168,15 +168,22 @@ impl ApplyError {
     }
 }
 
-/// Whether `plan` was made from what is: a record must say what really was before.
+/// Whether `plan` was made from what is: a record must say what really was before. A knob may have changed since, or
+/// was read while it did; what does not rest is not the value either.
 ///
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
 pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.moved(root)? {
-        None => Ok(()),
-        Some((knob, planned, now)) => Err(ApplyError::Moved { knob, planned, now }),
+    let steps = plan.steps.iter().map(|step| (&step.knob, &step.before));
+    let saved = plan.saved.iter().map(|saved| (&saved.knob, &saved.value));
+    for (knob, planned) in steps.chain(saved) {
+        let (now, rests) = knob.read_settled(root)?;
+        if now != *planned || !rests {
+            let (knob, planned) = (knob.clone(), planned.clone());
+            return Err(ApplyError::Moved { knob, planned, now });
+        }
     }
+    Ok(())
 }
 
 /// Puts back what `record` says, and removes it where that worked. A change that was cut short is put

@@ -149,21 +149,4 @@ impl Plan {
         let mut knobs = self.steps.iter().map(|step| &step.knob);
         knobs.try_for_each(|knob| knob.writable(root))
     }
-
-    /// The first knob whose value is not what the plan says it was before, with what the plan says and what it
-    /// is: the knob has changed since, or was read while it did. What does not rest is not the value either.
-    ///
-    /// # Errors
-    /// [`FileError`] where a knob cannot be read.
-    pub fn moved(&self, root: &Root) -> Result<Option<(Knob, Value, Value)>, FileError> {
-        let steps = self.steps.iter().map(|step| (&step.knob, &step.before));
-        let saved = self.saved.iter().map(|saved| (&saved.knob, &saved.value));
-        for (knob, planned) in steps.chain(saved) {
-            let (now, rests) = knob.read_settled(root)?;
-            if now != *planned || !rests {
-                return Ok(Some((knob.clone(), planned.clone(), now)));
-            }
-        }
-        Ok(None)
-    }
 }
