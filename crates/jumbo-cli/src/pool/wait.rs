@@ -102,12 +102,8 @@ fn wait(
 ) -> anyhow::Result<(Pool, bool)> {
     let mut pause = FIRST_PAUSE;
     loop {
-        // Free and reserved are two files: what one look finds may have been so at no moment.
         if pool.unused() >= wanted {
-            pool = super::pool(root, args.size)?;
-            if pool.unused() >= wanted {
-                return Ok((pool, true));
-            }
+            return Ok((pool, true));
         }
         let left = args.timeout.saturating_sub(begin.elapsed());
         if left.is_zero() {

@@ -132,7 +132,7 @@ pub fn apply(
     plan.writable(root)?;
     stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
-    locked.add(&mut record)?;
+    locked.add(&record)?;
     let mut work = Work::new(root, watcher);
     if let Err(error) = work.all(&mut record, compact) {
         return Err(work.give_up(locked, &record, compact, ApplyError::Refused(error)));
@@ -504,7 +504,7 @@ mod tests {
         assert!(error.leaves_changes(), "{error}");
         let text = error.to_string();
         assert!(
-            text.contains("00000001.toml: File exists") && text.contains("not everything"),
+            text.contains("next.toml: File exists") && text.contains("not everything"),
             "{text}"
         );
         assert!(!fake.locked.last().unwrap().unwrap().finished);

@@ -1,9 +1,10 @@
 //! What was before a change, kept until it is undone: [`Journal`].
 //!
-//! A folder for each [`Group`] holds two records at most of changes that stand: the last one, which `--undo` puts back,
-//! and the first, which has become one with all between them, so that a second `--undo` puts back what was before any
-//! change of ours. A record is whole before the first knob is written ([`whole_file`]). So it survives SIGKILL at
-//! every point, and a change that was cut short leaves a record like any other.
+//! A folder for each [`Group`] has three places for records: `next.toml` is of a change that is under way or was cut
+//! short, `last.toml` of the last one that was done, `first.toml` of all before that, which have become one. `--undo` puts
+//! back the latest of them, so that two undos bring back what was before any change of ours. A record is whole before
+//! the first knob is written ([`whole_file`]). So it survives SIGKILL at every point, and a change that was cut short
+//! leaves a record like any other.
 //!
 //! The folder is in /run, which is empty after a boot, and so is what the records are about. Where /run outlives the
 //! boot (a container) the boot's ID, which stands in each record, tells.
@@ -24,7 +25,7 @@ use super::knob::Form;
 use super::known::Group;
 use super::plan::{Plan, Saved, Step};
 use crate::kernel::{FileError, Root};
-use crate::whole_file::{self, Existing, NEW};
+use crate::whole_file::{self, Existing};
 
 /// Where the records are.
 #[derive(Clone, Debug)]
@@ -47,9 +48,9 @@ pub struct Locked {
 pub struct Record {
     /// The form of the file.
     version: u32,
-    /// Its place among the changes of its group.
+    /// Its place, of [`PLACES`].
     #[serde(skip)]
-    number: u64,
+    place: usize,
     /// What was changed.
     pub group: Group,
     /// What made it, in words: the command.
@@ -104,7 +105,7 @@ impl Record {
     pub(super) fn of(plan: &Plan, command: &str, locked: &Locked) -> Self {
         Self {
             version: VERSION,
-            number: 0,
+            place: NEXT,
             group: plan.group.clone(),
             command: command.to_owned(),
             pid: std::process::id(),
@@ -152,6 +153,12 @@ impl Record {
 }
 
 const VERSION: u32 = 2;
+
+/// The places of records, the latest last.
+const PLACES: [&str; 3] = ["first.toml", "last.toml", "next.toml"];
+const FIRST: usize = 0;
+const LAST: usize = 1;
+const NEXT: usize = 2;
 
 fn since_boot_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
@@ -220,10 +227,8 @@ impl Journal {
             }
         }
         // What a process left behind that was killed while it wrote a record.
-        for name in list(&folder)? {
-            if name.ends_with(NEW) {
-                let _ = fs::remove_file(folder.join(name));
-            }
+        for name in PLACES {
+            whole_file::clear(&folder.join(name));
         }
         // For the process that is refused; that it cannot be written does no harm.
         let _ = lock.set_len(0);
@@ -235,8 +240,10 @@ impl Journal {
             group: group.clone(),
             _lock: lock,
         };
-        // What a process did not come to that was killed.
-        let _ = locked.fold();
+        if locked.last()?.is_some_and(|last| last.finished) {
+            // What a process did not come to that was killed.
+            locked.make_room()?;
+        }
         Ok(locked)
     }
 
@@ -268,10 +275,9 @@ impl Locked {
         Ok(records(&self.folder, self.boot.as_deref())?.pop())
     }
 
-    /// Makes the record the last one; it is on disk when this returns.
-    pub(super) fn add(&self, record: &mut Record) -> Result<(), JournalError> {
-        let last = numbers(&self.folder)?.pop();
-        record.number = last.map_or(1, |last| last + 1);
+    /// Makes the record the latest; it is on disk when this returns.
+    pub(super) fn add(&self, record: &Record) -> Result<(), JournalError> {
+        self.make_room()?;
         self.put(record)
     }
 
@@ -280,29 +286,41 @@ impl Locked {
         record.finished = true;
         self.put(record)?;
         // Where that fails now, the next one does it.
-        let _ = self.fold();
+        let _ = self.make_room();
         Ok(())
     }
 
-    /// Of changes that stand leaves the last one, and one for all before it. Until the last one is done all stay, since
-    /// it may be put back. To be killed in between does no harm: to absorb a change once more alters nothing.
-    fn fold(&self) -> Result<(), JournalError> {
-        loop {
-            let mut records = records(&self.folder, self.boot.as_deref())?;
-            if records.len() < 3 || records.pop().is_none_or(|last| !last.finished) {
-                return Ok(());
-            }
-            let (second, mut first) = (records.remove(1), records.remove(0));
-            let absorbed = second.clone();
-            first.absorb(second);
-            self.put(&first)?;
-            self.remove(&absorbed)?;
+    /// Moves the record in the place of the next one to that of the last, and what was there into the first. To be
+    /// killed in between does no harm: to absorb a change once more alters nothing.
+    fn make_room(&self) -> Result<(), JournalError> {
+        let mut places = PLACES.map(|_| None);
+        for record in records(&self.folder, self.boot.as_deref())? {
+            let place = record.place;
+            places[place] = Some(record);
         }
+        let [first, last, next] = places;
+        if next.is_none() {
+            return Ok(());
+        }
+        match (first, last) {
+            (Some(mut first), Some(last)) => {
+                first.absorb(last);
+                self.put(&first)?;
+            }
+            (None, Some(_)) => self.rename(LAST, FIRST)?,
+            (_, None) => {}
+        }
+        self.rename(NEXT, LAST)
+    }
+
+    fn rename(&self, from: usize, to: usize) -> Result<(), JournalError> {
+        let [from, to] = [from, to].map(|place| self.folder.join(PLACES[place]));
+        Ok(fs::rename(&from, to).map_err(FileError::io("rename", &from))?)
     }
 
     /// Writes the record anew.
     pub(super) fn put(&self, record: &Record) -> Result<(), JournalError> {
-        let path = self.folder.join(name(record.number));
+        let path = self.folder.join(PLACES[record.place]);
         let text = toml::to_string(record).map_err(|error| FileError::Content {
             path: path.clone(),
             what: error.to_string(),
@@ -313,16 +331,12 @@ impl Locked {
 
     /// Forgets the record: it is undone.
     pub(super) fn remove(&self, record: &Record) -> Result<(), JournalError> {
-        let path = self.folder.join(name(record.number));
+        let path = self.folder.join(PLACES[record.place]);
         Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?)
     }
 }
 
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
-
-fn name(number: u64) -> String {
-    format!("{number:08}.toml")
-}
 
 /// A folder that only this user can change.
 fn make_folder(folder: &Path) -> Result<(), JournalError> {
@@ -357,35 +371,16 @@ fn check_folder(folder: &Path) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// The names in a folder; none where it is not there.
-fn list(folder: &Path) -> Result<Vec<String>, JournalError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(FileError::io("list", folder)(source).into()),
-    };
-    check_folder(folder)?;
-    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-    let names: io::Result<_> = entries.map(|entry| entry.map(name)).collect();
-    Ok(names.map_err(FileError::io("list", folder))?)
-}
-
-fn numbers(folder: &Path) -> Result<Vec<u64>, JournalError> {
-    let names = list(folder)?;
-    let number = |name: &String| name.strip_suffix(".toml")?.parse().ok();
-    let mut numbers: Vec<_> = names.iter().filter_map(number).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
-}
-
-/// The records of this boot, the last one last.
+/// The records of this boot, the latest last; none where the folder is not there.
 fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalError> {
     let mut records = Vec::new();
-    for number in numbers(folder)? {
-        let path = folder.join(name(number));
+    if folder.exists() {
+        check_folder(folder)?;
+    }
+    for (place, name) in PLACES.into_iter().enumerate() {
+        let path = folder.join(name);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
-            // Undone by another process a moment ago.
             Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(FileError::io("read", &path)(source).into()),
         };
@@ -395,7 +390,7 @@ fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalErro
             Err(error) => Err(error.to_string()),
         }
         .map_err(|what| FileError::Content { path, what })?;
-        record.number = number;
+        record.place = place;
         if record.boot.as_deref() == boot {
             records.push(record);
         }
@@ -405,7 +400,7 @@ fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalErro
 
 #[cfg(test)]
 mod tests {
-    use super::super::knob::Knob;
+    use super::super::knob::{Knob, Value};
     use super::*;
     use crate::units::{NodeId, PageSize};
     use std::os::unix::fs::PermissionsExt as _;
@@ -438,24 +433,33 @@ mod tests {
         plan
     }
 
+    /// A record of a change, begun.
+    fn begun(locked: &Locked, from: u64, to: u64) -> Record {
+        let record = Record::of(&plan(from, to), "jumbo", locked);
+        locked.add(&record).unwrap();
+        record
+    }
+
+    fn count(locked: &Locked) -> usize {
+        records(&locked.folder, None).unwrap().len()
+    }
+
     #[test]
     fn records_are_a_stack() {
         let folder = tempfile::tempdir().unwrap();
         let (journal, locked) = (journal(&folder), lock(&folder));
         let last = |size| journal.last(&[Group::hvo(), Group::pool(size)]).unwrap();
         assert_eq!(last(SIZE), None);
-        let mut records = [2, 3].map(|to| Record::of(&plan(1, to), "jumbo pool set", &locked));
-        for record in &mut records {
-            locked.add(record).unwrap();
+        for to in [2, 3] {
+            begun(&locked, 1, to);
+            let record = locked.last().unwrap().unwrap();
+            assert_eq!(record.steps[0].to, to.into());
+            assert_eq!(last(SIZE).as_ref(), Some(&record));
         }
-        assert_eq!(locked.last().unwrap().as_ref(), Some(&records[1]));
-        assert_eq!(last(SIZE).as_ref(), Some(&records[1]));
-        assert_eq!(last(PageSize::SIZE_1G), None);
-        locked.finish(&mut records[1]).unwrap();
-        assert_eq!(locked.last().unwrap().as_ref(), Some(&records[1]));
-        locked.remove(&records[1]).unwrap();
-        assert_eq!(locked.last().unwrap().as_ref(), Some(&records[0]));
-        let file = locked.folder.join(name(1));
+        assert_eq!((last(PageSize::SIZE_1G), count(&locked)), (None, 2));
+        locked.remove(&locked.last().unwrap().unwrap()).unwrap();
+        assert_eq!(last(SIZE).unwrap().steps[0].to, 2.into());
+        let file = locked.folder.join("last.toml");
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
@@ -464,13 +468,11 @@ mod tests {
     fn all_but_the_last_become_one_and_none_while_the_last_may_be_put_back() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
-        let count = || numbers(&locked.folder).unwrap().len();
         for to in 1..9 {
-            let mut record = Record::of(&plan(to - 1, to), "jumbo", &locked);
-            locked.add(&mut record).unwrap();
-            assert_eq!(count() as u64, to.min(3));
+            let mut record = begun(&locked, to - 1, to);
+            assert_eq!(count(&locked) as u64, to.min(3));
             locked.finish(&mut record).unwrap();
-            assert_eq!(count() as u64, to.min(2));
+            assert_eq!(count(&locked) as u64, to.min(2));
         }
         let last = locked.last().unwrap().unwrap();
         assert_eq!(last.saved[0].value, 7.into());
@@ -483,6 +485,30 @@ mod tests {
         assert_eq!((first.saved.len(), first.steps.len()), (1, 1));
         assert_eq!(first.files[0].before, None);
         assert!(first.files[0].after.as_ref().unwrap().contains('7'));
+    }
+
+    #[test]
+    fn killed_while_records_move_nothing_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = lock(&folder);
+        for to in 1..4 {
+            locked.finish(&mut begun(&locked, to - 1, to)).unwrap();
+        }
+        let mut next = begun(&locked, 3, 4);
+        next.finished = true;
+        locked.put(&next).unwrap();
+        let kept = records(&locked.folder, None).unwrap();
+        let mut first = kept[0].clone();
+        first.absorb(kept[1].clone());
+        locked.put(&first).unwrap();
+        drop(locked);
+        let now = records(&lock(&folder).folder, None).unwrap();
+        let changes = now
+            .iter()
+            .map(|record| (&record.saved[0].value, &record.steps[0].to));
+        let numbers = [[0, 3], [3, 4]].map(|pair| pair.map(Value::from));
+        let expected = numbers.iter().map(|[before, to]| (before, to));
+        assert!(changes.eq(expected), "{now:?}");
     }
 
     #[test]
@@ -505,10 +531,8 @@ mod tests {
     fn the_next_one_clears_what_was_cut_short() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
-        locked
-            .add(&mut Record::of(&plan(1, 2), "jumbo", &locked))
-            .unwrap();
-        let left = locked.folder.join(format!("{}{NEW}", name(2)));
+        begun(&locked, 1, 2);
+        let left = locked.folder.join("first.toml.jumbo-new");
         fs::write(&left, "version = ").unwrap();
         drop(locked);
         let locked = lock(&folder);
@@ -519,9 +543,7 @@ mod tests {
     fn a_record_of_another_boot_is_none() {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
-        locked
-            .add(&mut Record::of(&plan(1, 2), "jumbo", &locked))
-            .unwrap();
+        begun(&locked, 1, 2);
         drop(locked);
         let boot = folder.path().join("proc/sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();

@@ -70,7 +70,7 @@ impl<'a> Steering<'a> {
         } else {
             let mut record = Record::of(&plan, command, locked);
             record.steering = true;
-            locked.add(&mut record)?;
+            locked.add(&record)?;
             record
         };
         Ok(Self {
