@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use jumbo::kernel::{Root, thp};
-use jumbo::knobs::{Form, Group, Knob, Thp, Value};
+use jumbo::knobs::{Form, Group, Knob, Value};
 use jumbo::status::Missing;
 use jumbo::units::PageSize;
 use serde::Serialize;
@@ -144,22 +144,17 @@ fn assignment(text: &str) -> Result<(Knob, Value), String> {
     let wrong =
         || format!("`{text}` is not KNOB=VALUE, such as enabled=madvise or 64K.shmem=advise");
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
-    let knob = Knob::thp(match name {
-        "enabled" => Thp::Enabled(None),
-        "shmem" => Thp::Shmem(None),
-        "defrag" => Thp::Defrag,
-        "max_ptes_none" => Thp::MaxPtesNone,
-        "use_zero_page" => Thp::UseZeroPage,
-        "shrink_underused" => Thp::ShrinkUnderused,
-        _ => {
-            let size = name.strip_suffix(".shmem");
-            let parsed: PageSize = size.unwrap_or(name).parse().map_err(|_| wrong())?;
-            match size {
-                Some(_) => Thp::Shmem(Some(parsed)),
-                None => Thp::Enabled(Some(parsed)),
-            }
-        }
-    });
+    let (size, file) = match name {
+        "enabled" | "defrag" | "use_zero_page" | "shrink_underused" => (None, name),
+        "shmem" => (None, "shmem_enabled"),
+        "max_ptes_none" => (None, "khugepaged/max_ptes_none"),
+        _ => match name.strip_suffix(".shmem") {
+            Some(size) => (Some(size), "shmem_enabled"),
+            None => (Some(name), "enabled"),
+        },
+    };
+    let size = size.map(str::parse::<PageSize>).transpose();
+    let knob = Knob::thp(size.map_err(|_| wrong())?, file);
     let value = match knob.form {
         Form::Word => value.into(),
         Form::Number | Form::Pages => {

@@ -26,7 +26,7 @@ use crate::view::{self, in_words, tell};
 /// ahead of the next mapping; a page goes back when it was not needed for the idle time. A mapping
 /// larger than the headroom gets surplus pages, which the kernel makes at once, within the same bounds.
 /// Memory available on the host is never taken below --keep-free, and where others take it below, pages
-/// that nobody needs go back at once. Each step is told on stderr with its reason.
+/// that no program needs go back at once. Each step is told on stderr with its reason.
 ///
 /// Runs until it is stopped by SIGINT or SIGTERM, and puts back what was before: pages in use then go
 /// back when they are free. After SIGKILL `jumbo pool --undo` puts back, and so does the next `auto` when it ends.

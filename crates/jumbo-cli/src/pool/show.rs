@@ -226,7 +226,7 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
         processes, files, ..
     } = &page.holders;
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
-        return view.line("  nobody");
+        return view.line("  no process, and no file");
     }
     if !processes.is_empty() {
         view.table(

@@ -16,7 +16,7 @@ use crate::view::{self, tell};
 
 /// Wait until pages of a pool are really free
 ///
-/// A VM or database gives its pages back long after its exit. Free are those that nobody maps and nobody
+/// A VM or database gives its pages back long after its exit. Free are those that no program maps and none
 /// was promised. Exit status: 0 they are free, 124 they were not within the timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 struct Waited {
     size: PageSize,
     wanted: Pages,
-    /// Free and promised to nobody.
+    /// Free and promised to no program.
     unused: Pages,
     /// How long it took.
     seconds: f64,
@@ -53,7 +53,7 @@ struct Waited {
 /// As timeout(1) has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// The kernel tells nobody when a page is given back. Looking often costs little: a look takes some
+/// The kernel tells no program when a page is given back. Looking often costs little: a look takes some
 /// microseconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);

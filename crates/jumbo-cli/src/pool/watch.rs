@@ -79,7 +79,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
                 writeln!(out, "{titles}  HOLDERS")?;
             }
             writeln!(out, "{}", seen.line(before.as_ref()))?;
-            // Whoever reads it from a pipe wants it now.
+            // A program that reads it from a pipe wants it now.
             out.flush()?;
         }
         before = Some(pool);
@@ -102,7 +102,7 @@ const TITLES: [&str; 7] = [
 
 impl Look {
     fn new(root: &Root, args: &Args, pool: &Pool, at: Duration) -> Self {
-        // That nobody can be seen is no reason to stop looking at the pool.
+        // That no holder can be seen is no reason to stop looking at the pool.
         let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
         let known = |holder: &&Holder| holder.size.is_none_or(|size| size == pool.size);
         let holders = all

@@ -183,7 +183,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
                 assert_eq!(now().persistent(), to, "{step}");
                 host.ok(&["--undo"]);
             }
-            // It came in time: nobody has to put anything back.
+            // It came in time: nothing has to be put back.
             records => assert_eq!(records, 0, "{step}"),
         }
         assert_as(&before, step);

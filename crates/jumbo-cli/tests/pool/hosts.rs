@@ -71,7 +71,7 @@ fn the_last_change_is_undone_and_then_all_before_it() {
 }
 
 #[test]
-fn what_somebody_else_has_set_since_is_not_overwritten() {
+fn what_others_have_set_since_is_not_overwritten() {
     let fake = Fake::new();
     fake.ok(&["set", "2M", "--persistent", "5"]);
     fake.write(&format!("{POOL}/nr_hugepages"), "9\n");

@@ -161,8 +161,8 @@ fn the_next_one_puts_back_what_was_before_those_that_were_killed() {
 }
 
 #[test]
-fn what_somebody_set_after_one_was_killed_is_put_back() {
-    let Some(host) = Host::take("what_somebody_set_after_one_was_killed_is_put_back") else {
+fn what_was_set_after_one_was_killed_is_put_back() {
+    let Some(host) = Host::take("what_was_set_after_one_was_killed_is_put_back") else {
         return;
     };
     let (before, records) = (Before::now(), host.records());

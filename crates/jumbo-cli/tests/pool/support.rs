@@ -221,7 +221,7 @@ impl Host {
             skip(test, &format!("cannot resize a pool: {error}"));
             return None;
         }
-        // Counters are compared: nobody else may be using the pool. A test that was killed leaves pages
+        // Counters are compared: no other program may be using the pool. A test that was killed leaves pages
         // that its programs give back a moment later.
         let start = Instant::now();
         let in_use = || now().total != now().free || now().reserved > 0;
@@ -229,7 +229,7 @@ impl Host {
             std::thread::sleep(Duration::from_millis(5));
         }
         if in_use() {
-            skip(test, "somebody else uses the pool of 2 MiB pages");
+            skip(test, "another program uses the pool of 2 MiB pages");
             return None;
         }
         let run = tempfile::tempdir().unwrap();
@@ -319,7 +319,7 @@ pub(crate) fn now() -> Now {
     }
 }
 
-/// The pool is as it was, and /proc/meminfo too. A program of somebody else may have got pages
+/// The pool is as it was, and /proc/meminfo too. A program of another user may have got pages
 /// meanwhile, which drain when it ends.
 #[track_caller]
 pub(crate) fn assert_as(before: &Before, what: &str) {

@@ -12,7 +12,7 @@
 //! next look makes those persistent.
 //!
 //! Memory that is available on the host bounds both. Where it falls below what is to be kept, pages that
-//! nobody needs go back at once, idle or not.
+//! no program needs go back at once, idle or not.
 //!
 //! Invariants: `min <= persistent` asked for, unless the memory for it would go below what is to be
 //! kept; `persistent + overcommit <= max`, unless demand is there already; what one decision can make the
@@ -108,7 +108,7 @@ impl AutoSize {
             self.remember(seen.at, has);
         }
         let peak = self.remember(seen.at, demand.saturating_add(headroom.0));
-        // A maximum below what is there already takes nothing from anybody.
+        // A maximum below what is there already takes nothing from a program.
         let ceiling = max.0.max(min.0);
         let want = peak.clamp(min.0, ceiling);
 
@@ -122,7 +122,7 @@ impl AutoSize {
         let mut made = 0;
         let mut to = has;
         if short > 0 {
-            // Only free pages that nobody was promised come back now.
+            // Only free pages that no program was promised come back now.
             let idle_pages = pool.unused().0;
             let gives = short.min(idle_pages).min(has.saturating_sub(min.0));
             to = has - gives;
@@ -326,7 +326,7 @@ mod tests {
         assert!(decision.reason.contains("kept"), "{decision:?}");
         model.obey(&decision);
         assert_eq!(model.available(), 100);
-        // Somebody else takes memory: what is not needed goes back, down to the least.
+        // Other programs take memory: what is not needed goes back, down to the least.
         model.demand = 0;
         model.memory -= 3;
         let decision = auto_size.decide(&model.look(2));

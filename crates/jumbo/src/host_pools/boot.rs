@@ -99,54 +99,38 @@ fn command_line_sets(root: &Root, size: PageSize) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::super::plan::Amount;
     use super::*;
     use crate::kernel::hugetlb::NodePool;
+    use crate::knobs::fake::{host, write};
 
-    struct Host(tempfile::TempDir);
+    fn with(readers: &[&str]) -> (tempfile::TempDir, Root) {
+        let (folder, root) = host(readers);
+        write(&root, "proc/meminfo", MEMINFO);
+        (folder, root)
+    }
 
-    impl Host {
-        fn with(readers: &[&str]) -> Self {
-            let host = Self(tempfile::tempdir().unwrap());
-            host.write("proc/meminfo", MEMINFO);
-            for reader in readers {
-                host.write(reader, "");
-            }
-            host
-        }
+    fn persisted(root: &Root, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
+        let pool = pool(size);
+        let wish = Wish {
+            persistent: Some(Amount::To(Pages(pages))),
+            overcommit: None,
+            node: node.map(NodeId),
+        };
+        let plan = Plan::new(&pool, &wish).unwrap();
+        apply(root, persist(root, &pool, &wish, &plan))
+    }
 
-        fn write(&self, file: &str, text: &str) {
-            let path = self.0.path().join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
+    fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {
+        let boot = boot.unwrap();
+        boot.files.iter().for_each(|file| file.apply(root).unwrap());
+        boot
+    }
 
-        fn root(&self) -> Root {
-            Root::at(self.0.path())
-        }
-
-        fn persist(&self, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
-            let pool = pool(size);
-            let wish = Wish {
-                persistent: Some(Amount::To(Pages(pages))),
-                overcommit: None,
-                node: node.map(NodeId),
-            };
-            let plan = Plan::new(&pool, &wish).unwrap();
-            let boot = persist(&self.root(), &pool, &wish, &plan).unwrap();
-            for file in &boot.files {
-                file.apply(&self.root()).unwrap();
-            }
-            boot
-        }
-
-        fn set(&self) -> Vec<(String, String)> {
-            let groups = [PageSize::SIZE_2M, PageSize::SIZE_1G].map(Group::pool);
-            let settings = boot::settings(&self.root(), &groups).unwrap().into_iter();
-            settings.map(|line| (line.knob, line.value)).collect()
-        }
+    fn set(root: &Root) -> Vec<(String, String)> {
+        let groups = [PageSize::SIZE_2M, PageSize::SIZE_1G].map(Group::pool);
+        let settings = boot::settings(root, &groups).unwrap().into_iter();
+        settings.map(|line| (line.knob, line.value)).collect()
     }
 
     const MEMINFO: &str = "MemTotal: 1 kB\nMemFree: 1 kB\nBuffers: 0 kB\nCached: 0 kB\nSwapCached: 0 kB\n\
@@ -176,13 +160,13 @@ mod tests {
 
     #[test]
     fn the_default_size_is_a_sysctl_and_others_are_files_of_sys() {
-        let host = Host::with(BOTH);
+        let (_folder, root) = with(BOTH);
         assert_eq!(
-            host.persist(PageSize::SIZE_2M, None, 512).command_line,
+            persisted(&root, PageSize::SIZE_2M, None, 512).command_line,
             None
         );
-        host.persist(PageSize::SIZE_1G, Some(1), 7);
-        let set = host.set();
+        persisted(&root, PageSize::SIZE_1G, Some(1), 7);
+        let set = set(&root);
         assert_eq!(set[0], ("proc/sys/vm/nr_hugepages".into(), "512".into()));
         assert!(
             set[1]
@@ -193,12 +177,12 @@ mod tests {
 
     #[test]
     fn gigantic_pages_are_for_the_command_line_too() {
-        let host = Host::with(BOTH);
-        let boot = host.persist(PageSize::SIZE_1G, Some(1), 4);
+        let (_folder, root) = with(BOTH);
+        let boot = persisted(&root, PageSize::SIZE_1G, Some(1), 4);
         let arguments = boot.command_line.unwrap();
         assert_eq!(arguments, "hugepagesz=1G hugepages=1:4");
-        host.write("proc/cmdline", "quiet hugepagesz=1G hugepages=2\n");
-        let notes = host.persist(PageSize::SIZE_1G, None, 1).notes;
+        write(&root, "proc/cmdline", "quiet hugepagesz=1G hugepages=2\n");
+        let notes = persisted(&root, PageSize::SIZE_1G, None, 1).notes;
         assert!(
             notes.iter().any(|note| note.contains("command line")),
             "{notes:?}"
@@ -207,8 +191,8 @@ mod tests {
 
     #[test]
     fn a_host_that_reads_neither_is_told_the_command_line() {
-        let host = Host::with(&[]);
-        let boot = host.persist(PageSize::SIZE_2M, None, 4);
+        let (_folder, root) = with(&[]);
+        let boot = persisted(&root, PageSize::SIZE_2M, None, 4);
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
         let arguments = boot.command_line.unwrap();
         assert_eq!(arguments, "hugepagesz=2M hugepages=4");
@@ -216,19 +200,16 @@ mod tests {
 
     #[test]
     fn a_node_replaces_the_total_and_forgetting_leaves_nothing() {
-        let host = Host::with(BOTH);
-        host.persist(PageSize::SIZE_2M, None, 512);
-        host.persist(PageSize::SIZE_1G, None, 1);
-        let boot = host.persist(PageSize::SIZE_2M, Some(0), 3);
+        let (_folder, root) = with(BOTH);
+        persisted(&root, PageSize::SIZE_2M, None, 512);
+        persisted(&root, PageSize::SIZE_1G, None, 1);
+        let boot = persisted(&root, PageSize::SIZE_2M, Some(0), 3);
         assert_eq!(boot.notes.len(), 1, "{boot:?}");
-        host.persist(PageSize::SIZE_2M, Some(1), 4);
-        assert_eq!(host.set().len(), 3);
+        persisted(&root, PageSize::SIZE_2M, Some(1), 4);
+        assert_eq!(set(&root).len(), 3);
         let forget = |size, node| {
-            let boot = forget(&host.root(), size, node).unwrap();
-            for file in &boot.files {
-                file.apply(&host.root()).unwrap();
-            }
-            host.set().len()
+            apply(&root, forget(&root, size, node));
+            set(&root).len()
         };
         assert_eq!(forget(PageSize::SIZE_2M, Some(NodeId(1))), 2);
         assert_eq!(forget(PageSize::SIZE_2M, None), 1);

@@ -286,28 +286,13 @@ fn others<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::{host, write};
     use super::super::knob::Knob;
-    use super::super::known::Thp;
     use super::*;
     use crate::units::PageSize;
 
     const HVO: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
     const THP: &str = "etc/tmpfiles.d/jumbo-thp.conf";
-
-    fn host(files: &[&str]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        for file in files {
-            write(&root, file, "");
-        }
-        (folder, root)
-    }
-
-    fn write(root: &Root, file: &str, text: &str) {
-        let path = root.path(file);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
 
     fn set(root: &Root, group: &Group, knob: Knob, value: impl Into<Value>) -> Boot {
         let boot = persist(root, group, &[(knob.file, value.into())], &[]).unwrap();
@@ -318,7 +303,7 @@ mod tests {
     }
 
     fn small() -> Knob {
-        Knob::thp(Thp::Enabled(Some(PageSize::new(64 << 10).unwrap())))
+        Knob::thp(PageSize::new(64 << 10).ok(), "enabled")
     }
 
     #[test]
@@ -326,7 +311,7 @@ mod tests {
         let (_folder, root) = host(&["usr/bin/systemd-tmpfiles", "sbin/sysctl"]);
         set(&root, &Group::hvo(), Knob::hvo(), 1);
         set(&root, &Group::thp(), small(), "always");
-        set(&root, &Group::thp(), Knob::thp(Thp::Defrag), "defer");
+        set(&root, &Group::thp(), Knob::thp(None, "defrag"), "defer");
         let text = |file| root.read(file).unwrap();
         assert_eq!(
             text(HVO),

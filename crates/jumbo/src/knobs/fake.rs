@@ -1,4 +1,4 @@
-//! A pool in a folder, and the right to change it.
+//! Files in a folder that stands in for a host; a pool, and the right to change it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,6 +8,22 @@ use crate::kernel::{Root, hugetlb};
 use crate::units::PageSize;
 
 const SIZE: PageSize = PageSize::SIZE_2M;
+
+/// A host with these files, which are empty.
+pub(crate) fn host(files: &[&str]) -> (tempfile::TempDir, Root) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Root::at(folder.path());
+    for file in files {
+        write(&root, file, "");
+    }
+    (folder, root)
+}
+
+pub(crate) fn write(root: &Root, file: &str, text: &str) {
+    let path = root.path(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
 
 pub(crate) struct Fake {
     folder: tempfile::TempDir,

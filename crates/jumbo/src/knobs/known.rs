@@ -15,23 +15,6 @@ pub struct Group {
     pub name: String,
 }
 
-/// The knobs of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst); of one folio size, or of all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thp {
-    /// `enabled`: anonymous memory.
-    Enabled(Option<PageSize>),
-    /// `shmem_enabled`: shared memory.
-    Shmem(Option<PageSize>),
-    /// `defrag`: what a fault does when no huge page is free.
-    Defrag,
-    /// `use_zero_page`: a read fault of untouched memory maps one huge page of zeroes.
-    UseZeroPage,
-    /// `shrink_underused`: huge pages of mostly zeroes are split under memory pressure.
-    ShrinkUnderused,
-    /// `khugepaged/max_ptes_none`: how many untouched base pages khugepaged fills to make one huge page.
-    MaxPtesNone,
-}
-
 impl Group {
     /// The pool of `size` pages.
     pub fn pool(size: PageSize) -> Self {
@@ -88,16 +71,10 @@ impl Knob {
         }
     }
 
-    /// One of those of transparent huge pages.
-    pub fn thp(knob: Thp) -> Self {
-        let (name, size, form) = match knob {
-            Thp::Enabled(size) => ("enabled", size, Form::Word),
-            Thp::Shmem(size) => ("shmem_enabled", size, Form::Word),
-            Thp::Defrag => ("defrag", None, Form::Word),
-            Thp::UseZeroPage => ("use_zero_page", None, Form::Number),
-            Thp::ShrinkUnderused => ("shrink_underused", None, Form::Number),
-            Thp::MaxPtesNone => ("khugepaged/max_ptes_none", None, Form::Number),
-        };
+    /// One of those of transparent huge pages (Documentation/admin-guide/mm/transhuge.rst), by the name of its file:
+    /// `enabled` and `shmem_enabled`, of one folio size or at the top, `defrag`, `use_zero_page`,
+    /// `shrink_underused`, `khugepaged/max_ptes_none`.
+    pub fn thp(size: Option<PageSize>, name: &str) -> Self {
         let (folder, of) = size.map_or(Default::default(), |size| {
             (
                 format!("hugepages-{}kB/", size.kib()),
@@ -107,7 +84,10 @@ impl Knob {
         Self {
             name: format!("{name}{of}"),
             file: format!("{}/{folder}{name}", thp::FOLDER),
-            form,
+            form: match name {
+                "enabled" | "shmem_enabled" | "defrag" => Form::Word,
+                _ => Form::Number,
+            },
         }
     }
 }

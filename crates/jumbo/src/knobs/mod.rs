@@ -12,14 +12,14 @@
 //!
 //! ```no_run
 //! use jumbo::kernel::Root;
-//! use jumbo::knobs::{Group, Journal, Knob, Plan, Thp, apply, undo};
+//! use jumbo::knobs::{Group, Journal, Knob, Plan, apply, undo};
 //! use jumbo::units::PageSize;
 //!
 //! let (root, group) = (Root::host(), Group::thp());
 //! let size = PageSize::new(64 << 10)?;
 //! let journal = Journal::of_user(&root).ok_or("no folder for the record")?;
 //! let locked = journal.lock(&group, "my-program")?;
-//! let knob = Knob::thp(Thp::Enabled(Some(size)));
+//! let knob = Knob::thp(Some(size), "enabled");
 //! let plan = Plan::of(&root, group, [(knob, "madvise".into())])?;
 //! apply(&root, &locked, &plan, "my-program", false, &mut ())?;
 //! // ... and back. After SIGKILL `jumbo thp --undo` does that.
@@ -43,7 +43,7 @@ pub use apply::{Applied, ApplyError, Doing, Undone, Watcher, apply, undo};
 pub use boot::{Boot, FileChange};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};
-pub use known::{Group, Thp};
+pub use known::Group;
 pub use plan::{Plan, PlanError, Saved, Step};
 pub use steering::{Steering, Written};
 

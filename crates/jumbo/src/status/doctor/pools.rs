@@ -7,7 +7,7 @@ use crate::kernel::memory::DESCRIPTOR;
 use crate::kernel::task::quoted;
 use crate::units::{Bytes, PageSize};
 
-/// Making the pools again disturbs whoever uses them, so saving less than this is not worth it.
+/// Making the pools again disturbs the programs that use them, so saving less than this is not worth it.
 const WORTH_REMAKING: Bytes = Bytes(16 << 20);
 
 /// How often a page for a pool, of any size, was not to be had.
@@ -49,7 +49,7 @@ fn unused(pool: &Pool) -> Option<Finding> {
             "pool-unused",
             Cost::Wasted(bytes),
             format!(
-                "{} of {} {} pages lie in the pool, and nobody else can use them",
+                "{} of {} {} pages lie in the pool, and no other program can use them",
                 pool.unused(),
                 pool.total,
                 pool.size
@@ -65,7 +65,7 @@ fn unused(pool: &Pool) -> Option<Finding> {
     })
 }
 
-/// A pool that is used up. One made for its user is, by design; it is amiss only where somebody has
+/// A pool that is used up. One made for its user is, by design; it is amiss only where a program has
 /// asked for more than there was: the pool grew as far as it may, or tried and found no memory.
 fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     if pool.total.0 == 0 || pool.unused().0 > 0 || pool.may_grow_by().0 > 0 {
