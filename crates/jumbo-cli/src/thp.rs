@@ -84,6 +84,7 @@ Examples:
   jumbo thp set --undo"
 )]
 struct SetArgs {
+    /// Which knob gets which value; any number of them
     #[arg(value_name = "KNOB=VALUE", value_parser = assignment, conflicts_with = "undo")]
     values: Vec<(Knob, Value)>,
 

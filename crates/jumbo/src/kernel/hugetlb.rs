@@ -202,7 +202,7 @@ pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
     }
 }
 
-/// The page size and the node in a path that [`file`] made.
+/// The page size and the node in a path that [`file()`] made.
 pub fn of_file(path: &str) -> Option<(PageSize, Option<NodeId>)> {
     let mut parts = path.rsplit('/').skip(1);
     let size = size_of_folder(parts.next()?)?;
