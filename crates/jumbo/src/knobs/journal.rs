@@ -141,6 +141,9 @@ impl Record {
                 None => self.files.push(file),
             }
         }
+        if !self.command.ends_with(FOLLOWED) {
+            self.command.push_str(FOLLOWED);
+        }
         self.finished &= later.finished;
     }
 
@@ -153,6 +156,9 @@ impl Record {
 }
 
 const VERSION: u32 = 2;
+
+/// What the command of a record ends with that has absorbed others.
+const FOLLOWED: &str = ", and what followed";
 
 /// The places of records, the latest last.
 const PLACES: [&str; 3] = ["first.toml", "last.toml", "next.toml"];
@@ -483,6 +489,7 @@ mod tests {
             (&0.into(), &7.into())
         );
         assert_eq!((first.saved.len(), first.steps.len()), (1, 1));
+        assert_eq!(first.command, "jumbo, and what followed");
         assert_eq!(first.files[0].before, None);
         assert!(first.files[0].after.as_ref().unwrap().contains('7'));
     }
