@@ -1,18 +1,20 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool` has 3 for a part of what was asked; `pool wait` and `wait`
+//! program it runs, and 125, 126 and 127 of its own; `pool` and `thp` have 3 for a part of what was asked; `pool wait` and `wait`
 //! have 124 for a wait in vain.
 
 mod bench;
 mod doctor;
 mod kill;
+mod knobs;
 mod manual;
 mod pool;
 mod rehearse;
 mod run;
 mod signal;
 mod status;
+mod thp;
 mod value;
 mod view;
 mod wait;
@@ -37,6 +39,7 @@ enum Command {
     Kill(kill::Args),
     Wait(wait::Args),
     Pool(pool::Args),
+    Thp(thp::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::main(args),
         Command::Wait(args) => wait::main(&args),
         Command::Pool(args) => pool::main(args),
+        Command::Thp(args) => thp::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
         Command::Completions(args) => manual::completions(&args),

@@ -8,6 +8,7 @@
 //! - [`gather`]: memory given back with several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, so that nobody waits for it.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
+//! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
 //!
@@ -15,7 +16,9 @@
 
 pub mod gather;
 pub mod heap;
+pub mod host_pools;
 pub mod kernel;
+pub mod knobs;
 pub mod ledger;
 pub mod policy;
 pub mod pool;
@@ -23,3 +26,4 @@ pub mod reaper;
 pub mod status;
 mod sync;
 pub mod units;
+pub mod whole_file;

@@ -52,11 +52,7 @@ fn thp_switched_off() {
         (finding.id, finding.cost),
         ("thp-never", Cost::Slow(Bytes::from_kib(GIB / 4 * 3)))
     );
-    assert!(
-        finding
-            .hint
-            .contains("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
-    );
+    assert!(finding.hint.contains("`jumbo thp set enabled=madvise`"));
 }
 
 #[test]
@@ -66,7 +62,7 @@ fn thp_switched_off_for_the_pmd_size_alone_names_that_knob() {
             .thp_size(2048, "never", "never");
     });
     assert!(
-        finding.hint.contains("hugepages-2048kB/enabled"),
+        finding.hint.contains("`jumbo thp set 2M=madvise`"),
         "{}",
         finding.hint
     );
@@ -92,6 +88,11 @@ fn stalls_at_faults() {
         (finding.id, finding.cost),
         ("defrag-always", Cost::Slow(Bytes(200 << 20)))
     );
+    assert!(
+        finding
+            .hint
+            .contains("`jumbo thp set defrag=defer+madvise`")
+    );
 }
 
 #[test]
@@ -101,6 +102,7 @@ fn no_small_folios() {
             .meminfo(&[("AnonPages", GIB)]);
     });
     assert_eq!((finding.id, finding.cost), ("mthp-never", Cost::Unknown));
+    assert!(finding.hint.contains("`jumbo thp set 64K=madvise`"));
 }
 
 #[test]
@@ -165,16 +167,8 @@ fn a_pool_that_nobody_uses() {
         (finding.id, finding.cost),
         ("pool-unused", Cost::Wasted(Bytes(1600 << 20)))
     );
-    assert!(
-        finding
-            .hint
-            .contains("echo 800 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_over")
-    );
-    assert!(
-        finding
-            .hint
-            .contains("echo 200 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_huge")
-    );
+    let command = "`jumbo pool set 2M --overcommit 800 --persistent 200`";
+    assert!(finding.hint.contains(command), "{}", finding.hint);
 }
 
 #[test]
@@ -183,6 +177,11 @@ fn a_pool_that_is_used_up() {
         mapper(fake, 120).pool(2048, [150, 30, 30, 50, 50]);
     });
     assert_eq!((finding.id, finding.cost), ("pool-exhausted", Cost::Fails));
+    assert!(
+        finding
+            .hint
+            .contains("`jumbo pool set 2M --overcommit 200`")
+    );
     let fake = Fake::healthy();
     mapper(&fake, 70).pool(2048, [100, 30, 30, 0, 50]);
     assert_eq!(findings(&fake), [], "it may grow");
@@ -236,6 +235,7 @@ fn descriptors_that_hold_nothing() {
         (finding.id, finding.cost),
         ("hvo-off", Cost::Wasted(Bytes(4096 * 7 * 4096)))
     );
+    assert!(finding.hint.contains("`jumbo pool hvo on`"));
 }
 
 #[test]
@@ -244,7 +244,11 @@ fn surplus_and_hvo_do_not_go_together_before_7_3() {
         fake.pool(2048, [8, 8, 0, 0, 50])
             .write("proc/sys/vm/hugetlb_optimize_vmemmap", "1\n");
     };
-    assert_eq!(only(ail).id, "hvo-surplus");
+    let finding = only(ail);
+    assert_eq!(finding.id, "hvo-surplus");
+    for command in ["`jumbo pool set 2M --overcommit 0`", "`jumbo pool hvo off`"] {
+        assert!(finding.hint.contains(command), "{}", finding.hint);
+    }
     let fake = Fake::healthy();
     ail(&fake);
     fake.write("proc/sys/kernel/osrelease", "7.3.0\n");
@@ -330,6 +334,7 @@ fn shared_memory_on_small_pages_is_counted_once_for_all_who_map_it() {
         (finding.id, finding.cost),
         ("small-shared", Cost::Slow(Bytes::from_kib(900_000)))
     );
+    assert!(finding.hint.contains("`jumbo thp set shmem=within_size`"));
     let fake = Fake::healthy();
     fake.thp(2 << 20, "madvise", "within_size");
     fake.process(7, "postgres", &[("RssShmem", GIB)], &[]);

@@ -8,10 +8,10 @@
 use std::io;
 use std::process::Stdio;
 
+use jumbo::host_pools::{Shortage, steer};
 use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
-use jumbo::pool::host::carry::check;
-use jumbo::pool::host::{Amount, Journal, Plan, Steering, What, Wish};
+use jumbo::knobs::{Group, Journal, Knob, Steering};
 use jumbo::units::{Pages, counted};
 use serde::{Deserialize, Serialize};
 
@@ -90,29 +90,23 @@ pub(crate) fn keep() -> Result<(), Error> {
     let Some(pool) = kernel_pool(&root)? else {
         return refused(format!("the kernel has no pool of {SIZE} pages"));
     };
-    let more = Wish {
-        persistent: Some(Amount::More(Pages(1))),
-        overcommit: None,
-        node: None,
-    };
-    let writable = Plan::new(&pool, &more).map(|plan| check(&root, &plan));
-    if let Ok(Err(error)) = writable {
+    if let Err(error) = Knob::persistent(SIZE, None).writable(&root) {
         return refused(error.to_string());
     }
     let Some(journal) = Journal::of_user(&root) else {
         let why = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
         return refused(why.to_owned());
     };
-    let locked = match journal.lock(SIZE, COMMAND) {
+    let locked = match journal.lock(&Group::pool(SIZE), COMMAND) {
         Ok(locked) => locked,
         Err(error) => return refused(error.to_string()),
     };
-    let mut steering = match Steering::begin(&root, &locked, &pool, COMMAND, false) {
+    let mut steering = match steer(&root, &locked, &pool, COMMAND, false) {
         Ok(steering) => steering,
         Err(error) => return refused(error.to_string()),
     };
     // Whatever goes wrong from here on ends the orders, and nothing but that.
-    let _ = obey(&mut steering, pool.persistent(), pool.overcommit);
+    let _ = obey(&root, &mut steering, pool.persistent(), pool.overcommit);
     match steering.put_back(&mut ()) {
         Ok(undone) if undone.complete => Ok(()),
         Ok(_) => Err(Error::Kernel(NOT_BACK.to_owned())),
@@ -121,7 +115,12 @@ pub(crate) fn keep() -> Result<(), Error> {
 }
 
 /// Does as it is told until there are no more orders.
-fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Result<(), Error> {
+fn obey(
+    root: &Root,
+    steering: &mut Steering<'_>,
+    persistent: Pages,
+    overcommit: Pages,
+) -> Result<(), Error> {
     say(&Answer::Ok(()))?;
     for order in io::stdin().lines() {
         let order = order.map_err(Error::Pipe)?;
@@ -129,21 +128,24 @@ fn obey(steering: &mut Steering<'_>, persistent: Pages, overcommit: Pages) -> Re
             serde_json::from_str(&order).map_err(|error| Error::Pipe(error.into()))?;
         let overcommit = Pages(overcommit.0 + wanted.overcommit.0);
         let persistent = Pages(persistent.0 + wanted.persistent.0);
-        let done = set(steering, What::Overcommit, overcommit)
-            .and_then(|()| set(steering, What::Persistent, persistent));
+        let done = set(root, steering, &Knob::overcommit(SIZE), overcommit)
+            .and_then(|()| set(root, steering, &Knob::persistent(SIZE, None), persistent));
         say(&done)?;
     }
     Ok(())
 }
 
-fn set(steering: &mut Steering<'_>, what: What, to: Pages) -> Answer {
-    let written = steering.set(what, to, &mut ());
+fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Pages) -> Answer {
+    let written = steering.set(knob, to, &mut ());
     let written = written.map_err(|error| error.to_string())?;
-    if written.after >= to {
+    let after = written.step.after.as_ref().and_then(|after| after.number());
+    let after = after.unwrap_or(0);
+    if after >= to.0 {
         return Ok(());
     }
-    let reasons = written.shortage.map_or(Vec::new(), |short| short.reasons);
-    let came = format!("{} of {} came", written.after, counted(to.0, "page"));
+    let shortage = Shortage::of(root, &[written.step], false);
+    let reasons = shortage.map_or(Vec::new(), |short| short.reasons);
+    let came = format!("{after} of {} came", counted(to.0, "page"));
     let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
     Err(why.join("; "))
 }

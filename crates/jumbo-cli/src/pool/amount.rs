@@ -2,6 +2,8 @@
 
 use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
+use crate::knobs::usage;
+
 /// What was typed: a bare number is pages, one with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Amount {
@@ -10,12 +12,23 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    /// In pages of `size`; memory that is no whole number of them is rounded up, since less would not
-    /// hold it.
+    /// In pages of `size`. Memory that is no whole number of them is wrong usage: which way to round is the user's to
+    /// say.
     pub(super) fn pages(self, size: PageSize) -> Pages {
         match self {
             Self::Pages(pages) => pages,
-            Self::Memory(bytes) => Pages(bytes.0.div_ceil(size.bytes())),
+            Self::Memory(bytes) => {
+                let pages = bytes.whole_pages(size);
+                if pages.bytes(size) != bytes {
+                    let above = Pages(pages.0 + 1);
+                    usage(&format!(
+                        "{bytes} is no whole number of {size} pages\nhint: {pages} of them are {}, {above} are {}",
+                        pages.bytes(size),
+                        above.bytes(size)
+                    ));
+                }
+                pages
+            }
         }
     }
 }
@@ -47,10 +60,7 @@ mod tests {
     #[test]
     fn numbers_are_pages_and_sizes_are_memory() {
         let pages = |text: &str| text.parse::<Amount>().unwrap().pages(PageSize::SIZE_2M).0;
-        assert_eq!(
-            (pages("512"), pages("1G"), pages("3M"), pages("0")),
-            (512, 512, 2, 0)
-        );
+        assert_eq!((pages("512"), pages("1G"), pages("0")), (512, 512, 0));
         for bad in ["", "-1", "1.5G", "many", "99999999999999999999"] {
             assert!(bad.parse::<Amount>().is_err(), "{bad}");
         }

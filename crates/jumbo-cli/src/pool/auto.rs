@@ -3,16 +3,20 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::pool::host::carry::{Attendant as _, Doing};
-use jumbo::pool::host::{Bounds, Decision, Governor, Seen, Steering, What};
+use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Value, Watcher as _, Written};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde::Serialize;
 
 use super::amount::Amount;
-use super::attend::Terminal;
-use super::{PART, USAGE, command_line, failed, failure, journal, outcome, refused, unrecorded};
+use super::change::OfPool;
+use crate::knobs::change::{self, Change, tell_shortage};
+use crate::knobs::terminal::Terminal;
+use crate::knobs::{
+    Manner, PART, command_line, failed, failure, journal, refused, unrecorded, usage,
+};
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
 
@@ -22,7 +26,7 @@ use crate::view::{self, in_words, tell};
 /// ahead of the next mapping; a page goes back when it was not needed for the idle time. A mapping
 /// larger than the headroom gets surplus pages, which the kernel makes at once, within the same bounds.
 /// Memory available on the host is never taken below --keep-free, and where others take it below, pages
-/// that nobody needs go back at once. Each step is told on stderr with its reason.
+/// that no program needs go back at once. Each step is told on stderr with its reason.
 ///
 /// Runs until it is stopped by SIGINT or SIGTERM, and puts back what was before: pages in use then go
 /// back when they are free. After SIGKILL `jumbo pool --undo` puts back, and so does the next `auto` when it ends.
@@ -82,11 +86,11 @@ struct Event<'a> {
     /// Since the first look.
     seconds: f64,
     size: PageSize,
-    what: What,
-    before: Pages,
+    what: &'a str,
+    before: &'a Value,
     to: Pages,
     /// Read back.
-    after: Pages,
+    after: &'a Value,
     reason: &'a str,
     /// Mapped when that was decided.
     used: Pages,
@@ -114,117 +118,125 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         overcommit: !args.no_overcommit && !slow,
     };
     if bounds.min > bounds.max {
-        tell(&format!(
+        usage(&format!(
             "--min {} is more than --max {max}\nhint: both are pages of {size}, or bytes with a unit",
             bounds.min
         ));
-        return Ok(ExitCode::from(USAGE));
+    }
+    if args.once {
+        return once(root, args, bounds);
     }
     let journal = journal(root)?;
-    let locked = journal.lock(size, &command_line()).map_err(unrecorded)?;
-    let mut terminal = Terminal::new()?;
+    let locked = journal
+        .lock(&Group::pool(size), &command_line())
+        .map_err(unrecorded)?;
+    let mut terminal = Terminal::new(root)?;
     let before = super::pool(root, size)?;
-    let steering = Steering::begin(root, &locked, &before, &command_line(), !args.once);
-    let steering = match steering {
+    let steering = match steer(root, &locked, &before, &command_line(), true) {
         Ok(steering) => steering,
         Err(error) => {
             terminal.done();
             return Err(failed(error));
         }
     };
-    let heir_of = steering.heir_of();
+    let goes_on_for = steering.goes_on_for();
     let mut auto = Auto {
         root,
         size,
-        governor: Governor::new(bounds),
+        auto_size: AutoSize::new(bounds),
         begin: Instant::now(),
         steering,
         terminal: &mut terminal,
-        short: false,
         json: args.json,
     };
     if slow && !args.no_overcommit {
         auto.tell("HVO is on, and surplus pages wait milliseconds each for it on this kernel: none are made");
     }
-    if let Some(pid) = heir_of {
+    if let Some(pid) = goes_on_for {
         auto.tell(&format!(
             "goes on for process {pid}, which has not put back what was before it: that is done at the end"
         ));
     }
     let ended = auto.run(args);
-    let stopped = *ended.as_ref().unwrap_or(&false);
-    let end = auto.end(args.once && ended.as_ref().is_ok_and(|stopped| !stopped));
-    let ended = match (end, ended) {
+    let end = auto.end();
+    // Being stopped is how this ends, not a failure.
+    terminal.done();
+    match (end, ended) {
         // Something is left changed, which the error alone would deny.
         (Ok(code), Err(error)) if code == ExitCode::from(PART) => {
             tell(&in_words(&error));
             Ok(code)
         }
-        (end, ended) => end.and_then(|code| ended.map(|_| code)),
-    };
-    match ended {
-        // The one step was not taken, or put back.
-        Ok(code) if args.once && stopped => Ok(terminal.end(code)),
-        // Being stopped is how this ends, not a failure.
-        ended => {
-            terminal.done();
-            ended
-        }
+        (end, ended) => end.and_then(|code| ended.map(|()| code)),
     }
+}
+
+/// What one look says, as a change like that of `set`.
+fn once(root: &Root, args: &Args, bounds: Bounds) -> anyhow::Result<ExitCode> {
+    let manner = Manner {
+        dry_run: false,
+        force: false,
+        json: args.json,
+    };
+    change::change(root, &manner, || {
+        let pool = super::pool(root, args.size)?;
+        let seen = Seen {
+            at: Duration::ZERO,
+            pool: pool.clone(),
+            available: Memory::read(root)?.available,
+        };
+        let decision = AutoSize::new(bounds).decide(&seen);
+        let wish = Wish {
+            persistent: decision.persistent.map(host_pools::Amount::To),
+            overcommit: decision.overcommit,
+            node: None,
+        };
+        let plan = Plan::new(&pool, &wish)?;
+        let notes = wish.persistent.map(|_| decision.reason);
+        let notes = notes.into_iter().collect();
+        let mut change = Change::new(plan.writes, Boot::default(), notes);
+        change.pool = Some(OfPool::new(pool, plan.effect));
+        Ok(change)
+    })
 }
 
 struct Auto<'a> {
     root: &'a Root,
     size: PageSize,
-    governor: Governor,
+    auto_size: AutoSize,
     begin: Instant,
     steering: Steering<'a>,
     terminal: &'a mut Terminal,
-    /// The last growth fell short.
-    short: bool,
     json: bool,
 }
 
 impl Auto<'_> {
-    /// Until its time is over, or, and then true, it is stopped.
-    fn run(&mut self, args: &Args) -> anyhow::Result<bool> {
+    /// Until its time is over, or it is stopped.
+    fn run(&mut self, args: &Args) -> anyhow::Result<()> {
         loop {
             if self.step()? {
-                self.tell("stopped");
-                return Ok(true);
+                break;
             }
             let over = args
                 .for_seconds
                 .is_some_and(|long| self.begin.elapsed() >= long);
-            if args.once || over {
-                return Ok(false);
+            if over {
+                return Ok(());
             }
             let left = args
                 .for_seconds
                 .map(|long| long.saturating_sub(self.begin.elapsed()));
             let pause = left.map_or(args.interval, |left| left.min(args.interval));
             if self.terminal.pause(pause)? {
-                self.tell("stopped");
-                return Ok(true);
+                break;
             }
         }
+        self.tell("stopped");
+        Ok(())
     }
 
-    /// Leaves what was made, or puts back what was before.
-    fn end(self, keep: bool) -> anyhow::Result<ExitCode> {
-        let code = |part| {
-            if part {
-                ExitCode::from(PART)
-            } else {
-                ExitCode::SUCCESS
-            }
-        };
-        if keep {
-            return match self.steering.keep() {
-                Ok(()) => Ok(code(self.short)),
-                Err(error) => failure(error),
-            };
-        }
+    /// Puts back what was before.
+    fn end(self) -> anyhow::Result<ExitCode> {
         let undone = match self.steering.put_back(self.terminal) {
             Ok(undone) => undone,
             Err(error) => return failure(error),
@@ -234,104 +246,82 @@ impl Auto<'_> {
         } else {
             tell("auto: not all could be put back; `jumbo pool --undo` tries again");
         }
-        if let Some(shortage) = &undone.shortage {
-            outcome::tell_shortage(shortage);
+        if let Some(shortage) = Shortage::of(self.root, &undone.steps, false) {
+            tell_shortage(&shortage);
         }
-        Ok(code(!undone.complete))
+        Ok(if undone.complete {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(PART)
+        })
     }
 
     /// One look, and what follows from it; true where it was stopped meanwhile.
     fn step(&mut self) -> anyhow::Result<bool> {
-        let available = Memory::read(self.root)?.available;
-        let pool = super::pool(self.root, self.size)?;
-        let seen = Seen::new(self.begin.elapsed(), &pool, available);
+        let seen = Seen {
+            at: self.begin.elapsed(),
+            pool: super::pool(self.root, self.size)?,
+            available: Memory::read(self.root)?.available,
+        };
         let Decision {
             persistent,
             overcommit,
             reason,
-        } = self.governor.decide(&seen);
-        // What is lent and what is there together never pass the maximum, so the one that falls is
-        // first.
-        let falls = overcommit.filter(|to| *to < seen.overcommit);
-        if let Some(to) = falls
-            && self.lend(&seen, to)?
-        {
-            return Ok(true);
+        } = self.auto_size.decide(&seen);
+        let lends =
+            "what may be made at once within the maximum and what is kept available".to_owned();
+        let mut writes: Vec<_> = [
+            persistent.map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
+            overcommit.map(|to| (Knob::overcommit(self.size), "overcommit", to, lends)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        // What is lent and what is there together never pass the maximum, so the one that falls is first.
+        if overcommit.is_some_and(|to| to < seen.pool.overcommit) {
+            writes.reverse();
         }
-        if let Some(to) = persistent {
-            let has = seen.persistent();
-            let write = self
-                .steering
-                .set(What::Persistent, to, self.terminal)
-                .map_err(refused)?;
-            let after = write.after;
-            self.short = to > has && after < to && !write.stopped;
-            if self.short {
-                let pause = self.governor.fell_short(seen.at).as_secs_f64();
-                self.tell(&format!(
-                    "persistent {has} -> {after}, not the {to} asked: {reason}"
-                ));
-                if let Some(shortage) = &write.shortage {
+        for (knob, what, to, reason) in writes {
+            let written = self.steering.set(&knob, to, self.terminal);
+            let Written { step, stopped } = written.map_err(refused)?;
+            let before = &step.before;
+            let after = step.after.as_ref().unwrap_or(before);
+            if step.missing() > 0 && !stopped {
+                let pause = self.auto_size.fell_short(seen.at).as_secs_f64();
+                let why = format!("{what} {before} -> {after}, not the {to} asked: {reason}");
+                self.tell(&why);
+                if let Some(shortage) = Shortage::of(self.root, std::slice::from_ref(&step), false)
+                {
                     let why = shortage.reasons.join("; ");
                     self.tell(&format!(
                         "{why}; the next try is in {pause} s at the earliest"
                     ));
                 }
             } else {
-                self.governor.grew();
-                self.tell(&format!("persistent {has} -> {after}: {reason}"));
+                if what == "persistent" {
+                    self.auto_size.grew();
+                }
+                self.tell(&format!("{what} {before} -> {after}: {reason}"));
             }
-            self.print(&seen, What::Persistent, has, to, after, &reason)?;
-            if write.stopped {
+            if self.json {
+                view::json_line(&Event {
+                    seconds: seen.at.as_secs_f64(),
+                    size: self.size,
+                    what,
+                    before,
+                    to,
+                    after,
+                    reason: &reason,
+                    used: seen.pool.used(),
+                    reserved: seen.pool.reserved,
+                    available: seen.available,
+                })?;
+            }
+            if stopped {
                 return Ok(true);
             }
         }
-        if let Some(to) = overcommit.filter(|_| falls.is_none())
-            && self.lend(&seen, to)?
-        {
-            return Ok(true);
-        }
-        Ok(self.terminal.attend(&Doing::Nothing).is_break())
-    }
-
-    /// Sets the overcommit; true where it was stopped meanwhile.
-    fn lend(&mut self, seen: &Seen, to: Pages) -> anyhow::Result<bool> {
-        const REASON: &str =
-            "what may be made at once within the maximum and what is kept available";
-        let from = seen.overcommit;
-        let write = self
-            .steering
-            .set(What::Overcommit, to, self.terminal)
-            .map_err(refused)?;
-        self.tell(&format!("overcommit {from} -> {}: {REASON}", write.after));
-        self.print(seen, What::Overcommit, from, to, write.after, REASON)?;
-        Ok(write.stopped)
-    }
-
-    fn print(
-        &self,
-        seen: &Seen,
-        what: What,
-        before: Pages,
-        to: Pages,
-        after: Pages,
-        reason: &str,
-    ) -> anyhow::Result<()> {
-        if self.json {
-            view::json_line(&Event {
-                seconds: seen.at.as_secs_f64(),
-                size: self.size,
-                what,
-                before,
-                to,
-                after,
-                reason,
-                used: seen.used(),
-                reserved: seen.reserved,
-                available: seen.available,
-            })?;
-        }
-        Ok(())
+        Ok(self.terminal.look(&Doing::Nothing).is_break())
     }
 
     fn tell(&self, message: &str) {

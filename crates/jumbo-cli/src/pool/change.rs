@@ -1,28 +1,31 @@
 //! `jumbo pool set`, `grow` and `shrink`.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use jumbo::host_pools::{self, Effect, Plan, Shortage, Wish, obstacles};
 use jumbo::kernel::Root;
+use jumbo::kernel::cgroup::{Limit, Limits};
 use jumbo::kernel::hugetlb::{self, Pool};
 use jumbo::kernel::memory::Memory;
-use jumbo::pool::host::shortage::is_gigantic;
-use jumbo::pool::host::{self, Boot, Knob, Locked, Plan, What, Wish, boot, carry_out};
+use jumbo::knobs::{Boot, Group};
 use jumbo::units::{NodeId, PageSize, Pages, counted};
+use serde::Serialize;
 
 use super::amount::Amount;
-use super::attend::Terminal;
-use super::outcome::{self, Outcome};
-use super::{PART, command_line, failure, journal, pool, refused, undo, unrecorded};
+use super::{Compact, How, groups, pool};
+use crate::knobs::change::{self, Change};
+use crate::knobs::undo;
 use crate::value::whole;
-use crate::view::tell;
+use crate::view::View;
 
 /// Give a pool so many pages
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("wish").required(true).multiple(true)
     .args(["persistent", "overcommit", "persist", "forget", "undo"]))]
 #[command(group = clap::ArgGroup::new("forcible").multiple(true).args(["persistent", "undo"]))]
-#[command(mut_arg("force", |force| force.requires("forcible")))]
+#[command(mut_arg("force", |force| force.requires("forcible").help(FORCE)))]
 #[command(after_help = "Examples:
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --node 1 --compact
@@ -48,15 +51,14 @@ pub(crate) struct SetArgs {
     overcommit: Option<Amount>,
 
     #[command(flatten)]
-    how: How,
-
-    /// Have nothing of this set at the next boot
-    #[arg(long, conflicts_with_all = ["persist", "undo"])]
-    forget: bool,
+    place: Place,
 }
+
+const FORCE: &str = "Ask for more memory than is available; with --undo: put back even what another program has changed since";
 
 /// Add pages to a pool
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.help(FORCE)))]
 pub(crate) struct GrowArgs {
     #[command(flatten)]
     by: By,
@@ -67,8 +69,7 @@ pub(crate) struct GrowArgs {
 /// Free pages go back to the host at once. Those in use become surplus, and go back when they are free.
 #[derive(Debug, clap::Args)]
 // That one needs another is not asked where the two could not stand together.
-#[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])
-    .help(undo::FORCE)))]
+#[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
 pub(crate) struct ShrinkArgs {
     #[command(flatten)]
     by: By,
@@ -91,12 +92,12 @@ struct By {
     by: Option<Amount>,
 
     #[command(flatten)]
-    how: How,
+    place: Place,
 }
 
 /// What all three take.
 #[derive(Debug, clap::Args)]
-struct How {
+struct Place {
     /// The node to change; else the kernel spreads over all
     #[arg(
         long,
@@ -107,176 +108,81 @@ struct How {
     )]
     node: Option<u32>,
 
-    /// Set it up at the next boot too: in sysctl.d or tmpfiles.d
-    #[arg(long, conflicts_with = "undo")]
-    persist: bool,
-
-    /// Put back what the last change recorded, of this pool or of any
-    #[arg(long)]
-    undo: bool,
+    #[command(flatten)]
+    compact: Compact,
 
     #[command(flatten)]
-    shared: undo::Manner,
+    how: How,
 }
 
 pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
-    let ask = |pool: &Pool| Wish {
+    change(root, args.size, &args.place, &|size| Wish {
         persistent: args
             .persistent
-            .map(|amount| host::Amount::To(amount.pages(pool.size))),
-        overcommit: args.overcommit.map(|amount| amount.pages(pool.size)),
-        node: args.how.node.map(NodeId),
-    };
-    change(root, args.size, &args.how, args.forget, &ask)
+            .map(|to| host_pools::Amount::To(to.pages(size))),
+        overcommit: args.overcommit.map(|to| to.pages(size)),
+        node: args.place.node.map(NodeId),
+    })
 }
 
 pub(super) fn grow(root: &Root, args: &GrowArgs) -> anyhow::Result<ExitCode> {
-    change_by(root, &args.by, host::Amount::More)
+    change_by(root, &args.by, host_pools::Amount::More)
 }
 
 pub(super) fn shrink(root: &Root, args: &ShrinkArgs) -> anyhow::Result<ExitCode> {
-    change_by(root, &args.by, host::Amount::Less)
+    change_by(root, &args.by, host_pools::Amount::Less)
 }
 
 fn change_by(
     root: &Root,
     args: &By,
-    direction: fn(Pages) -> host::Amount,
+    direction: fn(Pages) -> host_pools::Amount,
 ) -> anyhow::Result<ExitCode> {
-    let ask = |pool: &Pool| Wish {
-        persistent: args.by.map(|by| direction(by.pages(pool.size))),
+    change(root, args.size, &args.place, &|size| Wish {
+        persistent: args.by.map(|by| direction(by.pages(size))),
         overcommit: None,
-        node: args.how.node.map(NodeId),
-    };
-    change(root, args.size, &args.how, false, &ask)
+        node: args.place.node.map(NodeId),
+    })
 }
 
 fn change(
     root: &Root,
     size: Option<PageSize>,
-    how: &How,
-    forget: bool,
-    ask: &dyn Fn(&Pool) -> Wish,
+    place: &Place,
+    wish: &dyn Fn(PageSize) -> Wish,
 ) -> anyhow::Result<ExitCode> {
+    let (how, compact) = (&place.how, place.compact.compact);
     let size = match size {
         Some(size) if !how.undo => size,
-        size => return undo::main(root, size, &how.shared),
+        Some(size) => return undo::main(root, &[Group::pool(size)], &how.manner, compact),
+        None => return undo::main(root, &groups(root)?, &how.manner, compact),
     };
-    let plan = |pool: &Pool| -> anyhow::Result<(Plan, Boot)> {
-        let wish = ask(pool);
-        let mut plan = Plan::new(pool, &wish)?;
-        let boot = match (how.persist, forget) {
-            (true, _) => {
-                let values = at_boot(pool, &wish, &plan);
-                boot::persist(root, pool, &values, is_gigantic(root, size))?
-            }
-            (_, true) => boot::forget(root, size, wish.node)?,
+    let wish = wish(size);
+    change::change(root, &how.manner, || {
+        let before = pool(root, size)?;
+        let plan = Plan::new(&before, &wish)?;
+        let boot = match (how.persist, how.forget) {
+            (true, _) => host_pools::boot::persist(root, &before, &wish, &plan)?,
+            (_, true) => host_pools::boot::forget(root, size, wish.node)?,
             _ => Boot::default(),
         };
-        plan.files.clone_from(&boot.files);
-        Ok((plan, boot))
-    };
-    let before = pool(root, size)?;
-    let (planned, boot) = plan(&before)?;
-    let mut notes = notes(root, &planned);
-    if how.shared.dry_run {
-        let (more, node) = (planned.effect.made, how.node.map(NodeId));
-        notes.extend(host::doubts(root, size, node, more));
-        if let Some(why) = beyond(root, &planned).filter(|_| !how.shared.force) {
-            tell(&format!("it would be refused without --force: {why}"));
+        let made = plan.effect.made;
+        let mut notes = Vec::from_iter(slow(root, &before, &wish));
+        if how.manner.dry_run {
+            notes.extend(obstacles(root, size, wish.node, made));
         }
-    }
-    if how.shared.dry_run || planned.is_empty() {
-        let outcome = Outcome::planned(root, &before, planned, boot, notes, how.shared.dry_run);
-        outcome.print(how.shared.json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    host::carry::check(root, &planned).map_err(refused)?;
-
-    let command = command_line();
-    let locked: Locked = journal(root)?.lock(size, &command).map_err(unrecorded)?;
-    // Once more, now that nobody else of us changes it.
-    let before = pool(root, size)?;
-    let (planned, boot) = plan(&before)?;
-    if planned.is_empty() {
-        // Whoever had the lock has done it.
-        let outcome = Outcome::planned(root, &before, planned, boot, notes, false);
-        outcome.print(how.shared.json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(why) = beyond(root, &planned).filter(|_| !how.shared.force) {
-        bail!("{why}\nhint: `--force` asks for them all the same");
-    }
-    let mut terminal = Terminal::new()?;
-    let carried = carry_out(
-        root,
-        &locked,
-        &planned,
-        &command,
-        how.shared.compact,
-        &mut terminal,
-    );
-    let carried = match carried {
-        Ok(carried) => carried,
-        Err(error) => {
-            terminal.done();
-            return failure(error);
-        }
-    };
-    drop(locked);
-    if let Some(undone) = &carried.put_back {
-        tell(outcome::interrupted(undone));
-        return Ok(terminal.end(ExitCode::from(PART)));
-    }
-    // Done: a signal that comes now finds nothing to put back.
-    terminal.done();
-    let short = carried.shortage.is_some();
-    let outcome = Outcome::carried(root, &before, planned, carried, boot, notes);
-    outcome::tell_unshown(outcome.print(how.shared.json));
-    outcome.tell_shortage();
-    Ok(if short {
-        ExitCode::from(PART)
-    } else {
-        ExitCode::SUCCESS
+        let mut change = Change::new(plan.writes, boot, notes);
+        change.needs_force = beyond(root, size, made);
+        change.compact = compact && made > Pages(0);
+        change.pool = Some(OfPool::new(before, plan.effect));
+        Ok(change)
     })
 }
 
-/// What the next boot is to set: what was asked, or where nothing was, what is.
-fn at_boot(pool: &Pool, wish: &Wish, plan: &Plan) -> Vec<(Knob, Pages)> {
-    let knob = |what, node| Knob {
-        size: pool.size,
-        what,
-        node,
-    };
-    let step = |what| {
-        plan.steps
-            .iter()
-            .find(|step| step.knob.what == what)
-            .map(|step| step.to)
-    };
-    let on_node = |node| {
-        let here = pool.nodes.get(&node).map(hugetlb::NodePool::persistent);
-        here.unwrap_or_else(|| pool.persistent())
-    };
-    let mut values = Vec::new();
-    if wish.persistent.is_some() || wish.overcommit.is_none() {
-        let now = wish.node.map_or_else(|| pool.persistent(), on_node);
-        let persistent = step(What::Persistent).unwrap_or(now);
-        values.push((knob(What::Persistent, wish.node), persistent));
-    }
-    let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
-    if wish.overcommit.is_some() || both {
-        let overcommit = step(What::Overcommit).unwrap_or(pool.overcommit);
-        values.push((knob(What::Overcommit, None), overcommit));
-    }
-    values
-}
-
 /// Why so many pages are not asked for. The kernel makes pages until there is no memory left for any, and
-/// whoever asks for more than there is may have mistaken a size.
-fn beyond(root: &Root, plan: &Plan) -> Option<String> {
-    let made = plan.effect.made;
-    let wanted = made.bytes(plan.size);
+/// a caller that asks for more than there is may have mistaken a size.
+fn beyond(root: &Root, size: PageSize, made: Pages) -> Option<String> {
+    let wanted = made.bytes(size);
     let available = Memory::read(root).ok()?.available;
     (wanted > available).then(|| {
         format!(
@@ -286,19 +192,85 @@ fn beyond(root: &Root, plan: &Plan) -> Option<String> {
     })
 }
 
-/// What is worth knowing beforehand.
-fn notes(root: &Root, plan: &Plan) -> Vec<String> {
-    let lends = plan
-        .steps
-        .iter()
-        .any(|step| step.knob.what == What::Overcommit && step.to > step.before);
-    let mut notes = Vec::new();
-    if lends && hugetlb::surplus_is_slow(root) {
-        notes.push(
-            "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent \
-             pages are made all at once"
-                .to_owned(),
-        );
+fn slow(root: &Root, pool: &Pool, wish: &Wish) -> Option<String> {
+    let lends = wish.overcommit.is_some_and(|to| to > pool.overcommit);
+    (lends && hugetlb::surplus_is_slow(root)).then(|| {
+        "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent pages are \
+         made all at once"
+            .to_owned()
+    })
+}
+
+/// What becomes of a pool.
+#[derive(Serialize)]
+pub(crate) struct OfPool {
+    size: PageSize,
+    effect: Effect,
+    /// The pool before.
+    before: Pool,
+    /// The pool now; as before where nothing was written.
+    after: Pool,
+}
+
+impl OfPool {
+    pub(super) fn new(before: Pool, effect: Effect) -> Self {
+        Self {
+            size: before.size,
+            effect,
+            after: before.clone(),
+            before,
+        }
     }
-    notes
+
+    /// Lines below the writes.
+    pub(crate) fn show(&self, view: &mut View, shortage: Option<&Shortage>) -> io::Result<()> {
+        let Self { size, effect, .. } = self;
+        let mut say = |pages: Pages, what: &str| {
+            if pages == Pages(0) {
+                return Ok(());
+            }
+            let (pages, memory) = (counted(pages.0, "page"), pages.bytes(*size));
+            view.line(format!("    {pages} ({memory}) {what}"))
+        };
+        say(effect.adopted, "surplus before, persistent now")?;
+        match shortage {
+            Some(short) => say(short.came, &format!("of {} came", short.asked))?,
+            None => say(effect.made, "made of free memory")?,
+        }
+        say(effect.freed, "given back to the host")?;
+        say(
+            effect.turned_surplus,
+            "in use or reserved: they go back when they are free",
+        )
+    }
+
+    /// Takes in how the pool is now; gives notes.
+    pub(crate) fn look_again(&mut self, root: &Root) -> Vec<String> {
+        match pool(root, self.size) {
+            Ok(now) => {
+                self.after = now;
+                limits(root, &self.after)
+            }
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// What a control group leaves of the pool to a program that runs where we do: a pool can be larger than that,
+/// and then it is not for want of pages that a mapping fails.
+fn limits(root: &Root, pool: &Pool) -> Vec<String> {
+    let limits = Limits::read(root, &[pool.size]).unwrap_or_default();
+    let unused = pool.unused().bytes(pool.size);
+    let kinds = [("use", &limits.hugetlb), ("reserve", &limits.reservations)];
+    let limit = |(what, limits): (&str, &BTreeMap<PageSize, Limit>)| {
+        let limit = limits
+            .get(&pool.size)
+            .filter(|limit| limit.room() < unused)?;
+        Some(format!(
+            "this control group may {what} {} of the {unused} that are free ({})",
+            limit.room(),
+            limit.file.display()
+        ))
+    };
+    kinds.into_iter().filter_map(limit).collect()
 }

@@ -1,19 +1,19 @@
 //! `jumbo pool show`.
 
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
+use jumbo::host_pools::{Holder, Holders};
+use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
 use jumbo::kernel::hugetlb::{self, Mount, Pool};
-use jumbo::kernel::{FileError, Root};
-use jumbo::pool::host::boot::{Setting, settings};
-use jumbo::pool::host::{Holder, Holders, Journal, Record};
+use jumbo::knobs::Group;
 use jumbo::status::Missing;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 use serde::Serialize;
 
 use super::table;
+use crate::knobs::{Kept, or_missing};
 use crate::value::whole;
 use crate::view::{self, Align, NONE, View};
 
@@ -60,32 +60,38 @@ struct Page {
     holders: Holders,
     /// What is in use at least that no process seen here maps: in files, System V segments, memfds.
     unmapped: Bytes,
-    /// What the next boot will set, of what jumbo wrote.
-    at_boot: Vec<Setting>,
-    /// The last change of each pool, which `--undo` would put back.
-    changes: Vec<Record>,
+    #[serde(flatten)]
+    kept: Kept,
     /// What this process's control group may have.
     limits: Limits,
     missing: Vec<Missing>,
 }
 
+/// A pool, and what follows from its counters.
 #[derive(Serialize)]
-struct PoolPage {
+pub(super) struct PoolPage {
     #[serde(flatten)]
-    pool: Pool,
-    persistent: Pages,
+    pub(super) pool: Pool,
+    pub(super) persistent: Pages,
     /// Mapped, or in files.
-    used: Pages,
-    /// Free and promised to nobody.
+    pub(super) used: Pages,
+    /// Free and promised to no program.
     unused: Pages,
 }
 
+impl From<Pool> for PoolPage {
+    fn from(pool: Pool) -> Self {
+        Self {
+            persistent: pool.persistent(),
+            used: pool.used(),
+            unused: pool.unused(),
+            pool,
+        }
+    }
+}
+
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
-    let pools = match args.size {
-        Some(size) => vec![super::pool(root, size)?],
-        None => super::pools(root)?,
-    };
-    let page = read(root, pools, args);
+    let page = read(root, args)?;
     if args.json {
         view::json(&page)?;
     } else {
@@ -96,16 +102,18 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
+fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     let mut missing = Vec::new();
-    let mut note = |what: &str, error: &dyn std::fmt::Display| {
-        missing.push(Missing {
-            what: what.to_owned(),
-            why: error.to_string(),
-        });
-    };
+    let pools = pools(root, args.size, &mut missing)?;
+    let groups = pools.iter().map(|pool| Group::pool(pool.size));
+    let groups: Vec<_> = groups.chain([Group::hvo()]).collect();
+    let kept = Kept::read(root, &groups, &mut missing);
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let mut holders = or_note(Holders::read(root, &pools), "who has the pages", &mut note);
+    let mut holders = or_missing(
+        Holders::read(root, &pools),
+        "who has the pages",
+        &mut missing,
+    );
     holders
         .processes
         .retain(|holder| holder.size.is_none_or(|size| sizes.contains(&size)));
@@ -121,59 +129,59 @@ fn read(root: &Root, pools: Vec<Pool>, args: &Args) -> Page {
             "the pages of {} of other users",
             counted(holders.hidden as u64, "process")
         );
-        note(&what, &"it takes their user, or CAP_SYS_PTRACE");
+        let why = "it takes their user, or CAP_SYS_PTRACE".to_owned();
+        missing.push(Missing { what, why });
     }
-    let mut changes = Vec::new();
-    for size in &sizes {
-        match Journal::of_user(root).map(|journal| journal.last(Some(*size))) {
-            Some(Ok(last)) => changes.extend(last),
-            Some(Err(error)) => note("the last change", &error),
-            None => {}
-        }
-    }
-    let at_boot = or_note(settings(root), "what is set at boot", &mut note);
-    Page {
-        default_size: or_note(hugetlb::default_size(root), "the default size", &mut note),
-        hvo: or_note(
+    Ok(Page {
+        default_size: or_missing(
+            hugetlb::default_size(root),
+            "the default size",
+            &mut missing,
+        ),
+        hvo: or_missing(
             hugetlb::optimize_vmemmap(root),
             "whether HVO is on",
-            &mut note,
+            &mut missing,
         ),
-        mounts: or_note(hugetlb::mounts(root), "hugetlbfs mounts", &mut note),
-        at_boot: at_boot
-            .into_iter()
-            .filter(|line| sizes.contains(&line.knob.size))
-            .collect(),
-        limits: or_note(
+        mounts: or_missing(hugetlb::mounts(root), "hugetlbfs mounts", &mut missing),
+        limits: or_missing(
             Limits::read(root, &sizes),
             "control group limits",
-            &mut note,
+            &mut missing,
         ),
-        pools: pools
-            .into_iter()
-            .map(|pool| PoolPage {
-                persistent: pool.persistent(),
-                used: pool.used(),
-                unused: pool.unused(),
-                pool,
-            })
-            .collect(),
+        pools: pools.into_iter().map(PoolPage::from).collect(),
         holders,
         unmapped,
-        changes,
+        kept,
         missing,
-    }
+    })
 }
 
-fn or_note<T: Default>(
-    result: Result<T, FileError>,
-    what: &str,
-    note: &mut impl FnMut(&str, &dyn std::fmt::Display),
-) -> T {
-    result.unwrap_or_else(|error| {
-        note(what, &error);
-        T::default()
-    })
+/// All pools, or that of one size. Where /sys is hidden, as in some containers, /proc still tells of the default size.
+fn pools(
+    root: &Root,
+    size: Option<PageSize>,
+    missing: &mut Vec<Missing>,
+) -> anyhow::Result<Vec<Pool>> {
+    let all = match hugetlb::pools(root) {
+        Err(error) => {
+            let pool = hugetlb::default_pool(root)?;
+            missing.push(Missing {
+                what: "pools of other sizes, and pages by node".to_owned(),
+                why: error.to_string(),
+            });
+            Ok(pool.into_iter().collect())
+        }
+        Ok(_) => super::pools(root),
+    };
+    let mut all = all?;
+    if let Some(size) = size {
+        if all.iter().all(|pool| pool.size != size) {
+            return super::pool(root, size).map(|pool| vec![pool]);
+        }
+        all.retain(|pool| pool.size == size);
+    }
+    Ok(all)
 }
 
 fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
@@ -190,27 +198,7 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     table::show(view, &pools)?;
     show_limits(view, page)?;
     show_holders(view, root, page)?;
-    if !page.at_boot.is_empty() {
-        view.heading("At the next boot")?;
-    }
-    for Setting { knob, value, file } in &page.at_boot {
-        let path: PathBuf = root.path(file);
-        view.line(format!("  {knob}: {value} ({})", path.display()))?;
-    }
-    if !page.changes.is_empty() {
-        view.heading("What --undo would put back")?;
-    }
-    for change in &page.changes {
-        let cut = if change.finished {
-            ""
-        } else {
-            ", not finished"
-        };
-        view.line(format!(
-            "  {}: `{}` of process {}{cut}",
-            change.size, change.command, change.pid
-        ))?;
-    }
+    page.kept.show(view, root)?;
     view::missing(view, "Not shown", &page.missing)
 }
 
@@ -238,7 +226,7 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
         processes, files, ..
     } = &page.holders;
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
-        return view.line("  nobody");
+        return view.line("  no process, and no file");
     }
     if !processes.is_empty() {
         view.table(

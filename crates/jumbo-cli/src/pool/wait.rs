@@ -4,9 +4,9 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::Holders;
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
-use jumbo::pool::host::Holders;
 use jumbo::units::{PageSize, Pages, counted};
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::view::{self, tell};
 
 /// Wait until pages of a pool are really free
 ///
-/// A VM or database gives its pages back long after its exit. Free are those that nobody maps and nobody
+/// A VM or database gives its pages back long after its exit. Free are those that no program maps and none
 /// was promised. Exit status: 0 they are free, 124 they were not within the timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 struct Waited {
     size: PageSize,
     wanted: Pages,
-    /// Free and promised to nobody.
+    /// Free and promised to no program.
     unused: Pages,
     /// How long it took.
     seconds: f64,
@@ -53,7 +53,7 @@ struct Waited {
 /// As timeout(1) has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// The kernel tells nobody when a page is given back. Looking often costs little: a look takes some
+/// The kernel tells no program when a page is given back. Looking often costs little: a look takes some
 /// microseconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
@@ -102,12 +102,8 @@ fn wait(
 ) -> anyhow::Result<(Pool, bool)> {
     let mut pause = FIRST_PAUSE;
     loop {
-        // Free and reserved are two files: what one look finds may have been so at no moment.
         if pool.unused() >= wanted {
-            pool = super::pool(root, args.size)?;
-            if pool.unused() >= wanted {
-                return Ok((pool, true));
-            }
+            return Ok((pool, true));
         }
         let left = args.timeout.saturating_sub(begin.elapsed());
         if left.is_zero() {
@@ -122,17 +118,7 @@ fn wait(
 /// Those with the most, in words.
 fn holders(root: &Root, pool: &Pool) -> String {
     let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
-    let of_size = all.of(pool.size).take(3);
-    let named: Vec<_> = of_size
-        .map(|holder| {
-            let name = holder.name.replace(char::is_control, "\u{fffd}");
-            format!(
-                "{name} ({}) {}",
-                holder.pid,
-                holder.resident() + holder.untouched
-            )
-        })
-        .collect();
+    let named: Vec<_> = all.of(pool.size).take(3).map(super::in_words).collect();
     if named.is_empty() {
         String::new()
     } else {

@@ -4,12 +4,13 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo::host_pools::{Holder, Holders};
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
-use jumbo::pool::host::{Holder, Holders};
-use jumbo::units::{PageSize, Pages};
+use jumbo::units::PageSize;
 use serde::Serialize;
 
+use super::show::PoolPage;
 use crate::value::{interval, whole};
 use crate::view::{self, Stdout};
 
@@ -45,14 +46,8 @@ pub(crate) struct Args {
 struct Look {
     /// Since the first look.
     seconds: f64,
-    size: PageSize,
-    total: Pages,
-    persistent: Pages,
-    surplus: Pages,
-    overcommit: Pages,
-    used: Pages,
-    free: Pages,
-    reserved: Pages,
+    #[serde(flatten)]
+    page: PoolPage,
     holders: Vec<Holder>,
 }
 
@@ -84,7 +79,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
                 writeln!(out, "{titles}  HOLDERS")?;
             }
             writeln!(out, "{}", seen.line(before.as_ref()))?;
-            // Whoever reads it from a pipe wants it now.
+            // A program that reads it from a pipe wants it now.
             out.flush()?;
         }
         before = Some(pool);
@@ -107,7 +102,7 @@ const TITLES: [&str; 7] = [
 
 impl Look {
     fn new(root: &Root, args: &Args, pool: &Pool, at: Duration) -> Self {
-        // That nobody can be seen is no reason to stop looking at the pool.
+        // That no holder can be seen is no reason to stop looking at the pool.
         let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
         let known = |holder: &&Holder| holder.size.is_none_or(|size| size == pool.size);
         let holders = all
@@ -119,22 +114,20 @@ impl Look {
             .collect();
         Self {
             seconds: at.as_secs_f64(),
-            size: pool.size,
-            total: pool.total,
-            persistent: pool.persistent(),
-            surplus: pool.surplus,
-            overcommit: pool.overcommit,
-            used: pool.used(),
-            free: pool.free,
-            reserved: pool.reserved,
+            page: pool.clone().into(),
             holders,
         }
     }
 
     fn line(&self, before: Option<&Pool>) -> String {
-        let change = before.map_or(0, |pool| {
-            i128::from(self.used.0 + self.reserved.0) - i128::from(pool.used().0 + pool.reserved.0)
-        });
+        let PoolPage {
+            pool,
+            persistent,
+            used,
+            ..
+        } = &self.page;
+        let demand = |pool: &Pool| i128::from(pool.used().0 + pool.reserved.0);
+        let change = before.map_or(0, |before| demand(pool) - demand(before));
         let change = if change == 0 {
             String::new()
         } else {
@@ -142,22 +135,14 @@ impl Look {
         };
         let cells = [
             format!("{:.1}", self.seconds),
-            self.persistent.to_string(),
-            self.surplus.to_string(),
-            self.used.to_string(),
-            self.reserved.to_string(),
-            self.free.to_string(),
+            persistent.to_string(),
+            pool.surplus.to_string(),
+            used.to_string(),
+            pool.reserved.to_string(),
+            pool.free.to_string(),
             change,
         ];
-        let holders: Vec<_> = self
-            .holders
-            .iter()
-            .map(|holder| {
-                let name = holder.name.replace(char::is_control, "\u{fffd}");
-                let all = holder.resident() + holder.untouched;
-                format!("{name} ({}) {all}", holder.pid)
-            })
-            .collect();
+        let holders: Vec<_> = self.holders.iter().map(super::in_words).collect();
         let cells = cells.map(|cell| format!("{cell:>WIDTH$}")).concat();
         format!("{cells}  {}", holders.join(", "))
             .trim_end()

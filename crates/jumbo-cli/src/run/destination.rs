@@ -5,9 +5,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use jumbo::whole_file::{self, Existing};
 use rustix::fs::{Access, AtFlags, CWD};
 
 /// Links that the kernel follows in a path (MAXSYMLINKS).
@@ -33,16 +33,11 @@ pub(super) fn write(file: &Path, content: &[u8]) -> io::Result<()> {
     match fs::symlink_metadata(file) {
         Ok(_) => write_in_place(file, content),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut part = tempfile::NamedTempFile::new_in(folder(file))?;
-            part.write_all(content)?;
-            part.as_file()
-                .set_permissions(fs::Permissions::from_mode(0o666 & !umask()))?;
-            match part.persist_noclobber(file) {
-                Ok(_) => Ok(()),
-                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+            match whole_file::write(file, content, 0o666, Existing::Keep) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     write_in_place(file, content)
                 }
-                Err(error) => Err(error.error),
+                done => done,
             }
         }
         Err(error) => Err(error),
@@ -84,11 +79,4 @@ fn folder(file: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
-}
-
-/// This process's umask, which can only be read by setting it; nothing else runs meanwhile.
-fn umask() -> u32 {
-    let umask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(umask);
-    umask.bits()
 }

@@ -166,7 +166,7 @@ fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
     Ok(())
 }
 
-fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
+pub(crate) fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
     view.heading("Folio sizes for anonymous and shared memory")?;
     let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |c| c.current.clone());
     let khugepaged = |name: &str| {

@@ -1,6 +1,6 @@
 //! `jumbo status`.
 
-mod host;
+pub(crate) mod host;
 mod process;
 
 use std::process::ExitCode;

@@ -35,7 +35,7 @@ fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) ->
         "-e",
         &inject,
     ];
-    words.extend([env!("CARGO_BIN_EXE_jumbo"), "pool"]);
+    words.push(env!("CARGO_BIN_EXE_jumbo"));
     words.extend(arguments);
     let output = host.command(&words).output().unwrap();
     let traced = std::fs::read_to_string(trace.path()).unwrap();
@@ -47,7 +47,7 @@ fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) ->
     !delivered
 }
 
-fn can_trace(test: &str) -> bool {
+pub(crate) fn can_trace(test: &str) -> bool {
     let traced = Command::new("strace")
         .args(["-qq", "-o", "/dev/null", "true"])
         .status();
@@ -59,7 +59,7 @@ fn can_trace(test: &str) -> bool {
 }
 
 /// Calls `check` after each cut; stops where no call of any kind is left.
-fn at_every_step(host: &Host, arguments: &[&str], signal: &str, check: impl Fn(&str)) {
+pub(crate) fn at_every_step(host: &Host, arguments: &[&str], signal: &str, check: impl Fn(&str)) {
     let mut cuts = 0;
     for call in CALLS {
         let mut last = false;
@@ -88,7 +88,15 @@ fn killed_at_any_step_a_change_can_be_undone() {
     host.ok(&["grow", "2M", "3"]);
     let (before, records) = (Before::now(), host.records());
     let to = (before.pool.persistent() + 5).to_string();
-    let change = ["set", "2M", "--persistent", &to, "--overcommit", "7"];
+    let change = [
+        "pool",
+        "set",
+        "2M",
+        "--persistent",
+        &to,
+        "--overcommit",
+        "7",
+    ];
     let check = |step: &str| {
         // One that had not begun left nothing to undo: the record would be that of the change before.
         if host.records() > records {
@@ -98,7 +106,7 @@ fn killed_at_any_step_a_change_can_be_undone() {
         assert_eq!(host.records(), records, "{step}");
     };
     at_every_step(&host, &change, "KILL", check);
-    at_every_step(&host, &["shrink", "2M", "2"], "KILL", check);
+    at_every_step(&host, &["pool", "shrink", "2M", "2"], "KILL", check);
     host.ok(&["--undo"]);
 }
 
@@ -138,7 +146,8 @@ fn killed_at_any_step_steering_is_ended_by_the_next() {
         let bounds = ["auto", "2M", "--min", least, "--max", &most];
         [&bounds[..], &["--keep-free", "64M", "--for", "0.01"]].concat()
     };
-    at_every_step(&host, &auto(&least), "KILL", |step| {
+    let steering = [&["pool"], &*auto(&least)].concat();
+    at_every_step(&host, &steering, "KILL", |step| {
         host.ok(&auto("0"));
         assert_as(&before, step);
         assert_eq!(host.records(), 0, "{step}");
@@ -148,7 +157,7 @@ fn killed_at_any_step_steering_is_ended_by_the_next() {
 fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
     for call in ["write", "unlink", "fsync", "clone3", "exit_group"] {
         for nth in 1..MANY {
-            let last = cut(host, &["--undo"], call, nth, "KILL");
+            let last = cut(host, &["pool", "--undo"], call, nth, "KILL");
             check();
             if last {
                 break;
@@ -166,7 +175,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
     let before = Before::now();
     let to = before.pool.persistent() + 5;
     let asked = to.to_string();
-    let change = ["set", "2M", "--persistent", &asked];
+    let change = ["pool", "set", "2M", "--persistent", &asked];
     at_every_step(&host, &change, "INT", |step| {
         match host.records() {
             // It came too late: all is done.
@@ -174,7 +183,7 @@ fn interrupted_at_any_step_a_change_is_put_back_or_done() {
                 assert_eq!(now().persistent(), to, "{step}");
                 host.ok(&["--undo"]);
             }
-            // It came in time: nobody has to put anything back.
+            // It came in time: nothing has to be put back.
             records => assert_eq!(records, 0, "{step}"),
         }
         assert_as(&before, step);

@@ -39,6 +39,7 @@ fn a_dry_run_writes_nothing() {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
     let much = fake.jumbo(&["set", "2M", "--persistent", "1T", "--dry-run"]);
+    assert_eq!(much.status.code(), Some(1));
     let text = stderr(&much);
     assert!(
         text.contains(
@@ -53,14 +54,14 @@ fn a_dry_run_writes_nothing() {
 }
 
 #[test]
-fn a_change_is_undone_and_so_is_the_one_before() {
+fn the_last_change_is_undone_and_then_all_before_it() {
     let fake = Fake::new();
     let pages = || fake.text(&format!("{POOL}/nr_hugepages")).unwrap();
     fake.ok(&["set", "2M", "--persistent", "5"]);
     fake.ok(&["grow", "2M", "6M"]);
     assert_eq!(pages(), "8");
     fake.ok(&["shrink", "2M", "1"]);
-    for left in ["8", "5", "0"] {
+    for left in ["8", "0"] {
         let undone = fake.json(&["set", "--undo", "--json"]);
         assert_eq!(undone["complete"], true);
         assert_eq!(pages(), left);
@@ -70,7 +71,7 @@ fn a_change_is_undone_and_so_is_the_one_before() {
 }
 
 #[test]
-fn what_somebody_else_has_set_since_is_not_overwritten() {
+fn what_others_have_set_since_is_not_overwritten() {
     let fake = Fake::new();
     fake.ok(&["set", "2M", "--persistent", "5"]);
     fake.write(&format!("{POOL}/nr_hugepages"), "9\n");
@@ -226,7 +227,7 @@ fn gigantic_pages_are_told_the_command_line() {
 
 #[test]
 fn what_is_persisted_is_forgotten_and_both_are_undone() {
-    const SYSCTL: &str = "etc/sysctl.d/60-jumbo-pool.conf";
+    const SYSCTL: &str = "etc/sysctl.d/60-jumbo-pool-2M.conf";
     const TMPFILES: &str = "etc/tmpfiles.d/jumbo-pool-64K.conf";
     let fake = Fake::new();
     fake.pool(64, [0; 5]);
@@ -311,6 +312,30 @@ fn a_kernel_without_hugetlb_and_a_size_without_a_pool_are_said() {
 }
 
 #[test]
+fn where_sys_is_hidden_the_pool_of_the_default_size_is_shown() {
+    let fake = Fake::new();
+    let meminfo = fake.text("proc/meminfo").unwrap();
+    let pages = "HugePages_Total: 9\nHugePages_Free: 4\nHugePages_Rsvd: 2\nHugePages_Surp: 1\n";
+    fake.write("proc/meminfo", &format!("{meminfo}{pages}"));
+    fake.write("proc/sys/vm/nr_overcommit_hugepages", "3\n");
+    std::fs::remove_dir_all(fake.path("sys")).unwrap();
+    for arguments in [&["--json"][..], &["show", "2M", "--json"]] {
+        let page = fake.json(arguments);
+        let pool = &page["pools"][0];
+        let numbers =
+            ["total", "persistent", "unused", "overcommit"].map(|name| pool[name].as_u64());
+        assert_eq!(numbers, [9, 8, 2, 3].map(Some), "{page:#}");
+        assert_eq!(page["pools"].as_array().unwrap().len(), 1);
+        assert!(
+            page["missing"].to_string().contains("cannot list"),
+            "{page:#}"
+        );
+    }
+    let other = fake.jumbo(&["show", "1G"]);
+    assert_eq!(other.status.code(), Some(1));
+}
+
+#[test]
 fn what_makes_no_sense_is_wrong_usage() {
     let fake = Fake::new();
     for arguments in [
@@ -355,6 +380,19 @@ fn what_is_no_number_is_refused_in_words() {
             "a whole number",
         ),
         (&["grow", "2M", "-5"], "`-5` is neither a whole number"),
+        (
+            &["set", "2M", "--persistent", "3M"],
+            "3 MiB is no whole number of 2M pages\nhint: 1 of them are 2 MiB, 2 are 4 MiB",
+        ),
+        (
+            &["set", "2M", "--overcommit", "1M"],
+            "1 MiB is no whole number",
+        ),
+        (&["wait", "2M", "5M"], "5 MiB is no whole number"),
+        (
+            &["auto", "2M", "--min", "0", "--max", "3M"],
+            "no whole number",
+        ),
         (
             &["wait", "2M", "1", "--timeout", "-1"],
             "a number of seconds",
@@ -548,7 +586,7 @@ fn what_fails_and_is_not_all_put_back_is_a_part() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
     let output = fake
         .command(&[
-            "auto", "2M", "--min", "12", "--max", "30", "--once", "--json",
+            "auto", "2M", "--min", "12", "--max", "30", "--for", "0", "--json",
         ])
         .stdout(full.unwrap())
         .output()

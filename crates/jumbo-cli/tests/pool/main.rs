@@ -1,9 +1,10 @@
-//! `jumbo pool` from outside: on folders that stand in for hosts, and on this host.
+//! `jumbo pool` and `jumbo thp` from outside: on folders that stand in for hosts, and on this host.
 //!
 //! - [`hosts`]: many nodes, other page sizes, no hugetlb; what is printed and what is written.
 //! - [`host`]: the pool of this host, resized and put back.
 //! - [`cut_short`]: killed and interrupted at every step.
 //! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
+//! - [`thp`]: the same of the tables of transparent huge pages, and of HVO.
 //! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
@@ -14,3 +15,4 @@ mod hosts;
 mod measured;
 mod steered;
 mod support;
+mod thp;

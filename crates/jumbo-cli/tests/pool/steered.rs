@@ -161,8 +161,8 @@ fn the_next_one_puts_back_what_was_before_those_that_were_killed() {
 }
 
 #[test]
-fn what_somebody_set_after_one_was_killed_is_put_back() {
-    let Some(host) = Host::take("what_somebody_set_after_one_was_killed_is_put_back") else {
+fn what_was_set_after_one_was_killed_is_put_back() {
+    let Some(host) = Host::take("what_was_set_after_one_was_killed_is_put_back") else {
         return;
     };
     let (before, records) = (Before::now(), host.records());
@@ -219,7 +219,7 @@ fn one_step_is_left_as_a_change_is() {
     let before = Before::now();
     let [least, most] =
         [before.pool.total + 3, before.pool.total + 64].map(|pages| pages.to_string());
-    let event = host.json(&[
+    let change = host.json(&[
         "auto",
         "2M",
         "--json",
@@ -232,7 +232,7 @@ fn one_step_is_left_as_a_change_is() {
         "--keep-free",
         "64M",
     ]);
-    assert_eq!(event["after"], now().persistent());
+    assert_eq!(change["steps"][0]["after"], now().persistent());
     assert!(now().persistent() >= before.pool.total + 3);
     host.ok(&["--undo"]);
     assert_as(&before, "undone");

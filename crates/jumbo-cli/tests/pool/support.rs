@@ -130,10 +130,14 @@ impl Fake {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.any(&[&["pool"], arguments].concat())
+    }
+
+    /// A command other than `pool`, too.
+    pub(crate) fn any(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
         command
-            .arg("pool")
-            .args(arguments)
+            .args(words)
             .args(["--root", self.0.path().to_str().unwrap()])
             .env("XDG_RUNTIME_DIR", self.path("run"));
         command
@@ -145,8 +149,13 @@ impl Fake {
 
     /// Its standard output, where it ends well.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
-        let output = self.jumbo(arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        self.says(&[&["pool"], arguments].concat())
+    }
+
+    /// The same of any command.
+    pub(crate) fn says(&self, words: &[&str]) -> String {
+        let output = self.any(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
         stdout(&output)
     }
 
@@ -212,7 +221,7 @@ impl Host {
             skip(test, &format!("cannot resize a pool: {error}"));
             return None;
         }
-        // Counters are compared: nobody else may be using the pool. A test that was killed leaves pages
+        // Counters are compared: no other program may be using the pool. A test that was killed leaves pages
         // that its programs give back a moment later.
         let start = Instant::now();
         let in_use = || now().total != now().free || now().reserved > 0;
@@ -220,7 +229,7 @@ impl Host {
             std::thread::sleep(Duration::from_millis(5));
         }
         if in_use() {
-            skip(test, "somebody else uses the pool of 2 MiB pages");
+            skip(test, "another program uses the pool of 2 MiB pages");
             return None;
         }
         let run = tempfile::tempdir().unwrap();
@@ -253,9 +262,12 @@ impl Host {
     }
 
     pub(crate) fn jumbo(&self, arguments: &[&str]) -> Command {
-        let mut words = vec![env!("CARGO_BIN_EXE_jumbo"), "pool"];
-        words.extend(arguments);
-        self.command(&words)
+        self.any(&[&["pool"], arguments].concat())
+    }
+
+    /// A command other than `pool`, too.
+    pub(crate) fn any(&self, words: &[&str]) -> Command {
+        self.command(&[&[env!("CARGO_BIN_EXE_jumbo")], words].concat())
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
@@ -274,7 +286,7 @@ impl Host {
 
     /// The records of changes of the pool that were not undone.
     pub(crate) fn records(&self) -> usize {
-        let folder = self.run.path().join("jumbo/pool/hugepages-2048kB");
+        let folder = self.run.path().join("jumbo/knobs/pool-2M");
         let names = fs::read_dir(folder).into_iter().flatten().flatten();
         names
             .filter(|entry| entry.path().extension().is_some_and(|end| end == "toml"))
@@ -307,7 +319,7 @@ pub(crate) fn now() -> Now {
     }
 }
 
-/// The pool is as it was, and /proc/meminfo too. A program of somebody else may have got pages
+/// The pool is as it was, and /proc/meminfo too. A program of another user may have got pages
 /// meanwhile, which drain when it ends.
 #[track_caller]
 pub(crate) fn assert_as(before: &Before, what: &str) {

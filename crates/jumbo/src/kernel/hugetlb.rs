@@ -7,13 +7,15 @@ use procfs_core::Meminfo;
 use procfs_core::process::MountInfos;
 use serde::Serialize;
 
-use super::thp::{absent, optional, size_folders};
+use super::thp::{absent, optional, size_folders, size_of_folder};
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
 /// Where the pools are, below a [`Root`].
 pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
+/// Where HVO, the kernel's own vmemmap optimisation, is switched on and off.
+pub const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 
 /// How often numbers are read again that changed under the reader.
 const READS: u32 = 64;
@@ -108,6 +110,34 @@ pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     Ok(Some(pools))
 }
 
+/// The pool of the default size by what /proc says of it, for where /sys is hidden; `None` where the kernel has no
+/// hugetlb. It knows of no nodes.
+///
+/// # Errors
+/// [`FileError`] where the files cannot be read or understood.
+pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
+    let Some(size) = default_size(root)? else {
+        return Ok(None);
+    };
+    let read = || {
+        let info: Meminfo = parse(root, "proc/meminfo")?;
+        let pages = |number: Option<u64>| Pages(number.unwrap_or(0));
+        Ok(Pool {
+            size,
+            total: pages(info.hugepages_total),
+            free: pages(info.hugepages_free),
+            reserved: pages(info.hugepages_rsvd),
+            surplus: pages(info.hugepages_surp),
+            overcommit: pages(optional(
+                root.read_u64("proc/sys/vm/nr_overcommit_hugepages"),
+            )?),
+            demote_size: None,
+            nodes: BTreeMap::new(),
+        })
+    };
+    Ok(Some(settled(read)?.0))
+}
+
 /// Reads until two readings in a row agree; false where none did in a bounded number of tries, which gives
 /// the last one.
 pub(crate) fn settled<T: PartialEq>(
@@ -172,6 +202,14 @@ pub fn file(size: PageSize, node: Option<NodeId>, name: &str) -> String {
     }
 }
 
+/// The page size and the node in a path that [`file()`] made.
+pub fn of_file(path: &str) -> Option<(PageSize, Option<NodeId>)> {
+    let mut parts = path.rsplit('/').skip(1);
+    let size = size_of_folder(parts.next()?)?;
+    let node = parts.find_map(|part| part.strip_prefix("node")?.parse().ok());
+    Some((size, node.map(NodeId)))
+}
+
 /// The size that `vm.nr_hugepages` and a plain MAP_HUGETLB mean: `Hugepagesize` of /proc/meminfo.
 /// `None` where the kernel has no hugetlb.
 ///
@@ -189,10 +227,7 @@ pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
 /// # Errors
 /// [`FileError`] where the file is there and cannot be read or understood.
 pub fn optimize_vmemmap(root: &Root) -> Result<Option<bool>, FileError> {
-    optional(
-        root.read_u64("proc/sys/vm/hugetlb_optimize_vmemmap")
-            .map(|value| value != 0),
-    )
+    optional(root.read_u64(HVO).map(|value| value != 0))
 }
 
 /// True where every surplus page waits for a grace period of RCU, milliseconds each: HVO is on, and the
@@ -233,6 +268,15 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn a_path_tells_the_pool() {
+        for node in [None, Some(NodeId(3))] {
+            let path = file(PageSize::SIZE_1G, node, "nr_hugepages");
+            assert_eq!(of_file(&path), Some((PageSize::SIZE_1G, node)));
+        }
+        assert_eq!(of_file(HVO), None);
+    }
 
     #[test]
     fn a_reading_that_was_torn_is_read_again() {

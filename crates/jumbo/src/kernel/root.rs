@@ -32,6 +32,16 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// What a failed operation on `path` is.
+    pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io {
+            operation,
+            path,
+            source,
+        }
+    }
+
     /// The kernel's answer, where it gave one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
@@ -79,11 +89,7 @@ impl Root {
     /// [`FileError::Io`].
     pub fn read_bytes(&self, relative: impl AsRef<Path>) -> Result<Vec<u8>, FileError> {
         let path = self.path(relative);
-        fs::read(&path).map_err(|source| FileError::Io {
-            operation: "read",
-            path,
-            source,
-        })
+        fs::read(&path).map_err(FileError::io("read", &path))
     }
 
     /// The file's text. What is no UTF-8 (a process may have any bytes in its name, and map files
@@ -125,11 +131,7 @@ impl Root {
             written if written == text.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         })
-        .map_err(|source| FileError::Io {
-            operation: "write",
-            path,
-            source,
-        })
+        .map_err(FileError::io("write", &path))
     }
 
     /// The names in a folder, sorted.
@@ -144,11 +146,7 @@ impl Root {
                     .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
                     .collect::<Result<Vec<_>, _>>()
             })
-            .map_err(|source| FileError::Io {
-                operation: "list",
-                path,
-                source,
-            });
+            .map_err(FileError::io("list", &path));
         names.map(|mut names| {
             names.sort_unstable();
             names

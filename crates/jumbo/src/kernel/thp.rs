@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::{FileError, Root};
 use crate::units::PageSize;
 
-const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
+/// Where the tables are, below a [`Root`].
+pub const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
 
 /// A knob that is one word out of several, as the kernel writes it: `always [madvise] never`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -55,16 +56,22 @@ pub struct SizeControl {
 }
 
 impl Choice {
+    /// The kernel lists every word; a file that was written where there is no kernel (a test's) has the chosen one alone.
     fn parse(text: &str) -> Option<Self> {
         let strip = |word: &str| word.trim_matches(['[', ']']).to_owned();
-        let words = || text.split_ascii_whitespace();
+        let words: Vec<_> = text.split_ascii_whitespace().collect();
+        let chosen = words.iter().find(|word| word.starts_with('['));
+        let current = match words.as_slice() {
+            [only] => only,
+            _ => *chosen?,
+        };
         Some(Self {
-            current: words().find(|word| word.starts_with('[')).map(strip)?,
-            options: words().map(strip).collect(),
+            current: strip(current),
+            options: words.into_iter().map(strip).collect(),
         })
     }
 
-    fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
+    pub(crate) fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
         let text = root.read(relative)?;
         Self::parse(&text).ok_or_else(|| FileError::Content {
             path: root.path(relative),
@@ -170,23 +177,22 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
     })
 }
 
+/// The size in `hugepages-2048kB`.
+pub(super) fn size_of_folder(name: &str) -> Option<PageSize> {
+    let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+    let kib: u64 = kib.parse().ok()?;
+    PageSize::new(kib.checked_mul(1024)?).ok()
+}
+
 /// The `hugepages-*kB` of a folder, by size.
 pub(super) fn size_folders(
     root: &Root,
     folder: &str,
 ) -> Result<BTreeMap<PageSize, String>, FileError> {
     let names = root.list(folder)?;
-    let size = |name: &str| {
-        let kib: u64 = name
-            .strip_prefix("hugepages-")?
-            .strip_suffix("kB")?
-            .parse()
-            .ok()?;
-        PageSize::new(kib.checked_mul(1024)?).ok()
-    };
     Ok(names
         .iter()
-        .filter_map(|name| Some((size(name)?, format!("{folder}/{name}"))))
+        .filter_map(|name| Some((size_of_folder(name)?, format!("{folder}/{name}"))))
         .collect())
 }
 
@@ -224,7 +230,7 @@ pub(super) fn absent(root: &Root) -> Result<(), FileError> {
 }
 
 /// A file that is not there is a feature that is not there.
-pub(super) fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+pub(crate) fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.is_missing() => Ok(None),
@@ -242,5 +248,6 @@ mod tests {
         assert!(choice.is("madvise"));
         assert_eq!(choice.options, ["always", "madvise", "never"]);
         assert_eq!(Choice::parse("always never"), None);
+        assert!(Choice::parse("madvise").unwrap().is("madvise"));
     }
 }

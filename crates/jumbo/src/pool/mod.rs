@@ -31,7 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's own pools are steered by [`host`].
+//! The kernel's own pools are steered by [`host_pools`](crate::host_pools).
 //!
 //! Pages come from a [`Source`] (`source`). The books are in `state`, the pages that threads keep at hand in
 //! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
@@ -47,7 +47,6 @@ mod claim;
 mod error;
 mod frame;
 mod gather;
-pub mod host;
 mod nodes;
 mod page;
 mod region;

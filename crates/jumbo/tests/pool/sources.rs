@@ -5,8 +5,9 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
+use jumbo::host_pools::steer;
 use jumbo::kernel::Root;
-use jumbo::pool::host::{Journal, Steering, What};
+use jumbo::knobs::{Group, Journal, Knob};
 use jumbo::pool::{Error, Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{PageSize, Pages};
 
@@ -203,12 +204,14 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     };
     let (root, folder) = (Root::host(), tempfile::tempdir().unwrap());
     let journal = Journal::at(&root, folder.path().join("jumbo"));
-    let locked = journal.lock(SIZE, "test").unwrap();
+    let locked = journal.lock(&Group::pool(SIZE), "test").unwrap();
     let pools = jumbo::kernel::hugetlb::pools(&root).unwrap().unwrap();
     let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
-    let mut steering = Steering::begin(&root, &locked, before, "test", true).unwrap();
-    let written = steering.set(What::Persistent, Pages(8), &mut ()).unwrap();
-    assert_eq!((written.after, kernel_counters()), (Pages(8), [8, 8, 0, 0]));
+    let mut steering = steer(&root, &locked, before, "test", true).unwrap();
+    let knob = Knob::persistent(SIZE, None);
+    let written = steering.set(&knob, Pages(8), &mut ()).unwrap();
+    assert_eq!(written.step.after, Some(Pages(8).into()));
+    assert_eq!(kernel_counters(), [8, 8, 0, 0]);
     let pool = hugetlb();
     assert_eq!(pool.resize(Pages(5)).persistent, Pages(5));
     assert!(steering.put_back(&mut ()).unwrap().complete);

@@ -7,7 +7,7 @@ use crate::kernel::memory::DESCRIPTOR;
 use crate::kernel::task::quoted;
 use crate::units::{Bytes, PageSize};
 
-/// Making the pools again disturbs whoever uses them, so saving less than this is not worth it.
+/// Making the pools again disturbs the programs that use them, so saving less than this is not worth it.
 const WORTH_REMAKING: Bytes = Bytes(16 << 20);
 
 /// How often a page for a pool, of any size, was not to be had.
@@ -44,14 +44,12 @@ fn unused(pool: &Pool) -> Option<Finding> {
     let idle = pool.unused().0.min(pool.persistent().0);
     (bytes >= LARGE && idle > 0).then(|| {
         let keep = pool.persistent().0 - idle;
-        let (nr, overcommit) =
-            (file(pool.size, "nr_hugepages"), file(pool.size, "nr_overcommit_hugepages"));
         let may = pool.overcommit.0.max(idle);
         Finding::new(
             "pool-unused",
             Cost::Wasted(bytes),
             format!(
-                "{} of {} {} pages lie in the pool, and nobody else can use them",
+                "{} of {} {} pages lie in the pool, and no other program can use them",
                 pool.unused(),
                 pool.total,
                 pool.size
@@ -60,13 +58,14 @@ fn unused(pool: &Pool) -> Option<Finding> {
         .evidence(file(pool.size, "free_hugepages"), pool.free)
         .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
         .hint(format!(
-            "`echo {may} > {overcommit} && echo {keep} > {nr}` gives them back, and lets the pool grow \
-             again on demand"
+            "`jumbo pool set {} --overcommit {may} --persistent {keep}` gives them back, and lets the pool \
+             grow again on demand",
+            pool.size
         ))
     })
 }
 
-/// A pool that is used up. One made for its user is, by design; it is amiss only where somebody has
+/// A pool that is used up. One made for its user is, by design; it is amiss only where a program has
 /// asked for more than there was: the pool grew as far as it may, or tried and found no memory.
 fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     if pool.total.0 == 0 || pool.unused().0 > 0 || pool.may_grow_by().0 > 0 {
@@ -94,9 +93,9 @@ fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     .evidence(file(pool.size, "resv_hugepages"), pool.reserved)
     .evidence(file(pool.size, "nr_overcommit_hugepages"), pool.overcommit)
     .hint(format!(
-        "`echo {} > {}` lets it grow on demand by as much again",
-        pool.surplus.0 + pool.total.0,
-        file(pool.size, "nr_overcommit_hugepages")
+        "`jumbo pool set {} --overcommit {}` lets it grow on demand by as much again",
+        pool.size,
+        pool.surplus.0 + pool.total.0
     ));
     Some(match failed {
         Some(failed) => {
@@ -191,7 +190,7 @@ fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
         .evidence("/proc/vmstat htlb_buddy_alloc_success, since boot", done)
-        .hint("`echo 1 > /proc/sys/vm/compact_memory`, then set nr_hugepages again"),
+        .hint("`jumbo pool grow SIZE N --compact` has the kernel move memory together first"),
     )
 }
 
@@ -221,8 +220,8 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 0)
         .hint(
-            "`sysctl vm.hugetlb_optimize_vmemmap=1`, then make the pools again (set nr_hugepages to 0 \
-             and back): pages made before stay as they are",
+            "`jumbo pool hvo on`, then make the pools again (`jumbo pool set SIZE --persistent 0` and back): \
+             pages made before stay as they are",
         )
     })
 }
@@ -243,10 +242,11 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
             "every surplus page waits milliseconds for its descriptors to be freed",
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 1)
-        .evidence(path.clone(), pool.overcommit)
+        .evidence(path, pool.overcommit)
         .evidence("kernel", &snapshot.host.kernel)
         .hint(format!(
-            "`echo 0 > {path}` and a persistent pool instead, or `sysctl vm.hugetlb_optimize_vmemmap=0`"
+            "`jumbo pool set {} --overcommit 0` and a persistent pool instead, or `jumbo pool hvo off`",
+            pool.size
         )),
     )
 }

@@ -99,11 +99,12 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
         .get(&thp.pmd_size)
         .and_then(|control| control.shmem_enabled.as_ref());
     // The size's own knob counts where it does not inherit, unless the top-level one denies all.
-    let knob = match own {
-        Some(own) if own.is("never") && !choice.is("deny") => {
-            format!("{THP}/hugepages-{}kB/shmem_enabled", thp.pmd_size.kib())
-        }
-        _ => format!("{THP}/shmem_enabled"),
+    let (knob, name) = match own {
+        Some(own) if own.is("never") && !choice.is("deny") => (
+            format!("{THP}/hugepages-{}kB/shmem_enabled", thp.pmd_size.kib()),
+            format!("{}.shmem", thp.pmd_size),
+        ),
+        _ => (format!("{THP}/shmem_enabled"), "shmem".to_owned()),
     };
     largest
         .into_values()
@@ -117,7 +118,7 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
             .evidence(format!("/proc/{}/status RssShmem", task.pid), task.memory.shmem)
             .evidence(knob.clone(), &choice.current)
             .hint(format!(
-                "`echo within_size > {knob}`, then start {} again: memory that is there stays as it is",
+                "`jumbo thp set {name}=within_size`, then start {} again: memory that is there stays as it is",
                 task.name
             ))
         })

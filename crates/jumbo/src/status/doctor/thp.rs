@@ -45,12 +45,14 @@ fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
     if host.misses(Host::THP_CONTROLS) {
         return None;
     }
-    let pools = if host.pools.is_some() {
-        "use hugetlb pages meanwhile: `sysctl vm.nr_overcommit_hugepages=1024` lets programs that ask \
-         for them have some"
-    } else {
-        "it has no hugetlb either"
-    };
+    let pool = host.pools.iter().flatten().next();
+    let pools = pool.map_or("it has no hugetlb either".to_owned(), |pool| {
+        let size = pool.size;
+        format!(
+            "use hugetlb pages meanwhile: `jumbo pool set {size} --overcommit 2G` lets programs that ask \
+             for them have some"
+        )
+    });
     Some(
         Finding::new(
             "no-thp",
@@ -71,19 +73,21 @@ fn off(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         let kib = thp.pmd_size.kib();
         let own = thp.sizes.get(&thp.pmd_size).and_then(|control| control.enabled.as_ref());
         // The size's own knob counts where it does not inherit.
-        let knob = match own {
-            Some(own) if !own.is("inherit") => format!("{FOLDER}/hugepages-{kib}kB/enabled"),
-            _ => format!("{FOLDER}/enabled"),
+        let (knob, name) = match own {
+            Some(own) if !own.is("inherit") => {
+                (format!("{FOLDER}/hugepages-{kib}kB/enabled"), thp.pmd_size.to_string())
+            }
+            _ => (format!("{FOLDER}/enabled"), "enabled".to_owned()),
         };
         Finding::new(
             "thp-never",
             Cost::Slow(small_anon(snapshot)),
             "no program can have THPs at a fault, not even where it asks",
         )
-        .evidence(knob.clone(), "never")
+        .evidence(knob, "never")
         .evidence("/proc/meminfo AnonPages outside AnonHugePages", small_anon(snapshot))
         .hint(format!(
-            "`echo madvise > {knob}` gives them to programs that ask, such as those under `jumbo run`"
+            "`jumbo thp set {name}=madvise` gives them to programs that ask, such as those under `jumbo run`"
         ))
     })
 }
@@ -100,9 +104,7 @@ fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         )
         .evidence(format!("{FOLDER}/defrag"), &defrag.current)
         .evidence("/proc/vmstat compact_stall, since boot", stalls)
-        .hint(format!(
-            "`echo defer+madvise > {FOLDER}/defrag` waits only where the program asked for THPs"
-        ))
+        .hint("`jumbo thp set defrag=defer+madvise` waits only where the program asked for THPs")
     })
 }
 
@@ -122,9 +124,8 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         return None;
     }
     // The size at which arm64 and x86-64 both coalesce TLB entries.
-    let wanted = 64;
-    let has_it = below.iter().any(|size| size.kib() == wanted);
-    let kib = if has_it { wanted } else { below.last()?.kib() };
+    let wanted = below.iter().find(|size| size.kib() == 64);
+    let size = wanted.or(below.last())?;
     Some(
         Finding::new(
             "mthp-never",
@@ -141,9 +142,7 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             ),
         )
         .evidence("/proc/meminfo AnonPages outside AnonHugePages", small)
-        .hint(format!(
-            "`echo madvise > {FOLDER}/hugepages-{kib}kB/enabled`"
-        )),
+        .hint(format!("`jumbo thp set {size}=madvise`")),
     )
 }
 
@@ -171,7 +170,7 @@ fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         .evidence(format!("{FOLDER}/khugepaged/max_ptes_none"), max_ptes_none)
         .evidence("/proc/vmstat thp_collapse_alloc, since boot", collapsed)
         .hint(format!(
-            "`echo {} > {FOLDER}/khugepaged/max_ptes_none`; it also lets the kernel split huge pages \
+            "`jumbo thp set max_ptes_none={}`; it also lets the kernel split huge pages \
              that are mostly zeroes, under memory pressure",
             entries / 8
         )),
@@ -189,7 +188,7 @@ fn no_zero_page(thp: &Thp) -> Option<Finding> {
             "reading untouched memory takes a huge page of its own for each",
         )
         .evidence(format!("{FOLDER}/use_zero_page"), 0)
-        .hint(format!("`echo 1 > {FOLDER}/use_zero_page`"))
+        .hint("`jumbo thp set use_zero_page=1`")
     })
 }
 

@@ -1,4 +1,4 @@
-//! Signals and progress while pools change: [`Terminal`].
+//! Signals and progress while knobs change: [`Terminal`].
 
 use std::io;
 use std::ops::ControlFlow;
@@ -6,31 +6,38 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use jumbo::kernel::Root;
+use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Signals, die_by};
-use jumbo::pool::host::carry::{Attendant, Doing};
+use jumbo::knobs::{Doing, Form, Step, Watcher};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// Every signal of this process, read instead of delivered, so that a change is never left where it
 /// stands; and a bar on stderr, on a terminal.
-pub(super) struct Terminal {
+pub(crate) struct Terminal {
+    root: Root,
     signals: Signals,
     bar: Option<ProgressBar>,
+    /// What the page allocator had given to pools before the step.
+    given: u64,
     /// The signal that asked for an end.
     ended_by: Option<i32>,
 }
 
 impl Terminal {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new(root: &Root) -> io::Result<Self> {
         Ok(Self {
+            root: root.clone(),
             signals: Signals::take()?,
             bar: None,
+            given: given(root),
             ended_by: None,
         })
     }
 
     /// Waits, at most so long; true where a signal asked for an end.
-    pub(super) fn pause(&mut self, at_most: Duration) -> io::Result<bool> {
+    pub(crate) fn pause(&mut self, at_most: Duration) -> io::Result<bool> {
         let until = Instant::now() + at_most;
         loop {
             if let Some(signal) = self.asked() {
@@ -54,7 +61,7 @@ impl Terminal {
 
     /// Ends as the signal would have ended us that asked for it, so that a shell sees a script
     /// interrupted; `otherwise` where none did.
-    pub(super) fn end(self, otherwise: ExitCode) -> ExitCode {
+    pub(crate) fn end(self, otherwise: ExitCode) -> ExitCode {
         let Some(signal) = self.ended_by else {
             self.done();
             return otherwise;
@@ -65,7 +72,7 @@ impl Terminal {
     }
 
     /// Has signals delivered again.
-    pub(super) fn done(self) {
+    pub(crate) fn done(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -86,13 +93,16 @@ impl Terminal {
         None
     }
 
-    fn show(&mut self, doing: &Doing) {
+    fn show(&mut self, doing: &Doing<'_>) {
         let (length, position, message) = match doing {
-            Doing::Nothing => return,
+            Doing::Nothing => {
+                self.given = given(&self.root);
+                return;
+            }
             Doing::Compacting => (0, 0, "the kernel moves memory together".to_owned()),
-            Doing::Writing(step, made) => {
-                let all = step.to.0.abs_diff(step.before.0);
-                (all, made.0.min(all), step.knob.to_string())
+            Doing::Writing(step) => {
+                let (all, made) = self.pages(step);
+                (all, made.min(all), step.knob.to_string())
             }
         };
         // Only now: what takes less than a tick is over before it could be read.
@@ -109,10 +119,30 @@ impl Terminal {
         bar.set_position(position);
         bar.set_message(message);
     }
+
+    /// How many pages a step is about, and how many of them the kernel has made. Since Linux 6.7 they join the pool all
+    /// at once at the end, so the pool does not tell; what the page allocator gave (6.1) does.
+    fn pages(&self, step: &Step) -> (u64, u64) {
+        let (Form::Pages, Some(before), Some(to)) =
+            (step.knob.form, step.before.number(), step.to.number())
+        else {
+            return (0, 0);
+        };
+        let now = step.knob.read(&self.root).ok();
+        let joined = now.and_then(|now| now.number()).unwrap_or(before);
+        let given = given(&self.root).saturating_sub(self.given);
+        (to.abs_diff(before), given.max(joined.abs_diff(before)))
+    }
 }
 
-impl Attendant for Terminal {
-    fn attend(&mut self, doing: &Doing) -> ControlFlow<()> {
+fn given(root: &Root) -> u64 {
+    let events = Events::read(root).ok();
+    let given = events.and_then(|events| events.get("htlb_buddy_alloc_success"));
+    given.unwrap_or(0)
+}
+
+impl Watcher for Terminal {
+    fn look(&mut self, doing: &Doing<'_>) -> ControlFlow<()> {
         self.show(doing);
         match self.asked() {
             Some(signal) => {

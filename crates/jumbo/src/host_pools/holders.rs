@@ -1,6 +1,7 @@
 //! Who has the pages of the kernel's pools: [`Holders`].
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -106,50 +107,40 @@ impl Holders {
     }
 
     fn look(&mut self, root: &Root, base: PageSize, pid: u32, hugetlb: Bytes) {
-        let name = || task::name(root, pid).unwrap_or_default();
+        let holder = |size, private| Holder {
+            pid,
+            name: task::name(root, pid).unwrap_or_default(),
+            size,
+            private,
+            shared: Bytes(0),
+            untouched: Bytes(0),
+        };
         let smaps = match Smaps::read(root, pid) {
             Ok(smaps) => smaps,
             Err(error) if error.is_denied() => {
                 self.hidden += 1;
                 if hugetlb > Bytes(0) {
-                    self.processes.push(Holder {
-                        pid,
-                        name: name(),
-                        size: None,
-                        private: hugetlb,
-                        shared: Bytes(0),
-                        untouched: Bytes(0),
-                    });
+                    self.processes.push(holder(None, hugetlb));
                 }
                 return;
             }
             // It has ended.
             Err(_) => return,
         };
-        let mut found: Vec<Holder> = Vec::new();
+        let mut found: BTreeMap<PageSize, Holder> = BTreeMap::new();
         for mapping in smaps.mappings() {
             let Some(size) = mapping.kernel_page_size.filter(|size| *size > base) else {
                 continue;
             };
-            let at = found.iter().position(|holder| holder.size == Some(size));
-            let at = at.unwrap_or_else(|| {
-                found.push(Holder {
-                    pid,
-                    name: name(),
-                    size: Some(size),
-                    private: Bytes(0),
-                    shared: Bytes(0),
-                    untouched: Bytes(0),
-                });
-                found.len() - 1
-            });
-            let holder = &mut found[at];
+            let holder = found
+                .entry(size)
+                .or_insert_with(|| holder(Some(size), Bytes(0)));
             holder.private += mapping.private_hugetlb;
             holder.shared += mapping.shared_hugetlb;
             let rest = mapping.size().0.saturating_sub(mapping.hugetlb().0);
             holder.untouched += Bytes(rest);
         }
-        self.processes.append(&mut found);
+        self.processes.extend(found.into_values());
     }
 }
 

@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::change::Step;
 use crate::kernel::memory::{Memory, Zone};
 use crate::kernel::zones::{Blocks, Watermarks};
-use crate::kernel::{self, Root};
+use crate::kernel::{self, Root, hugetlb};
+use crate::knobs::Step;
 use crate::units::{Bytes, NodeId, PageSize, Pages, counted};
 
 /// Pages that did not come, and what is known about why.
@@ -50,26 +50,6 @@ pub struct ZoneRoom {
     pub fixed_blocks: Option<(u64, u64)>,
     /// Why nothing comes from here, where that is so.
     pub closed: Option<String>,
-}
-
-/// What the steps fell short of; `None` where all came that was asked.
-pub(super) fn of(root: &Root, steps: &[Step], compacted: bool) -> Option<Shortage> {
-    let step = steps
-        .iter()
-        .find(|step| step.after.is_some() && step.missing() > Pages(0))?;
-    let size = step.knob.size;
-    let asked = Pages(step.to.0 - step.before.0);
-    let mut shortage = Shortage {
-        size,
-        asked,
-        came: Pages(asked.0.saturating_sub(step.missing().0)),
-        available: Memory::read(root).ok().map(|memory| memory.available),
-        zones: zones(root, size, step.knob.node),
-        reasons: Vec::new(),
-        hints: Vec::new(),
-    };
-    shortage.explain(root, step.missing(), compacted);
-    Some(shortage)
 }
 
 /// True where the page allocator has no blocks as large as one page: it is made by searching for a range
@@ -143,6 +123,25 @@ fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
 }
 
 impl Shortage {
+    /// What the steps fell short of; `None` where all pages came that were asked.
+    pub fn of(root: &Root, steps: &[Step], compacted: bool) -> Option<Self> {
+        let step = steps.iter().find(|step| step.missing() > 0)?;
+        let (size, node) = hugetlb::of_file(&step.knob.file)?;
+        let asked = step.to.number()? - step.before.number()?;
+        let missing = Pages(step.missing());
+        let mut shortage = Self {
+            size,
+            asked: Pages(asked),
+            came: Pages(asked.saturating_sub(missing.0)),
+            available: Memory::read(root).ok().map(|memory| memory.available),
+            zones: zones(root, size, node),
+            reasons: Vec::new(),
+            hints: Vec::new(),
+        };
+        shortage.explain(root, missing, compacted);
+        Some(shortage)
+    }
+
     fn explain(&mut self, root: &Root, missing: Pages, compacted: bool) {
         let size = self.size;
         let wanted = missing.bytes(size);

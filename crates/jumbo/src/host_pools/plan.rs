@@ -1,38 +1,14 @@
-//! What is to change: [`Wish`]; and how: [`Plan`].
+//! What a pool is to have: [`Wish`]; and what the kernel will do for it: [`Plan`].
 
-use std::fmt;
+use serde::Serialize;
 
-use serde::{Deserialize, Serialize};
-
-use super::boot::FileChange;
+use crate::kernel::Root;
 use crate::kernel::hugetlb::{self, Pool};
-use crate::kernel::{FileError, Root};
+use crate::knobs::apply::ApplyError;
+use crate::knobs::{self, Group, Knob, Locked, Saved, Steering};
 use crate::units::{NodeId, PageSize, Pages, counted};
 
-/// One number of a pool that can be set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Knob {
-    /// The pool's page size.
-    pub size: PageSize,
-    /// Which of its numbers.
-    pub what: What,
-    /// The node it is for; `None` for all together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<NodeId>,
-}
-
-/// Which number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum What {
-    /// Pages that stay when nobody needs them. The file, `nr_hugepages`, takes this number and shows
-    /// another: the surplus pages are in it.
-    Persistent,
-    /// `nr_overcommit_hugepages`: how many surplus pages there may be.
-    Overcommit,
-}
-
-/// What somebody wants of a pool.
+/// What a caller wants of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// Its persistent pages.
@@ -54,31 +30,6 @@ pub enum Amount {
     Less(Pages),
 }
 
-/// One write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
-    /// What is written.
-    #[serde(flatten)]
-    pub knob: Knob,
-    /// Its value before.
-    pub before: Pages,
-    /// The value written.
-    pub to: Pages,
-    /// The value read back; `None` until then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Pages>,
-}
-
-/// A knob and the value it had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
-    /// The knob.
-    #[serde(flatten)]
-    pub knob: Knob,
-    /// Its value.
-    pub value: Pages,
-}
-
 /// What the kernel does for a new number of persistent pages (`set_max_huge_pages` in mm/hugetlb.c).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Effect {
@@ -92,19 +43,13 @@ pub struct Effect {
     pub turned_surplus: Pages,
 }
 
-/// Everything that is to be done, in order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// How a pool gets what is wished.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The pool.
-    pub size: PageSize,
-    /// The writes. Those that would change nothing are not in it.
-    pub steps: Vec<Step>,
+    /// What is to be written.
+    pub writes: knobs::Plan,
     /// What becomes of the persistent pages.
     pub effect: Effect,
-    /// What has to be written to have everything back as it is.
-    pub saved: Vec<Saved>,
-    /// Files for the next boot.
-    pub files: Vec<FileChange>,
 }
 
 /// Why there is no plan.
@@ -142,76 +87,6 @@ pub enum PlanError {
     },
 }
 
-impl Knob {
-    /// The file, below a [`Root`].
-    pub fn file(&self) -> String {
-        let name = match self.what {
-            What::Persistent => "nr_hugepages",
-            What::Overcommit => "nr_overcommit_hugepages",
-        };
-        hugetlb::file(self.size, self.node, name)
-    }
-
-    /// The value now. `nr_hugepages` counts surplus pages too and they come and go meanwhile, so both
-    /// are read until one reading is of one moment.
-    ///
-    /// # Errors
-    /// [`FileError`] where a file cannot be read or understood.
-    pub fn read(&self, root: &Root) -> Result<Pages, FileError> {
-        self.read_settled(root).map(|(value, _)| value)
-    }
-
-    /// The same, and whether it is of one moment; false where the pool did not rest.
-    fn read_settled(&self, root: &Root) -> Result<(Pages, bool), FileError> {
-        let file = self.file();
-        if self.what == What::Overcommit {
-            return root.read_u64(file).map(|value| (Pages(value), true));
-        }
-        let surplus_file = hugetlb::file(self.size, self.node, "surplus_hugepages");
-        let read = || Ok((root.read_u64(&file)?, root.read_u64(&surplus_file)?));
-        let ((total, surplus), rests) = hugetlb::settled(read)?;
-        Ok((Pages(total.saturating_sub(surplus)), rests))
-    }
-
-    /// Writes it.
-    ///
-    /// # Errors
-    /// [`FileError::Io`]: EACCES without root, EROFS in a container, EINVAL for a size that this kernel
-    /// makes at boot only.
-    pub fn write(&self, root: &Root, value: Pages) -> Result<(), FileError> {
-        root.write(self.file(), &value.to_string())
-    }
-}
-
-impl fmt::Display for Knob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = self.size;
-        match self.what {
-            What::Persistent => write!(f, "persistent {size} pages")?,
-            What::Overcommit => write!(f, "overcommit of {size} pages")?,
-        }
-        self.node
-            .map_or(Ok(()), |node| write!(f, " on node {node}"))
-    }
-}
-
-impl Step {
-    /// True where the pool is to get pages.
-    pub fn grows(&self) -> bool {
-        self.knob.what == What::Persistent && self.to > self.before
-    }
-
-    /// How many pages did not come; none where nothing was read back.
-    pub fn missing(&self) -> Pages {
-        let after = self.after.unwrap_or(self.to);
-        Pages(if self.grows() {
-            self.to.0.saturating_sub(after.0)
-        } else {
-            0
-        })
-    }
-}
-
 impl Plan {
     /// What it takes to give the pool what is wished.
     ///
@@ -219,78 +94,45 @@ impl Plan {
     /// [`PlanError`].
     pub fn new(pool: &Pool, wish: &Wish) -> Result<Self, PlanError> {
         let size = pool.size;
-        let mut plan = Self {
-            size,
-            steps: Vec::new(),
-            effect: Effect::default(),
-            saved: Vec::new(),
-            files: Vec::new(),
-        };
-        if let Some(to) = wish.overcommit.filter(|to| *to != pool.overcommit) {
-            let knob = Knob {
-                size,
-                what: What::Overcommit,
-                node: None,
-            };
-            plan.step(knob, pool.overcommit, to);
-            plan.saved.push(Saved {
-                knob,
-                value: pool.overcommit,
-            });
+        let mut writes = knobs::Plan::new(Group::pool(size));
+        let mut effect = Effect::default();
+        if let Some(to) = wish.overcommit {
+            writes.add(Knob::overcommit(size), pool.overcommit, to);
         }
-        let Some(amount) = wish.persistent else {
-            return Ok(plan);
-        };
-        let part = Part::of(pool, wish.node)?;
-        let to = amount.from(&part, size, wish.node)?;
-        if to != part.persistent {
-            let knob = Knob {
-                size,
-                what: What::Persistent,
-                node: wish.node,
-            };
-            plan.step(knob, part.persistent, to);
-            plan.effect = Effect::of(&part, to);
-            plan.saved.extend(saved(pool));
-        }
-        Ok(plan)
-    }
-
-    fn step(&mut self, knob: Knob, before: Pages, to: Pages) {
-        self.steps.push(Step {
-            knob,
-            before,
-            to,
-            after: None,
-        });
-    }
-
-    /// True where everything is already as wished.
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty() && self.files.is_empty()
-    }
-
-    /// The first knob whose value is not what the plan says it was before, with what the plan says and what it
-    /// is: the pool has changed since, or was read while it did. What does not rest is not the value either.
-    ///
-    /// # Errors
-    /// [`FileError`] where a knob cannot be read.
-    pub fn moved(&self, root: &Root) -> Result<Option<(Knob, Pages, Pages)>, FileError> {
-        let steps = self.steps.iter().map(|step| (step.knob, step.before));
-        let saved = self.saved.iter().map(|saved| (saved.knob, saved.value));
-        for (knob, planned) in steps.chain(saved) {
-            let (now, rests) = knob.read_settled(root)?;
-            if now != planned || !rests {
-                return Ok(Some((knob, planned, now)));
+        if let Some(amount) = wish.persistent {
+            let part = Part::of(pool, wish.node)?;
+            let to = amount.from(&part, size, wish.node)?;
+            if to != part.persistent {
+                let knob = Knob::persistent(size, wish.node);
+                let step = knobs::Step::new(knob, part.persistent, to);
+                writes.steps.push(step);
+                writes.saved.extend(saved(pool));
+                effect = Effect::of(&part, to);
             }
         }
-        Ok(None)
+        Ok(Self { writes, effect })
     }
+}
 
-    /// True where a step is to make pages of free memory.
-    pub fn makes(&self) -> bool {
-        self.effect.made > Pages(0)
-    }
+/// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record; with
+/// `go_on` under that of a process that was killed while it did.
+///
+/// # Errors
+/// As [`Steering::begin`].
+pub fn steer<'a>(
+    root: &'a Root,
+    locked: &'a Locked,
+    pool: &Pool,
+    command: &str,
+    go_on: bool,
+) -> Result<Steering<'a>, ApplyError> {
+    let overcommit = Saved {
+        knob: Knob::overcommit(pool.size),
+        value: pool.overcommit.into(),
+    };
+    let knobs = vec![overcommit.knob.clone(), Knob::persistent(pool.size, None)];
+    let saved = std::iter::once(overcommit).chain(saved(pool)).collect();
+    Steering::begin(root, locked, knobs, saved, command, go_on)
 }
 
 impl Amount {
@@ -330,28 +172,20 @@ struct Part {
 
 impl Part {
     fn of(pool: &Pool, node: Option<NodeId>) -> Result<Self, PlanError> {
-        let pinned = pool.used().0 + pool.reserved.0;
-        let of_pool = pool.persistent().0;
-        let Some(node) = node else {
-            return Ok(Self {
-                persistent: pool.persistent(),
-                surplus: pool.surplus,
-                pinned,
-                of_pool,
-                free: pool.free.0,
-            });
-        };
-        let here = pool.nodes.get(&node).ok_or_else(|| PlanError::NoNode {
-            node,
-            size: pool.size,
-            nodes: nodes_in_words(pool),
-        })?;
+        let here = node.map(|node| {
+            pool.nodes.get(&node).ok_or_else(|| PlanError::NoNode {
+                node,
+                size: pool.size,
+                nodes: nodes_in_words(pool),
+            })
+        });
+        let here = here.transpose()?;
         Ok(Self {
-            persistent: here.persistent(),
-            surplus: here.surplus,
-            pinned,
-            of_pool,
-            free: here.free.0,
+            persistent: here.map_or(pool.persistent(), |here| here.persistent()),
+            surplus: here.map_or(pool.surplus, |here| here.surplus),
+            pinned: pool.used().0 + pool.reserved.0,
+            of_pool: pool.persistent().0,
+            free: here.map_or(pool.free, |here| here.free).0,
         })
     }
 }
@@ -390,22 +224,16 @@ impl Effect {
 
 /// The persistent pages of a pool as they lie. The total does not say where they are: putting back a
 /// total would spread them over all nodes anew.
-pub(super) fn saved(pool: &Pool) -> Vec<Saved> {
-    let knob = |node| Knob {
-        size: pool.size,
-        what: What::Persistent,
-        node,
+fn saved(pool: &Pool) -> Vec<Saved> {
+    let saved = |node, pages: Pages| Saved {
+        knob: Knob::persistent(pool.size, node),
+        value: pages.into(),
     };
     if pool.nodes.len() < 2 {
-        return vec![Saved {
-            knob: knob(None),
-            value: pool.persistent(),
-        }];
+        return vec![saved(None, pool.persistent())];
     }
-    let on_node = |(node, pages): (&NodeId, &hugetlb::NodePool)| Saved {
-        knob: knob(Some(*node)),
-        value: pages.persistent(),
-    };
+    let on_node =
+        |(node, pages): (&NodeId, &hugetlb::NodePool)| saved(Some(*node), pages.persistent());
     pool.nodes.iter().map(on_node).collect()
 }
 
@@ -474,7 +302,7 @@ mod tests {
     #[test]
     fn nothing_to_do_is_no_step() {
         let plan = Plan::new(&pool(10, 10, 0, 0), &wish(Amount::To(Pages(10)))).unwrap();
-        assert!(plan.is_empty() && plan.saved.is_empty());
+        assert!(plan.writes.is_empty() && plan.writes.saved.is_empty());
     }
 
     #[test]
@@ -503,11 +331,18 @@ mod tests {
         pool.nodes.insert(NodeId(2), part);
         let plan = Plan::new(&pool, &wish(Amount::More(Pages(5)))).unwrap();
         let saved: Vec<_> = plan
+            .writes
             .saved
             .iter()
-            .map(|saved| (saved.knob.node.map(|node| node.0), saved.value.0))
+            .map(|saved| (hugetlb::of_file(&saved.knob.file).unwrap().1, &saved.value))
             .collect();
-        assert_eq!(saved, [(Some(0), 10), (Some(2), 2)]);
-        assert_eq!(plan.steps[0].knob.node, None);
+        assert_eq!(
+            saved,
+            [(Some(NodeId(0)), &10.into()), (Some(NodeId(2)), &2.into())]
+        );
+        assert_eq!(
+            plan.writes.steps[0].knob,
+            Knob::persistent(PageSize::SIZE_2M, None)
+        );
     }
 }

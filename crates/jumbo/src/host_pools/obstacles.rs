@@ -1,4 +1,4 @@
-//! What speaks against a growth before it is tried: [`doubts`].
+//! What speaks against a growth before it is tried: [`obstacles`].
 //!
 //! Huge pages come out of free blocks, a zone of movable memory is the safest place for them, and a host
 //! without free blocks of that size has to move memory first. What became of it is the shortage's to say.
@@ -8,8 +8,8 @@ use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages, counted};
 
 /// What speaks against making `more` pages, on `node` or on all, for a person to read before. Nothing is
-/// written, and what cannot be read raises no doubt.
-pub fn doubts(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) -> Vec<String> {
+/// written, and what cannot be read is not told.
+pub fn obstacles(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) -> Vec<String> {
     if more == Pages(0) {
         return Vec::new();
     }
@@ -23,22 +23,22 @@ pub fn doubts(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages) ->
     let whole = |zone: &ZoneRoom| zone.whole.map_or(0, |pages| pages.0);
     let open = || zones.iter().filter(|zone| zone.closed.is_none());
     let pages = counted(more.0, "page");
-    let mut doubts = Vec::new();
+    let mut obstacles = Vec::new();
     let free: u64 = open().map(whole).sum();
     if free < more.0 {
-        doubts.push(format!(
+        obstacles.push(format!(
             "free blocks hold {free} of {pages}; for the rest the kernel has to move memory, and may fail"
         ));
     }
     let movable = open().filter(|zone| zone.zone == "Movable");
     let movable: u64 = movable.map(whole).sum();
     if movable < more.0 {
-        doubts.push(format!(
+        obstacles.push(format!(
             "movable memory (ZONE_MOVABLE) has blocks for {movable} of {pages}; the others come out of \
              memory that can be pinned, where pages are hard to form again once they were given back"
         ));
     }
-    doubts
+    obstacles
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
              Node 1, zone Movable 0 0 0 0 0 0 0 0 0 0 9\n",
         );
         let size = PageSize::SIZE_2M;
-        let ask = |more| doubts(&root, size, Some(NodeId(0)), Pages(more));
+        let ask = |more| obstacles(&root, size, Some(NodeId(0)), Pages(more));
         assert_eq!(ask(0), [""; 0]);
         assert_eq!(ask(5), [""; 0]);
         let movable = ask(16);
@@ -73,13 +73,13 @@ mod tests {
         let both = ask(17);
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(both[0].starts_with("free blocks hold 16 of 17 pages"));
-        assert_eq!(doubts(&root, size, None, Pages(23)), [""; 0]);
+        assert_eq!(obstacles(&root, size, None, Pages(23)), [""; 0]);
     }
 
     #[test]
-    fn a_page_that_no_block_holds_is_doubted() {
+    fn a_page_that_no_block_holds_is_told() {
         let (_folder, root) = host("Node 0, zone Movable 0 0 0 0 0 0 0 0 0 0 9000\n");
-        let gigantic = doubts(&root, PageSize::SIZE_1G, None, Pages(1));
+        let gigantic = obstacles(&root, PageSize::SIZE_1G, None, Pages(1));
         assert!(gigantic.len() == 1 && gigantic[0].contains("larger than the largest free block"));
     }
 }

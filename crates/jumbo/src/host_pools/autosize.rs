@@ -1,4 +1,4 @@
-//! How large a pool should be now: [`Governor`], what `jumbo pool auto` asks at every look.
+//! How large a pool should be now: [`AutoSize`], what `jumbo pool auto` asks at every look.
 //!
 //! Pure: counters and a clock go in, numbers for the two knobs come out. The rule is that of a sliding
 //! maximum. What is mapped or reserved, and some headroom, is needed; the pool is made as large as the
@@ -12,7 +12,7 @@
 //! next look makes those persistent.
 //!
 //! Memory that is available on the host bounds both. Where it falls below what is to be kept, pages that
-//! nobody needs go back at once, idle or not.
+//! no program needs go back at once, idle or not.
 //!
 //! Invariants: `min <= persistent` asked for, unless the memory for it would go below what is to be
 //! kept; `persistent + overcommit <= max`, unless demand is there already; what one decision can make the
@@ -24,7 +24,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::kernel::hugetlb::Pool;
-use crate::units::{Bytes, PageSize, Pages};
+use crate::units::{Bytes, Pages};
 
 /// After a growth that fell short nothing is asked for so long, and each time twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -49,22 +49,12 @@ pub struct Bounds {
 }
 
 /// One look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// When, on a clock that never goes back.
     pub at: Duration,
-    /// The page size.
-    pub size: PageSize,
-    /// `nr_hugepages`.
-    pub total: Pages,
-    /// `free_hugepages`.
-    pub free: Pages,
-    /// `resv_hugepages`.
-    pub reserved: Pages,
-    /// `surplus_hugepages`.
-    pub surplus: Pages,
-    /// `nr_overcommit_hugepages`.
-    pub overcommit: Pages,
+    /// The pool.
+    pub pool: Pool,
     /// `MemAvailable`: what the host can give without swapping.
     pub available: Bytes,
 }
@@ -82,7 +72,7 @@ pub struct Decision {
 
 /// What was needed lately, and what failed lately.
 #[derive(Clone, Debug)]
-pub struct Governor {
+pub struct AutoSize {
     bounds: Bounds,
     /// Times and needs, each need larger than all after it: the first is the maximum.
     peaks: VecDeque<(Duration, u64)>,
@@ -90,39 +80,8 @@ pub struct Governor {
     paused_until: Duration,
 }
 
-impl Seen {
-    /// A pool, with what is available on its host.
-    pub fn new(at: Duration, pool: &Pool, available: Bytes) -> Self {
-        Self {
-            at,
-            size: pool.size,
-            total: pool.total,
-            free: pool.free,
-            reserved: pool.reserved,
-            surplus: pool.surplus,
-            overcommit: pool.overcommit,
-            available,
-        }
-    }
-
-    /// Pages that stay when demand is gone.
-    pub fn persistent(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.surplus.0))
-    }
-
-    /// Pages mapped.
-    pub fn used(&self) -> Pages {
-        Pages(self.total.0.saturating_sub(self.free.0))
-    }
-
-    /// Pages mapped or promised.
-    pub fn demand(&self) -> Pages {
-        Pages(self.used().0 + self.reserved.0)
-    }
-}
-
-impl Governor {
-    /// A governor that has seen nothing yet.
+impl AutoSize {
+    /// One that has seen nothing yet.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -142,27 +101,29 @@ impl Governor {
             idle,
             ..
         } = self.bounds;
-        let (demand, has) = (seen.demand().0, seen.persistent().0);
+        let Seen { pool, .. } = seen;
+        // Pages mapped or promised, and pages that stay when demand is gone.
+        let (demand, has) = (pool.used().0 + pool.reserved.0, pool.persistent().0);
         if self.peaks.is_empty() && !idle.is_zero() {
             self.remember(seen.at, has);
         }
         let peak = self.remember(seen.at, demand.saturating_add(headroom.0));
-        // A maximum below what is there already takes nothing from anybody.
+        // A maximum below what is there already takes nothing from a program.
         let ceiling = max.0.max(min.0);
         let want = peak.clamp(min.0, ceiling);
 
         // Pages for which memory may be taken now, and pages that memory is short of.
-        let size = seen.size.bytes();
+        let size = pool.size.bytes();
         let room = seen.available.0.saturating_sub(keep_free.0) / size;
         let short = keep_free.0.saturating_sub(seen.available.0).div_ceil(size);
 
-        let now = format!("{} in use and {} reserved", seen.used(), seen.reserved);
+        let now = format!("{} in use and {} reserved", pool.used(), pool.reserved);
         let mut decision = Decision::default();
         let mut made = 0;
         let mut to = has;
         if short > 0 {
-            // Only free pages that nobody was promised come back now.
-            let idle_pages = seen.free.0.saturating_sub(seen.reserved.0);
+            // Only free pages that no program was promised come back now.
+            let idle_pages = pool.unused().0;
             let gives = short.min(idle_pages).min(has.saturating_sub(min.0));
             to = has - gives;
             decision.reason = format!(
@@ -171,7 +132,7 @@ impl Governor {
             );
         } else if want > has && (has < min.0 || has < demand.saturating_add(headroom.0.div_ceil(2)))
         {
-            let adopted = seen.surplus.0.min(want - has);
+            let adopted = pool.surplus.0.min(want - has);
             let may_make = if seen.at < self.paused_until { 0 } else { room };
             made = (want - has - adopted).min(may_make);
             to = has + adopted + made;
@@ -198,7 +159,7 @@ impl Governor {
             decision.persistent = Some(Pages(to));
         }
         if self.bounds.overcommit {
-            decision.overcommit = self.overcommit(seen, to, room.saturating_sub(made));
+            decision.overcommit = self.overcommit(pool, to, room.saturating_sub(made));
         }
         decision
     }
@@ -236,12 +197,12 @@ impl Governor {
 
     /// How many surplus pages there may be when `persistent` pages are there and memory for `room` more
     /// may be taken. In steps, so that every breath of the host is no write.
-    fn overcommit(&self, seen: &Seen, persistent: u64, room: u64) -> Option<Pages> {
+    fn overcommit(&self, pool: &Pool, persistent: u64, room: u64) -> Option<Pages> {
         let max = self.bounds.max.0;
         let adopted = persistent
-            .saturating_sub(seen.persistent().0)
-            .min(seen.surplus.0);
-        let surplus = seen.surplus.0 - adopted;
+            .saturating_sub(pool.persistent().0)
+            .min(pool.surplus.0);
+        let surplus = pool.surplus.0 - adopted;
         let grain = (max / 16).max(1);
         let whole = max.saturating_sub(persistent);
         let lent = surplus.saturating_add(room);
@@ -250,13 +211,14 @@ impl Governor {
         } else {
             (lent / grain * grain).max(surplus).min(whole)
         };
-        (to != seen.overcommit.0).then_some(Pages(to))
+        (to != pool.overcommit.0).then_some(Pages(to))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::PageSize;
     use proptest::prelude::*;
 
     const SIZE: PageSize = PageSize::SIZE_2M;
@@ -302,12 +264,16 @@ mod tests {
         fn look(&self, seconds: u64) -> Seen {
             Seen {
                 at: Duration::from_secs(seconds),
-                size: SIZE,
-                total: Pages(self.total()),
-                free: Pages(self.total() - self.demand),
-                reserved: Pages(0),
-                surplus: Pages(self.surplus()),
-                overcommit: Pages(self.overcommit),
+                pool: Pool {
+                    size: SIZE,
+                    total: Pages(self.total()),
+                    free: Pages(self.total() - self.demand),
+                    reserved: Pages(0),
+                    surplus: Pages(self.surplus()),
+                    overcommit: Pages(self.overcommit),
+                    demote_size: None,
+                    nodes: Default::default(),
+                },
                 available: Pages(self.available()).bytes(SIZE),
             }
         }
@@ -333,10 +299,10 @@ mod tests {
 
     #[test]
     fn it_grows_at_once_and_shrinks_after_the_idle_time() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         let mut at = |second, wanted| {
             model.demand(wanted);
-            let decision = governor.decide(&model.look(second));
+            let decision = auto_size.decide(&model.look(second));
             model.obey(&decision);
             (model.persistent, model.overcommit)
         };
@@ -350,57 +316,57 @@ mod tests {
 
     #[test]
     fn memory_to_be_kept_bounds_the_pool() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         model.memory = 108;
-        let decision = governor.decide(&model.look(0));
+        let decision = auto_size.decide(&model.look(0));
         model.obey(&decision);
         assert_eq!((model.persistent, model.overcommit), (4, 4));
         model.demand(40);
-        let decision = governor.decide(&model.look(1));
+        let decision = auto_size.decide(&model.look(1));
         assert!(decision.reason.contains("kept"), "{decision:?}");
         model.obey(&decision);
         assert_eq!(model.available(), 100);
-        // Somebody else takes memory: what is not needed goes back, down to the least.
+        // Other programs take memory: what is not needed goes back, down to the least.
         model.demand = 0;
         model.memory -= 3;
-        let decision = governor.decide(&model.look(2));
+        let decision = auto_size.decide(&model.look(2));
         assert_eq!(decision.persistent, Some(Pages(model.persistent - 3)));
         assert!(decision.reason.contains("less than"), "{decision:?}");
     }
 
     #[test]
     fn after_a_shortage_it_pauses_ever_longer() {
-        let mut governor = Governor::new(bounds());
+        let mut auto_size = AutoSize::new(bounds());
         let model = model();
-        assert_eq!(governor.decide(&model.look(0)).persistent, Some(Pages(4)));
-        assert_eq!(governor.fell_short(Duration::ZERO), FIRST_PAUSE);
+        assert_eq!(auto_size.decide(&model.look(0)).persistent, Some(Pages(4)));
+        assert_eq!(auto_size.fell_short(Duration::ZERO), FIRST_PAUSE);
         let early = Seen {
             at: FIRST_PAUSE / 2,
             ..model.look(0)
         };
-        assert_eq!(governor.decide(&early).persistent, None);
-        assert_eq!(governor.decide(&model.look(1)).persistent, Some(Pages(4)));
-        assert_eq!(governor.fell_short(FIRST_PAUSE), FIRST_PAUSE * 2);
+        assert_eq!(auto_size.decide(&early).persistent, None);
+        assert_eq!(auto_size.decide(&model.look(1)).persistent, Some(Pages(4)));
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), FIRST_PAUSE * 2);
         for _ in 0..10 {
-            governor.fell_short(FIRST_PAUSE);
+            auto_size.fell_short(FIRST_PAUSE);
         }
-        assert_eq!(governor.fell_short(FIRST_PAUSE), LAST_PAUSE);
-        governor.grew();
-        assert_eq!(governor.fell_short(FIRST_PAUSE), FIRST_PAUSE);
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), LAST_PAUSE);
+        auto_size.grew();
+        assert_eq!(auto_size.fell_short(FIRST_PAUSE), FIRST_PAUSE);
     }
 
     #[test]
     fn what_is_there_is_needed_until_the_idle_time_is_over() {
-        let (mut governor, mut model) = (Governor::new(bounds()), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds()), model());
         model.persistent = 20;
-        let mut at = |second| governor.decide(&model.look(second)).persistent;
+        let mut at = |second| auto_size.decide(&model.look(second)).persistent;
         assert_eq!((at(0), at(10)), (None, None));
         assert_eq!(at(11), Some(Pages(4)));
         let bounds = Bounds {
             idle: Duration::ZERO,
             ..bounds()
         };
-        let now = Governor::new(bounds).decide(&model.look(0));
+        let now = AutoSize::new(bounds).decide(&model.look(0));
         assert_eq!(now.persistent, Some(Pages(4)));
     }
 
@@ -410,11 +376,11 @@ mod tests {
             headroom: Pages(8),
             ..bounds()
         };
-        let (mut governor, mut model) = (Governor::new(bounds), model());
+        let (mut auto_size, mut model) = (AutoSize::new(bounds), model());
         let mut resizes = 0;
         for second in 0..40 {
             model.demand(second);
-            let decision = governor.decide(&model.look(second));
+            let decision = auto_size.decide(&model.look(second));
             resizes += u32::from(decision.persistent.is_some());
             model.obey(&decision);
             assert!(model.persistent >= second + 4);
@@ -434,7 +400,7 @@ mod tests {
                 min: Pages(min), max: Pages(min + more), headroom: Pages(headroom), ..bounds()
             };
             let kept = bounds.keep_free.whole_pages(SIZE).0;
-            let (mut governor, mut model) = (Governor::new(bounds), model());
+            let (mut auto_size, mut model) = (AutoSize::new(bounds), model());
             let mut second = 0;
             for (wanted, memory, passed) in steps {
                 second += passed;
@@ -442,7 +408,7 @@ mod tests {
                 model.memory = memory.max(model.total());
                 model.demand(wanted);
                 let (before, had) = (model.available(), model.persistent);
-                let decision = governor.decide(&model.look(second));
+                let decision = auto_size.decide(&model.look(second));
                 model.obey(&decision);
                 prop_assert!(model.available() >= kept.min(before), "took what was to be kept");
                 let lent = model.overcommit.saturating_sub(model.surplus());

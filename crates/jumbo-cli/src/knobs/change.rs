@@ -1,0 +1,254 @@
+//! A change, from its plan to what came of it: [`change`].
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use jumbo::host_pools::Shortage;
+use jumbo::kernel::Root;
+use jumbo::knobs::{Boot, Group, Knob, Plan, PlanError, Step, Value, apply, boot};
+use jumbo::units::counted;
+use serde::Serialize;
+
+use super::terminal::Terminal;
+use super::{How, Manner, PART, command_line, failure, journal, refused, undo, unrecorded, usage};
+use crate::pool::change::OfPool;
+use crate::view::{self, View, in_words, is_broken_pipe, tell};
+
+/// What is to be done, and later what was: the JSON, and what the text is made of.
+#[derive(Serialize)]
+pub(crate) struct Change {
+    #[serde(flatten)]
+    plan: Plan,
+    /// What the next boot will set.
+    boot: Boot,
+    /// What is worth knowing.
+    pub(crate) notes: Vec<String>,
+    /// True where nothing was written.
+    dry_run: bool,
+    /// Why not all pages came.
+    shortage: Option<Shortage>,
+    /// What there is to say of a pool.
+    #[serde(flatten)]
+    pub(crate) pool: Option<OfPool>,
+    /// Why it takes --force.
+    #[serde(skip)]
+    pub(crate) needs_force: Option<String>,
+    /// Whether memory is to be moved together first.
+    #[serde(skip)]
+    pub(crate) compact: bool,
+}
+
+/// Carries out what `plan` makes of how things are; it is asked again when no other process can change them.
+pub(crate) fn change(
+    root: &Root,
+    manner: &Manner,
+    plan: impl Fn() -> anyhow::Result<Change>,
+) -> anyhow::Result<ExitCode> {
+    let mut change = plan()?;
+    if manner.dry_run || change.plan.is_empty() {
+        change.dry_run = manner.dry_run;
+        change.print(root, manner.json)?;
+        return match change.refusal(manner) {
+            Some(refusal) => Err(refusal.context("it would be refused without --force")),
+            None => Ok(ExitCode::SUCCESS),
+        };
+    }
+    change.plan.writable(root).map_err(refused)?;
+
+    let command = command_line();
+    let locked = journal(root)?
+        .lock(&change.plan.group, &command)
+        .map_err(unrecorded)?;
+    change = plan()?;
+    if change.plan.is_empty() {
+        // The process that had the lock has done it.
+        change.print(root, manner.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(refusal) = change.refusal(manner) {
+        return Err(refusal);
+    }
+    let mut terminal = Terminal::new(root)?;
+    let compact = change.compact;
+    let applied = match apply(
+        root,
+        &locked,
+        &change.plan,
+        &command,
+        compact,
+        &mut terminal,
+    ) {
+        Ok(applied) => applied,
+        Err(error) => {
+            terminal.done();
+            return failure(error);
+        }
+    };
+    drop(locked);
+    if let Some(undone) = &applied.put_back {
+        tell(if undone.complete {
+            "interrupted: everything was put back"
+        } else {
+            "interrupted, and not all could be put back; `--undo` tries again"
+        });
+        return Ok(terminal.end(ExitCode::from(PART)));
+    }
+    // Done: a signal that comes now finds nothing to put back.
+    terminal.done();
+    change.shortage = Shortage::of(root, &applied.steps, compact);
+    change.plan.steps = applied.steps;
+    change.notes.extend(applied.notes);
+    if let Some(pool) = &mut change.pool {
+        change.notes.extend(pool.look_again(root));
+    }
+    tell_unshown(change.print(root, manner.json));
+    if let Some(shortage) = &change.shortage {
+        tell_shortage(shortage);
+    }
+    let part = |step: &Step| step.after.as_ref() != Some(&step.to);
+    Ok(if change.plan.steps.iter().any(part) {
+        ExitCode::from(PART)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth knowing of a plan.
+pub(crate) fn set(
+    root: &Root,
+    group: &Group,
+    how: &How,
+    values: &[(Knob, Value)],
+    note: fn(&Root, &Plan) -> Option<String>,
+) -> anyhow::Result<ExitCode> {
+    if how.undo {
+        return undo::main(root, std::slice::from_ref(group), &how.manner, false);
+    }
+    change(root, &how.manner, || {
+        let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
+            Ok(plan) => plan,
+            Err(PlanError::File(error)) => return Err(refused(error)),
+            Err(error) => usage(&error.to_string()),
+        };
+        let boot = if how.persist {
+            let values = values.iter().cloned();
+            let values: Vec<_> = values.map(|(knob, value)| (knob.file, value)).collect();
+            boot::persist(root, group, &values, &[])?
+        } else if how.forget {
+            boot::forget(root, group, None)?
+        } else {
+            Boot::default()
+        };
+        let notes = note(root, &plan).into_iter().collect();
+        Ok(Change::new(plan, boot, notes))
+    })
+}
+
+impl Change {
+    pub(crate) fn new(mut plan: Plan, boot: Boot, notes: Vec<String>) -> Self {
+        plan.files.clone_from(&boot.files);
+        Self {
+            plan,
+            boot,
+            notes,
+            dry_run: false,
+            shortage: None,
+            pool: None,
+            needs_force: None,
+            compact: false,
+        }
+    }
+
+    fn refusal(&self, manner: &Manner) -> Option<anyhow::Error> {
+        let why = self.needs_force.as_ref().filter(|_| !manner.force)?;
+        Some(anyhow!("{why}\nhint: `--force` asks for it all the same"))
+    }
+
+    fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {
+        if json {
+            return view::json(self);
+        }
+        let mut view = View::stdout();
+        self.show(&mut view, root)?;
+        Ok(view.finish()?)
+    }
+
+    fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
+        let Self { plan, boot, .. } = self;
+        if plan.is_empty() {
+            view.line(format!(
+                "{}: already as asked, nothing to do",
+                plan.group.name
+            ))?;
+        }
+        super::steps(view, root, &plan.steps)?;
+        if let Some(pool) = &self.pool {
+            pool.show(view, self.shortage.as_ref())?;
+        }
+        for file in &plan.files {
+            let path = root.path(&file.file);
+            match &file.after {
+                None => view.line(format!("  remove {}", path.display()))?,
+                Some(text) => {
+                    view.line(format!("  at boot, from {}:", path.display()))?;
+                    for line in text.lines().filter(|line| !line.starts_with('#')) {
+                        view.line(format!("    {line}"))?;
+                    }
+                }
+            }
+        }
+        if let Some(arguments) = &boot.command_line {
+            view.line(
+                "  at boot, for sure only from the kernel command line (of the boot loader):",
+            )?;
+            view.line(format!("    {arguments}"))?;
+        }
+        for note in boot.notes.iter().chain(&self.notes) {
+            view.line(format!("  note: {note}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why not all pages came, on stderr.
+pub(crate) fn tell_shortage(shortage: &Shortage) {
+    let Shortage {
+        size,
+        asked,
+        came,
+        reasons,
+        hints,
+        ..
+    } = shortage;
+    let asked = counted(asked.0, &format!("more {size} page"));
+    let mut lines = vec![format!("{came} of {asked} came")];
+    lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
+    for zone in &shortage.zones {
+        let whole = zone.whole.map_or(String::new(), |pages| {
+            format!(", {}", counted(pages.0, &format!("whole {size} page")))
+        });
+        let fixed = zone.fixed_blocks.map_or(String::new(), |(fixed, all)| {
+            format!(", {fixed} of {all} pageblocks cannot be moved")
+        });
+        let (node, name, free) = (zone.node, &zone.zone, zone.free);
+        lines.push(format!(
+            "  node {node} zone {name}: {free} free{whole}{fixed}"
+        ));
+    }
+    lines.extend(hints.iter().map(|hint| format!("hint: {hint}")));
+    tell(&lines.join("\n"));
+}
+
+/// Says that what was done could not be shown. It is done all the same, so the exit status is of that.
+pub(crate) fn tell_unshown(printed: anyhow::Result<()>) {
+    match printed {
+        Err(error) if !is_broken_pipe(&error) => {
+            tell(&format!(
+                "it is done, but could not be shown: {}",
+                in_words(&error)
+            ));
+        }
+        _ => {}
+    }
+}

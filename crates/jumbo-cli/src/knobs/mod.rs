@@ -1,0 +1,243 @@
+//! What the commands that set knobs of the kernel have alike (`pool`, `thp`): how a change is made, kept over a boot,
+//! and put back.
+//!
+//! - [`change`]: from a plan to what came of it. [`undo`]: back.
+//! - [`terminal`]: signals and progress meanwhile.
+
+pub(crate) mod change;
+pub(crate) mod terminal;
+pub(crate) mod undo;
+
+use std::io::{self, ErrorKind};
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use jumbo::kernel::{FileError, Root};
+use jumbo::knobs::boot::{Setting, settings};
+use jumbo::knobs::{ApplyError, Group, Journal, JournalError, Record, Step};
+use jumbo::status::Missing;
+
+use crate::view::{View, in_words, tell};
+
+/// The exit status where a part of what was asked came.
+pub(crate) const PART: u8 = 3;
+
+/// The exit status of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// How a change is made, kept and put back.
+#[derive(Debug, clap::Args)]
+pub(crate) struct How {
+    /// Set it up at the next boot too: in sysctl.d or tmpfiles.d
+    #[arg(long, conflicts_with = "undo")]
+    pub(crate) persist: bool,
+
+    /// Have nothing of this set at the next boot
+    #[arg(long, conflicts_with_all = ["persist", "undo"])]
+    pub(crate) forget: bool,
+
+    /// Put back what the last change recorded; once more: all changes before it
+    #[arg(long)]
+    pub(crate) undo: bool,
+
+    #[command(flatten)]
+    pub(crate) manner: Manner,
+}
+
+/// How either is done.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Manner {
+    /// Print the plan and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// With --undo: put back even what another program has changed since
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Ends with 2: a command line that makes no sense, where more is known than clap knows.
+pub(crate) fn usage(message: &str) -> ! {
+    tell(message);
+    std::process::exit(USAGE.into())
+}
+
+/// The journal, or why there is none.
+pub(crate) fn journal(root: &Root) -> anyhow::Result<Journal> {
+    Journal::of_user(root).ok_or_else(|| {
+        anyhow!(
+            "there is no place to record what was before: XDG_RUNTIME_DIR is not set\nhint: {ROOT}"
+        )
+    })
+}
+
+/// The command line, for those who read the journal.
+pub(crate) fn command_line() -> String {
+    let words = std::env::args().skip(1);
+    std::iter::once("jumbo".to_owned())
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The end of a change that failed: 1 where nothing is changed.
+pub(crate) fn failure(error: ApplyError) -> anyhow::Result<ExitCode> {
+    let left = error.leaves_changes();
+    let error = failed(error);
+    if left {
+        tell(&in_words(&error));
+        return Ok(ExitCode::from(PART));
+    }
+    Err(error)
+}
+
+pub(crate) fn failed(error: ApplyError) -> anyhow::Error {
+    let hint = apply_hint(&error);
+    hinted(error, hint)
+}
+
+pub(crate) fn refused(error: FileError) -> anyhow::Error {
+    failed(ApplyError::Refused(error))
+}
+
+pub(crate) fn unrecorded(error: JournalError) -> anyhow::Error {
+    failed(ApplyError::Journal(error))
+}
+
+const ROOT: &str = "changing the kernel's settings takes root";
+
+fn apply_hint(error: &ApplyError) -> Option<&'static str> {
+    match error {
+        ApplyError::Refused(error) => file_hint(error),
+        ApplyError::Failed { error, .. } => apply_hint(error),
+        ApplyError::Moved { .. } => Some("nothing was changed; try again"),
+        ApplyError::Changed { .. } => Some("`--force` puts back what was before all the same"),
+        ApplyError::Nothing => None,
+        ApplyError::Journal(error) => match error {
+            JournalError::Busy { .. } => {
+                Some("wait until it is done, or stop it: what it changed it puts back")
+            }
+            JournalError::File(FileError::Content { .. }) => {
+                Some("remove the file to do without this record")
+            }
+            JournalError::File(error) => file_hint(error),
+            JournalError::Unsafe { .. } => Some(
+                "records say what `--undo` writes, so no other user may change them; remove the folder",
+            ),
+        },
+    }
+}
+
+fn file_hint(error: &FileError) -> Option<&'static str> {
+    let FileError::Io { path, source, .. } = error else {
+        return None;
+    };
+    match source.kind() {
+        ErrorKind::PermissionDenied => Some(ROOT),
+        ErrorKind::ReadOnlyFilesystem => {
+            Some("it is read-only here, as in a container: change it on the host")
+        }
+        ErrorKind::NotFound => {
+            Some("this kernel does not have it; `jumbo status` shows what it has")
+        }
+        ErrorKind::InvalidInput if path.ends_with("nr_hugepages") => Some(
+            "this kernel cannot resize this pool while it runs: `hugepagesz=SIZE hugepages=N` on its \
+             command line makes the pages at boot",
+        ),
+        ErrorKind::InvalidInput => Some("this kernel does not take that value"),
+        _ => None,
+    }
+}
+
+fn hinted(
+    error: impl std::error::Error + Send + Sync + 'static,
+    hint: Option<&str>,
+) -> anyhow::Error {
+    match hint {
+        Some(hint) => anyhow!("{error}\nhint: {hint}"),
+        None => error.into(),
+    }
+}
+
+/// The writes, one a line: file, value before, value asked and, where that is another, obtained.
+pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<()> {
+    for step in steps {
+        let obtained = match &step.after {
+            Some(after) if *after != step.to => format!(", {after} obtained"),
+            _ => String::new(),
+        };
+        let Step {
+            knob, before, to, ..
+        } = step;
+        view.line(format!("  {knob}: {before} -> {to}{obtained}"))?;
+        view.line(format!("    {}", root.path(&knob.file).display()))?;
+    }
+    Ok(())
+}
+
+/// What was read, or nothing and why.
+pub(crate) fn or_missing<T: Default, E: std::fmt::Display>(
+    result: Result<T, E>,
+    what: &str,
+    missing: &mut Vec<Missing>,
+) -> T {
+    result.unwrap_or_else(|error| {
+        missing.push(Missing {
+            what: what.to_owned(),
+            why: error.to_string(),
+        });
+        T::default()
+    })
+}
+
+/// What is kept of groups: for the next boot, and for `--undo`.
+#[derive(serde::Serialize)]
+pub(crate) struct Kept {
+    /// What the next boot will set, of what jumbo wrote.
+    at_boot: Vec<Setting>,
+    /// The last change of each group, which `--undo` would put back.
+    changes: Vec<Record>,
+}
+
+impl Kept {
+    pub(crate) fn read(root: &Root, groups: &[Group], missing: &mut Vec<Missing>) -> Self {
+        let at_boot = or_missing(settings(root, groups), "what is set at boot", missing);
+        let journal = Journal::of_user(root);
+        let last = |group: &Group| Some(journal.as_ref()?.last(std::slice::from_ref(group)));
+        let changes = groups.iter().filter_map(last);
+        let changes = changes.filter_map(|last| or_missing(last, "the last change", missing));
+        let changes = changes.collect();
+        Self { at_boot, changes }
+    }
+
+    pub(crate) fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
+        if !self.at_boot.is_empty() {
+            view.heading("At the next boot")?;
+        }
+        for Setting { knob, value, file } in &self.at_boot {
+            let (knob, file) = (root.path(knob), root.path(file));
+            view.line(format!(
+                "  {}: {value} ({})",
+                knob.display(),
+                file.display()
+            ))?;
+        }
+        if !self.changes.is_empty() {
+            view.heading("What --undo would put back")?;
+        }
+        for change in &self.changes {
+            let cut = if change.finished {
+                ""
+            } else {
+                ", not finished"
+            };
+            let (group, command, pid) = (&change.group.name, &change.command, change.pid);
+            view.line(format!("  {group}: `{command}` of process {pid}{cut}"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! `--undo`.
+
+use std::process::ExitCode;
+
+use jumbo::host_pools::Shortage;
+use jumbo::kernel::Root;
+use jumbo::knobs::apply::{stands, undo_steps};
+use jumbo::knobs::{Group, Record, Undone, undo};
+use serde::Serialize;
+
+use super::terminal::Terminal;
+use super::{Manner, PART, change, command_line, failed, failure, journal, refused, unrecorded};
+use crate::view::{self, View, tell};
+
+/// The JSON.
+#[derive(Serialize)]
+struct Page<'a> {
+    group: &'a Group,
+    /// The command that is undone.
+    command: &'a str,
+    /// False where that was cut short.
+    finished: bool,
+    dry_run: bool,
+    #[serde(flatten)]
+    undone: &'a Undone,
+    /// Why pages did not come, where some did not.
+    shortage: Option<Shortage>,
+}
+
+/// Puts back the last change of any of `groups`.
+pub(crate) fn main(
+    root: &Root,
+    groups: &[Group],
+    manner: &Manner,
+    compact: bool,
+) -> anyhow::Result<ExitCode> {
+    let journal = journal(root)?;
+    let none = || {
+        let of = match groups {
+            [only] => format!(" of {}", only.name),
+            _ => String::new(),
+        };
+        tell(&format!("no change{of} is recorded: nothing to undo"));
+        Ok(ExitCode::SUCCESS)
+    };
+    let Some(last) = journal.last(groups).map_err(unrecorded)? else {
+        return none();
+    };
+    if manner.dry_run {
+        let undone = Undone {
+            steps: undo_steps(root, &last).map_err(refused)?,
+            files: last.files.iter().map(|file| file.file.clone()).collect(),
+            ..Default::default()
+        };
+        print(root, &last, &undone, manner, compact)?;
+        return match stands(root, &last) {
+            Err(error) if !manner.force => {
+                Err(failed(error).context("it would be refused without --force"))
+            }
+            _ => Ok(ExitCode::SUCCESS),
+        };
+    }
+    let locked = journal
+        .lock(&last.group, &command_line())
+        .map_err(unrecorded)?;
+    // Another process may have undone it meanwhile.
+    let Some(last) = locked.last().map_err(unrecorded)? else {
+        return none();
+    };
+    let mut terminal = Terminal::new(root)?;
+    match undo(root, &locked, &last, compact, manner.force, &mut terminal) {
+        Err(error) => {
+            terminal.done();
+            failure(error)
+        }
+        Ok(undone) => {
+            let code = if undone.complete {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(PART)
+            };
+            change::tell_unshown(print(root, &last, &undone, manner, compact));
+            Ok(terminal.end(code))
+        }
+    }
+}
+
+fn print(
+    root: &Root,
+    last: &Record,
+    undone: &Undone,
+    manner: &Manner,
+    compact: bool,
+) -> anyhow::Result<()> {
+    let shortage = Shortage::of(root, &undone.steps, compact);
+    if manner.json {
+        return view::json(&Page {
+            group: &last.group,
+            command: &last.command,
+            finished: last.finished,
+            dry_run: manner.dry_run,
+            undone,
+            shortage,
+        });
+    }
+    let mut view = View::stdout();
+    let cut = if last.finished {
+        ""
+    } else {
+        ", which was cut short"
+    };
+    let undoes = if manner.dry_run {
+        "would undo"
+    } else {
+        "undoes"
+    };
+    view.line(format!(
+        "{undoes} `{}` of process {}{cut}",
+        last.command, last.pid
+    ))?;
+    super::steps(&mut view, root, &undone.steps)?;
+    for file in &undone.files {
+        view.line(format!("  {} as it was", root.path(file).display()))?;
+    }
+    if undone.steps.is_empty() && undone.files.is_empty() {
+        view.line("  every value is as it was")?;
+    }
+    view.finish()?;
+    if !undone.complete && !manner.dry_run {
+        tell("not all of it could be put back; `--undo` tries again");
+        if let Some(shortage) = &shortage {
+            change::tell_shortage(shortage);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! `jumbo thp` and `jumbo pool hvo`: on a folder that stands in for a host, and on the knobs of this one.
+
+use std::fs;
+use std::path::Path;
+
+use crate::cut_short::{at_every_step, can_trace};
+use crate::support::{Fake, Host, skip, stderr, stdout};
+
+const THP: &str = "sys/kernel/mm/transparent_hugepage";
+const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
+
+/// A host with the tables, all at `never`.
+fn fake() -> Fake {
+    let fake = Fake::new();
+    let write = |name: &str, text: &str| fake.write(&format!("{THP}/{name}"), text);
+    write("hpage_pmd_size", "2097152\n");
+    write("enabled", "always madvise [never]\n");
+    write(
+        "shmem_enabled",
+        "always within_size advise [never] deny force\n",
+    );
+    write("defrag", "always defer defer+madvise madvise [never]\n");
+    write("khugepaged/max_ptes_none", "511\n");
+    for size in ["64", "2048"] {
+        let folder = format!("hugepages-{size}kB");
+        write(
+            &format!("{folder}/enabled"),
+            "always inherit madvise [never]\n",
+        );
+        let words = "always inherit within_size advise [never]\n";
+        write(&format!("{folder}/shmem_enabled"), words);
+    }
+    fake
+}
+
+fn text(fake: &Fake, name: &str) -> String {
+    fake.text(&format!("{THP}/{name}")).unwrap()
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let fake = fake();
+    let before = fake.everything();
+    let plan = fake.says(&[
+        "thp",
+        "set",
+        "enabled=madvise",
+        "64K.shmem=advise",
+        "--persist",
+        "--dry-run",
+    ]);
+    for expected in [
+        "enabled: never -> madvise",
+        "shmem_enabled of 64K: never -> advise",
+        "hugepages-64kB/shmem_enabled - - - - advise",
+    ] {
+        assert!(plan.contains(expected), "{expected}: {plan}");
+    }
+    let plan = fake.says(&["pool", "hvo", "on", "--persist", "--dry-run"]);
+    assert!(plan.contains("vm.hugetlb_optimize_vmemmap = 1"), "{plan}");
+    assert_eq!(fake.everything(), before);
+}
+
+#[test]
+fn tables_are_set_read_back_kept_and_undone() {
+    const BOOT: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+    let fake = fake();
+    fake.says(&[
+        "thp",
+        "set",
+        "64K=madvise",
+        "64K.shmem=advise",
+        "max_ptes_none=64",
+        "--persist",
+    ]);
+    let set = [
+        "hugepages-64kB/enabled",
+        "hugepages-64kB/shmem_enabled",
+        "khugepaged/max_ptes_none",
+    ];
+    assert_eq!(
+        set.map(|name| text(&fake, name)),
+        ["madvise", "advise", "64"]
+    );
+    assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4);
+    let page: serde_json::Value = serde_json::from_str(&fake.says(&["thp", "--json"])).unwrap();
+    assert_eq!(page["at_boot"].as_array().unwrap().len(), 3, "{page:#}");
+    assert_eq!(page["changes"][0]["group"]["id"], "thp", "{page:#}");
+    let shown = fake.says(&["thp", "show"]);
+    assert!(shown.contains("What --undo would put back"), "{shown}");
+
+    fake.says(&["thp", "set", "--forget"]);
+    assert_eq!(fake.text(BOOT), None);
+    fake.says(&["thp", "set", "--undo"]);
+    assert!(fake.text(BOOT).is_some());
+    fake.says(&["thp", "--undo"]);
+    assert_eq!(fake.text(BOOT), None);
+    assert_eq!(set.map(|name| text(&fake, name)), ["never", "never", "511"]);
+    let nothing = fake.any(&["thp", "--undo"]).output().unwrap();
+    assert!(stderr(&nothing).contains("no change of the THP tables is recorded"));
+}
+
+#[test]
+fn hvo_is_switched_kept_and_undone_as_a_pool_is() {
+    const BOOT: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
+    let fake = fake();
+    fake.pool(2048, [3, 3, 0, 0, 0]);
+    let on = fake.ok(&["hvo", "on", "--persist"]);
+    assert!(on.contains("stay as they are"), "{on}");
+    assert_eq!(fake.text(HVO).unwrap(), "1");
+    let page = fake.json(&["show", "--json"]);
+    assert_eq!(
+        (&page["hvo"], &page["at_boot"][0]["value"]),
+        (&true.into(), &"1".into())
+    );
+    fake.ok(&["--undo"]);
+    assert_eq!(
+        (fake.text(HVO).unwrap(), fake.text(BOOT)),
+        ("0".to_owned(), None)
+    );
+    fs::remove_file(fake.path(HVO)).unwrap();
+    let none = fake.jumbo(&["hvo", "on"]);
+    assert_eq!(none.status.code(), Some(1));
+    let told = stderr(&none);
+    assert!(
+        told.contains(HVO) && told.contains("hint: this kernel does not have it"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_others_have_set_since_is_not_overwritten() {
+    let fake = fake();
+    fake.says(&["thp", "set", "enabled=madvise"]);
+    fake.write(&format!("{THP}/enabled"), "[always] madvise never\n");
+    for arguments in [&["thp", "--undo"][..], &["thp", "--undo", "--dry-run"]] {
+        let refused = fake.any(arguments).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1));
+        let told = stderr(&refused);
+        assert!(
+            told.contains("always now, where the change left madvise"),
+            "{told}"
+        );
+    }
+    fake.says(&["thp", "--undo", "--force"]);
+    assert_eq!(text(&fake, "enabled"), "never");
+}
+
+#[test]
+fn what_makes_no_sense_is_wrong_usage() {
+    let fake = fake();
+    for (arguments, expected) in [
+        (
+            &["set", "enabled=allways"][..],
+            "it takes always, madvise, never",
+        ),
+        (&["set", "64K=never", "64K=always"], "is given twice"),
+        (&["set", "63K=never"], "is not KNOB=VALUE"),
+        (&["set", "max_ptes_none=few"], "a whole number"),
+        (&["set"], "required"),
+        (&["set", "--persist"], "required"),
+        (&["set", "64K=never", "--undo"], "cannot be used with"),
+        (&["--force"], "--undo"),
+    ] {
+        let output = fake.any(&[&["thp"], arguments].concat()).output().unwrap();
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(told.contains(expected), "{arguments:?}: {told}");
+    }
+    assert_eq!(fake.jumbo(&["hvo"]).status.code(), Some(2));
+}
+
+#[test]
+fn what_this_kernel_does_not_have_is_said() {
+    let fake = fake();
+    let size = fake.any(&["thp", "set", "32K=always"]).output().unwrap();
+    assert_eq!(size.status.code(), Some(1));
+    assert!(stderr(&size).contains("hugepages-32kB/enabled: No such file"));
+    fs::remove_dir_all(fake.path(THP)).unwrap();
+    let none = fake.any(&["thp"]).output().unwrap();
+    assert!(stderr(&none).contains("this kernel has no THP"));
+}
+
+/// The knobs of this host that the tests below set, and how they are; put back when this is dropped, after a panic too.
+struct Knobs(Vec<(String, String)>);
+
+impl Knobs {
+    fn now() -> Option<Self> {
+        let size = format!("{THP}/hugepages-64kB");
+        let max = format!("{THP}/khugepaged/max_ptes_none");
+        let files = [
+            format!("{size}/enabled"),
+            format!("{size}/shmem_enabled"),
+            max,
+            HVO.to_owned(),
+        ];
+        let read = |file: String| Some((file.clone(), read(&file)?));
+        files.into_iter().map(read).collect::<Option<_>>().map(Self)
+    }
+
+    fn is(&self) -> bool {
+        self.0
+            .iter()
+            .all(|(file, text)| read(file).as_ref() == Some(text))
+    }
+}
+
+impl Drop for Knobs {
+    fn drop(&mut self) {
+        for (file, text) in &self.0 {
+            let word = text.split(['[', ']']).nth(1).unwrap_or(text.trim());
+            let _ = fs::write(Path::new("/").join(file), word);
+        }
+    }
+}
+
+fn read(file: &str) -> Option<String> {
+    fs::read_to_string(Path::new("/").join(file)).ok()
+}
+
+fn host(test: &str) -> Option<(Knobs, Host)> {
+    let host = Host::take(test)?;
+    let knobs = Knobs::now();
+    if knobs.is_none() {
+        skip(test, "this kernel has no sizes of THPs, or no HVO");
+    }
+    Some((knobs?, host))
+}
+
+#[test]
+fn the_kernel_takes_and_gives_back_what_is_set() {
+    let Some((knobs, host)) = host("the_kernel_takes_and_gives_back_what_is_set") else {
+        return;
+    };
+    let json = |words: &[&str]| -> serde_json::Value {
+        let output = host.any(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str(&stdout(&output)).unwrap()
+    };
+    let set = json(&[
+        "thp",
+        "set",
+        "64K=madvise",
+        "64K.shmem=advise",
+        "max_ptes_none=100",
+        "--json",
+    ]);
+    let after: Vec<_> = set["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| &step["after"])
+        .collect();
+    assert_eq!(
+        after,
+        [
+            &"madvise".into(),
+            &"advise".into(),
+            &serde_json::Value::from(100)
+        ]
+    );
+    assert!(read(&knobs.0[0].0).unwrap().contains("[madvise]"));
+    assert_eq!(json(&["thp", "--undo", "--json"])["complete"], true);
+    let other = if knobs.0[3].1.trim() == "0" {
+        "on"
+    } else {
+        "off"
+    };
+    let hvo = json(&["pool", "hvo", other, "--json"]);
+    assert_eq!(hvo["steps"][0]["after"], u64::from(other == "on"));
+    assert!(!knobs.is());
+    assert_eq!(json(&["pool", "--undo", "--json"])["complete"], true);
+    assert!(knobs.is());
+
+    // More base pages than a huge page has.
+    let refused = host
+        .any(&["thp", "set", "64K=madvise", "max_ptes_none=99999"])
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let told = stderr(&refused);
+    for expected in [
+        "khugepaged/max_ptes_none: Invalid argument (os error 22); everything was put back",
+        "hint: this kernel does not take that value",
+    ] {
+        assert!(told.contains(expected), "{told}");
+    }
+    assert!(knobs.is());
+}
+
+#[test]
+fn killed_at_any_step_the_tables_can_be_put_back() {
+    const TEST: &str = "killed_at_any_step_the_tables_can_be_put_back";
+    let Some((knobs, host)) = host(TEST).filter(|_| can_trace(TEST)) else {
+        return;
+    };
+    let undo = |words: &[&str]| {
+        let output = host.any(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let set = [
+        "thp",
+        "set",
+        "64K=madvise",
+        "64K.shmem=advise",
+        "max_ptes_none=100",
+    ];
+    at_every_step(&host, &set, "KILL", |step| {
+        undo(&["thp", "--undo"]);
+        assert!(knobs.is(), "{step}");
+    });
+    let other = if knobs.0[3].1.trim() == "0" {
+        "on"
+    } else {
+        "off"
+    };
+    at_every_step(&host, &["pool", "hvo", other], "KILL", |step| {
+        undo(&["pool", "--undo"]);
+        assert!(knobs.is(), "{step}");
+    });
+}

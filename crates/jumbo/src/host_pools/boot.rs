@@ -1,0 +1,218 @@
+//! What of a pool is set at the next boot.
+//!
+//! The default page size on all nodes together is a sysctl. Pages larger than the page allocator's largest block need
+//! memory that is still in one piece, and a boot script may be too late for that: the kernel command line is what
+//! they need, which is the boot loader's and is printed, not written.
+
+use super::plan::{Plan, Wish};
+use super::shortage::is_gigantic;
+use crate::kernel::hugetlb::{self, Pool};
+use crate::kernel::{FileError, Root};
+use crate::knobs::{Boot, Group, Knob, boot};
+use crate::units::{NodeId, PageSize, Pages};
+
+/// What it takes to have at the next boot what was asked, or where nothing was, what is.
+///
+/// # Errors
+/// [`FileError`] where our files, or what tells the sizes, cannot be read.
+pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boot, FileError> {
+    let size = pool.size;
+    let to = |knob: &Knob| {
+        let step = plan.writes.steps.iter().find(|step| step.knob == *knob)?;
+        step.to.number().map(Pages)
+    };
+    let mut values = Vec::new();
+    let mut instead = Vec::new();
+    let mut pages = None;
+    if wish.persistent.is_some() || wish.overcommit.is_none() {
+        let here = wish.node.and_then(|node| pool.nodes.get(&node));
+        let now = here.map_or(pool.persistent(), hugetlb::NodePool::persistent);
+        let to = to(&Knob::persistent(size, wish.node)).unwrap_or(now);
+        values.push((file(root, size, wish.node, "nr_hugepages")?, to.into()));
+        pages = Some(to);
+        // A total and a part of it would be written in an order that is not defined.
+        instead = match wish.node {
+            Some(_) => vec![file(root, size, None, "nr_hugepages")?],
+            None => {
+                let nodes = pool.nodes.keys();
+                let of_node = |node: &NodeId| hugetlb::file(size, Some(*node), "nr_hugepages");
+                nodes.map(of_node).collect()
+            }
+        };
+    }
+    let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
+    if wish.overcommit.is_some() || both {
+        let to = to(&Knob::overcommit(size)).unwrap_or(pool.overcommit);
+        values.push((
+            file(root, size, None, "nr_overcommit_hugepages")?,
+            to.into(),
+        ));
+    }
+    let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
+    if is_gigantic(root, size) || !boot.unset.is_empty() {
+        boot.command_line = pages.map(|pages| command_line(size, wish.node, pages));
+    }
+    boot.notes.extend(command_line_sets(root, size));
+    Ok(boot)
+}
+
+/// What it takes to have nothing of ours about a pool, or about its part on `node`, at the next boot.
+///
+/// # Errors
+/// [`FileError`] where our files cannot be read.
+pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot, FileError> {
+    let only = node.map(|node| [hugetlb::file(size, Some(node), "nr_hugepages")]);
+    let only = only.as_ref().map(<[String; 1]>::as_slice);
+    let mut boot = boot::forget(root, &Group::pool(size), only)?;
+    boot.notes.extend(command_line_sets(root, size));
+    Ok(boot)
+}
+
+/// What is written at boot: the sysctl, where it means this pool.
+fn file(
+    root: &Root,
+    size: PageSize,
+    node: Option<NodeId>,
+    name: &str,
+) -> Result<String, FileError> {
+    let is_default = hugetlb::default_size(root)? == Some(size);
+    Ok(match node {
+        None if is_default => format!("proc/sys/vm/{name}"),
+        node => hugetlb::file(size, node, name),
+    })
+}
+
+/// `hugepagesz=1G hugepages=4`, which the kernel does before anything has broken memory up. Nodes can
+/// be named since Linux 5.16.
+fn command_line(size: PageSize, node: Option<NodeId>, pages: Pages) -> String {
+    let node = node.map_or(String::new(), |node| format!("{node}:"));
+    format!("hugepagesz={size} hugepages={node}{pages}")
+}
+
+fn command_line_sets(root: &Root, size: PageSize) -> Option<String> {
+    let line = root.read("proc/cmdline").ok()?;
+    line.contains(&format!("hugepagesz={size}")).then(|| {
+        let line = line.trim();
+        format!("the kernel command line sets {size} pages too: `{line}`")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Amount;
+    use super::*;
+    use crate::kernel::hugetlb::NodePool;
+    use crate::knobs::fake::{host, write};
+
+    fn with(readers: &[&str]) -> (tempfile::TempDir, Root) {
+        let (folder, root) = host(readers);
+        write(&root, "proc/meminfo", MEMINFO);
+        (folder, root)
+    }
+
+    fn persisted(root: &Root, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
+        let pool = pool(size);
+        let wish = Wish {
+            persistent: Some(Amount::To(Pages(pages))),
+            overcommit: None,
+            node: node.map(NodeId),
+        };
+        let plan = Plan::new(&pool, &wish).unwrap();
+        apply(root, persist(root, &pool, &wish, &plan))
+    }
+
+    fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {
+        let boot = boot.unwrap();
+        boot.files.iter().for_each(|file| file.apply(root).unwrap());
+        boot
+    }
+
+    fn set(root: &Root) -> Vec<(String, String)> {
+        let groups = [PageSize::SIZE_2M, PageSize::SIZE_1G].map(Group::pool);
+        let settings = boot::settings(root, &groups).unwrap().into_iter();
+        settings.map(|line| (line.knob, line.value)).collect()
+    }
+
+    const MEMINFO: &str = "MemTotal: 1 kB\nMemFree: 1 kB\nBuffers: 0 kB\nCached: 0 kB\nSwapCached: 0 kB\n\
+        Active: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\n\
+        Mapped: 0 kB\nSlab: 0 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\n\
+        VmallocChunk: 0 kB\nHugepagesize: 2048 kB\n";
+    const BOTH: &[&str] = &["usr/bin/systemd-tmpfiles", "sbin/sysctl"];
+
+    /// Without pages, on two nodes.
+    fn pool(size: PageSize) -> Pool {
+        let nothing = NodePool {
+            total: Pages(0),
+            free: Pages(0),
+            surplus: Pages(0),
+        };
+        Pool {
+            size,
+            total: Pages(0),
+            free: Pages(0),
+            reserved: Pages(0),
+            surplus: Pages(0),
+            overcommit: Pages(0),
+            demote_size: None,
+            nodes: [0, 1].map(|node| (NodeId(node), nothing)).into(),
+        }
+    }
+
+    #[test]
+    fn the_default_size_is_a_sysctl_and_others_are_files_of_sys() {
+        let (_folder, root) = with(BOTH);
+        assert_eq!(
+            persisted(&root, PageSize::SIZE_2M, None, 512).command_line,
+            None
+        );
+        persisted(&root, PageSize::SIZE_1G, Some(1), 7);
+        let set = set(&root);
+        assert_eq!(set[0], ("proc/sys/vm/nr_hugepages".into(), "512".into()));
+        assert!(
+            set[1]
+                .0
+                .ends_with("/node1/hugepages/hugepages-1048576kB/nr_hugepages")
+        );
+    }
+
+    #[test]
+    fn gigantic_pages_are_for_the_command_line_too() {
+        let (_folder, root) = with(BOTH);
+        let boot = persisted(&root, PageSize::SIZE_1G, Some(1), 4);
+        let arguments = boot.command_line.unwrap();
+        assert_eq!(arguments, "hugepagesz=1G hugepages=1:4");
+        write(&root, "proc/cmdline", "quiet hugepagesz=1G hugepages=2\n");
+        let notes = persisted(&root, PageSize::SIZE_1G, None, 1).notes;
+        assert!(
+            notes.iter().any(|note| note.contains("command line")),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn a_host_that_reads_neither_is_told_the_command_line() {
+        let (_folder, root) = with(&[]);
+        let boot = persisted(&root, PageSize::SIZE_2M, None, 4);
+        assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
+        let arguments = boot.command_line.unwrap();
+        assert_eq!(arguments, "hugepagesz=2M hugepages=4");
+    }
+
+    #[test]
+    fn a_node_replaces_the_total_and_forgetting_leaves_nothing() {
+        let (_folder, root) = with(BOTH);
+        persisted(&root, PageSize::SIZE_2M, None, 512);
+        persisted(&root, PageSize::SIZE_1G, None, 1);
+        let boot = persisted(&root, PageSize::SIZE_2M, Some(0), 3);
+        assert_eq!(boot.notes.len(), 1, "{boot:?}");
+        persisted(&root, PageSize::SIZE_2M, Some(1), 4);
+        assert_eq!(set(&root).len(), 3);
+        let forget = |size, node| {
+            apply(&root, forget(&root, size, node));
+            set(&root).len()
+        };
+        assert_eq!(forget(PageSize::SIZE_2M, Some(NodeId(1))), 2);
+        assert_eq!(forget(PageSize::SIZE_2M, None), 1);
+        assert_eq!(forget(PageSize::SIZE_1G, None), 0);
+    }
+}

@@ -1,0 +1,575 @@
+//! What was before a change, kept until it is undone: [`Journal`].
+//!
+//! A folder for each [`Group`] has three places for records: `next.toml` is of a change that is under way or was cut
+//! short, `last.toml` of the last one that was done, `first.toml` of all before that, which have become one. `--undo` puts
+//! back the latest of them, so that two undos bring back what was before any change of ours. A record is whole before
+//! the first knob is written ([`whole_file`]). So it survives SIGKILL at every point, and a change that was cut short
+//! leaves a record like any other.
+//!
+//! The folder is in /run, which is empty after a boot, and so is what the records are about. Where /run outlives the
+//! boot (a container) the boot's ID, which stands in each record, tells.
+//!
+//! Invariant: a process that writes a record or a knob of a group holds the lock of that group.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::boot::FileChange;
+use super::knob::Form;
+use super::known::Group;
+use super::plan::{Plan, Saved, Step};
+use crate::kernel::{FileError, Root};
+use crate::whole_file::{self, Existing};
+
+/// Where the records are.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    folder: PathBuf,
+    boot: Option<String>,
+}
+
+/// The right to change one group of knobs; given back when dropped, and by the kernel when the process dies.
+#[derive(Debug)]
+pub struct Locked {
+    folder: PathBuf,
+    boot: Option<String>,
+    group: Group,
+    _lock: File,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The form of the file.
+    version: u32,
+    /// Its place, of [`PLACES`].
+    #[serde(skip)]
+    place: usize,
+    /// What was changed.
+    pub group: Group,
+    /// What made it, in words: the command.
+    pub command: String,
+    /// The process.
+    pub pid: u32,
+    /// The boot's ID (proc_sys_kernel(5)).
+    boot: Option<String>,
+    /// When, in nanoseconds since boot.
+    pub since_boot_ns: u64,
+    /// False from before the first write until after the last: what is not finished may be anywhere
+    /// between before and after.
+    pub finished: bool,
+    /// One of a [`Steering`](super::Steering): its steps are the last write of each knob and not all of them.
+    #[serde(default)]
+    pub(super) steering: bool,
+    /// The writes.
+    pub steps: Vec<Step>,
+    /// What has to be written to have everything back.
+    pub saved: Vec<Saved>,
+    /// Files, with what was in them.
+    #[serde(default)]
+    pub files: Vec<FileChange>,
+}
+
+/// Why the journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// A file of the journal cannot be used, or is no record.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Another user could change the records, and have us write what they say.
+    #[error("will not use {}: {why}", path.display())]
+    Unsafe {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another process changes this group.
+    #[error("{group} is being changed by process {holder}")]
+    Busy {
+        /// Its name.
+        group: String,
+        /// Its PID and command.
+        holder: String,
+    },
+}
+
+impl Record {
+    /// A record of what `plan` will do, not finished.
+    pub(super) fn of(plan: &Plan, command: &str, locked: &Locked) -> Self {
+        Self {
+            version: VERSION,
+            place: NEXT,
+            group: plan.group.clone(),
+            command: command.to_owned(),
+            pid: std::process::id(),
+            boot: locked.boot.clone(),
+            since_boot_ns: since_boot_ns(),
+            finished: false,
+            steering: false,
+            steps: plan.steps.clone(),
+            saved: plan.saved.clone(),
+            files: plan.files.clone(),
+        }
+    }
+
+    /// Makes `later`, a change on top of this one, a part of it: what is put back is what was before both.
+    fn absorb(&mut self, later: Self) {
+        let pages = |step: &Step| step.knob.form == Form::Pages;
+        if later.steps.iter().any(pages) {
+            // Of one pool: its total is not what was left where a node was set since, nor the other way round.
+            self.steps.retain(|step| !pages(step));
+        }
+        for step in later.steps {
+            self.steps.retain(|own| own.knob != step.knob);
+            self.steps.push(step);
+        }
+        for saved in later.saved {
+            if self.saved.iter().all(|own| own.knob != saved.knob) {
+                self.saved.push(saved);
+            }
+        }
+        for file in later.files {
+            match self.files.iter_mut().find(|own| own.file == file.file) {
+                Some(own) => own.after = file.after,
+                None => self.files.push(file),
+            }
+        }
+        if !self.command.ends_with(FOLLOWED) {
+            self.command.push_str(FOLLOWED);
+        }
+        self.finished &= later.finished;
+    }
+
+    /// It is this process's from now on.
+    pub(super) fn go_on(&mut self, command: &str) {
+        command.clone_into(&mut self.command);
+        self.pid = std::process::id();
+        self.since_boot_ns = since_boot_ns();
+    }
+}
+
+const VERSION: u32 = 2;
+
+/// What the command of a record ends with that has absorbed others.
+const FOLLOWED: &str = ", and what followed";
+
+/// The places of records, the latest last.
+const PLACES: [&str; 3] = ["first.toml", "last.toml", "next.toml"];
+const FIRST: usize = 0;
+const LAST: usize = 1;
+const NEXT: usize = 2;
+
+fn since_boot_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(now.tv_sec)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(part(now.tv_nsec))
+}
+
+impl Journal {
+    /// The journal of this user on the kernel behind `root`: /run/jumbo/knobs for root, the user's own
+    /// runtime folder for others, who may have been given a knob. `None` where they have no such folder.
+    pub fn of_user(root: &Root) -> Option<Self> {
+        let folder = if rustix::process::geteuid().is_root() {
+            root.path("run/jumbo/knobs")
+        } else {
+            let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty())?;
+            Path::new(&own).join("jumbo/knobs")
+        };
+        Some(Self::at(root, folder))
+    }
+
+    /// A journal in that folder.
+    pub fn at(root: &Root, folder: PathBuf) -> Self {
+        let boot = root.read("proc/sys/kernel/random/boot_id").ok();
+        Self {
+            folder,
+            boot: boot.map(|id| id.trim().to_owned()),
+        }
+    }
+
+    /// The right to change a group, for `command`.
+    ///
+    /// # Errors
+    /// [`JournalError::Busy`] where another process has it; others where the folder cannot be used.
+    pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
+        for folder in [self.folder.parent(), Some(&*self.folder)]
+            .into_iter()
+            .flatten()
+        {
+            make_folder(folder)?;
+        }
+        let folder = self.folder.join(&group.id);
+        make_folder(&folder)?;
+        let path = folder.join("lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(NOFOLLOW)
+            .open(&path)
+            .map_err(FileError::io("open", &path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = lock.read_to_string(&mut holder);
+                let holder = holder.trim().to_owned();
+                let group = group.name.clone();
+                return Err(JournalError::Busy { group, holder });
+            }
+            Err(TryLockError::Error(source)) => {
+                return Err(FileError::io("lock", &path)(source).into());
+            }
+        }
+        // What a process left behind that was killed while it wrote a record.
+        for name in PLACES {
+            whole_file::clear(&folder.join(name));
+        }
+        // For the process that is refused; that it cannot be written does no harm.
+        let _ = lock.set_len(0);
+        let _ = lock.rewind();
+        let _ = writeln!(lock, "{} (`{command}`)", std::process::id());
+        let locked = Locked {
+            folder,
+            boot: self.boot.clone(),
+            group: group.clone(),
+            _lock: lock,
+        };
+        if locked.last()?.is_some_and(|last| last.finished) {
+            // What a process did not come to that was killed.
+            locked.make_room()?;
+        }
+        Ok(locked)
+    }
+
+    /// The last change of any of these groups. Nothing is locked: this is for looking, and for finding out which
+    /// lock to take.
+    ///
+    /// # Errors
+    /// [`JournalError`] where the journal cannot be read or understood.
+    pub fn last(&self, groups: &[Group]) -> Result<Option<Record>, JournalError> {
+        let mut last = Vec::new();
+        for group in groups {
+            last.extend(records(&self.folder.join(&group.id), self.boot.as_deref())?.pop());
+        }
+        Ok(last.into_iter().max_by_key(|record| record.since_boot_ns))
+    }
+}
+
+impl Locked {
+    /// What may be changed.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The last change that was not undone.
+    ///
+    /// # Errors
+    /// [`JournalError`] where it cannot be read or understood.
+    pub fn last(&self) -> Result<Option<Record>, JournalError> {
+        Ok(records(&self.folder, self.boot.as_deref())?.pop())
+    }
+
+    /// Makes the record the latest; it is on disk when this returns.
+    pub(super) fn add(&self, record: &Record) -> Result<(), JournalError> {
+        self.make_room()?;
+        self.put(record)
+    }
+
+    /// All of it is done: the record says so.
+    pub(super) fn finish(&self, record: &mut Record) -> Result<(), JournalError> {
+        record.finished = true;
+        self.put(record)?;
+        // Where that fails now, the next one does it.
+        let _ = self.make_room();
+        Ok(())
+    }
+
+    /// Moves the record in the place of the next one to that of the last, and what was there into the first. To be
+    /// killed in between does no harm: to absorb a change once more alters nothing.
+    fn make_room(&self) -> Result<(), JournalError> {
+        let mut places = PLACES.map(|_| None);
+        for record in records(&self.folder, self.boot.as_deref())? {
+            let place = record.place;
+            places[place] = Some(record);
+        }
+        let [first, last, next] = places;
+        if next.is_none() {
+            return Ok(());
+        }
+        match (first, last) {
+            (Some(mut first), Some(last)) => {
+                first.absorb(last);
+                self.put(&first)?;
+            }
+            (None, Some(_)) => self.rename(LAST, FIRST)?,
+            (_, None) => {}
+        }
+        self.rename(NEXT, LAST)
+    }
+
+    fn rename(&self, from: usize, to: usize) -> Result<(), JournalError> {
+        let [from, to] = [from, to].map(|place| self.folder.join(PLACES[place]));
+        Ok(fs::rename(&from, to).map_err(FileError::io("rename", &from))?)
+    }
+
+    /// Writes the record anew.
+    pub(super) fn put(&self, record: &Record) -> Result<(), JournalError> {
+        let path = self.folder.join(PLACES[record.place]);
+        let text = toml::to_string(record).map_err(|error| FileError::Content {
+            path: path.clone(),
+            what: error.to_string(),
+        })?;
+        let written = whole_file::write(&path, text.as_bytes(), 0o600, Existing::Replace);
+        Ok(written.map_err(FileError::io("write", &path))?)
+    }
+
+    /// Forgets the record: it is undone.
+    pub(super) fn remove(&self, record: &Record) -> Result<(), JournalError> {
+        let path = self.folder.join(PLACES[record.place]);
+        Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?)
+    }
+}
+
+const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+
+/// A folder that only this user can change.
+fn make_folder(folder: &Path) -> Result<(), JournalError> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(FileError::io("create", folder)(source).into());
+        }
+        _ => {}
+    }
+    check_folder(folder)
+}
+
+fn check_folder(folder: &Path) -> Result<(), JournalError> {
+    let metadata = fs::symlink_metadata(folder).map_err(FileError::io("look at", folder))?;
+    let refuse = |why: String| JournalError::Unsafe {
+        path: folder.to_owned(),
+        why,
+    };
+    let own = rustix::process::geteuid().as_raw();
+    if !metadata.is_dir() {
+        return Err(refuse("it is no folder".to_owned()));
+    }
+    if metadata.uid() != own {
+        return Err(refuse(format!("it belongs to user {}", metadata.uid())));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        return Err(refuse(format!(
+            "others may write it (mode {:o})",
+            metadata.mode() & 0o7777
+        )));
+    }
+    Ok(())
+}
+
+/// The records of this boot, the latest last; none where the folder is not there.
+fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalError> {
+    let mut records = Vec::new();
+    if folder.exists() {
+        check_folder(folder)?;
+    }
+    for (place, name) in PLACES.into_iter().enumerate() {
+        let path = folder.join(name);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(FileError::io("read", &path)(source).into()),
+        };
+        let mut record = match toml::from_str::<Record>(&text) {
+            Ok(record) if record.version == VERSION => Ok(record),
+            Ok(record) => Err(format!("it is of version {}", record.version)),
+            Err(error) => Err(error.to_string()),
+        }
+        .map_err(|what| FileError::Content { path, what })?;
+        record.place = place;
+        if record.boot.as_deref() == boot {
+            records.push(record);
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::knob::{Knob, Value};
+    use super::*;
+    use crate::units::{NodeId, PageSize};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    const SIZE: PageSize = PageSize::SIZE_2M;
+
+    fn journal(folder: &tempfile::TempDir) -> Journal {
+        Journal::at(&Root::at(folder.path()), folder.path().join("jumbo/knobs"))
+    }
+
+    fn lock(folder: &tempfile::TempDir) -> Locked {
+        journal(folder).lock(&Group::pool(SIZE), "test").unwrap()
+    }
+
+    fn plan(from: u64, to: u64) -> Plan {
+        let file = FileChange {
+            file: "etc/some.conf".to_owned(),
+            before: (from > 0).then(|| format!("{from}\n")),
+            after: Some(format!("a \"{to}\"\n'''c'''\n")),
+        };
+        let mut plan = Plan::new(Group::pool(SIZE));
+        let mut step = Step::new(Knob::persistent(SIZE, None), from, to);
+        step.after = Some(to.into());
+        plan.steps.push(step);
+        plan.saved.push(Saved {
+            knob: Knob::persistent(SIZE, Some(NodeId(3))),
+            value: from.into(),
+        });
+        plan.files.push(file);
+        plan
+    }
+
+    /// A record of a change, begun.
+    fn begun(locked: &Locked, from: u64, to: u64) -> Record {
+        let record = Record::of(&plan(from, to), "jumbo", locked);
+        locked.add(&record).unwrap();
+        record
+    }
+
+    fn count(locked: &Locked) -> usize {
+        records(&locked.folder, None).unwrap().len()
+    }
+
+    #[test]
+    fn records_are_a_stack() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, locked) = (journal(&folder), lock(&folder));
+        let last = |size| journal.last(&[Group::hvo(), Group::pool(size)]).unwrap();
+        assert_eq!(last(SIZE), None);
+        for to in [2, 3] {
+            begun(&locked, 1, to);
+            let record = locked.last().unwrap().unwrap();
+            assert_eq!(record.steps[0].to, to.into());
+            assert_eq!(last(SIZE).as_ref(), Some(&record));
+        }
+        assert_eq!((last(PageSize::SIZE_1G), count(&locked)), (None, 2));
+        locked.remove(&locked.last().unwrap().unwrap()).unwrap();
+        assert_eq!(last(SIZE).unwrap().steps[0].to, 2.into());
+        let file = locked.folder.join("last.toml");
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn all_but_the_last_become_one_and_none_while_the_last_may_be_put_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = lock(&folder);
+        for to in 1..9 {
+            let mut record = begun(&locked, to - 1, to);
+            assert_eq!(count(&locked) as u64, to.min(3));
+            locked.finish(&mut record).unwrap();
+            assert_eq!(count(&locked) as u64, to.min(2));
+        }
+        let last = locked.last().unwrap().unwrap();
+        assert_eq!(last.saved[0].value, 7.into());
+        locked.remove(&last).unwrap();
+        let first = locked.last().unwrap().unwrap();
+        assert_eq!(
+            (&first.saved[0].value, &first.steps[0].to),
+            (&0.into(), &7.into())
+        );
+        assert_eq!((first.saved.len(), first.steps.len()), (1, 1));
+        assert_eq!(first.command, "jumbo, and what followed");
+        assert_eq!(first.files[0].before, None);
+        assert!(first.files[0].after.as_ref().unwrap().contains('7'));
+    }
+
+    #[test]
+    fn killed_while_records_move_nothing_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = lock(&folder);
+        for to in 1..4 {
+            locked.finish(&mut begun(&locked, to - 1, to)).unwrap();
+        }
+        let mut next = begun(&locked, 3, 4);
+        next.finished = true;
+        locked.put(&next).unwrap();
+        let kept = records(&locked.folder, None).unwrap();
+        let mut first = kept[0].clone();
+        first.absorb(kept[1].clone());
+        locked.put(&first).unwrap();
+        drop(locked);
+        let now = records(&lock(&folder).folder, None).unwrap();
+        let changes = now
+            .iter()
+            .map(|record| (&record.saved[0].value, &record.steps[0].to));
+        let numbers = [[0, 3], [3, 4]].map(|pair| pair.map(Value::from));
+        let expected = numbers.iter().map(|[before, to]| (before, to));
+        assert!(changes.eq(expected), "{now:?}");
+    }
+
+    #[test]
+    fn one_at_a_time_and_the_other_is_told_which() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = journal(&folder);
+        let held = journal.lock(&Group::pool(SIZE), "jumbo pool auto 2M");
+        let refused = journal.lock(&Group::pool(SIZE), "other").unwrap_err();
+        let text = refused.to_string();
+        assert!(
+            text.contains(&std::process::id().to_string()) && text.contains("pool auto"),
+            "{text}"
+        );
+        assert!(journal.lock(&Group::thp(), "other").is_ok());
+        drop(held);
+        assert!(journal.lock(&Group::pool(SIZE), "other").is_ok());
+    }
+
+    #[test]
+    fn the_next_one_clears_what_was_cut_short() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = lock(&folder);
+        begun(&locked, 1, 2);
+        let left = locked.folder.join("first.toml.jumbo-new");
+        fs::write(&left, "version = ").unwrap();
+        drop(locked);
+        let locked = lock(&folder);
+        assert!(!left.exists() && locked.last().unwrap().is_some());
+    }
+
+    #[test]
+    fn a_record_of_another_boot_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = lock(&folder);
+        begun(&locked, 1, 2);
+        drop(locked);
+        let boot = folder.path().join("proc/sys/kernel/random");
+        fs::create_dir_all(&boot).unwrap();
+        fs::write(boot.join("boot_id"), "another\n").unwrap();
+        assert_eq!(lock(&folder).last().unwrap(), None);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = journal(&folder);
+        drop(lock(&folder));
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(folder.path().join("jumbo/knobs/pool-2M"), open).unwrap();
+        let refused = journal.lock(&Group::pool(SIZE), "test").unwrap_err();
+        assert!(refused.to_string().contains("mode 777"), "{refused}");
+        assert!(matches!(
+            journal.last(&[Group::pool(SIZE)]),
+            Err(JournalError::Unsafe { .. })
+        ));
+    }
+}
