@@ -204,7 +204,7 @@ impl Left {
     }
 
     fn text(&self) -> String {
-        let name = self.name.replace(char::is_control, "\u{fffd}");
+        let name = view::clean(&self.name);
         format!("{name} ({}) with {}", self.pid, self.anon)
     }
 }
