@@ -85,11 +85,14 @@ static void serve(int device)
 }
 
 static char *mapped;
+static volatile int go;
 
 static void *reads(void *unused)
 {
     int memory = open("/proc/self/mem", O_RDONLY);
     char byte;
+    while (!go)
+        usleep(1000);
     ssize_t got = pread(memory, &byte, 1, (off_t)(uintptr_t)mapped);
     (void)got;
     return unused;
@@ -97,6 +100,8 @@ static void *reads(void *unused)
 
 static void *maps(void *unused)
 {
+    while (!go)
+        usleep(1000);
     usleep(100000);
     mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return unused;
@@ -164,14 +169,17 @@ int main(int argc, char **argv)
     pid_t reaper = impostor(argv[1]), server = 0;
     if (argc > 2)
         server = map(argv[3]);
+    char ready[64];
+    size_t length = (size_t)snprintf(ready, sizeof ready, "ready %d %d\n", reaper, server);
     if (argc > 2 && !strcmp(argv[2], "locked")) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, reads, NULL) == 0);
         CHECK(pthread_create(&thread, NULL, maps, NULL) == 0);
+        /* From here on nothing that maps or touches new memory comes back. */
+        go = 1;
         usleep(300000);
     }
-    printf("ready %d %d\n", reaper, server);
-    fflush(stdout);
+    CHECK(write(1, ready, length) == (ssize_t)length);
     for (;;)
         pause();
 }
