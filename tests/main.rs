@@ -8,6 +8,7 @@
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
 //! - [`free`]: large frees, with several threads and later.
+//! - [`hostile`]: programs that mean harm to a command that looks at them.
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`pool`]: pages set aside for the heap, and mimalloc on them.
 //! - [`supervise`]: servers whose end is held.
@@ -26,6 +27,7 @@
 
 mod allocator;
 mod free;
+mod hostile;
 mod launcher;
 mod limits;
 mod mappings;

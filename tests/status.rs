@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::process::Pid;
 use serde_json::Value;
 
-use crate::support::{MIB, Program, Source, build, compile};
+use crate::support::{MIB, Program, Source, build, compile, host};
 
 /// What `jumbo status` says of a process.
 fn status(pid: Pid) -> Value {
@@ -50,6 +50,43 @@ fn what_jumbo_does_in_a_running_program_is_shown_without_a_launcher() {
         assert_eq!(process["missing"], Value::Array(Vec::new()));
         running.wait();
     }
+}
+
+#[test]
+fn what_a_pool_gives_is_shown_while_the_program_runs() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("heap", &[])]);
+    let program = Program::new(files.path("heap")).args(["128", "stay"]);
+    let mut running = program.start_jumbo(&["--pool=32M"]);
+    running.wait_for_line("ready");
+    let pool = &status(running.pid())["jumbo"]["pool"];
+    let bytes = |count: &str| {
+        pool[count]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{count}: {pool}"))
+    };
+    let (now, most) = (
+        bytes("hugetlb") + bytes("thp"),
+        bytes("hugetlb_peak") + bytes("thp_peak"),
+    );
+    assert!(now >= 16 * MIB && most >= now, "{pool}");
+    assert!(bytes("beyond") >= 16 * MIB, "{pool}");
+    assert_eq!((bytes("moved"), bytes("stuck")), (0, 0));
+
+    let pid = running.pid().as_raw_nonzero().to_string();
+    let page = Command::new(build::jumbo())
+        .args(["status", "-p", &pid])
+        .output()
+        .unwrap();
+    let page = String::from_utf8(page.stdout).unwrap();
+    assert!(
+        page.contains("  pool: ") && page.contains("asked for beyond it"),
+        "{page}"
+    );
+    running.write("\n");
+    running.wait();
 }
 
 #[test]

@@ -4,10 +4,12 @@
 //! - [`program`]: a command to be run plain and under jumbo; [`running`]: one that is running.
 //! - [`report`]: jumbo's word on where the memory was; [`smaps`]: the kernel's.
 //! - [`host`]: what the host must be, and the lock around its global state.
+//! - `inherited`: what programs inherit, however the tests were started.
 //! - [`wait`]: waiting for an event, with a bound.
 
 pub(crate) mod build;
 pub(crate) mod host;
+mod inherited;
 pub(crate) mod program;
 pub(crate) mod report;
 pub(crate) mod running;

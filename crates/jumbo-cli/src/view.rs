@@ -127,11 +127,19 @@ impl View {
 
 /// Text without control characters: a process chooses its name and the names of its files, and must not
 /// get to drive the terminal of whoever looks at it.
-fn clean(text: &str) -> Cow<'_, str> {
-    if text.contains(char::is_control) {
-        Cow::Owned(text.replace(char::is_control, "\u{fffd}"))
-    } else {
-        Cow::Borrowed(text)
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    without(text, char::is_control)
+}
+
+/// [`clean`], of a text of several lines. A name in it that may hold the end of a line is cleaned before.
+pub(crate) fn clean_lines(text: &str) -> Cow<'_, str> {
+    without(text, |c| c.is_control() && c != '\n')
+}
+
+fn without(text: &str, control: impl Fn(char) -> bool + Copy) -> Cow<'_, str> {
+    match text.contains(control) {
+        true => Cow::Owned(text.replace(control, "\u{fffd}")),
+        false => Cow::Borrowed(text),
     }
 }
 
@@ -153,23 +161,40 @@ pub(crate) fn missing<'a>(
 
 /// `value` as one JSON document on standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut out = Stdout::lock();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
+    writeln!(
+        Stdout::lock(),
+        "{}",
+        escaped(serde_json::to_string_pretty(value)?)
+    )?;
     Ok(())
 }
 
 /// `value` as one line of JSON on standard output, there at once for whoever reads it from a pipe.
 pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut out = Stdout::lock();
-    serde_json::to_writer(&mut out, value)?;
-    writeln!(out)?;
+    writeln!(out, "{}", escaped(serde_json::to_string(value)?))?;
     Ok(out.flush()?)
+}
+
+/// JSON whose strings drive no terminal: serde_json escapes the control characters of ASCII below DEL alone.
+pub(crate) fn escaped(json: String) -> String {
+    let control = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
+    if !json.contains(control) {
+        return json;
+    }
+    let mut out = String::new();
+    for c in json.chars() {
+        match control(c) {
+            true => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// Says something on stderr. That nobody can hear it (it is full, or gone) is no reason to panic.
 pub(crate) fn tell(message: &str) {
-    let _ = writeln!(io::stderr(), "jumbo: {message}");
+    let _ = writeln!(io::stderr(), "jumbo: {}", clean_lines(message));
 }
 
 /// The error and what caused it. Many say their cause themselves: that is not said again.
@@ -211,6 +236,17 @@ pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_text_of_a_process_drives_the_terminal() {
+        let name = "a\u{1b}[31m\u{9b}7m\u{7f}\nb";
+        let drives = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
+        assert!(drives(name) && !clean(name).contains(char::is_control));
+        assert!(!drives(&clean_lines(name)) && clean_lines(name).contains('\n'));
+        let json = escaped(serde_json::to_string(name).unwrap());
+        assert!(!drives(&json), "{json:?}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), name);
+    }
 
     #[test]
     fn a_cause_is_said_once() {

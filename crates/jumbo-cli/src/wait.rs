@@ -32,7 +32,8 @@ use crate::view::{self, tell};
 /// Without: until there is no reaper of a program that has ended. Those of programs that live are not waited for, and
 /// a program that was killed a moment ago may still count as living: name it.
 ///
-/// Processes of other users are seen as far as /proc shows them.
+/// Without a PID, one waits for the reapers of one's own processes, and root for those of all users: for what runs in
+/// the library of this very jumbo, whatever it is called.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kill -9 4711; jumbo wait --timeout 60 4711 && ./server      # a restart that needs all the memory
@@ -204,7 +205,7 @@ impl Left {
     }
 
     fn text(&self) -> String {
-        let name = self.name.replace(char::is_control, "\u{fffd}");
+        let name = view::clean(&self.name);
         format!("{name} ({}) with {}", self.pid, self.anon)
     }
 }

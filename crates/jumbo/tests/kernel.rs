@@ -269,6 +269,9 @@ fn a_reaper_is_not_counted_beside_its_program() {
         let memory = [("RssAnon", 4096), ("HugetlbPages", 2048)];
         fake.process(pid, "jumbo-reaper", &memory, &[]);
         let status = fake.root().read(format!("proc/{pid}/status")).unwrap();
+        // Its mappings are not to be seen.
+        let own = rustix::process::geteuid().as_raw();
+        let status = status.replace("Uid:\t0\t0", &format!("Uid:\t{own}\t{own}"));
         let more = format!("NSpid:\t{pid}\t5\nNoNewPrivs:\t{confined}\nSeccomp:\t2\n");
         fake.write(&format!("proc/{pid}/status"), status + &more)
             .write(&format!("proc/{pid}/cmdline"), "/usr/bin/heap\0--flag\0");

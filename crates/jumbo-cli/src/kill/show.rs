@@ -62,7 +62,7 @@ pub(super) fn text(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
     for one in settled {
         let who = match one.name.as_str() {
             "" => one.pid.to_string(),
-            name => format!("{} {name}", one.pid),
+            name => format!("{} {}", one.pid, view::clean(name)),
         };
         match &one.outcome {
             Outcome::Ended => {

@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo::kernel::{Root, headroom, hugetlb, sandbox, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
+use jumbo::status::{LIBRARY, Library};
 use jumbo::units::PageSize;
 use rustix::fs::{Access, AtFlags, CWD};
 
@@ -232,7 +233,6 @@ fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {
 
 /// libjumbo_preload.so: where JUMBO_PRELOAD says, or beside the command, or in a `lib` next to its `bin`.
 fn find_library() -> Result<PathBuf, Failure> {
-    const NAME: &str = "libjumbo_preload.so";
     let hint = "hint: build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
     let usable = |path: &Path| {
         rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS).map_err(|errno| {
@@ -247,16 +247,15 @@ fn find_library() -> Result<PathBuf, Failure> {
         path
     } else {
         let own = std::env::current_exe()
-            .map_err(|error| Failure::own(format!("cannot find {NAME}: {error}; {hint}")))?;
-        let folder = own.parent().unwrap_or(Path::new("/"));
-        let candidates = ["", "../lib/jumbo", "../lib"].map(|part| folder.join(part).join(NAME));
-        let found = candidates.iter().find(|path| usable(path).is_ok());
+            .map_err(|error| Failure::own(format!("cannot find {LIBRARY}: {error}; {hint}")))?;
+        let places = Library::places(&own);
+        let found = places.iter().find(|path| usable(path).is_ok());
         match found {
             Some(path) => path.clone(),
             None => {
-                let folder = folder.display();
+                let own = own.display();
                 return Err(Failure::own(format!(
-                    "cannot find {NAME} beside {folder}/jumbo; {hint}"
+                    "cannot find {LIBRARY} beside {own}; {hint}"
                 )));
             }
         }

@@ -24,6 +24,7 @@ use super::sample::{Peak, Sampled};
 use super::shortfall::{self, Evidence};
 use super::supervise::End;
 use super::text;
+use crate::view::escaped;
 
 const KINDS: [Kind; 6] = [
     Kind::Heap,
@@ -584,7 +585,7 @@ impl Report {
     /// Writes the report where it is wanted.
     pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
         let text = match wanted.json {
-            true => format!("{}\n", serde_json::to_string_pretty(self)?),
+            true => format!("{}\n", escaped(serde_json::to_string_pretty(self)?)),
             false => text::render(self),
         };
         match &wanted.place {

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::process::tree;
 use jumbo::kernel::{Root, task};
 use jumbo::ledger::Ledger;
+use jumbo::reaper;
 use jumbo::status::process::Observer;
-use jumbo::status::{Kind, Usage, program_of};
+use jumbo::status::{Kind, Usage};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
@@ -93,7 +94,7 @@ impl<'a> Sampler<'a> {
             Observer::new(root).map_err(|error| sampled.trouble = Some(error.to_string()));
         Self {
             root,
-            observer: observer.ok(),
+            observer: observer.ok().map(Observer::of_own),
             ledger,
             started,
             followed: BTreeSet::from([pid]),
@@ -170,14 +171,16 @@ impl<'a> Sampler<'a> {
             self.followed.insert(pid);
             let children = tree::children(self.root, pid);
             open.extend(children.into_iter().map(|child| (Some(pid), child)));
-            match parent.is_some_and(|parent| tree::is_same_memory(parent, pid)) {
+            match parent.is_some_and(|parent| share_memory(parent, pid)) {
                 true => drop(sharing.insert(pid)),
                 false => drop(resident.insert(pid, anonymous)),
             }
         }
         // A reaper's memory is its program's, which is there as well.
-        let of_reapers =
-            |pid: &u32| program_of(self.root, *pid, resident.keys().copied()).is_some();
+        let of_reapers = |pid: &u32| {
+            task::name(self.root, *pid).is_ok_and(|name| name.as_bytes() == reaper::NAME.to_bytes())
+                && (resident.keys()).any(|other| other != pid && share_memory(*pid, *other))
+        };
         sharing.extend(resident.keys().copied().filter(of_reapers));
         // They are found again below their parents; the next time their memory may be their own.
         for pid in sharing {
@@ -263,13 +266,17 @@ pub(super) fn rehearse(root: &Root) {
     let mut sampler = Sampler::new(root, own, None);
     sampler.look();
     sampler.sample(std::iter::once(own));
-    tree::is_same_memory(own, own);
+    share_memory(own, own);
 }
 
 /// The CPU time this thread has used: what looking costs, whoever it had to wait for.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
+}
+
+fn share_memory(one: u32, other: u32) -> bool {
+    tree::shares_memory(one, other) == Some(true)
 }
 
 fn maps_ledger(root: &Root, pid: u32) -> bool {

@@ -67,7 +67,7 @@ pub(super) fn run(
     settings: &Settings,
     launch: &Launch<'_>,
 ) -> Result<ExitCode, Failure> {
-    let signals = match Signals::take() {
+    let signals = match Signals::take_ignored_too() {
         Ok(signals) => signals,
         Err(error) => {
             let why = format!("cannot read signals from a descriptor: {error}");

@@ -7,6 +7,7 @@ use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{Bytes, counted};
 
 use super::report::{Exit, Report};
+use crate::view::{clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
 const PROCESSES: usize = 5;
@@ -15,7 +16,7 @@ pub(super) fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = write(&mut out, report);
-    out
+    clean_lines(&out).into_owned()
 }
 
 fn write(out: &mut String, report: &Report) -> std::fmt::Result {
@@ -219,11 +220,4 @@ fn duration(duration: Duration) -> String {
         seconds if seconds < 120.0 => format!("{seconds:.2} s"),
         seconds => format!("{:.1} min", seconds / 60.0),
     }
-}
-
-/// A process chooses its name: no control characters of it reach the terminal.
-fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Usage};
+use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Pooled, Usage};
 use jumbo::units::{Bytes, PageSize, counted};
 
 use super::{ProcessPage, is_counted_already};
@@ -101,7 +101,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
 }
 
 fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
-    let Covered { free, reaper } = covered;
+    let Covered { free, pool, reaper } = covered;
     let background = match free.background {
         Bytes(0) => String::new(),
         background => format!(", {background} of it in the background"),
@@ -118,6 +118,22 @@ fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
         free.pending,
         counted(free.waits, "allocation")
     ))?;
+    if pool != &Pooled::default() {
+        let mut less = String::new();
+        for (bytes, what) in [
+            (pool.beyond, "asked for beyond it"),
+            (pool.moved, "moved to THPs"),
+            (pool.stuck, "that could not be moved"),
+        ] {
+            if bytes > Bytes(0) {
+                less = format!("{less}; {bytes} {what}");
+            }
+        }
+        view.line(format!(
+            "  pool: {} of hugetlb pages (at most {}), {} of THPs (at most {}){less}",
+            pool.hugetlb, pool.hugetlb_peak, pool.thp, pool.thp_peak
+        ))?;
+    }
     let twice = "ps and top show its memory once more";
     let process = reaper.pid.map(|pid| format!(" (process {pid}; {twice})"));
     view.line(format!(

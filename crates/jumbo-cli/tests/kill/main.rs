@@ -8,5 +8,7 @@
 
 mod alive;
 mod gain;
+#[path = "../../../../tests/support/inherited.rs"]
+mod inherited;
 mod refuse;
 mod victim;

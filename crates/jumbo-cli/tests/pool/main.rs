@@ -12,6 +12,8 @@
 mod cut_short;
 mod host;
 mod hosts;
+#[path = "../../../../tests/support/inherited.rs"]
+mod inherited;
 mod measured;
 mod steered;
 mod support;

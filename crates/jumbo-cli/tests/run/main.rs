@@ -7,6 +7,8 @@
 mod environment;
 mod exit;
 mod hosts;
+#[path = "../../../../tests/support/inherited.rs"]
+mod inherited;
 mod reach;
 mod report;
 mod signals;

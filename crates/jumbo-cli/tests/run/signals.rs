@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 
-use crate::support::{MODES, Mode, Running, child_of, kill, run, skip, state, until};
+use crate::support::{MODES, Mode, Running, child_of, kill, run, skip, state, stdout, until};
 
 /// A shell script that says in `file` that its traps are set, and waits.
 fn trapping(traps: &str, file: &std::path::Path) -> String {
@@ -21,15 +21,24 @@ const BASH: [&str; 4] = ["env", "--default-signal", "bash", "-c"];
 
 /// Runs a script under jumbo and sends jumbo a signal once the script is ready.
 fn send(mode: Mode, traps: &str, signal: &str) -> ExitStatus {
+    send_to(run(mode), traps, signal)
+}
+
+fn send_to(mut jumbo: Command, traps: &str, signal: &str) -> ExitStatus {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     let script = trapping(traps, &ready);
-    let mut jumbo = Running::start(run(mode).args(BASH).arg(&script));
+    let mut jumbo = Running::start(jumbo.args(BASH).arg(&script));
     until("the program's start", || {
         fs::read(&ready).is_ok_and(|said| !said.is_empty())
     });
     kill(jumbo.pid(), signal);
-    jumbo.0.wait().unwrap()
+    let mut status = None;
+    until("its end", || {
+        status = jumbo.0.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
 }
 
 #[test]
@@ -41,6 +50,40 @@ fn every_signal_reaches_the_program() {
             let status = send(mode, &format!("trap 'exit 42' {signal}"), signal);
             assert_eq!(status.code(), Some(42), "{mode:?} {signal}");
         }
+    }
+}
+
+/// Below nohup(1), or in the background of a script, signals are ignored from the start; a program may handle them all
+/// the same.
+fn ignoring(signals: &str, mode: Mode) -> Command {
+    let jumbo = run(mode);
+    let mut command = Command::new("env");
+    command.arg(format!("--ignore-signal={signals}"));
+    command.arg(jumbo.get_program()).args(jumbo.get_args());
+    command
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_reaches_a_program_that_handles_it() {
+    for mode in MODES {
+        for signal in ["INT", "QUIT", "HUP", "TERM", "USR1", "PIPE"] {
+            let trap = format!("trap 'exit 42' {signal}");
+            let status = send_to(ignoring(signal, mode), &trap, signal);
+            assert_eq!(status.code(), Some(42), "{mode:?} {signal}");
+        }
+    }
+}
+
+#[test]
+fn what_is_ignored_is_inherited() {
+    let ignored =
+        |mut command: Command| stdout(command.args(["grep", "^Sig[BI]", "/proc/self/status"]));
+    let mut plain = Command::new("env");
+    plain.arg("--ignore-signal=INT,HUP,QUIT,PIPE,CHLD,40");
+    let expected = ignored(plain);
+    for mode in MODES {
+        let jumbo = ignoring("INT,HUP,QUIT,PIPE,CHLD,40", mode);
+        assert_eq!(ignored(jumbo), expected, "{mode:?}");
     }
 }
 

@@ -4,13 +4,16 @@
 //! none of the mechanisms above it.
 //!
 //! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
-//! - [`smaps`], [`task`], [`folios`], [`peek`]: one process.
+//! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
+//! - `aside`: files of a process that it can hold back, read by a child.
 //! - [`sys`]: the system calls.
 //! - [`sandbox`]: whether system calls of ours could end the program.
 //! - [`process`]: starting a program and standing in for it.
 //! - [`mod@probe`]: what all of that comes to.
 
+mod aside;
 pub mod cgroup;
+pub mod file_id;
 pub mod folios;
 pub mod headroom;
 pub mod hugetlb;

@@ -3,29 +3,57 @@
 //! It takes the right to trace the process (ptrace(2), PTRACE_MODE_ATTACH), which is more than reading smaps
 //! takes. Rather than process_vm_readv(2), because it takes no pointer, and a file is opened for one process:
 //! a PID that is reused in between cannot be mistaken for it.
+//!
+//! Invariant: memory is read where the kernel itself has it, which is anonymous memory, memfds, and files on one device
+//! that the caller trusts. A file system in user space can leave its reader waiting for ever. The process may map another
+//! file there meanwhile: so a child reads (see `aside`).
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 use std::path::PathBuf;
 
-use super::{FileError, Root};
+use super::file_id::FileId;
+use super::smaps::Smaps;
+use super::{FileError, Root, aside};
 
 /// Another process's memory. It goes on while this is open, and reads as missing once the process is gone.
 #[derive(Debug)]
 pub struct Peek {
     file: File,
     path: PathBuf,
+    /// What may be read, by ascending address.
+    safe: Vec<Range<u64>>,
+    is_own: bool,
 }
 
 impl Peek {
-    /// Opens the memory of `pid`.
+    /// Opens the memory of `pid`, which has these mappings. Files on `device` are trusted to be read.
     ///
     /// # Errors
     /// [`FileError::Io`]: no such process, or one that this user may not trace.
-    pub fn open(root: &Root, pid: u32) -> Result<Self, FileError> {
+    pub fn open(
+        root: &Root,
+        pid: u32,
+        maps: &Smaps,
+        device: (u32, u32),
+    ) -> Result<Self, FileError> {
+        let memfd = rustix::fs::memfd_create("jumbo", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(std::io::Error::from)
+            .and_then(FileId::of);
+        let memfds = memfd.ok().map(|memfd| memfd.device);
+        let safe = maps.mappings().filter(|mapping| {
+            let is_anonymous = mapping.device == (0, 0) && mapping.inode == 0;
+            is_anonymous || mapping.device == device || Some(mapping.device) == memfds
+        });
+        let safe = safe.map(|mapping| mapping.start..mapping.end).collect();
         let path = root.path(format!("proc/{pid}/mem"));
         match File::open(&path) {
-            Ok(file) => Ok(Self { file, path }),
+            Ok(file) => Ok(Self {
+                file,
+                path,
+                safe,
+                is_own: pid == std::process::id(),
+            }),
             Err(source) => Err(FileError::Io {
                 operation: "read",
                 path,
@@ -37,16 +65,30 @@ impl Peek {
     /// `length` bytes at `address`.
     ///
     /// # Errors
-    /// [`FileError::Io`]: EIO where nothing is mapped.
+    /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].
     pub fn read(&self, address: u64, length: usize) -> Result<Vec<u8>, FileError> {
-        let mut bytes = vec![0; length];
-        let read = self.file.read_exact_at(&mut bytes, address);
+        let end = address.saturating_add(length as u64);
+        let reached =
+            self.safe
+                .iter()
+                .fold(address, |reached, range| match range.contains(&reached) {
+                    true => range.end,
+                    false => reached,
+                });
+        if reached < end {
+            return Err(self.misread(format!(
+                "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
+            )));
+        }
+        let read = match self.is_own {
+            true => read_in_place(&self.file, address, length),
+            false => aside::part(&self.file, address, length),
+        };
         read.map_err(|source| FileError::Io {
             operation: "read",
             path: self.path.clone(),
             source,
-        })?;
-        Ok(bytes)
+        })
     }
 
     /// That what was read is not what was expected there.
@@ -58,16 +100,28 @@ impl Peek {
     }
 }
 
+fn read_in_place(file: &File, address: u64, length: usize) -> std::io::Result<Vec<u8>> {
+    use std::os::unix::fs::FileExt as _;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, address)?;
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_this_process_holds_is_read() {
+        let (root, own) = (Root::host(), std::process::id());
         let held = [7u8; 99];
-        let peek = Peek::open(&Root::host(), std::process::id()).unwrap();
+        let maps = Smaps::read_maps(&root, own).unwrap();
+        let peek = Peek::open(&root, own, &maps, (0, 0)).unwrap();
         let address = std::hint::black_box(&held).as_ptr().addr() as u64;
         assert_eq!(peek.read(address, held.len()).unwrap(), held);
         assert!(peek.read(0, 8).is_err());
+        // The program's file is on a device that was not named.
+        let code = (what_this_process_holds_is_read as fn()) as usize as u64;
+        assert!(matches!(peek.read(code, 8), Err(FileError::Content { .. })));
     }
 }

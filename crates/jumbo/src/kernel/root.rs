@@ -55,10 +55,21 @@ impl FileError {
         self.io_kind() == Some(io::ErrorKind::NotFound)
     }
 
+    /// True where the process that the file tells of kept it from being read.
+    pub fn is_held_back(&self) -> bool {
+        self.io_kind() == Some(io::ErrorKind::TimedOut)
+    }
+
     /// True where privilege is lacking.
     pub fn is_denied(&self) -> bool {
         self.io_kind() == Some(io::ErrorKind::PermissionDenied)
     }
+}
+
+/// Text of bytes that may be no UTF-8.
+pub(super) fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 impl Default for Root {
@@ -98,9 +109,7 @@ impl Root {
     /// # Errors
     /// [`FileError::Io`].
     pub fn read(&self, relative: impl AsRef<Path>) -> Result<String, FileError> {
-        let bytes = self.read_bytes(relative)?;
-        Ok(String::from_utf8(bytes)
-            .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+        self.read_bytes(relative).map(lossy)
     }
 
     /// The file's text as one number, blanks around it ignored.

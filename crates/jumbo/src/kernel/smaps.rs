@@ -5,7 +5,7 @@
 //! allocated name. For 325 mappings that took 970 µs on top of the 1480 µs the kernel needs to write
 //! the file; this takes a sixth of it and allocates nothing.
 
-use super::{FileError, Root};
+use super::{FileError, Root, aside};
 use crate::units::{Bytes, PageSize};
 
 /// The text of one smaps file.
@@ -29,6 +29,8 @@ pub struct Mapping<'a> {
     pub shared: bool,
     /// Where in the file the mapping starts.
     pub offset: u64,
+    /// The major and the minor number of the device that the file is on; 0 where there is no file.
+    pub device: (u32, u32),
     /// The file's inode; 0 where there is no file.
     pub inode: u64,
     /// The file, or a name in brackets, or nothing.
@@ -65,8 +67,16 @@ impl Smaps {
     /// Reads /proc/PID/smaps. Empty for kernel threads and zombies.
     ///
     /// # Errors
-    /// [`FileError::Io`]: no such process, or one that this user may not look into.
+    /// [`FileError::Io`]: no such process, one that this user may not look into, or one that holds it back.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
+        aside::text(root, pid, "smaps").map(Self)
+    }
+
+    /// The same, at less cost: for a program of the caller's own, which may wait for that.
+    ///
+    /// # Errors
+    /// As [`Smaps::read`].
+    pub fn read_of_own(root: &Root, pid: u32) -> Result<Self, FileError> {
         root.read(format!("proc/{pid}/smaps")).map(Self)
     }
 
@@ -76,7 +86,7 @@ impl Smaps {
     /// # Errors
     /// As [`Smaps::read`].
     pub fn read_maps(root: &Root, pid: u32) -> Result<Self, FileError> {
-        root.read(format!("proc/{pid}/maps")).map(Self)
+        aside::text(root, pid, "maps").map(Self)
     }
 
     /// Reads /proc/PID/smaps_rollup (Linux 4.14), which has one [`Mapping`] with the sums.
@@ -84,7 +94,7 @@ impl Smaps {
     /// # Errors
     /// As [`Smaps::read`]; ESRCH for kernel threads.
     pub fn read_rollup(root: &Root, pid: u32) -> Result<Self, FileError> {
-        root.read(format!("proc/{pid}/smaps_rollup")).map(Self)
+        aside::text(root, pid, "smaps_rollup").map(Self)
     }
 
     /// The mappings by ascending address. Lines that are not understood are passed over: kernels add
@@ -128,7 +138,8 @@ fn header(line: &str) -> Option<Mapping<'_>> {
         return None;
     };
     let offset = parts.next()?;
-    let _device = parts.next()?;
+    let (major, minor) = parts.next()?.split_once(':')?;
+    let device = |number| u32::from_str_radix(number, 16).ok();
     let inode = parts.next()?.parse().ok()?;
     let path = parts.next().unwrap_or("").trim_start();
     let (start, end) = (hex(start)?, hex(end)?);
@@ -140,6 +151,7 @@ fn header(line: &str) -> Option<Mapping<'_>> {
         execute: execute == b'x',
         shared: shared == b's',
         offset: hex(offset)?,
+        device: (device(major)?, device(minor)?),
         inode,
         path,
         kernel_page_size: None,

@@ -4,7 +4,7 @@ use procfs_core::process::Stat;
 use serde::Serialize;
 
 use super::smaps::kib;
-use super::{FileError, Root, parse};
+use super::{FileError, Root, aside, parse};
 use crate::units::Bytes;
 
 /// How often memory had to be brought in.
@@ -121,13 +121,29 @@ pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
 /// The program of `pid` and its arguments, as it shows them itself; empty for kernel threads.
 ///
 /// # Errors
-/// [`FileError::Io`] where the process is gone.
+/// [`FileError::Io`] where the process is gone, or holds it back.
 pub fn arguments(root: &Root, pid: u32) -> Result<Vec<String>, FileError> {
-    let text = root.read(format!("proc/{pid}/cmdline"))?;
+    aside::text(root, pid, "cmdline").map(|text| split(&text))
+}
+
+/// [`arguments`] of each of these processes; empty where there are none to be had.
+pub fn arguments_of_each(root: &Root, pids: &[u32]) -> Vec<Vec<String>> {
+    let texts = aside::texts(root, pids, "cmdline");
+    let arguments = texts.into_iter().map(|text| text.map(|text| split(&text)));
+    arguments.map(Result::unwrap_or_default).collect()
+}
+
+/// The arguments in a command line. Where all but the first are empty that is a title, which the program wrote over its
+/// arguments, and what it left of their room.
+fn split(text: &str) -> Vec<String> {
     // The last argument ends in a NUL like the others, unless the program wrote a title there.
-    let text = text.strip_suffix('\0').unwrap_or(&text);
-    let split = || text.split('\0').map(str::to_owned).collect();
-    Ok(if text.is_empty() { Vec::new() } else { split() })
+    let text = text.strip_suffix('\0').unwrap_or(text);
+    let (first, rest) = text.split_once('\0').unwrap_or((text, ""));
+    match (first, rest.trim_start_matches('\0')) {
+        ("", "") => Vec::new(),
+        (title, "") => vec![title.to_owned()],
+        _ => text.split('\0').map(str::to_owned).collect(),
+    }
 }
 
 /// [`arguments`] as a shell takes them, quoted where that is needed: a process writes there what it
@@ -188,6 +204,27 @@ mod tests {
         assert_eq!(arguments, std::env::args().collect::<Vec<_>>());
         assert!(!command(&root, pid).unwrap().is_empty());
         assert!(all(&root).unwrap().contains(&pid));
+    }
+
+    #[test]
+    fn a_title_is_one_argument() {
+        for (text, arguments) in [
+            (
+                "nginx: master process\0\0\0\0",
+                &["nginx: master process"][..],
+            ),
+            (
+                "title that has no room left",
+                &["title that has no room left"],
+            ),
+            ("sh\0-c\0\0last\0", &["sh", "-c", "", "last"]),
+            ("sh\0-c\0\0", &["sh", "-c", ""]),
+            ("\0first is empty\0", &["", "first is empty"]),
+            ("\0\0\0", &[]),
+            ("", &[]),
+        ] {
+            assert_eq!(split(text), arguments, "{text:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! The library counts in a [`Slot`], and exports a [`Locator`] that leads to it. The library's symbols are
 //! looked up in memory and not in the file, which may have been replaced since it was mapped. All that is
-//! read is the process's own word: numbers, nothing that is followed any further.
+//! read is the process's own word: numbers, and pointers that are followed only where that cannot block ([`Peek`]). A
+//! file of the library's name on any other device than this command's own library is not read at all.
 
 use std::mem::offset_of;
 
@@ -19,8 +20,7 @@ use crate::ledger::{Locator, Slot};
 use crate::reaper::State;
 use crate::units::Bytes;
 
-/// The preload library's file name.
-const LIBRARY: &str = "libjumbo_preload.so";
+use super::library::{self, LIBRARY, Library};
 
 /// The names of the threads that free begin with this.
 const THREADS: &str = "jumbo-";
@@ -34,6 +34,8 @@ const MOST_OF_IMAGE: u64 = 4 << 20;
 pub struct Covered {
     /// How large frees are done.
     pub free: Freeing,
+    /// What its pool gives it.
+    pub pool: Pooled,
     /// What gives the memory back at the end.
     pub reaper: Reaping,
 }
@@ -57,6 +59,25 @@ pub struct Freeing {
     pub waits: u64,
 }
 
+/// What a pool gives and gave (`--pool`): all zero where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pooled {
+    /// Hugetlb pages that it holds now.
+    pub hugetlb: Bytes,
+    /// The most of them it ever held.
+    pub hugetlb_peak: Bytes,
+    /// THPs of the pool that it holds now.
+    pub thp: Bytes,
+    /// The most of them it ever held.
+    pub thp_peak: Bytes,
+    /// Asked for while there was a pool, and served without it.
+    pub beyond: Bytes,
+    /// Moved from hugetlb pages to THPs, before a fork or a thread.
+    pub moved: Bytes,
+    /// Should have been moved, and could not be.
+    pub stuck: Bytes,
+}
+
 /// What became of the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Reaping {
@@ -72,21 +93,31 @@ impl Covered {
     /// What jumbo does in `pid`; `None` where the preload library is not in it.
     ///
     /// # Errors
-    /// [`FileError::Io`]: the process is gone, or this user may not trace it. [`FileError::Content`]: its
-    /// library is another version of jumbo than this one.
+    /// [`FileError::Io`]: the process is gone, or this user may not trace it, or it holds its memory back.
+    /// [`FileError::Content`]: its library is another version of jumbo than this one, or another file than this
+    /// command's own, in a place that may not be read.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
         let maps = Smaps::read_maps(root, pid)?;
-        let library = maps.mappings().find(|mapping| {
-            let path = mapping
-                .path
-                .strip_suffix(" (deleted)")
-                .unwrap_or(mapping.path);
-            mapping.offset == 0 && path.rsplit('/').next() == Some(LIBRARY)
-        });
-        let Some(library) = library else {
+        let mut named = (maps.mappings())
+            .filter(|mapping| mapping.offset == 0 && library::is_named(mapping))
+            .peekable();
+        let Some(first) = named.peek().map(|mapping| mapping.path) else {
             return Ok(None);
         };
-        let peek = Peek::open(root, pid)?;
+        let ours = Library::of_this_command();
+        let found = ours.and_then(|ours| {
+            let mapping = named.find(|mapping| ours.has_device_of(mapping))?;
+            Some((ours, mapping))
+        });
+        let Some((ours, library)) = found else {
+            return Err(FileError::Content {
+                path: root.path(format!("proc/{pid}/maps")),
+                what: format!(
+                    "{first} is not the library of this command, nor beside it on its device"
+                ),
+            });
+        };
+        let peek = Peek::open(root, pid, &maps, ours.device())?;
         let slot = read_slot(&peek, library.start, library.size())?;
         let bytes = |offset| Bytes(word(&slot, offset));
         let state = State::from_code(half(&slot, offset_of!(Slot, reaper))).unwrap_or_default();
@@ -100,6 +131,15 @@ impl Covered {
                 background: bytes(offset_of!(Slot, free_background)),
                 workers: word(&slot, offset_of!(Slot, free_workers)),
                 waits: word(&slot, offset_of!(Slot, free_waits)),
+            },
+            pool: Pooled {
+                hugetlb: bytes(offset_of!(Slot, pool_hugetlb)),
+                hugetlb_peak: bytes(offset_of!(Slot, pool_hugetlb_peak)),
+                thp: bytes(offset_of!(Slot, pool_thp)),
+                thp_peak: bytes(offset_of!(Slot, pool_thp_peak)),
+                beyond: bytes(offset_of!(Slot, pool_beyond)),
+                moved: bytes(offset_of!(Slot, pool_moved)),
+                stuck: bytes(offset_of!(Slot, pool_stuck)),
             },
             reaper: Reaping {
                 state: state.name(),

@@ -131,7 +131,7 @@ impl Lens {
         let mut detail = Detail {
             pid,
             name: task::name(&self.root, pid)?,
-            command: task::command(&self.root, pid)?,
+            command: String::new(),
             peak: task::vm_hwm(&self.root, pid)?,
             faults: task::faults(&self.root, pid).ok(),
             memory,
@@ -143,7 +143,12 @@ impl Lens {
             mappings: Vec::new(),
             missing: Vec::new(),
         };
-        match self.look_closely(&mut detail) {
+        let command = task::command(&self.root, pid);
+        let looked = command.and_then(|command| {
+            detail.command = command;
+            self.look_closely(&mut detail)
+        });
+        match looked {
             Ok(()) => {
                 // It takes more than the look did: reading a process's memory is what a debugger may.
                 match Covered::read(&self.root, pid) {
@@ -157,6 +162,10 @@ impl Lens {
                 Ok(detail)
             }
             Err(error) if error.is_missing() => Err(error),
+            Err(error) if error.is_held_back() => {
+                detail.missing.push(Missing::new("its memory", &error));
+                Ok(detail)
+            }
             Err(error) => {
                 detail.missing.push(Missing::for_lack_of(
                     "memory by kind and folio size",
@@ -291,13 +300,13 @@ pub fn find(root: &Root, text: &str) -> Result<Vec<u32>, FileError> {
     if let Ok(pid) = text.parse::<u32>() {
         return Ok(pids.into_iter().filter(|known| *known == pid).collect());
     }
-    let named = |pid: &u32| {
-        let comm = task::name(root, *pid).is_ok_and(|name| name == text);
-        comm || task::arguments(root, *pid).is_ok_and(|arguments| {
-            // A title that the program wrote there goes on after a blank.
-            let program = arguments.first().and_then(|first| first.split(' ').next());
-            program.and_then(|program| program.rsplit('/').next()) == Some(text)
-        })
+    let commands = task::arguments_of_each(root, &pids);
+    let named = |(pid, arguments): &(u32, Vec<String>)| {
+        // A title that the program wrote there goes on after a blank.
+        let program = arguments.first().and_then(|first| first.split(' ').next());
+        task::name(root, *pid).is_ok_and(|name| name == text)
+            || program.and_then(|program| program.rsplit('/').next()) == Some(text)
     };
-    Ok(pids.into_iter().filter(named).collect())
+    let found = pids.into_iter().zip(commands).filter(named);
+    Ok(found.map(|(pid, _)| pid).collect())
 }

@@ -4,6 +4,7 @@
 //! - [`process`]: how they are read.
 //! - [`Detail`]: one process with everything there is to say.
 //! - [`Covered`]: what the preload library does in a process.
+//! - [`Library`]: which file that library is.
 //! - [`Sibling`]: a reaper, whose memory is a program's.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
@@ -13,14 +14,16 @@ mod covered;
 mod detail;
 pub mod doctor;
 mod host;
+mod library;
 pub mod process;
 mod siblings;
 mod tasks;
 mod usage;
 
-pub use covered::{Covered, Freeing, Reaping};
+pub use covered::{Covered, Freeing, Pooled, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find};
 pub use host::{Formable, Host, Missing, Sysctl};
+pub use library::{LIBRARY, Library};
 pub use siblings::{Sibling, is_reaper, program_of, reaper_of, reapers_of_the_ended};
 pub use tasks::{Huge, Task, Tasks};
 pub use usage::{Kind, KindUsage, Usage};

@@ -23,6 +23,7 @@ pub struct Observer {
     base: PageSize,
     pmd: PageSize,
     larger: Larger,
+    is_of_own: bool,
 }
 
 /// Where folios larger than the base page can be, of whatever size, as the controls stand.
@@ -61,7 +62,16 @@ impl Observer {
             base: kernel::base_page(root),
             pmd: thp::pmd_size(root)?,
             larger: Larger::read(root),
+            is_of_own: false,
         })
+    }
+
+    /// The same for programs of the caller's own, at less cost: one that holds its mappings back holds the caller up.
+    pub fn of_own(self) -> Self {
+        Self {
+            is_of_own: true,
+            ..self
+        }
     }
 
     /// The memory of `pid`, by kind and folio size. Nothing for a kernel thread or zombie.
@@ -116,7 +126,10 @@ impl Observer {
         pid: u32,
         mut visit: impl FnMut(Kind, &Mapping<'_>),
     ) -> Result<(), FileError> {
-        let smaps = Smaps::read(&self.root, pid)?;
+        let smaps = match self.is_of_own {
+            true => Smaps::read_of_own(&self.root, pid)?,
+            false => Smaps::read(&self.root, pid)?,
+        };
         let mut data_end = None;
         for mapping in smaps.mappings() {
             let kind = self.kind(&mapping, data_end);

@@ -1,16 +1,23 @@
 //! Whose memory a reaper shares: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
 //!
 //! A program's sibling (see [`crate::reaper`]) is a process of its own with all of the program's memory, so
-//! whoever adds up processes counts that twice. It is told by its name, by what it is confined to, and by its
-//! command line, which lies in the shared memory; and where this user may look, by what the program's own
-//! counters say. One whose program has ended is the only process that has the memory: it is counted.
+//! whoever adds up processes counts that twice. It is told by its name, by what it is confined to, and by the library
+//! that it runs in; its program, by the memory that both share, or where kcmp(2) does not say that, by the command line,
+//! which lies in that memory, and the program's own counters. One whose program has ended is the only process that has
+//! the memory: it is counted.
+//!
+//! Invariant: where this user may look, a process that does not map this command's library is no reaper, whatever it
+//! calls itself; and where it may not, one of another user is none.
 
 use serde::Serialize;
 
+use crate::kernel::process::tree;
+use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, task};
 use crate::reaper;
 
 use super::Covered;
+use super::library::Library;
 
 /// A reaper, and the program whose memory it shares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -25,21 +32,36 @@ pub struct Sibling {
 /// memory for itself.
 pub fn program_of(root: &Root, pid: u32, others: impl IntoIterator<Item = u32>) -> Option<Sibling> {
     let inside = confined(root, pid)?;
-    let command = task::arguments(root, pid).ok()?;
+    // A fake tree's processes are not the kernel's.
+    let is_host = *root == Root::host();
+    let mut command = None;
     let is_program = |other: &u32| {
+        let shared = || is_host.then(|| tree::shares_memory(pid, *other)).flatten();
         *other != pid
             && !is_named(root, *other)
-            && task::arguments(root, *other).is_ok_and(|theirs| theirs == command)
-            && match Covered::read(root, *other) {
-                Ok(covered) => covered.and_then(|covered| covered.reaper.pid) == Some(inside),
-                // This user may not look.
-                Err(_) => true,
-            }
+            && shared().unwrap_or_else(|| {
+                let command = command.get_or_insert_with(|| arguments(root, pid));
+                // Empty where it is giving the memory back.
+                !command.is_empty()
+                    && arguments(root, *other) == *command
+                    && is_told(root, *other, inside)
+            })
     };
     let program = others.into_iter().find(is_program);
-    // Empty where it is giving the memory back.
-    let program = program.filter(|_| !command.is_empty());
     program.map(|program| Sibling { pid, program })
+}
+
+fn arguments(root: &Root, pid: u32) -> Vec<String> {
+    task::arguments(root, pid).unwrap_or_default()
+}
+
+/// Whether `program` tells of this reaper, as far as can be seen.
+fn is_told(root: &Root, program: u32, reaper: u32) -> bool {
+    match Covered::read(root, program) {
+        Ok(covered) => covered.and_then(|covered| covered.reaper.pid) == Some(reaper),
+        // This user may not look.
+        Err(error) => !error.is_held_back(),
+    }
 }
 
 /// Whether `pid` is a reaper, of a program that lives or not.
@@ -87,5 +109,15 @@ fn confined(root: &Root, pid: u32) -> Option<u32> {
     };
     let is_confined = value("NoNewPrivs") == Some("1") && value("Seccomp") == Some("2");
     let inside = value("NSpid").and_then(|pids| pids.split_whitespace().next_back()?.parse().ok());
-    is_confined.then(|| inside.unwrap_or(pid))
+    let user = value("Uid").and_then(|users| users.split_whitespace().nth(1)?.parse().ok());
+    (is_confined && is_genuine(root, pid, user)).then(|| inside.unwrap_or(pid))
+}
+
+/// Whether `pid`, which is `user`'s, maps this command's library.
+fn is_genuine(root: &Root, pid: u32, user: Option<u32>) -> bool {
+    match (Smaps::read_maps(root, pid), Library::of_this_command()) {
+        (Ok(maps), Some(library)) => maps.mappings().any(|mapping| library.is_in(&mapping)),
+        (Err(error), _) if error.is_held_back() => false,
+        (Ok(_) | Err(_), _) => user == Some(rustix::process::geteuid().as_raw()),
+    }
 }

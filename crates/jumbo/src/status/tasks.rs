@@ -126,6 +126,10 @@ impl Tasks {
             match Huge::read(root, task.pid) {
                 Ok(huge) => task.huge = Some(huge),
                 Err(error) if error.is_denied() => refused.push(error),
+                Err(error) if error.is_held_back() => {
+                    let what = format!("what is huge in {}", task.pid);
+                    tasks.missing.push(Missing::new(what, &error));
+                }
                 Err(_) => {}
             }
         }

@@ -195,9 +195,9 @@ impl Child {
 
 /// Forks: 0 in the child.
 #[expect(unsafe_code, reason = "fork copies this process")]
-fn fork() -> io::Result<libc::pid_t> {
+pub(in crate::kernel) fn fork() -> io::Result<libc::pid_t> {
     // SAFETY: callers are single-threaded (the launcher has no second thread), so that the child may
-    // run any code.
+    // run any code, or have it make system calls alone.
     match unsafe { libc::fork() } {
         pid if pid < 0 => Err(io::Error::last_os_error()),
         pid => Ok(pid),

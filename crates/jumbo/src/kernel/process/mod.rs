@@ -20,6 +20,7 @@ pub mod start;
 mod stop;
 pub mod tree;
 
+pub(super) use child::fork;
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};
 pub use interruptible::Interruptible;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// All signals of this process but those that it ignores: blocked, and read from a signalfd.
+/// All signals of this process, or all but those that it ignores: blocked, and read from a signalfd.
 ///
 /// There is one at a time: it holds what the mask and SIGCHLD's disposition were before, which is what
 /// a [`Child`](super::Child) gets.
@@ -39,16 +39,27 @@ impl Signals {
     /// # Errors
     /// The errno of signalfd(2) (2.6.22).
     pub fn take() -> io::Result<Self> {
+        Self::block(|signal| signal == libc::SIGCHLD || !is_ignored(signal))
+    }
+
+    /// The same with those that are ignored, for a process that passes them on: a program that was started with them
+    /// ignored may have a handler by now. The program inherits that they are ignored.
+    ///
+    /// # Errors
+    /// As [`Signals::take`].
+    pub fn take_ignored_too() -> io::Result<Self> {
+        Self::block(|_| true)
+    }
+
+    fn block(is_taken: impl Fn(i32) -> bool) -> io::Result<Self> {
         // SAFETY: all zeroes are valid values of both structures, which the calls below overwrite.
         let (mut all, mut mask): (libc::sigset_t, libc::sigset_t) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         // SAFETY: the sets are ours; the calls read one and write the other.
         unsafe {
             libc::sigfillset(&raw mut all);
-            for signal in (1..=libc::SIGRTMAX()).filter(|signal| *signal != libc::SIGCHLD) {
-                if is_ignored(signal) {
-                    libc::sigdelset(&raw mut all, signal);
-                }
+            for signal in (1..=libc::SIGRTMAX()).filter(|signal| !is_taken(*signal)) {
+                libc::sigdelset(&raw mut all, signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut mask);
         }
@@ -185,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_ignored_stays_ignored() {
+    fn what_was_ignored_stays_ignored_unless_it_is_taken() {
         // SAFETY: nothing else in this process uses the two signals, and they go to this thread alone.
         unsafe {
             let before = libc::signal(libc::SIGUSR2, libc::SIG_IGN);
@@ -195,6 +206,13 @@ mod tests {
             }
             let next = || signals.next().unwrap().map(|signal| signal.number);
             assert_eq!((next(), next()), (Some(libc::SIGUSR1), None));
+            signals.release();
+
+            let signals = Signals::take_ignored_too().unwrap();
+            assert_eq!(libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2), 0);
+            let next = || signals.next().unwrap().map(|signal| signal.number);
+            assert_eq!((next(), next()), (Some(libc::SIGUSR2), None));
+            assert!(is_ignored(libc::SIGUSR2));
             signals.release();
             libc::signal(libc::SIGUSR2, before);
         }

@@ -65,16 +65,17 @@ pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
     }
 }
 
-/// True where both processes share their memory: a vfork(2) that has not come to its execve(2). False
-/// where the kernel does not say.
+/// Whether both processes share their memory, as a vfork(2) that has not come to its execve(2) and its parent do. `None`
+/// where the kernel does not say: it takes the right to look into both.
 ///
 /// # References
 /// kcmp(2), Linux 3.5
 #[expect(unsafe_code, reason = "libc has no function for this system call")]
-pub fn is_same_memory(one: u32, other: u32) -> bool {
+pub fn shares_memory(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: u32 = 1;
     // SAFETY: takes numbers and touches no memory.
-    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
+    (order >= 0).then_some(order == 0)
 }
 
 #[cfg(test)]
@@ -91,7 +92,8 @@ mod tests {
         assert!(children(&root, own).contains(&sleep.id()));
         assert!(is_within(&root, sleep.id(), own) && is_within(&root, own, own));
         assert!(!is_within(&root, own, sleep.id()));
-        assert!(is_same_memory(own, own) && !is_same_memory(own, sleep.id()));
+        assert_eq!(shares_memory(own, own), Some(true));
+        assert_eq!(shares_memory(own, sleep.id()), Some(false));
         assert!(resident_anonymous(&root, own).unwrap() > Bytes(0));
         sleep.kill().unwrap();
         sleep.wait().unwrap();
@@ -100,6 +102,7 @@ mod tests {
                 .unwrap_err()
                 .is_missing()
         );
+        assert_eq!(shares_memory(own, sleep.id()), None);
         assert!(children(&root, sleep.id()).is_empty());
     }
 }

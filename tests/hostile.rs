@@ -1,0 +1,145 @@
+//! Programs that mean harm to a command that looks at them.
+
+use std::fs::{self, File};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, test_kill_process};
+
+use crate::support::{Compiled, Program, Running, Source, build, compile, host, wait};
+
+const REAPER: &str = "jumbo-reaper";
+
+/// More than a command takes on a slow machine that other tests are run on.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// A hostile program, and its child, which looks like a reaper.
+struct Hostile {
+    running: Running,
+    impostor: Pid,
+    _files: (Compiled, tempfile::TempDir),
+}
+
+impl Hostile {
+    fn start(name: &str, way: &[&str], user: Option<&str>) -> Self {
+        let files = (
+            compile(&[Source::C("hostile", &[])]),
+            tempfile::tempdir().unwrap(),
+        );
+        let folder = (!way.is_empty()).then(|| files.1.path().to_str().unwrap());
+        let mut program = Program::new(files.0.path("hostile"));
+        if let Some(user) = user {
+            program = program.user(user);
+        }
+        let program = program.arg(name).args(way).args(folder);
+        let running = program.start_plain();
+        let ready = running.wait_for_line("ready ");
+        let impostor = ready.split(' ').nth(1).and_then(|pid| pid.parse().ok());
+        Self {
+            running,
+            impostor: impostor.and_then(Pid::from_raw).unwrap(),
+            _files: files,
+        }
+    }
+
+    /// A jumbo command while it runs: the status, and all it said. That it ends is the claim.
+    #[track_caller]
+    fn jumbo(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let said = tempfile::NamedTempFile::new().unwrap();
+        let output = || File::options().append(true).open(said.path()).unwrap();
+        let mut command = Command::new(build::jumbo());
+        command.args(arguments).stdout(output()).stderr(output());
+        let mut child = command.spawn().unwrap();
+        // Not waited for where it does not end: nothing may end it but the program's own end.
+        let status = wait::until(&format!("the end of {command:?}"), BOUND, || {
+            child.try_wait().unwrap()
+        });
+        let said = fs::read(said.path()).unwrap();
+        (status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+#[test]
+fn no_command_waits_for_a_process_that_holds_its_memory_back() {
+    if !host::root() {
+        return;
+    }
+    for way in ["mapped", "locked"] {
+        let hostile = Hostile::start(REAPER, &[way], None);
+        let pid = hostile.running.pid().to_string();
+        let impostor = hostile.impostor.to_string();
+        let name = "hostile";
+
+        let (status, said) = hostile.jumbo(&["status", "-p", &pid]);
+        assert_eq!(status, Some(0), "{said}");
+        let why = match way {
+            "mapped" => "is not the library of this command",
+            _ => "the process holds it back",
+        };
+        assert!(said.contains("Not shown") && said.contains(why), "{said}");
+        for command in [
+            &["status"][..],
+            &["status", "--json", "--top=1000"],
+            &["status", "-p", name],
+            &["status", "-p", &impostor],
+            &["doctor"],
+            &["wait", "--timeout=1"],
+            &["wait", "--timeout=0", &impostor],
+            &["kill", "--timeout=1", "--signal=CONT", &impostor],
+            &["kill", "--signal=KILL", &pid],
+        ] {
+            hostile.jumbo(command);
+        }
+    }
+}
+
+#[test]
+fn who_looks_like_a_reaper_is_not_waited_for_and_can_be_killed() {
+    let users: &[Option<&str>] = match rustix::process::geteuid().is_root() {
+        true => &[None, Some("nobody")],
+        false => &[None],
+    };
+    for user in users {
+        let hostile = Hostile::start(REAPER, &[], *user);
+        let impostor = hostile.impostor.to_string();
+        let (_, said) = hostile.jumbo(&["wait", "--json", "--timeout=0"]);
+        assert!(!said.contains(&impostor), "{said}");
+        let page = hostile.jumbo(&["status", "--json"]).1;
+        let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+        let siblings = page["tasks"]["siblings"].as_array().unwrap();
+        assert!(
+            siblings
+                .iter()
+                .all(|row| row["pid"] != hostile.impostor.as_raw_nonzero().get()),
+            "{siblings:?}"
+        );
+        let (status, said) = hostile.jumbo(&["kill", "--signal=KILL", &impostor]);
+        assert_eq!(status, Some(0), "{said}");
+        wait::until("the impostor's end", wait::MOMENT, || {
+            let path = format!("/proc/{impostor}/stat");
+            let stat = fs::read_to_string(path).unwrap_or_default();
+            let gone = test_kill_process(hostile.impostor).is_err() || stat.contains(") Z ");
+            gone.then_some(())
+        });
+    }
+}
+
+/// A process chooses its name, and who looks at it has a terminal.
+#[test]
+fn the_name_of_a_process_does_not_drive_the_terminal() {
+    let hostile = Hostile::start("\x1b[31mred\x07", &[], None);
+    let impostor = hostile.impostor.to_string();
+    for command in [
+        &["kill", "--timeout=0", "--signal=CONT", &impostor][..],
+        &["kill", "--timeout=0", "--signal=CONT", &impostor, "--json"],
+        &["wait", "--timeout=0", &impostor],
+        &["status", "-p", &impostor],
+        &["status", "--top=1000"],
+        &["kill", "--signal=KILL", &impostor],
+    ] {
+        let (_, said) = hostile.jumbo(command);
+        let drives = |byte: char| byte.is_control() && byte != '\n';
+        assert!(!said.contains(drives), "{command:?}: {said:?}");
+        assert!(said.contains("red") || command[0] == "status", "{said}");
+    }
+}
