@@ -1,4 +1,4 @@
-//! What a worker is told, what it answers, and where it begins: [`Task`], [`Sample`], [`run`].
+//! What a worker is told, what it answers, and where it begins: `Task`, `Sample`, `run`.
 //!
 //! A worker is the `jumbo` executable itself, started afresh: an ordinary, dynamically linked program whose only
 //! allocator is the `malloc` that it finds at run time. Nothing in it knows of jumbo's heap.

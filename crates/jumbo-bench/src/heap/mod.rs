@@ -1,6 +1,6 @@
 //! `jumbo bench heap`: what the heap gains, and what the launcher and the wrapped `free` cost.
 //!
-//! One load ([`load`]) in four variants: plain glibc, plain glibc once more (the A/A row), glibc with its own
+//! One load (`load`) in four variants: plain glibc, plain glibc once more (the A/A row), glibc with its own
 //! switch for huge pages, and `jumbo run`. A run without huge pages that was to have them, or with some that was
 //! to have none, is an error and no figure.
 
