@@ -32,6 +32,24 @@ fn children_forked_amid_allocating_threads_can_allocate() {
     assert_same(&storm);
 }
 
+/// fork(2) takes glibc's list of streams, which a thread may hold that waits for one that waits for the heap.
+#[test]
+fn a_fork_beside_threads_that_flush_and_read_goes_on() {
+    let (_files, program) = program("list_lock");
+    let plain = program.plain();
+    for options in [
+        &[][..],
+        &["--heap=mimalloc"],
+        &["--heap=mimalloc", "--pool=256M"],
+    ] {
+        crate::support::program::assert_alike(
+            &plain,
+            &program.jumbo_with(options),
+            &options.join(" "),
+        );
+    }
+}
+
 #[test]
 fn a_handler_may_allocate_between_calls() {
     let (_files, handler) = program("handler");

@@ -29,4 +29,5 @@ mod sharing;
 mod slot;
 mod spawn;
 mod start;
+mod streams;
 mod threads;

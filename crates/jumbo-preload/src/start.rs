@@ -12,7 +12,7 @@ use jumbo::policy::{FreeMode, HeapMode, Orders, PoolOrder};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{alloc, maps, mimalloc, next, reaper};
+use crate::{alloc, maps, mimalloc, next, reaper, streams};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -157,6 +157,7 @@ static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
     heap::about_to_fork();
+    streams::lock();
     mimalloc::before_fork();
     let held = heap::before_fork();
     if held == HeldLocks::default() {
@@ -168,6 +169,11 @@ unsafe extern "C" fn before_fork() {
 }
 
 unsafe extern "C" fn after_fork() {
+    release_locks();
+    streams::unlock();
+}
+
+fn release_locks() {
     if NESTED.load(Ordering::Relaxed) > 0 {
         NESTED.fetch_sub(1, Ordering::Relaxed);
     } else {
@@ -177,8 +183,8 @@ unsafe extern "C" fn after_fork() {
 }
 
 unsafe extern "C" fn after_fork_child() {
-    // SAFETY: called as this one is, by fork(2).
-    unsafe { after_fork() };
+    release_locks();
+    streams::reset();
     heap::forked();
     let ledger = LEDGER.load(Ordering::Acquire);
     // SAFETY: null, or the ledger that `join` mapped for good; the child inherits the mapping.

@@ -1,0 +1,56 @@
+//! glibc's list of streams, taken before our own locks when a program forks: [`lock`].
+//!
+//! fork(2) of glibc takes the list (`_IO_list_lock`) after all handlers of pthread_atfork(3), ours included. A thread
+//! in fflush(NULL) holds the list and waits for a stream; a thread in getline(3) holds that stream and waits for the
+//! heap while its buffer grows. So our locks must come after the list, or the three wait for each other (glibc bug
+//! 19431 was the same of its own malloc). The lock is recursive, so glibc takes it once more behind us.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+unsafe extern "C" {
+    // Exported by glibc since 2.2.5.
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    fn _IO_list_resetlock();
+    /// True while the process has one thread. glibc 2.32.
+    static __libc_single_threaded: core::ffi::c_char;
+}
+
+/// How often the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
+/// the list locked.
+static HELD: AtomicU8 = AtomicU8::new(0);
+/// Forks of a single thread, for which nothing was locked; they end in the reverse order.
+static SKIPPED: AtomicU8 = AtomicU8::new(0);
+
+/// Takes the list, before any lock of ours. Not in a process with one thread, in which nothing can wait for another:
+/// there glibc leaves the list alone, too.
+pub(crate) fn lock() {
+    // SAFETY: glibc's own variable, read as glibc documents it.
+    if unsafe { (&raw const __libc_single_threaded).read_volatile() } != 0 {
+        SKIPPED.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    // SAFETY: may be called by any thread at any time; `unlock` or `reset` follows.
+    unsafe { _IO_list_lock() };
+    HELD.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Gives it back in the parent, after all locks of ours.
+pub(crate) fn unlock() {
+    if SKIPPED.load(Ordering::Relaxed) > 0 {
+        SKIPPED.fetch_sub(1, Ordering::Relaxed);
+    } else if HELD.load(Ordering::Relaxed) > 0 {
+        HELD.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: taken by `lock` in this thread.
+        unsafe { _IO_list_unlock() };
+    }
+}
+
+/// Frees it in the child, which has one thread, whatever the parent's threads held.
+pub(crate) fn reset() {
+    SKIPPED.store(0, Ordering::Relaxed);
+    if HELD.swap(0, Ordering::Relaxed) > 0 {
+        // SAFETY: glibc does the same in the child of a process with threads; no other thread is here.
+        unsafe { _IO_list_resetlock() };
+    }
+}
