@@ -241,3 +241,29 @@ fn a_core_dump_is_written_and_whole() {
         assert!(seen.stdout.contains("the heap is in the core"), "{seen:?}");
     }
 }
+
+/// With the library in /etc/ld.so.preload, a set-user-ID program has orders that its caller wrote.
+#[test]
+fn a_program_with_more_rights_than_its_caller_takes_no_orders() {
+    use std::os::unix::fs::PermissionsExt;
+    if !host::root() {
+        return;
+    }
+    let folder = build::world_readable_folder();
+    let (library, path) = (folder.path().join("lib.so"), folder.path().join("secure"));
+    std::fs::copy(build::preload(), &library).unwrap();
+    // The loader follows a path in the program itself also where it ignores LD_PRELOAD.
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/secure.c");
+    let linked = std::process::Command::new("gcc")
+        .args(["-Wl,--no-as-needed", "-fno-builtin", source, "-o"])
+        .args([&path, &library])
+        .status();
+    assert!(linked.unwrap().success());
+    let program = Program::new(&path).env("JUMBO_ORDERS", "heap=1,maps=0,reaper=off");
+    let says = |program: &Program| program.plain().ok().stdout;
+    assert_eq!(says(&program), "secure=0 ours=1\n");
+    let user = program.user("nobody");
+    assert_eq!(says(&user), "secure=0 ours=1\n");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_eq!(says(&user), "secure=1 ours=0\n");
+}

@@ -26,6 +26,12 @@ const TUNABLE: &[u8] = b"glibc.malloc.hugetlb=1";
 /// # Safety
 /// Called once by the dynamic loader, with the process's own vectors, before `main`.
 unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mut c_char) {
+    // The caller wrote the environment of a program that may do more than the caller (set-user-ID, file
+    // capabilities): its orders name a file to open, for one.
+    // SAFETY: getauxval(3) reads what the kernel passed at the start.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return;
+    }
     // SAFETY: errno is this thread's own; a program may rely on finding it 0 at its start.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
