@@ -200,3 +200,18 @@ fn a_worker_is_ready_for_a_background_free_and_gone_before_a_fork() {
         .ok();
     assert_eq!(later.stdout, "2 allocated, 1 forked\n");
 }
+
+/// Where huge pages may be, a free of that size is left to the kernel without a look; where none come, it is large.
+#[test]
+fn blocks_are_freed_by_threads_where_the_host_has_no_thp() {
+    let Some(_knob) = host::Knob::set(host::THP_ENABLED, "never") else {
+        return;
+    };
+    let files = compiled("blocks");
+    let (ran, report) = Program::new(files.path("blocks"))
+        .arg("6")
+        .reported_with(&["--free-workers=2"]);
+    ran.ok();
+    let gathered = report.number("/obtained/ledger/free/gathered");
+    assert!(gathered > 600e6, "{report:?}");
+}

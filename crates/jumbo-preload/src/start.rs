@@ -97,6 +97,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
             mode,
             threads: orders.free_workers,
             least: orders.free_least.unwrap_or(gather::LEAST),
+            small_pages: orders.small_pages,
         });
     }
     if heap::thp_disabled() {

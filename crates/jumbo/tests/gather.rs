@@ -37,6 +37,7 @@ fn in_mode(mode: Mode) -> MutexGuard<'static, ()> {
         mode,
         threads: 3,
         least: MIB,
+        small_pages: false,
     });
     alone
 }

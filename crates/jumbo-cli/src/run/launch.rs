@@ -44,8 +44,10 @@ impl<'a> Launch<'a> {
         let folder = root.path("sys/kernel/mm");
         let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
         let pmd = thp.then(|| thp::pmd_size(root)).transpose();
+        let pmd = pmd.map_err(|error| Failure::own(error.to_string()))?;
         let host = Host {
-            pmd: pmd.map_err(|error| Failure::own(error.to_string()))?,
+            pmd,
+            thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
             has_pages: (settings.options.pool.and_then(|pool| pool.page))
                 .is_none_or(|page| has_pages(root, page)),
         };

@@ -63,12 +63,16 @@ pub struct Settings {
     pub threads: u32,
     /// From which size on a range is looked at, in bytes: [`LEAST`], but for tests.
     pub least: usize,
+    /// The host brings no huge pages, whatever is advised.
+    pub small_pages: bool,
 }
 
 /// From which size on frees are ours; at first none are.
 static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 static MOST: AtomicU32 = AtomicU32::new(0);
 static BACKGROUND: AtomicBool = AtomicBool::new(false);
+/// [`Settings::small_pages`].
+static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
 /// Whose locks these are: this process, from [`start`] or [`forked`] on.
 static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -83,6 +87,7 @@ pub fn start(settings: Settings) {
     let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
     own();
     BACKGROUND.store(later, Ordering::Relaxed);
+    SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
     MOST.store(threads, Ordering::Relaxed);
     // One thread that waits for itself is what the kernel does.
     if later || threads > 1 {

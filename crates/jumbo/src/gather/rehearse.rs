@@ -29,6 +29,7 @@ pub fn rehearse() -> Result<bool> {
             mode,
             threads: 2,
             least: LENGTH / MAY_BE_HUGE,
+            small_pages: false,
         });
         let address = touched()?;
         // SAFETY: the memory is ours, and nobody has a pointer into it.

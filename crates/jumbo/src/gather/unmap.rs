@@ -10,7 +10,9 @@ use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
 use super::window::Lies;
-use super::{BACKGROUND, HANDOVER, MERGED, MOST, interrupted, is_large, is_own, window, workers};
+use super::{
+    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, window, workers,
+};
 use crate::kernel::headroom::{self, Enough};
 use crate::kernel::sandbox;
 use crate::kernel::sys::Blocked;
@@ -68,9 +70,11 @@ fn is_later(bytes: usize) -> bool {
     is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && are_pages_small() && is_own()
 }
 
-/// This process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15.
+/// Memory comes in base pages: the host's THP are off, or this process was told not to use them (PR_GET_THP_DISABLE,
+/// Linux 3.15).
 fn are_pages_small() -> bool {
-    rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
+    SMALL_PAGES.load(Ordering::Relaxed)
+        || rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
 }
 
 /// A size of pieces for `bytes` that `threads` share.

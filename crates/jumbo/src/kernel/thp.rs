@@ -155,6 +155,19 @@ impl Thp {
     }
 }
 
+/// True where faults of anonymous memory bring no huge page of `size`, whatever a program advises: `enabled` is
+/// `never` for it. What cannot be read is taken to bring some.
+pub fn is_never(root: &Root, size: PageSize) -> bool {
+    let read = |file: String| Choice::read(root, &file).ok();
+    let own = read(format!("{FOLDER}/hugepages-{}kB/enabled", size.kib()));
+    let inherits = |own: &Choice| own.is("inherit");
+    let choice = match own.filter(|own| !inherits(own)) {
+        Some(own) => Some(own),
+        None => read(format!("{FOLDER}/enabled")),
+    };
+    choice.is_some_and(|choice| choice.is("never"))
+}
+
 /// What one PMD maps over base pages of `base`: the reach of one page of 8-byte entries.
 pub fn reach_of_pmd(base: PageSize) -> PageSize {
     let entries = base.bytes() / 8;

@@ -33,6 +33,9 @@ pub struct Orders<'a> {
     /// From which size on a free is large, in bytes, where it is not the usual one. Not on the command
     /// line: for tests.
     pub free_least: Option<usize>,
+    /// Memory comes in base pages here, whatever is advised (the host's THP `enabled` is `never`): so a smaller free
+    /// is worth a look.
+    pub small_pages: bool,
     /// Whether a sibling gives the memory back after the program's end (`--reaper`).
     pub reaper: ReaperMode,
     /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
@@ -56,6 +59,7 @@ impl Default for Orders<'_> {
             free: FreeMode::Sync,
             free_workers: 0,
             free_least: None,
+            small_pages: false,
             reaper: ReaperMode::Auto,
             filters: 0,
             pmd: 2 << 20,
@@ -166,6 +170,9 @@ impl<'a> Orders<'a> {
             self.filters,
             self.pmd
         );
+        if self.small_pages {
+            text.push_str(",small_pages=1");
+        }
         // Writing to a String cannot fail.
         if let Some(least) = self.free_least {
             let _ = write!(text, ",free_least={least}");
@@ -205,6 +212,7 @@ impl<'a> Orders<'a> {
                 "free_least" => {
                     orders.free_least = value.parse().ok().or(orders.free_least);
                 }
+                "small_pages" => orders.small_pages = value != "0",
                 "filters" => orders.filters = value.parse().unwrap_or(orders.filters),
                 "reaper" => {
                     let known = ReaperMode::ALL
@@ -254,7 +262,7 @@ mod tests {
         fn what_is_encoded_is_decoded(
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>())),
-            free_least: Option<usize>,
+            free_least: Option<usize>, small_pages: bool,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
@@ -264,8 +272,8 @@ mod tests {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork,
             });
             let orders = Orders {
-                heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, reaper, filters,
-                pmd: 1 << shift, ledger: ledger.as_deref(),
+                heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
+                filters, pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.encode();
             prop_assert_eq!(Orders::decode(&text), orders);

@@ -37,6 +37,8 @@ pub struct Options {
 pub struct Host {
     /// The PMD size; `None` where the kernel has no THP.
     pub pmd: Option<PageSize>,
+    /// Faults bring no THP of that size: `enabled` is `never`.
+    pub thp_never: bool,
     /// The kernel's pool has pages of the size that was asked for, or can make some.
     pub has_pages: bool,
 }
@@ -136,6 +138,7 @@ impl Plan {
             free: options.free,
             free_workers: options.free_workers,
             free_least: None,
+            small_pages: host.thp_never,
             reaper: options.reaper,
             filters: 0,
             pmd: pmd.unwrap_or(defaults.pmd),
@@ -331,6 +334,7 @@ mod tests {
     use crate::policy::Unreached;
 
     const HOST: Host = Host {
+        thp_never: false,
         pmd: Some(PageSize::SIZE_2M),
         has_pages: true,
     };
