@@ -42,7 +42,7 @@ impl Calls {
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let asked = |calls| args.calls.contains(&calls);
     if asked(Calls::Free) {
-        jumbo::gather::rehearse()?;
+        jumbo_inside::gather::rehearse()?;
     }
     let (report, supervise) = (asked(Calls::Report), asked(Calls::Supervise));
     if report || supervise {

@@ -1,6 +1,6 @@
 //! `jumbo wait`: until the memory of programs that have ended is back.
 //!
-//! A program with a reaper ([`jumbo::reaper`]) is gone before its memory is. What is waited for are processes, by
+//! A program with a reaper ([`jumbo_inside::reaper`]) is gone before its memory is. What is waited for are processes, by
 //! descriptor: the programs, and the reapers that outlive them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::{Root, task};
-use jumbo::reaper::beside::Process;
 use jumbo::status::{is_reaper, reaper_of, reapers_of_the_ended};
+use jumbo::teardown::Process;
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -1,6 +1,6 @@
 //! The `malloc` family. See malloc(3), posix_memalign(3), malloc_usable_size(3), malloc_trim(3).
 //!
-//! [`LARGE_FROM`] is all that decides: what is at least so large is asked of [`jumbo::heap`] first; the
+//! [`LARGE_FROM`] is all that decides: what is at least so large is asked of [`jumbo_inside::heap`] first; the
 //! rest, and what the heap cannot serve, is the business of the program's allocator. It starts at "never",
 //! and the constructor lowers it where the program's allocator is glibc's.
 
@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use jumbo::gather;
-use jumbo::heap::{self, Resize};
+use jumbo_inside::gather;
+use jumbo_inside::heap::{self, Resize};
 
 use crate::next::{self, set_errno};
 use crate::reaper::auto;

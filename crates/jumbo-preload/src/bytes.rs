@@ -1,6 +1,6 @@
 //! `memcpy` and its kin, for this library alone.
 //!
-//! The compiler makes calls to them wherever it likes. The sibling of [`jumbo::reaper`] runs this
+//! The compiler makes calls to them wherever it likes. The sibling of [`jumbo_inside::reaper`] runs this
 //! library's code when the C library is not mapped any more, so they have to be in this image. They are
 //! hidden: the program's own calls go where they always went.
 //!

@@ -1,7 +1,7 @@
 //! The library that `jumbo run` loads into a program.
 //!
 //! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]), a few calls that
-//! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo::heap`], which
+//! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo_inside::heap`], which
 //! does the work; [`sharing`] meets what bears on the sibling of [`reaper`]. [`next`] finds the definitions that stand behind ours, [`start`] is the constructor,
 //! [`slot`] shows others where we count.
 //!

@@ -7,8 +7,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use jumbo::gather;
-use jumbo::heap::{self, maps};
+use jumbo_inside::gather;
+use jumbo_inside::heap::{self, maps};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,

@@ -152,7 +152,7 @@ pub(crate) fn prepare() {
 fn look_up() -> bool {
     /// Who is at it: nobody, or a thread.
     static BUSY: AtomicUsize = AtomicUsize::new(0);
-    let me = jumbo::heap::thread();
+    let me = jumbo_inside::heap::thread();
     loop {
         match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => break,

@@ -1,13 +1,13 @@
 //! The calls by which a program installs a seccomp filter: prctl(2), syscall(2).
 //!
 //! From then on no system call is made that the program does not make itself; see
-//! [`jumbo::kernel::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
+//! [`jumbo_inside::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
 
 use std::ffi::{c_int, c_long, c_ulong};
 
-use jumbo::kernel::sandbox;
-use jumbo::reaper::State;
-use jumbo::{gather, heap};
+use jumbo_inside::reaper::State;
+use jumbo_inside::sandbox;
+use jumbo_inside::{gather, heap};
 
 use crate::reaper::auto;
 use crate::{next, sharing};

@@ -1,4 +1,4 @@
-//! Calls that bear on the sibling of [`jumbo::reaper`].
+//! Calls that bear on the sibling of [`jumbo_inside::reaper`].
 //!
 //! unshare(2) and setns(2), which the kernel refuses for some namespaces while memory is shared: it is
 //! ended before. chroot(2) and pivot_root(2), after which it would still have the old root, for the program
@@ -7,8 +7,8 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use jumbo::reaper::State;
-use jumbo::{gather, heap};
+use jumbo_inside::reaper::State;
+use jumbo_inside::{gather, heap};
 
 use crate::next;
 use crate::reaper::{auto, without};

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use jumbo::{gather, heap};
+use jumbo_inside::{gather, heap};
 
 use crate::next;
 

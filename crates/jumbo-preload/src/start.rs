@@ -4,11 +4,11 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use jumbo::gather;
-use jumbo::heap::{self, HeldLocks, Settings};
-use jumbo::kernel::sandbox;
-use jumbo::ledger::{Ledger, flag};
-use jumbo::policy::{FreeMode, HeapMode, Orders, PoolOrder};
+use jumbo_inside::gather;
+use jumbo_inside::heap::{self, HeldLocks, Settings};
+use jumbo_inside::ledger::{Ledger, flag};
+use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
+use jumbo_inside::sandbox;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 

@@ -1,6 +1,6 @@
 //! The end of the main thread while others go on: pthread_exit(3), thrd_exit(3).
 //!
-//! A process ends with its last thread, and a worker of [`jumbo::gather`] is one. So, before the main thread
+//! A process ends with its last thread, and a worker of [`jumbo_inside::gather`] is one. So, before the main thread
 //! leaves the process to its other threads, the workers go, for good: later frees are done by their
 //! callers alone. (A main thread that is cancelled is not seen; the process then ends when the last worker
 //! has been idle for long enough, 100 ms or a minute.)
@@ -11,7 +11,7 @@
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 
-use jumbo::gather;
+use jumbo_inside::gather;
 
 use crate::next;
 

@@ -4,10 +4,8 @@
 //! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
-//! - [`heap`]: large allocations in an address window of their own; what the preload library calls.
 //! - [`gather`]: memory given back with several threads, or later.
-//! - [`reaper`]: memory given back after the program's end, so that nobody waits for it.
-//! - [`ledger`]: what all of them did in each process, for the launcher to read.
+//! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
@@ -15,15 +13,12 @@
 //! Arrows point down: a mechanism never reaches into another's insides.
 
 pub mod gather;
-pub mod heap;
 pub mod host_pools;
 pub mod kernel;
 pub mod knobs;
-pub mod ledger;
 pub mod policy;
 pub mod pool;
-pub mod reaper;
 pub mod status;
-mod sync;
+pub mod teardown;
 pub mod units;
 pub mod whole_file;

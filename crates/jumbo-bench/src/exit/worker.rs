@@ -6,9 +6,9 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
-use jumbo::reaper::State;
 use jumbo::status::Covered;
 use jumbo::units::Bytes;
+use jumbo_inside::reaper::State;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jumbo::reaper::beside::{Gain, Reason, Way};
+use jumbo::teardown::{Gain, Reason, Way};
 use jumbo::units::Bytes;
 use serde::Serialize;
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use jumbo::kernel::process::Standing;
 use jumbo::kernel::{Root, task};
-use jumbo::reaper::beside::{Gain, Hold, News, Process, Reason, Teardown};
 use jumbo::status::{is_reaper, program_of};
+use jumbo::teardown::{Gain, Hold, News, Process, Reason, Teardown};
 use rustix::io::Errno;
 
 use crate::signal::Number;

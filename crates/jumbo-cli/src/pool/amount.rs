@@ -44,7 +44,7 @@ impl std::str::FromStr for Amount {
         }
         let bytes: Result<Bytes, _> = text.parse();
         bytes.map(Self::Memory).map_err(|error| match error {
-            SizeError::TooLarge(_) => error.to_string(),
+            SizeError::TooLarge => format!("{text} is {error}"),
             _ => format!(
                 "`{text}` is neither a whole number of pages, such as 512, nor one of memory with a unit \
                  (K, M, G, T), such as 1G"

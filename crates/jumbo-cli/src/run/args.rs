@@ -8,12 +8,13 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use jumbo::kernel::{Root, hugetlb, sandbox, thp};
+use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{
     self, FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_WASTE, Options, PoolRequest, Profile,
     ReaperMode,
 };
 use jumbo::units::{Bytes, PageSize};
+use jumbo_inside::sandbox;
 
 use super::Failure;
 

@@ -15,7 +15,11 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     // What cannot be read is unknown, and the plan says so.
     let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
-    let memory = plan.memory(&program.reach, thp.as_ref(), jumbo::heap::thp_disabled());
+    let memory = plan.memory(
+        &program.reach,
+        thp.as_ref(),
+        jumbo_inside::heap::thp_disabled(),
+    );
     let changes = launch.changes(None);
     let text = if settings.json {
         let environment: serde_json::Map<_, _> = changes

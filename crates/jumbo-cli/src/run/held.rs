@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use jumbo::kernel::process::{Change, Child, Stop};
 use jumbo::kernel::{Root, sys};
-use jumbo::reaper::beside::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo::teardown::{Gain, Hold, News, Process, Reason, Teardown};
 use jumbo::units::Bytes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::Serialize;

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
-use jumbo::kernel::{Root, headroom, hugetlb, sandbox, thp};
+use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo::status::{LIBRARY, Library};
 use jumbo::units::PageSize;
+use jumbo_inside::{headroom, sandbox};
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::args::Settings;
@@ -106,7 +107,7 @@ impl<'a> Launch<'a> {
                 ledger,
                 ..self.plan.orders.clone()
             };
-            changes.push((Orders::VARIABLE, Some(orders.encode().into_bytes())));
+            changes.push((Orders::VARIABLE, Some(orders.to_string().into_bytes())));
         }
         match (&self.plan.tunable, &self.outer_tunable) {
             (Tunable::Set(value), _) => changes.push(("GLIBC_TUNABLES", Some(value.clone()))),

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
-use jumbo::ledger::{Ledger, Slot, flag, pool_reason};
 use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode};
-use jumbo::reaper::State;
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
+use jumbo_inside::ledger::{Ledger, Slot, flag, pool_reason};
+use jumbo_inside::reaper::State;
 use serde::Serialize;
 
 use super::args::{Place, Settings, Wanted};
@@ -477,7 +477,7 @@ impl Requested {
         let (options, tunable) = (settings.options, orders.tunable);
         let pool = options.pool.map(|asked| {
             let order = orders.pool;
-            order.map_or(asked, |order| order.rounded(asked))
+            order.map_or(asked, |order| asked.rounded(order))
         });
         Self {
             heap: options.heap != HeapMode::Off,
@@ -524,7 +524,7 @@ impl Report {
             Some(_) => counted.of(seen.pid).is_some(),
             None => launch.program.reach.is_reached(),
         };
-        let disabled = jumbo::heap::thp_disabled();
+        let disabled = jumbo_inside::heap::thp_disabled();
         let is_known = seen.controls.iter().all(Option::is_some);
         let memory = seen.controls.map(|thp| {
             let reach = &launch.program.reach;

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use jumbo::kernel::process::tree;
 use jumbo::kernel::{Root, task};
-use jumbo::ledger::Ledger;
-use jumbo::reaper;
 use jumbo::status::process::Observer;
 use jumbo::status::{Kind, Usage};
 use jumbo::units::Bytes;
+use jumbo_inside::ledger::Ledger;
+use jumbo_inside::reaper;
 use serde::Serialize;
 
 /// Looks come no closer, and no further apart.

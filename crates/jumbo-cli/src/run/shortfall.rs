@@ -2,9 +2,9 @@
 
 use std::io;
 
-use jumbo::ledger::{SLOTS, flag};
 use jumbo::policy::{HeapMode, Memory, Options, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
+use jumbo_inside::ledger::{SLOTS, flag};
 use serde::Serialize;
 
 use super::launch::Launch;

@@ -12,12 +12,13 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
 use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{Root, sandbox};
-use jumbo::ledger::{Ledger, SLOTS};
 use jumbo::units::Bytes;
+use jumbo_inside::ledger::{Ledger, SLOTS};
+use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Failure;

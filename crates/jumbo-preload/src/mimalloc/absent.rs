@@ -1,6 +1,6 @@
 //! A library that was built without mimalloc: `--heap=mimalloc` is served as `--heap=on`.
 
-use jumbo::policy::PoolOrder;
+use jumbo_inside::orders::PoolOrder;
 
 pub(crate) const IS_THERE: bool = false;
 

@@ -2,7 +2,7 @@
 //!
 //! [`divert`] puts mimalloc's functions where glibc's were ([`crate::next`]), so that ours go on to them.
 //! Blocks that glibc handed out before (the dynamic loader's, mostly) go back to glibc: mimalloc knows its own.
-//! Its arenas are the pool's addresses, whose pages come as it commits them ([`jumbo::heap::managed`]);
+//! Its arenas are the pool's addresses, whose pages come as it commits them ([`jumbo_inside::heap::managed`]);
 //! beyond the pool it maps its own, which are advised. Where there is a pool, blocks of whole base pages are glibc's:
 //! the program may protect or drop some of their pages, which hugetlb pages refuse. `shim.c` has the C side.
 
@@ -10,9 +10,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use jumbo::gather;
-use jumbo::heap::{self, managed};
-use jumbo::policy::PoolOrder;
+use jumbo_inside::gather;
+use jumbo_inside::heap::{self, managed};
+use jumbo_inside::orders::PoolOrder;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 

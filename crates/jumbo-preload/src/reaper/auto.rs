@@ -13,9 +13,9 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use jumbo::heap;
-use jumbo::kernel::sandbox;
-use jumbo::reaper::{self, State, Survey};
+use jumbo_inside::heap;
+use jumbo_inside::reaper::{self, State, Survey};
+use jumbo_inside::sandbox;
 
 use crate::mimalloc;
 

@@ -1,4 +1,4 @@
-//! When the sibling of [`jumbo::reaper`] is started and ended: [`begin`], [`forked`], [`without`]; and
+//! When the sibling of [`jumbo_inside::reaper`] is started and ended: [`begin`], [`forked`], [`without`]; and
 //! [`auto`], for programs that get one when they are large.
 
 pub(crate) mod auto;
@@ -7,9 +7,9 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use jumbo::kernel::sandbox;
-use jumbo::policy::ReaperMode;
-use jumbo::reaper::{self, State};
+use jumbo_inside::orders::ReaperMode;
+use jumbo_inside::reaper::{self, State};
+use jumbo_inside::sandbox;
 
 /// What was ordered: [`ON`], [`AUTO`], or 0.
 static MODE: AtomicU8 = AtomicU8::new(0);

@@ -11,10 +11,10 @@ use procfs_core::ProcessCGroups;
 use procfs_core::process::{MountInfo, MountInfos};
 use serde::Serialize;
 
-use super::headroom::clean_files;
 use super::thp::optional;
 use super::{FileError, Root, parse};
 use crate::units::{Bytes, PageSize};
+use jumbo_inside::headroom::clean_files;
 
 /// A limit, of the group that leaves the least room.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -7,7 +7,6 @@
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
 //! - [`sys`]: the system calls.
-//! - [`sandbox`]: whether system calls of ours could end the program.
 //! - [`process`]: starting a program and standing in for it.
 //! - [`mod@probe`]: what all of that comes to.
 
@@ -15,14 +14,12 @@ mod aside;
 pub mod cgroup;
 pub mod file_id;
 pub mod folios;
-pub mod headroom;
 pub mod hugetlb;
 pub mod memory;
 pub mod peek;
 pub mod probe;
 pub mod process;
 mod root;
-pub mod sandbox;
 pub mod smaps;
 pub mod sys;
 pub mod task;

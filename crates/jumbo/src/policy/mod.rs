@@ -5,15 +5,16 @@
 //! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
 
 pub mod elf;
-mod order;
 mod plan;
 mod pool;
 mod profile;
 mod reach;
 pub mod variables;
 
-pub use order::{FreeMode, HeapMode, MAX_FREE_WORKERS, Orders, ReaperMode};
+pub use jumbo_inside::orders::{
+    FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Orders, PoolOrder, ReaperMode,
+};
 pub use plan::{Host, Memory, Options, Plan, Tunable};
-pub use pool::{MAX_POOL, PoolError, PoolOrder, PoolRequest};
+pub use pool::{PoolError, PoolRequest};
 pub use profile::{MAX_WASTE, Profile, ProfileError, ReportFormat, Switch};
 pub use reach::{Privilege, Reach, Unreached};

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{FreeMode, HeapMode, Orders, PoolOrder, PoolRequest, Reach, ReaperMode, variables};
+use super::{FreeMode, HeapMode, Orders, PoolRequest, Reach, ReaperMode, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -128,9 +128,9 @@ impl Plan {
         }
         let orders = Orders {
             heap: if thp { options.heap } else { HeapMode::Off },
-            pool: pmd.zip(request).map(|(pmd, request)| {
-                PoolOrder::new(request, options.overcommit, options.warm, pmd)
-            }),
+            pool: pmd
+                .zip(request)
+                .map(|(pmd, request)| request.order(options.overcommit, options.warm, pmd)),
             maps: options.maps && thp,
             max_waste: options.max_waste,
             follow: options.follow,

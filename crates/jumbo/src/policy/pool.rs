@@ -1,15 +1,13 @@
 //! What `jumbo run --pool` asks for ([`PoolRequest`]), and what the preload library is told ([`PoolOrder`]).
 
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::units::{Bytes, PageSize, SizeError};
+use jumbo_inside::orders::{MAX_POOL, PoolOrder};
 
-/// The most a pool can be, its overcommit included: what the addresses set aside for it have room for.
-pub const MAX_POOL: Bytes = Bytes(256 << 30);
+use crate::units::{Bytes, PageSize, SizeError};
 
 /// `SIZE[:PAGESIZE][,nofork]`, as it is typed and as it stands in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +81,31 @@ impl PoolRequest {
         let part = sizes.find(|size| (1..page.bytes()).contains(&size.0));
         part.map_or(Ok(()), |size| Err(PoolError::Part { size, page }))
     }
+
+    /// The order for it, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages; see
+    /// [`Self::check_pages`] for what is refused before.
+    pub fn order(self, overcommit: Bytes, warm: bool, pmd: usize) -> PoolOrder {
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
+        let page = self.page.map_or(pmd, |page| bytes(page.bytes()).max(pmd));
+        PoolOrder {
+            size: bytes(self.size.0).next_multiple_of(page),
+            page,
+            overcommit: bytes(overcommit.0).next_multiple_of(page),
+            warm: warm.then_some(0),
+            nofork: self.nofork,
+        }
+    }
+
+    /// What was asked for, in the whole pages that it became.
+    #[must_use]
+    pub fn rounded(self, order: PoolOrder) -> Self {
+        let page = PageSize::new(order.page as u64).ok();
+        Self {
+            size: Bytes(order.size as u64),
+            page: self.page.and(page),
+            nofork: order.nofork,
+        }
+    }
 }
 
 impl FromStr for PoolRequest {
@@ -137,101 +160,6 @@ impl<'de> Deserialize<'de> for PoolRequest {
     }
 }
 
-/// A pool for the program, in bytes. `size` and `overcommit` are multiples of `page`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolOrder {
-    /// What stays, once it is there.
-    pub size: usize,
-    /// The size of a page: at least what a PMD maps, and a power of two.
-    pub page: usize,
-    /// What there may be beyond `size`, and goes back when it is free.
-    pub overcommit: usize,
-    /// All of `size` is made resident before the program starts: in the process that is launched, whatever
-    /// it execs, and not in its children. Which one that is the first to read it writes down: 0 before.
-    pub warm: Option<u32>,
-    /// Hugetlb pages are kept although the program has several threads.
-    pub nofork: bool,
-}
-
-impl PoolOrder {
-    /// The order for a request, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages; see
-    /// [`PoolRequest::check_pages`] for what is refused before.
-    pub fn new(request: PoolRequest, overcommit: Bytes, warm: bool, pmd: usize) -> Self {
-        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
-        let page = request
-            .page
-            .map_or(pmd, |page| bytes(page.bytes()).max(pmd));
-        Self {
-            size: bytes(request.size.0).next_multiple_of(page),
-            page,
-            overcommit: bytes(overcommit.0).next_multiple_of(page),
-            warm: warm.then_some(0),
-            nofork: request.nofork,
-        }
-    }
-
-    /// What was asked for, in the whole pages that it became.
-    pub fn rounded(self, asked: PoolRequest) -> PoolRequest {
-        let page = PageSize::new(self.page as u64).ok();
-        PoolRequest {
-            size: Bytes(self.size as u64),
-            page: asked.page.and(page),
-            nofork: self.nofork,
-        }
-    }
-
-    /// As it stands in [`super::Orders`].
-    pub(super) fn encode(self) -> String {
-        let warm = self
-            .warm
-            .map_or_else(|| String::from("-"), |process| format!("{process:010}"));
-        format!(
-            "{}:{}:{}:{}:{warm}",
-            self.size,
-            self.page,
-            self.overcommit,
-            u8::from(self.nofork)
-        )
-    }
-
-    /// Where in the text of the [`super::Orders`] the process stands that warms the pool: ten digits.
-    pub fn warm_digits(orders: &str) -> Option<Range<usize>> {
-        let start = orders.find("pool=")?;
-        let rest = &orders[start..];
-        let end = start + rest.find(',').unwrap_or(rest.len());
-        let digits = end.checked_sub(10)?..end;
-        let text = orders.get(digits.clone())?;
-        text.bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then_some(digits)
-    }
-
-    /// `None` for a text that [`PoolOrder::encode`] did not write.
-    pub(super) fn decode(text: &str) -> Option<Self> {
-        let (numbers, warm) = text.rsplit_once(':')?;
-        let mut fields = numbers.split(':').map(|field| field.parse::<usize>().ok());
-        let mut next = || fields.next().flatten();
-        let order = Self {
-            size: next()?,
-            page: next()?,
-            overcommit: next()?,
-            nofork: next()? != 0,
-            warm: match warm {
-                "-" => None,
-                process => Some(process.parse().ok()?),
-            },
-        };
-        let whole = order.size.checked_add(order.overcommit)?;
-        let pages = order.page.is_power_of_two()
-            && (1 << 16..=1 << 30).contains(&order.page)
-            && order.size.is_multiple_of(order.page)
-            && order.overcommit.is_multiple_of(order.page);
-        // One page more than allowed may come of rounding up.
-        let fits = whole as u64 <= MAX_POOL.0 + 2 * order.page as u64;
-        (order.size > 0 && pages && fits).then_some(order)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,30 +198,29 @@ mod tests {
         assert!(matches!(check("4M", 1), Err(PoolError::Part { .. })));
         assert!(matches!(check("1G:4K", 0), Err(PoolError::Small { .. })));
     }
-
     #[test]
     fn an_order_is_in_whole_pages_and_survives_the_environment() {
-        let request = "5M:2M,nofork".parse().unwrap();
-        let order = PoolOrder::new(request, Bytes(1), true, 2 << 20);
+        let request: PoolRequest = "5M:2M,nofork".parse().unwrap();
+        let order = request.order(Bytes(1), true, 2 << 20);
         assert_eq!(order.size, 6 << 20);
         assert_eq!(order.overcommit, 2 << 20);
-        assert_eq!(PoolOrder::decode(&order.encode()), Some(order));
-        assert_eq!(order.rounded(request).size, Bytes(6 << 20));
+        assert_eq!(PoolOrder::decode(&order.to_string()), Some(order));
+        assert_eq!(request.rounded(order).size, Bytes(6 << 20));
         // A page is at least what a PMD maps.
-        let small = PoolOrder::new("1M:64k".parse().unwrap(), Bytes(0), false, 2 << 20);
+        let small = "1M:64k"
+            .parse::<PoolRequest>()
+            .unwrap()
+            .order(Bytes(0), false, 2 << 20);
         assert_eq!((small.page, small.size), (2 << 20, 2 << 20));
-        let orders = format!("a=1,pool={},b=2", order.encode());
+        let orders = format!("a=1,pool={},b=2", order);
         let digits = PoolOrder::warm_digits(&orders).unwrap();
         assert_eq!(&orders[digits], "0000000000");
         let cold = PoolOrder {
             warm: None,
             ..order
         };
-        assert_eq!(PoolOrder::decode(&cold.encode()), Some(cold));
-        assert_eq!(
-            PoolOrder::warm_digits(&format!("pool={}", cold.encode())),
-            None
-        );
+        assert_eq!(PoolOrder::decode(&cold.to_string()), Some(cold));
+        assert_eq!(PoolOrder::warm_digits(&format!("pool={}", cold)), None);
         for bad in [
             "",
             "1:2:3:0:0",

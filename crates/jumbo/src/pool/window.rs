@@ -21,6 +21,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use super::NodeSet;
 use super::error::SetupError;
 use super::frame::{Frame, Links, MAX_FRAMES};
+use crate::kernel::sys;
 use crate::units::{Bytes, PageSize, Pages};
 
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
@@ -58,22 +59,6 @@ pub struct Window {
 
 fn at(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)
-}
-
-/// Makes a system call that rustix lacks and puts errno back.
-fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<()> {
-    // SAFETY: errno is this thread's own.
-    unsafe {
-        let errno = libc::__errno_location();
-        let saved = *errno;
-        let answer = call();
-        let code = std::mem::replace(&mut *errno, saved);
-        if answer < 0 {
-            Err(Errno::from_raw_os_error(code))
-        } else {
-            Ok(())
-        }
-    }
 }
 
 impl Mapping {
@@ -218,21 +203,13 @@ fn populate(address: usize, length: usize) -> Result<()> {
     unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
-/// MADV_COLLAPSE: puts a page's range on one huge page, now. Linux 6.1.
-pub(super) fn collapse(address: usize, length: usize) -> Result<()> {
-    // SAFETY: collapsing changes no byte. rustix has no name for it, and libc's madvise may be interposed.
-    quietly(|| unsafe {
-        libc::syscall(libc::SYS_madvise, at(address), length, libc::MADV_COLLAPSE)
-    })
-}
-
 /// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
 /// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
 pub(super) fn name(mapping: &Mapping, length: usize, name: &CStr) {
     const PR_SET_VMA: libc::c_int = 0x5356_4d41;
     const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
     // SAFETY: the kernel copies the name; a name changes no byte of the memory.
-    let _ = quietly(|| unsafe {
+    let _ = sys::quietly(|| unsafe {
         libc::syscall(
             libc::SYS_prctl,
             PR_SET_VMA,
@@ -371,7 +348,7 @@ impl Window {
 
     /// Puts the place on one huge page.
     pub(super) fn collapse(&self, frame: &Frame) -> Result<()> {
-        collapse(self.address(frame), self.bytes)
+        sys::collapse(self.address(frame), self.bytes)
     }
 
     /// Gives anonymous memory back to the kernel; the place stays.
@@ -381,14 +358,15 @@ impl Window {
         unsafe {
             match mm::madvise(address, self.bytes, Advice::LinuxDontNeed) {
                 // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.
-                Err(Errno::INVAL) => quietly(|| {
+                Err(Errno::INVAL) => sys::quietly(|| {
                     libc::syscall(
                         libc::SYS_madvise,
                         address,
                         self.bytes,
                         libc::MADV_DONTNEED_LOCKED,
                     )
-                }),
+                })
+                .map(drop),
                 answer => answer,
             }
         }

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::peek::Peek;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root};
-use crate::ledger::{Locator, Slot};
-use crate::reaper::State;
 use crate::units::Bytes;
+use jumbo_inside::ledger::{Locator, Slot};
+use jumbo_inside::reaper::State;
 
 use super::library::{self, LIBRARY, Library};
 

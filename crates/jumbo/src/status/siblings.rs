@@ -1,6 +1,6 @@
 //! Whose memory a reaper shares: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
 //!
-//! A program's sibling (see [`crate::reaper`]) is a process of its own with all of the program's memory, so
+//! A program's sibling (see [`jumbo_inside::reaper`]) is a process of its own with all of the program's memory, so
 //! whoever adds up processes counts that twice. It is told by its name, by what it is confined to, and by the library
 //! that it runs in; its program, by the memory that both share, or where kcmp(2) does not say that, by the command line,
 //! which lies in that memory, and the program's own counters. One whose program has ended is the only process that has
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::kernel::process::tree;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, task};
-use crate::reaper;
+use jumbo_inside::reaper;
 
 use super::Covered;
 use super::library::Library;

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use crate::kernel::cgroup::{self, MemoryFiles};
-use crate::kernel::headroom::{Part, left};
 use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
+use jumbo_inside::headroom::{Part, left};
 
 /// The limits of a memory cgroup and of those above it.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use super::super::window::{self, Access, Mapping, Window};
 use super::headroom::{Claim, Headroom};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
-use crate::kernel::Root;
+use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
 /// How often a collapse that the kernel asks to try again is tried.
@@ -177,7 +177,7 @@ impl Source for Thp {
         let populated = slot.mapping.populate(slot.offset, base);
         populated.map_err(error(node, "MADV_POPULATE_WRITE"))?;
         let address = slot.mapping.address + slot.offset;
-        Self::collapse(|| window::collapse(address, self.window.page()))
+        Self::collapse(|| sys::collapse(address, self.window.page()))
             .map_err(error(node, "MADV_COLLAPSE"))
     }
 }

@@ -1,0 +1,241 @@
+//! The hand-over from those who free to the workers: [`Handover`], the [`Queue`] behind a lock, and where
+//! to sleep.
+//!
+//! Nobody misses a call: each of the two words that threads sleep on is read and moved on under the lock, and
+//! futex(2) does not sleep on a word that has moved. The work itself is done outside of the lock, by a
+//! [`Carrier`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
+//! searches its interleavings (`model`).
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::time::Duration;
+
+use super::batch::{Batch, FreeError};
+use super::queue::{Call, Did, Id, Next, Outcome, Piece, Queue, Role, Terms};
+use crate::ledger::stats;
+use crate::sync::{Deadline, Linux, Lock, Platform, Word};
+
+/// Who does what the queue says.
+pub(super) trait Carrier {
+    /// Frees a piece.
+    ///
+    /// # Errors
+    /// The kernel's first refusal; the other ranges were freed all the same.
+    fn free(&self, piece: &Piece) -> Result<(), FreeError>;
+    /// Unmaps what has been emptied.
+    fn close(&self, batch: Batch);
+}
+
+/// The queue, and the two words that threads sleep on.
+#[derive(Debug)]
+pub(super) struct Handover<P: Platform = Linux> {
+    queue: Lock<Queue, P>,
+    /// Moves when there is work.
+    work: P::Word,
+    /// Moves when there are news for owners and helpers.
+    news: P::Word,
+    /// This is the child of a fork, and the queue does not know yet.
+    forked: AtomicBool,
+    /// [`Queue::pending`], to be looked at without the lock.
+    pending: AtomicUsize,
+}
+
+impl Handover {
+    pub(super) const fn new() -> Self {
+        use core::sync::atomic::AtomicU32;
+        Self::on(AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0))
+    }
+}
+
+impl<P: Platform> Handover<P> {
+    /// On words that are 0.
+    pub(super) const fn on(lock: P::Word, work: P::Word, news: P::Word) -> Self {
+        Self {
+            queue: Lock::on(lock, Queue::new()),
+            work,
+            news,
+            forked: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+        }
+    }
+
+    /// Runs `work` on the queue, and wakes whom it concerns. `None` in a signal handler that interrupted
+    /// this thread in here.
+    fn with<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
+        let (result, wake) = self.queue.with(|queue| {
+            if self.forked.load(Ordering::Relaxed) && self.forked.swap(false, Ordering::Relaxed) {
+                queue.forked(P::me());
+            }
+            let result = work(queue);
+            let pending = queue.pending();
+            if self.pending.swap(pending, Ordering::Relaxed) != pending {
+                let slot = stats::slot();
+                slot.free_pending.store(pending as u64, Ordering::Relaxed);
+            }
+            if let Some(peak) = queue.take_peak() {
+                let workers = &stats::slot().free_workers;
+                workers.fetch_max(peak.into(), Ordering::Relaxed);
+            }
+            let news = queue.take_news();
+            if news.is_some() {
+                self.news.fetch_add(1, Ordering::Relaxed);
+            }
+            (result, news == Some(true))
+        })?;
+        if wake {
+            self.news.wake(u32::MAX >> 1);
+        }
+        Some(result)
+    }
+
+    /// Takes a batch, and leaves an empty one. The sleepers are woken, and the caller makes as many workers
+    /// as the answer says. `None`: the batch is as it was, and has to be done by the caller alone.
+    pub(super) fn submit(&self, batch: &mut Batch, terms: Terms) -> Option<Call> {
+        let submitted = self.with(|queue| {
+            let call = queue.submit(batch, terms)?;
+            self.work.fetch_add(1, Ordering::Relaxed);
+            Some(call)
+        });
+        let call = submitted.flatten()?;
+        if call.wake > 0 {
+            self.work.wake(call.wake);
+        }
+        Some(call)
+    }
+
+    /// True where there are workers, or will be.
+    pub(super) fn has_workers(&self) -> bool {
+        self.with(|queue| queue.alive() > 0).unwrap_or(false)
+    }
+
+    /// So many workers could not be made after all.
+    pub(super) fn not_made(&self, count: u32) {
+        let _ = self.with(|queue| queue.not_made(count));
+    }
+
+    /// Works on the caller's own job, and waits until it is done.
+    pub(super) fn finish(&self, job: Id, carrier: &impl Carrier) -> Outcome {
+        self.work(Role::Owner(job), carrier, None)
+    }
+
+    /// Works on background jobs, and waits until those that there are now are done. False if there were
+    /// none.
+    pub(super) fn help(&self, carrier: &impl Carrier) -> bool {
+        if self.pending() == 0 {
+            return false;
+        }
+        if let Some(last) = self.with(|queue| queue.last()) {
+            self.work(Role::Helper(last), carrier, None);
+        }
+        true
+    }
+
+    /// The life of worker `number`: until it has been idle for `linger`, or is to leave.
+    pub(super) fn serve(&self, number: usize, linger: Duration, carrier: &impl Carrier) {
+        self.work(Role::Worker(number), carrier, Some(linger));
+    }
+
+    /// True where there are workers, and nothing keeps any of them awake.
+    pub(super) fn is_idle(&self) -> bool {
+        self.with(|queue| queue.is_idle()).unwrap_or(false)
+    }
+
+    /// True where there is no worker and may be one: the caller makes it.
+    pub(super) fn lacks_worker(&self) -> bool {
+        self.with(Queue::expect).unwrap_or(false)
+    }
+
+    /// Enters this thread as a worker, and gives its number.
+    pub(super) fn arrive(&self, thread: u32) -> usize {
+        self.with(|queue| queue.arrive(thread)).unwrap_or(0)
+    }
+
+    fn work(&self, role: Role, carrier: &impl Carrier, linger: Option<Duration>) -> Outcome {
+        let mut did = Did::Nothing;
+        loop {
+            let next = self.with(|queue| {
+                let next = queue.next(role, did);
+                let word = match next {
+                    Next::Sleep => self.work.load(Ordering::Relaxed),
+                    _ => self.news.load(Ordering::Relaxed),
+                };
+                (next, word)
+            });
+            // A handler that interrupted this thread in here has no business of its own here.
+            let Some((next, word)) = next else {
+                return Outcome::default();
+            };
+            did = match next {
+                Next::Piece(job, piece) => Did::Piece(job, piece, carrier.free(&piece)),
+                Next::Close(job, batch) => {
+                    carrier.close(batch);
+                    Did::Close(job)
+                }
+                Next::Sleep => Did::Sleep(self.work.wait(word, linger)),
+                Next::Wait => {
+                    self.news.wait(word, None);
+                    Did::Wait
+                }
+                Next::Done(outcome) => return outcome,
+                Next::Leave => return Outcome::default(),
+            };
+        }
+    }
+
+    /// Bytes that wait to be freed in the background.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Has all workers leave, after what they have in hand, and waits until they have, for at most about
+    /// `bound`. Gives the threads that were workers; `None` where some are still there.
+    pub(super) fn retire(
+        &self,
+        bound: Duration,
+        for_good: bool,
+    ) -> Option<[u32; super::queue::WORKERS]> {
+        let deadline = Deadline::after(bound);
+        self.with(|queue| {
+            queue.retire(true);
+            if for_good {
+                queue.retire_for_good();
+            }
+            self.work.fetch_add(1, Ordering::Relaxed);
+        })?;
+        self.work.wake(u32::MAX >> 1);
+        let mut left = None;
+        loop {
+            let time = deadline.left();
+            let word = self.with(|queue| {
+                if queue.alive() == 0 {
+                    left = Some(queue.left());
+                } else {
+                    queue.wait();
+                }
+                self.news.load(Ordering::Relaxed)
+            })?;
+            if left.is_some() || time.is_zero() {
+                break;
+            }
+            self.news.wait(word, Some(time));
+            let _ = self.with(Queue::woken);
+        }
+        let _ = self.with(|queue| queue.retire(false));
+        left
+    }
+
+    /// Before fork(2): nobody else is in the queue. False where this thread is.
+    pub(super) fn before_fork(&self) -> bool {
+        self.queue.acquire()
+    }
+
+    /// After fork(2), in both processes, if [`Handover::before_fork`] said so.
+    pub(super) fn after_fork(&self) {
+        self.queue.release();
+    }
+
+    /// In the child of a fork. Whoever comes next tells the queue.
+    pub(super) fn forked(&self) {
+        self.forked.store(true, Ordering::Relaxed);
+        self.pending.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,85 @@
+//! The one leaf of `gather` that frees: [`Kernel`], and the calls that decide what may be freed how.
+//!
+//! Raw system calls all (rustix's, which neither touch errno nor call a function that could be
+//! interposed). Sizes and addresses are bytes, multiples of the page size.
+#![expect(unsafe_code, reason = "the leaf that gives memory back")]
+
+use core::ptr::with_exposed_provenance_mut as at;
+
+use rustix::io::Result;
+use rustix::mm::{self, Advice, MsyncFlags};
+
+use super::batch::{Batch, Entry, FreeError, Operation};
+use super::handover::Carrier;
+use super::queue::Piece;
+
+/// Carries out what the queue says. Whoever put a range into a batch has vouched for it
+/// ([`super::Gather::add`]) or taken it out of the program's reach ([`super::window`]).
+#[derive(Debug)]
+pub(super) struct Kernel;
+
+impl Carrier for Kernel {
+    fn free(&self, piece: &Piece) -> core::result::Result<(), FreeError> {
+        let mut refused = Ok(());
+        for range in piece.ranges() {
+            refused = refused.and(free(*range));
+        }
+        refused
+    }
+
+    fn close(&self, batch: Batch) {
+        for entry in batch.entries() {
+            if entry.operation() == Operation::Unmap {
+                // The kernel refuses only what would split a mapping when there are too many, and this
+                // is whole mappings.
+                let _ = unmap(entry.start(), entry.length());
+            }
+        }
+    }
+}
+
+/// Frees one range, or all of it that the kernel does not refuse.
+pub(super) fn free(range: Entry) -> core::result::Result<(), FreeError> {
+    let advise = |advice| {
+        // SAFETY: see `Kernel`.
+        let answer = unsafe { mm::madvise(at(range.start()), range.length(), advice) };
+        answer.map_err(|errno| range.refused(errno))
+    };
+    match range.operation() {
+        Operation::Zap | Operation::Drop => advise(Advice::LinuxDontNeed),
+        Operation::Punch { .. } => advise(Advice::LinuxRemove),
+        Operation::Unmap => {
+            // What cannot be emptied beforehand is freed when it is unmapped.
+            let _ = advise(Advice::LinuxDontNeed);
+            Ok(())
+        }
+    }
+}
+
+/// munmap(2).
+pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
+    // SAFETY: see `Kernel`.
+    unsafe { mm::munmap(at(address), length) }
+}
+
+/// Keeps a range out of the children of forks. MADV_DONTFORK, Linux 2.6.16.
+pub(super) fn keep_from_children(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the range is a window of ours; what it holds does not change.
+    unsafe { mm::madvise(at(address), length, Advice::LinuxDontFork) }
+}
+
+/// Whether a range is mapped without a hole (else `ENOMEM`) and no part of it is locked (else `EBUSY`).
+/// It costs a look at each mapping, and nothing else: msync(2) with MS_ASYNC has written nothing since
+/// Linux 2.6.19, and MS_INVALIDATE only asks for locks.
+pub(super) fn is_whole_and_unlocked(address: usize, length: usize) -> Result<()> {
+    let flags = MsyncFlags::ASYNC | MsyncFlags::INVALIDATE;
+    // SAFETY: nothing is read or written.
+    unsafe { mm::msync(at(address), length, flags) }
+}
+
+/// Whether the kernel counts the page at `address` among its own: it refuses (`EINVAL`) what a driver has
+/// mapped, and hugetlb pages. MADV_COLD, Linux 5.4; the page is only sooner reclaimed.
+pub(super) fn is_ordinary(address: usize, page: usize) -> Result<()> {
+    // SAFETY: what the page holds does not change.
+    unsafe { mm::madvise(at(address), page, Advice::LinuxCold) }
+}

@@ -1,0 +1,246 @@
+//! Giving memory back with several threads, or later: [`Gather`], [`unmap`], [`discard`].
+//!
+//! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's lock
+//! shared, so several threads that each zap a part of a range do work at the same time, and one
+//! munmap(2) of what is empty then takes a moment.
+//!
+//! - [`Gather`] is for programs that know what they free: it collects ranges in a `batch`.
+//! - [`unmap`], [`discard`] and [`Leaving`] are for the preload library and for [`crate::heap`]: munmap(2),
+//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `window` of
+//!   ours first.
+//! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
+//!   threads, `memory` the leaf that frees; background mode asks [`crate::headroom`] beforehand.
+//! - [`rehearse`] makes all those calls once, in a process that may die of it.
+//!
+//! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
+//! make a free slower. So is everything that is not one private anonymous mapping, of which the kernel could
+//! refuse a part half way; and everything where no thread may be made (`interrupted`), where a seccomp filter is
+//! at work, and in a process that shares or copied our memory behind the C library's back.
+//!
+//! While one of the locks is held, or memory is being freed, the thread's signals wait: somebody may need the lock
+//! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
+//!
+//! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
+
+mod batch;
+mod collect;
+mod handover;
+mod interrupted;
+mod memory;
+#[cfg(test)]
+mod model;
+mod queue;
+mod rehearse;
+mod unmap;
+mod window;
+mod workers;
+
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use handover::Handover;
+use memory::Kernel;
+
+use crate::{headroom, sys::Blocked};
+
+pub use batch::{FreeError, Operation};
+pub use collect::{Freed, Gather, Mode, Tunables};
+pub use rehearse::rehearse;
+pub(crate) use unmap::alignment;
+pub use unmap::{Leaving, discard, prepare, unmap};
+
+static HANDOVER: Handover = Handover::new();
+
+/// What is smaller is left to the kernel without a look: even on base pages one thread frees it in a few
+/// milliseconds. Where huge pages may be it is sixteen times that, or the looking would show.
+pub const LEAST: usize = 128 << 20;
+
+/// How [`unmap`], [`discard`] and [`Leaving`] work.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// When a free returns.
+    pub mode: Mode,
+    /// How many threads may free at once; 0: as many as there are CPUs for this process, at most 4.
+    pub threads: u32,
+    /// From which size on a range is looked at, in bytes: [`LEAST`], but for tests.
+    pub least: usize,
+    /// The host brings no huge pages, whatever is advised.
+    pub small_pages: bool,
+}
+
+/// From which size on frees are ours; at first none are.
+static FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+static MOST: AtomicU32 = AtomicU32::new(0);
+static BACKGROUND: AtomicBool = AtomicBool::new(false);
+/// [`Settings::small_pages`].
+static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
+static MERGED: AtomicBool = AtomicBool::new(false);
+/// Whose locks these are: this process, from [`start`] or [`forked`] on.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
+pub fn start(settings: Settings) {
+    let threads = match settings.threads {
+        0 => default_threads(),
+        some => some,
+    };
+    // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
+    let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
+    own();
+    BACKGROUND.store(later, Ordering::Relaxed);
+    SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
+    MOST.store(threads, Ordering::Relaxed);
+    // One thread that waits for itself is what the kernel does.
+    if later || threads > 1 {
+        FROM.store(settings.least, Ordering::Relaxed);
+    }
+}
+
+/// Whether a range of that length is worth a call of [`unmap`] or [`discard`].
+#[inline(always)]
+pub fn is_large(length: usize) -> bool {
+    length >= FROM.load(Ordering::Relaxed)
+}
+
+/// This is a program that knows nothing of us: munmap(2) may come from its signal handlers, where no thread is
+/// made. `bottom` is an address at the beginning of the main thread's stack. Before [`start`], with a C
+/// library's malloc.
+pub fn inside(bottom: usize) {
+    interrupted::watch(bottom);
+}
+
+/// The locks are this process's now.
+fn own() {
+    OWNER.store(process(), Ordering::Relaxed);
+}
+
+/// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
+/// clone(2). Locks may be held there by threads that it does not have, and nobody frees what is pending.
+fn is_own() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner == 0 || owner == process()
+}
+
+fn process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The program has had pages merged (MADV_MERGEABLE): to move those the kernel would take them apart first,
+/// which takes time and memory. What is unmapped from now on is the kernel's business.
+pub fn merged() {
+    MERGED.store(true, Ordering::Relaxed);
+}
+
+/// The CPUs that this thread may run on, at most 4.
+fn default_threads() -> u32 {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
+    cpus.clamp(1, 4)
+}
+
+/// Finishes what is being freed in the background and ends the workers, so that the process has no
+/// thread of ours: for calls that the kernel refuses to a process of several threads (unshare(2),
+/// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
+/// False where they have not ended within ten seconds.
+pub fn retire() -> bool {
+    let _blocked = Blocked::new();
+    workers::retire(false)
+}
+
+/// [`retire`], and no worker is made any more: the main thread is about to end by itself
+/// (pthread_exit(3)), and the process is to end with its own last thread.
+pub fn retire_for_good() -> bool {
+    let _blocked = Blocked::new();
+    workers::retire(true)
+}
+
+/// Whether a start routine is that of a worker: for whoever interposes pthread_create(3), by which workers are
+/// made.
+pub fn is_worker(routine: usize) -> bool {
+    workers::is_routine(routine)
+}
+
+/// True while memory is being freed in the background.
+#[inline(always)]
+pub fn is_pending() -> bool {
+    HANDOVER.pending() != 0 && is_own()
+}
+
+/// Helps to free what is being freed in the background, and waits until it is. True if there was
+/// anything: what could not be allocated may be had now.
+#[cold]
+pub fn settle() -> bool {
+    if !is_pending() {
+        return false;
+    }
+    let _blocked = Blocked::new();
+    let waited = HANDOVER.help(&Kernel);
+    if waited {
+        use crate::ledger::{Slot, stats};
+        Slot::add(&stats::slot().free_waits, 1);
+    }
+    waited
+}
+
+/// The program is about to allocate `bytes`. While memory is freed in the background it may have, in sum,
+/// what could be had beyond that memory; then it waits.
+#[inline(always)]
+pub fn about_to_allocate(bytes: usize) {
+    if is_pending() {
+        unmap::spend(bytes);
+    }
+}
+
+/// A fork is about to be made, and no lock is held yet: idle workers leave.
+pub fn dismiss() {
+    if HANDOVER.has_workers() && is_own() {
+        let _blocked = Blocked::new();
+        workers::dismiss();
+    }
+}
+
+/// Which locks a fork holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldLocks {
+    window: bool,
+    queue: bool,
+}
+
+impl HeldLocks {
+    /// As a number below 4.
+    pub const fn bits(self) -> u8 {
+        self.window as u8 | (self.queue as u8) << 1
+    }
+
+    /// From [`HeldLocks::bits`].
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
+            window: bits & 1 != 0,
+            queue: bits & 2 != 0,
+        }
+    }
+}
+
+/// Before fork(2): no window is half made, and nobody is in the queue.
+pub fn before_fork() -> HeldLocks {
+    HeldLocks {
+        window: window::WINDOW.acquire(),
+        queue: HANDOVER.before_fork(),
+    }
+}
+
+/// After fork(2), in both processes.
+pub fn after_fork(held: HeldLocks) {
+    if held.queue {
+        HANDOVER.after_fork();
+    }
+    if held.window {
+        window::WINDOW.release();
+    }
+}
+
+/// In the child of a fork: it has no workers, and nothing of what its parent was freeing.
+pub fn forked() {
+    if OWNER.load(Ordering::Relaxed) != 0 {
+        own();
+    }
+    HANDOVER.forked();
+}

@@ -1,0 +1,170 @@
+//! Where a range goes when it is unmapped: [`Window`].
+//!
+//! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
+//! be mapped again by anybody, as munmap(2) has it, while the memory is given back with several threads, or
+//! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
+//! was, and the caller has the kernel unmap it, with the kernel's own answer. So it is one mapping: of several,
+//! Linux moves some and refuses others since 6.17, and another thread may have mapped what it left by then.
+//!
+//! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
+//! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
+//! its shadow; each window is reserved before it is used, so that a mapping of somebody else's is never
+//! replaced.
+//!
+//! Invariant: while this lock is free, each window that holds memory is kept out of the children of forks.
+
+use core::ops::Range;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::memory;
+use crate::sync::Lock;
+use crate::sys::{self, Maps, Pagemap};
+
+const BASE: usize = 0x3400_0000_0000;
+const END: usize = 0x4000_0000_0000;
+/// What one page table of the second highest level maps, with 4 KiB pages.
+pub(super) const ALIKE: usize = 1 << 30;
+/// How many places are tried.
+const TRIES: usize = 4;
+/// How many pages of a range are looked at.
+const SAMPLES: usize = 8;
+/// Spread, since a range is often huge up to some address, and not from there on.
+const ORDER: [usize; SAMPLES] = [0, 4, 7, 2, 6, 1, 5, 3];
+/// If so many, the first ones, are in huge pages, so are most.
+const ENOUGH: usize = 3;
+/// Where it cannot be seen how a range is mapped, the ones from this size on are taken to be on base pages.
+const UNSEEN: usize = 1 << 30;
+
+/// The next place, and the lock that keeps forks away from what is half done.
+#[derive(Debug)]
+pub(super) struct Window {
+    next: usize,
+}
+
+pub(super) static WINDOW: Lock<Window> = Lock::new(Window { next: BASE });
+
+/// What a range lies in, as far as the kernel tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lies {
+    /// In one mapping, which is private and has no file behind it: no driver's, and no hugetlb pages.
+    Plainly,
+    /// Not in such a one.
+    Elsewhere,
+    /// A kernel older than 6.11 cannot say, but neither end of the range is a driver's or of hugetlb pages.
+    Unknown,
+}
+
+/// What a range lies in.
+pub(super) fn lies(_held: &mut Window, address: usize, length: usize) -> Lies {
+    // With the lock held, so that no fork(2) copies the descriptor.
+    let within = match Maps::open().and_then(|maps| maps.mapping(address)) {
+        Ok(mapping) => mapping.is_private_anonymous && address + length <= mapping.range.end,
+        Err(Errno::NOTTY) => {
+            let page = rustix::param::page_size();
+            let ends = [address, address + length - page];
+            let are_ordinary = ends.iter().all(|at| memory::is_ordinary(*at, page).is_ok());
+            if are_ordinary {
+                return Lies::Unknown;
+            }
+            false
+        }
+        Err(_) => false,
+    };
+    if within {
+        Lies::Plainly
+    } else {
+        Lies::Elsewhere
+    }
+}
+
+/// True where it pays to free a range with several threads: most of it is there, on base pages, which are
+/// to be anonymous or not. Huge-mapped memory is freed by one thread in no time.
+pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous: bool) -> bool {
+    let page = rustix::param::page_size();
+    // With the lock held, so that no fork(2) copies the descriptor.
+    let Ok(pagemap) = Pagemap::open() else {
+        return length >= UNSEEN;
+    };
+    let step = length / SAMPLES;
+    let mut base = 0;
+    for (sample, place) in ORDER.into_iter().enumerate() {
+        let at = (address + place * step + step / 2) & !(page - 1);
+        match pagemap.is_base(at, page, anonymous) {
+            Ok(true) => base += 1,
+            Ok(false) => {}
+            Err(Errno::NOTTY) => return length >= UNSEEN,
+            Err(_) => return false,
+        }
+        // Half of them is reached, or cannot be any more, or is not to be expected: each look takes microseconds.
+        let left = SAMPLES - 1 - sample;
+        if base >= SAMPLES / 2 {
+            return true;
+        }
+        if base + left < SAMPLES / 2 || base == 0 && sample + 1 >= ENOUGH {
+            return false;
+        }
+    }
+    false
+}
+
+/// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
+/// is the caller's to unmap; `None` where nothing has changed.
+pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
+    if length > (END - BASE) / 4 {
+        return None;
+    }
+    // In a signal handler that interrupted us here the kernel unmaps it.
+    WINDOW.with(|window| window.take(address, length)).flatten()
+}
+
+impl Window {
+    fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
+        // First what most ranges fail. A kernel that cannot say moves one mapping or none.
+        let suits = pays(self, address, length, true)
+            && memory::is_whole_and_unlocked(address, length).is_ok()
+            && lies(self, address, length) != Lies::Elsewhere;
+        // Until the memory is free, the window counts as the range did. Where that is limited, another
+        // thread could be refused what it was not refused before.
+        let is_limited = |resource| getrlimit(resource).current.is_some();
+        if !suits || [Resource::As, Resource::Data].into_iter().any(is_limited) {
+            return None;
+        }
+        let place = self.reserve(address % ALIKE, length)?;
+        // SAFETY: the caller's range is to be unmapped, by its owner's wish; the place is a reservation
+        // of our own.
+        #[expect(unsafe_code, reason = "moves the range")]
+        let moved = unsafe { sys::move_mapping(address, place, length) };
+        if moved.is_err() {
+            // The reservation, or what another thread split off the mapping meanwhile and has moved all the
+            // same: it was to be unmapped.
+            let _ = memory::unmap(place, length);
+            return None;
+        }
+        if memory::keep_from_children(place, length).is_err() {
+            // The children of a fork would keep it: then there is no later.
+            let _ = memory::unmap(place, length);
+            return Some(place..place);
+        }
+        Some(place..place + length)
+    }
+
+    /// Addresses for `length` bytes, `offset` beyond a multiple of [`ALIKE`].
+    fn reserve(&mut self, offset: usize, length: usize) -> Option<usize> {
+        for _ in 0..TRIES {
+            let mut place = self.next + offset;
+            if place + length > END {
+                place = BASE + offset;
+            }
+            self.next = (place + length).next_multiple_of(ALIKE);
+            match sys::reserve(place, length) {
+                Ok(()) => return Some(place),
+                // Somebody's mapping, or a window that is not empty yet.
+                Err(Errno::EXIST) => {}
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+}

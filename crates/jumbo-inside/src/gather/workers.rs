@@ -1,0 +1,195 @@
+//! The threads that free: [`make`].
+//!
+//! They are threads of the C library's, so that its setuid(2) reaches them, debuggers and seccomp(2) with
+//! TSYNC know them, and nothing about them surprises anybody: detached, named `jumbo-free/N`, with every
+//! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
+//! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
+//! a bare system call for one thread alone, from being dropped everywhere. In a process with
+//! capabilities they leave at once. Background mode, which somebody has asked for, has one made ahead and keeps it
+//! for a while ([`prepare`]); a fork ends it first ([`dismiss`]).
+#![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
+
+use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::time::Duration;
+
+use rustix::thread::CapabilitySet;
+
+use super::memory::Kernel;
+use super::{BACKGROUND, HANDOVER, is_own, process};
+use crate::sandbox;
+use crate::sync::Deadline;
+use crate::sys::quietly;
+
+/// How long a worker sleeps before it leaves.
+const LINGER: Duration = Duration::from_millis(100);
+/// The same in background mode, where calls are to return at once: making a thread costs more than all the rest.
+const READY: Duration = Duration::from_mins(1);
+/// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
+/// thread-local variables, which the C library keeps on the same mapping.
+const STACK: usize = 2 << 20;
+/// After a thread could not be made, so many frees do without.
+const BACK_OFF: u32 = 64;
+/// How long [`retire`] waits.
+const BOUND: Duration = Duration::from_secs(10);
+/// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
+/// it, or where a debugger has it.
+const LETTING_GO: Duration = Duration::from_secs(2);
+
+static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
+/// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
+/// was made behind the C library's back: what it reads of workers is about its parent's.
+static MAKER: AtomicI32 = AtomicI32::new(0);
+
+/// Makes `count` workers, or none: gives how many. Never under a lock, nor in a signal handler: the C
+/// library allocates.
+///
+/// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
+/// stack, and while somebody frees, that waits for a piece to be done. It need not be the caller who waits.
+pub(super) fn make(count: u32) -> u32 {
+    let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        left.checked_sub(1)
+    });
+    // A filter may be on its way whose installer saw no worker before and will see none after.
+    if count == 0 || refused.is_ok() || sandbox::is_untried() {
+        return 0;
+    }
+    MAKER.store(process(), Ordering::Relaxed);
+    // SAFETY: errno is this thread's own; what succeeds must leave it alone.
+    let errno = unsafe { *libc::__errno_location() };
+    let made = make_one(count - 1);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    if made { count } else { 0 }
+}
+
+/// Whether that is the address of a worker's start routine.
+pub(super) fn is_routine(address: usize) -> bool {
+    address == start as *const () as usize
+}
+
+/// Makes one, who makes the `others`.
+fn make_one(others: u32) -> bool {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut all, mut before) = (
+        MaybeUninit::<libc::sigset_t>::uninit(),
+        MaybeUninit::<libc::sigset_t>::uninit(),
+    );
+    // SAFETY: each value is initialised by the first call that takes it, and used only where that
+    // succeeded; the start routine is a function of this library, which is never unloaded. A thread is
+    // born with its maker's signal mask, so the mask is full until it is there; the C library keeps the
+    // signals that it needs itself out of it.
+    unsafe {
+        let attributes = attributes.as_mut_ptr();
+        if libc::pthread_attr_init(attributes) != 0 {
+            return false;
+        }
+        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes, STACK);
+        libc::sigfillset(all.as_mut_ptr());
+        let masked =
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
+        let made = masked && {
+            let mut thread = MaybeUninit::uninit();
+            let create = |thread: *mut libc::pthread_t| {
+                let others = ptr::without_provenance_mut(others as usize);
+                libc::pthread_create(thread, attributes, start, others)
+            };
+            create(thread.as_mut_ptr()) == 0
+        };
+        if masked {
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        }
+        libc::pthread_attr_destroy(attributes);
+        if !made {
+            BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
+        }
+        made
+    }
+}
+
+extern "C" fn start(others: *mut c_void) -> *mut c_void {
+    if let Some(others) = u32::try_from(others.addr())
+        .ok()
+        .filter(|others| *others > 0)
+        && !make_one(others - 1)
+    {
+        HANDOVER.not_made(others);
+    }
+    let thread = rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .unsigned_abs();
+    let number = HANDOVER.arrive(thread);
+    let mut name = *b"jumbo-free/00\0";
+    let (tens, ones) = (number / 10 % 10, number % 10);
+    let digit = |value: usize| b'0' + u8::try_from(value).unwrap_or(0);
+    if tens > 0 {
+        (name[11], name[12]) = (digit(tens), digit(ones));
+    } else {
+        (name[11], name[12]) = (digit(ones), 0);
+    }
+    if let Ok(name) = CStr::from_bytes_until_nul(&name) {
+        let _ = rustix::thread::set_name(name);
+    }
+    HANDOVER.serve(number, linger(), &Kernel);
+    ptr::null_mut()
+}
+
+/// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless
+/// background mode was asked for.
+fn linger() -> Duration {
+    if BACKGROUND.load(Ordering::Relaxed) {
+        return READY;
+    }
+    let none = |sets: rustix::thread::CapabilitySets| sets.permitted == CapabilitySet::empty();
+    if rustix::thread::capabilities(None).is_ok_and(none) {
+        LINGER
+    } else {
+        Duration::ZERO
+    }
+}
+
+/// Makes a worker where there is none.
+pub(super) fn prepare() {
+    if HANDOVER.lacks_worker() && make(1) == 0 {
+        HANDOVER.not_made(1);
+    }
+}
+
+/// Ends the workers where all of them sleep or are about to: a fork is about to be made, and some programs warn where one is made
+/// beside other threads (CPython 3.12).
+pub(super) fn dismiss() {
+    if HANDOVER.is_idle() {
+        retire(false);
+    }
+}
+
+/// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
+/// them. False where they have not left within ten seconds.
+pub(super) fn retire(for_good: bool) -> bool {
+    let process = process();
+    if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
+        // There is none, in this process.
+        return true;
+    }
+    HANDOVER.help(&Kernel);
+    let Some(left) = HANDOVER.retire(BOUND, for_good) else {
+        return false;
+    };
+    let deadline = Deadline::after(LETTING_GO);
+    for thread in left.into_iter().filter(|thread| *thread != 0) {
+        while exists(process, thread) && !deadline.has_passed() {
+            rustix::thread::sched_yield();
+        }
+    }
+    true
+}
+
+/// tgkill(2) with signal 0.
+fn exists(process: i32, thread: u32) -> bool {
+    // SAFETY: no signal is sent.
+    quietly(|| unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) }).is_ok()
+}

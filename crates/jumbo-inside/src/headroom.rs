@@ -1,0 +1,504 @@
+//! How much memory can still be had, asked from inside a program: [`headroom`].
+//!
+//! By this process's limits, by its memory cgroup and all above it, and of the host. Whoever lets freed memory
+//! count as used for a moment longer asks here first, and whoever touches memory that the program did not
+//! touch: at a cgroup's limit a touch does not fail, it kills. Where a limit cannot be read it is taken to be
+//! short.
+//!
+//! What a cgroup keeps of files counts as room, for it goes before anything is killed, and a group that has
+//! lived for a while is full of it; not so what has to be written first. One group is asked by `left`, which
+//! the sources of a pool share.
+//!
+//! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
+//! ask nobody, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
+//!
+//! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time.
+
+use core::ffi::CStr;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+
+/// The longest path that is followed. Small, as all of this: the stack may be fresh.
+const PATH: usize = 1024;
+/// How much of a file is read, at most: of /proc/self/cgroup a line for each v1 hierarchy.
+const TEXT: usize = 2048;
+/// MemAvailable is the third line of /proc/meminfo.
+const LINES: usize = 256;
+/// A limit, or what is used.
+const DIGITS: usize = 32;
+/// What memory.stat needs up to the lines that are read here, in both versions.
+const STAT: usize = 2048;
+
+/// How many times what is freed later a memory cgroup has to have room for: threads of the program that
+/// touch memory may be faster than those that free it, and in a cgroup at its limit something is killed.
+const MARGIN: usize = 8;
+
+/// The bytes that this process could still allocate and touch.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    host: usize,
+    group: usize,
+}
+
+impl Room {
+    /// What may be allocated at all.
+    pub fn least(&self) -> usize {
+        self.host.min(self.group)
+    }
+
+    /// Whether no memory cgroup has a limit.
+    pub const fn is_of_no_group(&self) -> bool {
+        self.group == usize::MAX
+    }
+
+    /// Whether so many bytes may be pending.
+    pub const fn holds(&self, pending: usize) -> bool {
+        self.host >= pending && self.group / MARGIN >= pending
+    }
+}
+
+/// How much is to be pending or touched: what is more than that need not be known. Every look beyond what is simply
+/// free costs further calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Enough {
+    /// Of the host; `usize::MAX`: all that there is.
+    pub host: usize,
+    /// Of the tightest memory cgroup.
+    pub group: usize,
+}
+
+impl Enough {
+    /// What [`Room::holds`] looks at.
+    pub const fn to_hold(pending: usize) -> Self {
+        Self {
+            host: pending,
+            group: pending.saturating_mul(MARGIN),
+        }
+    }
+
+    /// What [`Room::least`] needs to tell whether `bytes` can be allocated.
+    pub const fn for_touching(bytes: usize) -> Self {
+        Self {
+            host: usize::MAX,
+            group: bytes,
+        }
+    }
+}
+
+/// How much room there is; `None` where that cannot be known. Called with a lock held that keeps fork(2) away, so
+/// that no child has the descriptors.
+pub fn headroom(enough: Enough) -> Option<Room> {
+    Some(Room {
+        host: free(enough.host).or_else(available)?,
+        group: group(enough.group)?,
+    })
+}
+
+/// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
+/// pending counts against what others are promised.
+pub fn is_promise_strict() -> bool {
+    let mut text = [0u8; 16];
+    let text = read(c"/proc/sys/vm/overcommit_memory", &mut text);
+    !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
+}
+
+/// What nobody uses, not even for the contents of files, where that is more than `enough`: one call, where
+/// /proc/meminfo takes three.
+fn free(enough: usize) -> Option<usize> {
+    if enough == usize::MAX {
+        return None;
+    }
+    let info = rustix::system::sysinfo();
+    let (free, unit) = (
+        usize::try_from(info.freeram),
+        usize::try_from(info.mem_unit),
+    );
+    let free = free.ok()?.checked_mul(unit.ok()?)?;
+    (free > enough).then_some(free)
+}
+
+/// MemAvailable of /proc/meminfo (Linux 3.14).
+fn available() -> Option<usize> {
+    let mut text = [0u8; LINES];
+    let text = read(c"/proc/meminfo", &mut text).ok()?;
+    let key = b"MemAvailable:";
+    let line = text
+        .split(|byte| *byte == b'\n')
+        .find(|line| line.starts_with(key))?;
+    number(&line[key.len()..])?.checked_mul(1024)
+}
+
+/// What the memory cgroups of this process leave.
+fn group(enough: usize) -> Option<usize> {
+    let mut text = [0u8; TEXT];
+    let text = match read(c"/proc/self/cgroup", &mut text) {
+        // Not all of it.
+        Ok(text) if text.len() == TEXT => return None,
+        Ok(text) => text,
+        // A kernel without cgroups has no such file.
+        Err(Errno::NOENT) => return exists(c"/proc/meminfo").then_some(usize::MAX),
+        Err(_) => return None,
+    };
+    let groups = Groups::parse(text)?;
+    groups.room(enough, |path, buffer| read(path, buffer).map(<[u8]>::len))
+}
+
+/// The files of a memory cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What may be used.
+    Limit,
+    /// What is used.
+    Usage,
+    /// Of what kind that is.
+    Stat,
+}
+
+/// What one memory cgroup leaves, by the files that `read` puts the start of into a buffer; `usize::MAX` without a
+/// limit. What it keeps of files is looked at where there is less than `enough` without.
+///
+/// # Errors
+/// `read`'s for the limit; EIO where a file says nothing.
+pub fn left(
+    enough: usize,
+    mut read: impl FnMut(Part, &mut [u8]) -> Result<usize>,
+) -> Result<usize> {
+    let mut text = [0u8; DIGITS];
+    let length = read(Part::Limit, &mut text)?;
+    let limit = text.get(..length).ok_or(Errno::IO)?;
+    // Near the largest number there is (v1), or `max`.
+    if limit.starts_with(b"max") {
+        return Ok(usize::MAX);
+    }
+    let limit = number(limit).ok_or(Errno::IO)?;
+    if limit >= 1 << 60 {
+        return Ok(usize::MAX);
+    }
+    let length = read(Part::Usage, &mut text).map_err(|_| Errno::IO)?;
+    let usage = text.get(..length).and_then(number).ok_or(Errno::IO)?;
+    let free = limit.saturating_sub(usage);
+    if free >= enough {
+        return Ok(free);
+    }
+    let files = read_clean_files(|text| read(Part::Stat, text)).unwrap_or(0);
+    Ok(limit.saturating_sub(usage.saturating_sub(files)))
+}
+
+/// [`clean_files`] of the start of a file. Not inlined, for the sake of the stack where it is not needed.
+#[inline(never)]
+fn read_clean_files(read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Option<usize> {
+    let mut text = [0u8; STAT];
+    let length = read(&mut text).ok()?;
+    clean_files(text.get(..length)?)
+}
+
+/// What a group keeps of files and need not write before it gives that up, in bytes, by its memory.stat; `None`
+/// where that does not say it.
+pub fn clean_files(text: &[u8]) -> Option<usize> {
+    // The last line may be a part of one.
+    let end = text.iter().rposition(|byte| *byte == b'\n')?;
+    let value = |wanted: &[u8]| {
+        let mut lines = text[..end].split(|byte| *byte == b'\n');
+        lines.find_map(|line| number(line.strip_prefix(wanted)?.strip_prefix(b" ")?))
+    };
+    // Version 1 leaves the groups below out, unless `total_` is in front.
+    let either = |first: &[u8], second: &[u8]| value(first).or_else(|| value(second));
+    let kept = either(b"total_inactive_file", b"inactive_file")?
+        .checked_add(either(b"total_active_file", b"active_file")?)?;
+    let busy = either(b"total_dirty", b"file_dirty")?
+        .checked_add(either(b"total_writeback", b"file_writeback")?)?;
+    Some(kept.saturating_sub(busy))
+}
+
+/// Where the memory controller is, as /proc/self/cgroup has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Groups<'a> {
+    version: u8,
+    path: &'a [u8],
+}
+
+/// Where a version of the controller is mounted, and how it names its files.
+struct Version {
+    mounts: &'static [&'static [u8]],
+    limit: &'static [u8],
+    usage: &'static [u8],
+}
+
+const V1: Version = Version {
+    mounts: &[b"/sys/fs/cgroup/memory"],
+    limit: b"/memory.limit_in_bytes\0",
+    usage: b"/memory.usage_in_bytes\0",
+};
+
+const V2: Version = Version {
+    mounts: &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"],
+    limit: b"/memory.max\0",
+    usage: b"/memory.current\0",
+};
+
+impl<'a> Groups<'a> {
+    fn parse(text: &'a [u8]) -> Option<Self> {
+        let mut found = None;
+        for line in text.split(|byte| *byte == b'\n') {
+            let mut fields = line.splitn(3, |byte| *byte == b':');
+            let (Some(number), Some(controllers), Some(path)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if controllers
+                .split(|byte| *byte == b',')
+                .any(|name| name == b"memory")
+            {
+                return Some(Self { version: 1, path });
+            }
+            if number == b"0" && controllers.is_empty() {
+                found = Some(Self { version: 2, path });
+            }
+        }
+        found
+    }
+
+    /// The least room of this group and those above it, by the files that `read` reads. In a container
+    /// the path may be one that only the host knows: then the groups are those that can be found going up.
+    fn room(
+        &self,
+        enough: usize,
+        mut read: impl FnMut(&CStr, &mut [u8]) -> Result<usize>,
+    ) -> Option<usize> {
+        let version = if self.version == 1 { V1 } else { V2 };
+        let mut file = |mount: &[u8], folder: &[u8], name: &[u8], text: &mut [u8]| {
+            let mut path = [0u8; PATH];
+            let path = joined(&mut path, [mount, folder, name]).ok_or(Errno::NAMETOOLONG)?;
+            read(path, text)
+        };
+        let (mut least, mut seen) = (usize::MAX, false);
+        for mount in version.mounts {
+            let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
+            loop {
+                let here = left(enough, |part, text| {
+                    file(mount, folder, version.name(part), text)
+                });
+                match here {
+                    Ok(room) => (seen, least) = (true, least.min(room)),
+                    // There is no such file.
+                    Err(Errno::NOENT) => {}
+                    Err(_) => return None,
+                }
+                let Some(above) = folder.iter().rposition(|byte| *byte == b'/') else {
+                    break;
+                };
+                folder = &folder[..above];
+            }
+            // The root of a v2 hierarchy has no limit file.
+            if !seen && self.version == 2 && self.path == b"/" {
+                let mut there = |name| file(mount, b"", name, &mut [0; DIGITS]).is_ok();
+                seen = there(b"/cgroup.procs\0") || there(b"/cgroup.max.depth\0");
+            }
+            if seen {
+                return Some(least);
+            }
+        }
+        None
+    }
+}
+
+impl Version {
+    const fn name(&self, part: Part) -> &'static [u8] {
+        match part {
+            Part::Limit => self.limit,
+            Part::Usage => self.usage,
+            Part::Stat => b"/memory.stat\0",
+        }
+    }
+}
+
+/// `parts`, the last of which ends with a zero, as a path.
+fn joined<'a>(buffer: &'a mut [u8; PATH], parts: [&[u8]; 3]) -> Option<&'a CStr> {
+    let mut length = 0;
+    for part in parts {
+        let end = length + part.len();
+        buffer.get_mut(length..end)?.copy_from_slice(part);
+        length = end;
+    }
+    CStr::from_bytes_with_nul(&buffer[..length]).ok()
+}
+
+/// The number at the start of a text, behind blanks.
+fn number(text: &[u8]) -> Option<usize> {
+    let text = text.trim_ascii_start();
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let mut length = 0;
+    loop {
+        let more = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))?;
+        length += more;
+        // The kernel makes the text of such a file in one piece, so whole lines are all that there are.
+        let text = &buffer[..length];
+        if more == 0 || text.len() == buffer.len() || text.ends_with(b"\n") {
+            return Ok(&buffer[..length]);
+        }
+    }
+}
+
+fn exists(path: &CStr) -> bool {
+    rustix::fs::stat(path).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: usize = usize::MAX;
+
+    /// Answers from a list of files.
+    fn files<'a>(
+        files: &'a [(&'a str, &'a str)],
+    ) -> impl FnMut(&CStr, &mut [u8]) -> Result<usize> + 'a {
+        move |path, buffer| {
+            let path = path.to_str().unwrap();
+            let found = files.iter().find(|(name, _)| *name == path);
+            let (_, text) = found.ok_or(Errno::NOENT)?;
+            if *text == "denied" {
+                return Err(Errno::ACCESS);
+            }
+            let length = text.len().min(buffer.len());
+            buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
+            Ok(length)
+        }
+    }
+
+    #[test]
+    fn the_tightest_group_counts() {
+        let text = b"4:memory,x:/a/b\n1:cpu:/\n0::/c\n";
+        let groups = Groups::parse(text).unwrap();
+        assert_eq!(
+            groups,
+            Groups {
+                version: 1,
+                path: b"/a/b"
+            }
+        );
+        let room = groups.room(
+            ALL,
+            files(&[
+                (
+                    "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                    "9223372036854771712\n",
+                ),
+                ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
+                ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "400\n"),
+                ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n"),
+                ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "400\n"),
+            ]),
+        );
+        assert_eq!(room, Some(600));
+    }
+
+    #[test]
+    fn a_group_without_a_limit_has_all_room() {
+        let groups = Groups::parse(b"0::/a\n").unwrap();
+        let none = groups.room(ALL, files(&[("/sys/fs/cgroup/a/memory.max", "max\n")]));
+        assert_eq!(none, Some(usize::MAX));
+        let over = groups.room(
+            ALL,
+            files(&[
+                ("/sys/fs/cgroup/a/memory.max", "10"),
+                ("/sys/fs/cgroup/a/memory.current", "11"),
+            ]),
+        );
+        assert_eq!(over, Some(0));
+        let root = Groups::parse(b"0::/\n").unwrap();
+        let files = [("/sys/fs/cgroup/cgroup.procs", "1")];
+        assert_eq!(root.room(ALL, self::files(&files)), Some(usize::MAX));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_known() {
+        assert_eq!(Groups::parse(b""), None);
+        let groups = Groups::parse(b"4:memory:/a/b\n").unwrap();
+        assert_eq!(groups.room(ALL, files(&[])), None);
+        let limit = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
+        assert_eq!(groups.room(ALL, files(&[limit])), None, "no usage");
+        let above = ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "denied");
+        let below = ("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "max");
+        assert_eq!(
+            groups.room(ALL, files(&[below, above])),
+            None,
+            "the one above"
+        );
+        let long = format!("0::/{}", "x".repeat(PATH));
+        let groups = Groups::parse(long.as_bytes()).unwrap();
+        let root = [("/sys/fs/cgroup/memory.max", "max")];
+        assert_eq!(groups.room(ALL, files(&root)), None, "no room for the path");
+    }
+
+    /// What a group of this version keeps, and the groups below it.
+    #[test]
+    fn clean_page_cache_is_room() {
+        let second = "anon 700\nfile 250\nfile_mapped 9\nfile_dirty 20\nfile_writeback 10\n\
+                      inactive_anon 300\nactive_anon 400\ninactive_file 150\nactive_file 100\n";
+        let first = "cache 250\nrss 700\nmapped_file 9\ndirty 0\nwriteback 0\ninactive_anon 300\n\
+                     inactive_file 5\nactive_file 0\ntotal_cache 250\ntotal_dirty 20\ntotal_writeback 10\n\
+                     total_inactive_file 150\ntotal_active_file 100\n";
+        for (text, stat, limit, usage, memory) in [
+            (
+                "0::/a\n",
+                "/sys/fs/cgroup/a/memory.stat",
+                "/sys/fs/cgroup/a/memory.max",
+                "/sys/fs/cgroup/a/memory.current",
+                second,
+            ),
+            (
+                "4:memory:/a\n",
+                "/sys/fs/cgroup/memory/a/memory.stat",
+                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+                "/sys/fs/cgroup/memory/a/memory.usage_in_bytes",
+                first,
+            ),
+        ] {
+            let groups = Groups::parse(text.as_bytes()).unwrap();
+            let room = |enough, stat: &[(&str, &str)]| {
+                let known = [(limit, "1000\n"), (usage, "950\n")];
+                groups.room(enough, files(&[&known, stat].concat()))
+            };
+            assert_eq!(room(ALL, &[(stat, memory)]), Some(50 + 250 - 30), "{text}");
+            // It is not read where it does not matter.
+            assert_eq!(room(50, &[(stat, "denied")]), Some(50), "{text}");
+            assert_eq!(room(50, &[(stat, memory)]), Some(50), "{text}");
+            assert_eq!(room(51, &[(stat, memory)]), Some(270), "{text}");
+            // What it says counts only as a whole.
+            let without = memory.replace("dirty 20", "dirt 20");
+            for unknown in ["denied", "", "active_file 100", &without] {
+                assert_eq!(room(ALL, &[(stat, unknown)]), Some(50), "{text}{unknown}");
+            }
+            let long = format!("{memory}{}", "x 1\n".repeat(STAT));
+            assert_eq!(room(ALL, &[(stat, &long)]), Some(270), "{text}");
+            let late = format!("{}{memory}", "x 1\n".repeat(STAT));
+            assert_eq!(room(ALL, &[(stat, &late)]), Some(50), "{text}");
+        }
+    }
+
+    #[test]
+    fn this_host_has_some() {
+        let room = headroom(Enough::for_touching(ALL));
+        assert!(room.is_none_or(|room| room.least() > 1 << 20), "{room:?}");
+    }
+
+    #[test]
+    fn a_group_has_to_have_much_more() {
+        let room = Room {
+            host: 100,
+            group: 800,
+        };
+        assert!(room.holds(100) && !room.holds(101));
+        let tight = Room { group: 799, ..room };
+        assert!(!tight.holds(100));
+    }
+}

@@ -1,0 +1,77 @@
+//! glibc's thread arenas on huge pages: [`seen`].
+//!
+//! glibc's `hugetlb=1` tunable advises the main heap only: a thread's arena grows by mprotect(2) in
+//! small steps, and the kernel forms no huge page across the end of what is accessible. So, once an arena
+//! has used up its first huge page, all of it is made accessible and advised in one go, and what was
+//! touched already is collapsed. It is still touched in order, from its start, so nothing becomes
+//! resident that would not have been, but for the one huge page that is being filled.
+//!
+//! An arena's heap is found as glibc finds it (malloc/arena.c, `heap_for_ptr`): a chunk whose header
+//! has NON_MAIN_ARENA set lies in a heap of HEAP_MAX_SIZE bytes, aligned to its size.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::{ARENAS, LOCKED, PMD, memory};
+use crate::ledger::Slot;
+use crate::ledger::stats;
+
+/// How much address space each look stands for.
+pub const REGION: usize = HEAP_MAX;
+/// glibc's HEAP_MAX_SIZE on 64 bits: twice DEFAULT_MMAP_THRESHOLD_MAX.
+const HEAP_MAX: usize = 64 << 20;
+const NON_MAIN_ARENA: usize = 4;
+const IS_MMAPPED: usize = 2;
+
+const SHIFT: u32 = HEAP_MAX.trailing_zeros();
+/// One bit for each region of 2^47 bytes of address space: those that were looked at. It is zero pages
+/// but for the few around the regions in use.
+const WORDS: usize = (1 << (47 - SHIFT)) / 64;
+static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
+/// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
+/// time in each [`REGION`], when it returns true.
+///
+/// # Safety
+/// `pointer` was returned by glibc's malloc and is still allocated, or is null.
+#[inline(always)]
+#[expect(unsafe_code, reason = "the caller vouches for the pointer")]
+pub unsafe fn seen(pointer: usize) -> bool {
+    // The first 2 MiB of each region never matter: an arena that small is left as it is.
+    if pointer & (HEAP_MAX - (2 << 20)) == 0 {
+        return false;
+    }
+    let region = pointer >> SHIFT;
+    let (word, bit) = (&SEEN[region / 64 % WORDS], 1 << (region % 64));
+    if word.load(Ordering::Relaxed) & bit != 0 {
+        return false;
+    }
+    word.fetch_or(bit, Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    unsafe { look(pointer) };
+    true
+}
+
+/// # Safety
+/// As for [`seen`].
+#[cold]
+#[inline(never)]
+#[expect(unsafe_code, reason = "reads the chunk's header")]
+unsafe fn look(pointer: usize) {
+    let pmd = PMD.load(Ordering::Relaxed);
+    // Locked memory is made resident as soon as it is accessible.
+    let off = !ARENAS.load(Ordering::Relaxed) || LOCKED.load(Ordering::Relaxed);
+    if pmd == 0 || off || !pointer.is_multiple_of(2 * size_of::<usize>()) {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let header = unsafe { memory::chunk_header(pointer) };
+    if header & NON_MAIN_ARENA == 0 || header & IS_MMAPPED != 0 {
+        return;
+    }
+    let base = pointer & !(HEAP_MAX - 1);
+    // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
+    if memory::advise(base, HEAP_MAX).is_ok() && memory::unprotect(base, HEAP_MAX).is_ok() {
+        memory::collapse(base, (pointer + 1).next_multiple_of(pmd) - base);
+        Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
+    }
+}

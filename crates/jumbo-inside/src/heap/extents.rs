@@ -1,0 +1,560 @@
+//! Which pages of the window are taken: [`Extents`], a segregated-fit index without memory of its own.
+//!
+//! An extent is a run of pages in one [`State`]. Its length and state stand in the [`Record`] of its
+//! first and of its last page (boundary tags, kept outside of the pages so that a free page is never
+//! touched), and a free extent is linked into the bin of its size class. Taking and releasing are O(1):
+//! a bitmap names the bins that hold something.
+//!
+//! Invariants: extents tile `0..end` without gap or overlap; two neighbours are never free in the same
+//! state; a free extent is in exactly one bin. The tests check all three after every step.
+
+use core::ops::Range;
+
+/// What the pages of an extent are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum State {
+    /// Handed out, or lost to somebody else's mapping.
+    #[default]
+    Live,
+    /// Free, still mapped and maybe resident: the cheapest to take again, but not zero.
+    Dirty,
+    /// Free, mapped, not resident: zero when it is touched.
+    Clean,
+    /// Free and given back to the kernel, in whole huge pages.
+    Unmapped,
+}
+
+/// The record of one page; it means something at the first and the last page of an extent only.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Record {
+    pages: u32,
+    state: State,
+    next: u32,
+    prev: u32,
+}
+
+impl Record {
+    /// The length of the extent that begins here, if it is a live one.
+    pub(super) fn live_pages(self) -> Option<u32> {
+        (self.state == State::Live && self.pages > 0).then_some(self.pages)
+    }
+}
+
+/// Where records are kept: one for each page below [`Extents::end`].
+pub(super) trait Table {
+    /// The record of `page`.
+    fn get(&self, page: u32) -> Record;
+    /// Replaces the record of `page`.
+    fn set(&mut self, page: u32, record: Record);
+    /// The records of `pages` mean nothing any more, nor do any `within`, where `pages` lie: what they took is
+    /// to be had for others.
+    fn forget(&mut self, pages: Range<u32>, within: Range<u32>);
+}
+
+/// Where an extent must begin: `page % modulus == remainder`. The modulus is a power of two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement {
+    pub(super) modulus: u32,
+    pub(super) remainder: u32,
+}
+
+impl Placement {
+    /// The first page at or after `page` that fits.
+    pub(super) fn first_from(self, page: u32) -> Option<u32> {
+        let off = self.remainder.wrapping_sub(page) & (self.modulus - 1);
+        page.checked_add(off)
+    }
+}
+
+const NONE: u32 = u32::MAX;
+/// Eight classes for each doubling: an extent is at most an eighth larger than its class says.
+const BINS: usize = 30 * 8;
+/// A bank of bins for each state that is free.
+const BANKS: usize = 3;
+/// How many extents of the request's own class are looked at before a larger class is taken.
+const TRIES: u32 = 16;
+
+/// What [`Extents::release`] made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Freed {
+    /// The free extent, neighbours included.
+    pub(super) start: u32,
+    pub(super) pages: u32,
+    /// How many of its pages were `Clean` and are `Dirty` now.
+    pub(super) absorbed: u32,
+}
+
+/// The index. Pages are numbered from the start of the window.
+#[derive(Debug)]
+pub(super) struct Extents<T> {
+    table: T,
+    end: u32,
+    bins: [[u32; BINS]; BANKS],
+    filled: [[u64; BINS.div_ceil(64)]; BANKS],
+}
+
+fn class(pages: u32) -> usize {
+    let class = if pages < 8 {
+        pages
+    } else {
+        let log = pages.ilog2();
+        (log - 2) * 8 + ((pages >> (log - 3)) & 7)
+    };
+    class as usize
+}
+
+impl<T: Table> Extents<T> {
+    pub(super) const fn new(table: T) -> Self {
+        Self {
+            table,
+            end: 0,
+            bins: [[NONE; BINS]; BANKS],
+            filled: [[0; BINS.div_ceil(64)]; BANKS],
+        }
+    }
+
+    /// One past the last page ever used.
+    pub(super) const fn end(&self) -> u32 {
+        self.end
+    }
+
+    pub(super) const fn table_mut(&mut self) -> &mut T {
+        &mut self.table
+    }
+
+    /// The length of the live extent that begins at `page`, if one does.
+    pub(super) fn live(&self, page: u32) -> Option<u32> {
+        if page >= self.end {
+            return None;
+        }
+        let record = self.table.get(page);
+        let last = page.checked_add(record.pages)?.checked_sub(1)?;
+        let tail = (record.pages > 0 && last < self.end).then(|| self.table.get(last))?;
+        (record.state == State::Live && tail.state == State::Live && tail.pages == record.pages)
+            .then_some(record.pages)
+    }
+
+    /// Adds `pages` at the end, in `state`. The caller has seen to it that the table reaches so far.
+    pub(super) fn append(&mut self, pages: u32, state: State) -> u32 {
+        let start = self.end;
+        self.end += pages;
+        if state == State::Live {
+            self.tag(start, pages, state);
+        } else {
+            self.insert(start, pages, state);
+        }
+        start
+    }
+
+    /// Takes `pages` in a row out of the free extents in `state` and makes them live.
+    pub(super) fn take(&mut self, state: State, pages: u32, place: Placement) -> Option<u32> {
+        // An extent of this length holds a fitting run wherever it begins.
+        let sure = pages.checked_add(place.modulus - 1)?;
+        let fits = |start: u32, length: u32| {
+            let at = place.first_from(start)?;
+            (u64::from(at) + u64::from(pages) <= u64::from(start) + u64::from(length)).then_some(at)
+        };
+        let mut found = None;
+        let mut candidate = self.bins[bank(state)][class(pages)];
+        for _ in 0..TRIES {
+            if candidate == NONE {
+                break;
+            }
+            let record = self.table.get(candidate);
+            if let Some(at) = fits(candidate, record.pages) {
+                found = Some((candidate, record.pages, at));
+                break;
+            }
+            candidate = record.next;
+        }
+        let (start, length, at) = found.or_else(|| {
+            let start = self.first_filled(state, class(sure) + 1)?;
+            let length = self.table.get(start).pages;
+            fits(start, length).map(|at| (start, length, at))
+        })?;
+        self.remove(start, length, state);
+        if at > start {
+            self.insert(start, at - start, state);
+        }
+        let rest = start + length - (at + pages);
+        if rest > 0 {
+            self.insert(at + pages, rest, state);
+        }
+        self.tag(at, pages, State::Live);
+        Some(at)
+    }
+
+    /// Lets the live extent at `start` grow by `extra` pages over the free extent behind it, if that is
+    /// in `state` and large enough.
+    pub(super) fn grow(&mut self, start: u32, extra: u32, state: State) -> bool {
+        let Some(pages) = self.live(start) else {
+            return false;
+        };
+        let next = start + pages;
+        if next >= self.end {
+            return false;
+        }
+        let record = self.table.get(next);
+        if record.state != state || record.pages < extra {
+            return false;
+        }
+        self.remove(next, record.pages, state);
+        if record.pages > extra {
+            self.insert(next + extra, record.pages - extra, state);
+        }
+        self.tag(start, pages + extra, State::Live);
+        true
+    }
+
+    /// Makes one of two live extents: of `pages` from `start` on, and the `extra` behind it.
+    pub(super) fn join(&mut self, start: u32, pages: u32, extra: u32) {
+        self.tag(start, pages + extra, State::Live);
+    }
+
+    /// Makes the pages from `keep` on, of the live extent at `start`, an extent of their own.
+    pub(super) fn split(&mut self, start: u32, pages: u32, keep: u32) -> u32 {
+        self.tag(start, keep, State::Live);
+        self.tag(start + keep, pages - keep, State::Live);
+        start + keep
+    }
+
+    /// Frees the live extent at `start` into `state`, merged with neighbours that are in it too. `Dirty`
+    /// takes `Clean` neighbours in as well: so what was one huge page becomes one extent again.
+    pub(super) fn release(&mut self, start: u32, pages: u32, state: State) -> Freed {
+        let mut freed = Freed {
+            start,
+            pages,
+            absorbed: 0,
+        };
+        // More than once: behind a clean neighbour there may be a dirty one.
+        while let Some(page) = freed.start.checked_sub(1) {
+            let before = self.table.get(page);
+            if !merges(state, before.state) {
+                break;
+            }
+            freed.start -= before.pages;
+            let start = freed.start;
+            self.absorb(&mut freed, start, before, state);
+        }
+        while freed.start + freed.pages < self.end {
+            let next = freed.start + freed.pages;
+            let after = self.table.get(next);
+            if !merges(state, after.state) {
+                break;
+            }
+            self.absorb(&mut freed, next, after, state);
+        }
+        self.insert(freed.start, freed.pages, state);
+        freed
+    }
+
+    /// `pages` from `start` on were unmapped and are part of what was `freed`: gives back what held their records. Addresses are
+    /// used once before they are used again, so without this each block would leave its records behind.
+    pub(super) fn forget(&mut self, freed: Freed, start: u32, pages: u32) {
+        let within = freed.start + 1..freed.start + freed.pages - 1;
+        // What the neighbours' ends said means nothing any more either.
+        let first = start.saturating_sub(1).max(within.start);
+        let last = (start + pages + 1).min(within.end);
+        if first < last {
+            self.table.forget(first..last, within);
+        }
+    }
+
+    fn absorb(&mut self, freed: &mut Freed, start: u32, neighbour: Record, state: State) {
+        self.remove(start, neighbour.pages, neighbour.state);
+        freed.pages += neighbour.pages;
+        if neighbour.state != state {
+            freed.absorbed += neighbour.pages;
+        }
+    }
+
+    /// Makes the free extent that ends where `page` begins live, if it is in `state`.
+    pub(super) fn claim_before(&mut self, page: u32, state: State) -> Option<(u32, u32)> {
+        let before = self.table.get(page.checked_sub(1)?);
+        (before.state == state).then(|| {
+            self.claim(page - before.pages, before.pages, state);
+            (page - before.pages, before.pages)
+        })
+    }
+
+    /// Makes the free extent at `start` live, whole.
+    pub(super) fn claim(&mut self, start: u32, pages: u32, state: State) {
+        self.remove(start, pages, state);
+        self.tag(start, pages, State::Live);
+    }
+
+    /// Takes one of the largest free extents in `state` whole, and makes it live.
+    pub(super) fn take_largest(&mut self, state: State) -> Option<(u32, u32)> {
+        let bank = bank(state);
+        let word = self.filled[bank].iter().rposition(|word| *word != 0)?;
+        let bit = 63 - self.filled[bank][word].leading_zeros() as usize;
+        let start = self.bins[bank][word * 64 + bit];
+        let pages = self.table.get(start).pages;
+        self.claim(start, pages, state);
+        Some((start, pages))
+    }
+
+    fn first_filled(&self, state: State, from: usize) -> Option<u32> {
+        let bank = bank(state);
+        let mut word = from / 64;
+        let mut bits = self.filled[bank].get(word)? & (u64::MAX << (from % 64));
+        while bits == 0 {
+            word += 1;
+            bits = *self.filled[bank].get(word)?;
+        }
+        Some(self.bins[bank][word * 64 + bits.trailing_zeros() as usize])
+    }
+
+    fn tag(&mut self, start: u32, pages: u32, state: State) {
+        let record = Record {
+            pages,
+            state,
+            next: NONE,
+            prev: NONE,
+        };
+        self.table.set(start, record);
+        self.table.set(start + pages - 1, record);
+    }
+
+    fn insert(&mut self, start: u32, pages: u32, state: State) {
+        let (bank, class) = (bank(state), class(pages));
+        let head = core::mem::replace(&mut self.bins[bank][class], start);
+        self.filled[bank][class / 64] |= 1 << (class % 64);
+        self.tag(start, pages, state);
+        self.update(start, |record| record.next = head);
+        if head != NONE {
+            self.update(head, |record| record.prev = start);
+        }
+    }
+
+    fn remove(&mut self, start: u32, pages: u32, state: State) {
+        let (bank, class) = (bank(state), class(pages));
+        let Record { next, prev, .. } = self.table.get(start);
+        if next != NONE {
+            self.update(next, |record| record.prev = prev);
+        }
+        if prev != NONE {
+            self.update(prev, |record| record.next = next);
+        } else {
+            self.bins[bank][class] = next;
+            if next == NONE {
+                self.filled[bank][class / 64] &= !(1 << (class % 64));
+            }
+        }
+    }
+
+    fn update(&mut self, page: u32, change: impl FnOnce(&mut Record)) {
+        let mut record = self.table.get(page);
+        change(&mut record);
+        self.table.set(page, record);
+    }
+}
+
+/// Whether a neighbour in `other` becomes part of an extent that is freed into `state`.
+fn merges(state: State, other: State) -> bool {
+    other == state || (state == State::Dirty && other == State::Clean)
+}
+
+fn bank(state: State) -> usize {
+    debug_assert!(state != State::Live, "live extents are in no bin");
+    (state as usize).saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ANY: Placement = Placement {
+        modulus: 1,
+        remainder: 0,
+    };
+
+    #[derive(Default, Debug)]
+    struct Pages(Vec<Record>);
+
+    impl Table for Pages {
+        fn get(&self, page: u32) -> Record {
+            self.0[page as usize]
+        }
+        fn set(&mut self, page: u32, record: Record) {
+            if self.0.len() <= page as usize {
+                self.0.resize(page as usize + 1, Record::default());
+            }
+            self.0[page as usize] = record;
+        }
+        fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
+            assert!(within.start <= pages.start && pages.end <= within.end);
+            // Whoever reads one of them finds nonsense.
+            let nonsense = Record {
+                pages: NONE,
+                state: State::Dirty,
+                next: 1,
+                prev: 1,
+            };
+            self.0[within.start as usize..within.end as usize].fill(nonsense);
+        }
+    }
+
+    /// Walks the tiling and the bins and compares them.
+    fn check(extents: &Extents<Pages>) -> Vec<(u32, u32, State)> {
+        let mut tiles = Vec::new();
+        let mut page = 0;
+        while page < extents.end {
+            let record = extents.table.get(page);
+            assert!(
+                record.pages > 0 && page + record.pages <= extents.end,
+                "gap at {page}"
+            );
+            let last = extents.table.get(page + record.pages - 1);
+            assert_eq!(
+                (record.pages, record.state),
+                (last.pages, last.state),
+                "tags at {page}"
+            );
+            if let Some((_, _, before)) = tiles.last() {
+                assert!(
+                    *before == State::Live || *before != record.state,
+                    "unmerged at {page}"
+                );
+            }
+            tiles.push((page, record.pages, record.state));
+            page += record.pages;
+        }
+        let mut binned = Vec::new();
+        for state in [State::Dirty, State::Clean, State::Unmapped] {
+            for bin in 0..BINS {
+                let filled = extents.filled[bank(state)][bin / 64] >> (bin % 64) & 1 == 1;
+                assert_eq!(
+                    filled,
+                    extents.bins[bank(state)][bin] != NONE,
+                    "bitmap of bin {bin}"
+                );
+                let mut at = extents.bins[bank(state)][bin];
+                while at != NONE {
+                    let record = extents.table.get(at);
+                    assert_eq!((class(record.pages), record.state), (bin, state));
+                    binned.push((at, record.pages, state));
+                    at = record.next;
+                }
+            }
+        }
+        binned.sort_by_key(|tile| tile.0);
+        let free: Vec<_> = tiles
+            .iter()
+            .filter(|tile| tile.2 != State::Live)
+            .copied()
+            .collect();
+        assert_eq!(free, binned);
+        tiles
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Take { free: State, pages: u32, align: u32 },
+        Append(u32),
+        Release { which: usize, free: State },
+        Grow { which: usize, extra: u32 },
+        Shrink { which: usize, keep: u32 },
+        Largest,
+    }
+
+    fn free() -> impl Strategy<Value = State> {
+        prop_oneof![
+            Just(State::Dirty),
+            Just(State::Clean),
+            Just(State::Unmapped)
+        ]
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (free(), 1u32..700, 0u32..10).prop_map(|(free, pages, align)| Step::Take {
+                free,
+                pages,
+                align
+            }),
+            (1u32..700).prop_map(Step::Append),
+            (any::<usize>(), free()).prop_map(|(which, free)| Step::Release { which, free }),
+            (any::<usize>(), 1u32..200).prop_map(|(which, extra)| Step::Grow { which, extra }),
+            (any::<usize>(), 1u32..200).prop_map(|(which, keep)| Step::Shrink { which, keep }),
+            Just(Step::Largest),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn extents_tile_and_live_ones_never_overlap(steps in proptest::collection::vec(step(), 1..200)) {
+            let mut extents = Extents::new(Pages::default());
+            let mut live: Vec<(u32, u32)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Take { free, pages, align } => {
+                        let place = Placement { modulus: 1 << align, remainder: (1 << align) / 2 };
+                        if let Some(start) = extents.take(free, pages, place) {
+                            prop_assert_eq!(start % place.modulus, place.remainder % place.modulus);
+                            live.push((start, pages));
+                        }
+                    }
+                    Step::Append(pages) => live.push((extents.append(pages, State::Live), pages)),
+                    Step::Release { which, free } if !live.is_empty() => {
+                        let (start, pages) = live.swap_remove(which % live.len());
+                        let freed = extents.release(start, pages, free);
+                        if free == State::Unmapped {
+                            extents.forget(freed, start, pages);
+                        }
+                    }
+                    Step::Grow { which, extra } if !live.is_empty() => {
+                        let which = which % live.len();
+                        let (start, pages) = live[which];
+                        if start + pages == extents.end() {
+                            extents.append(extra, State::Live);
+                            extents.join(start, pages, extra);
+                            live[which].1 += extra;
+                        } else if extents.grow(start, extra, State::Dirty)
+                            || extents.grow(start, extra, State::Unmapped)
+                        {
+                            live[which].1 += extra;
+                        }
+                    }
+                    Step::Shrink { which, keep } if !live.is_empty() => {
+                        let which = which % live.len();
+                        let (start, pages) = live[which];
+                        if keep < pages {
+                            let tail = extents.split(start, pages, keep);
+                            extents.release(tail, pages - keep, State::Dirty);
+                            live[which].1 = keep;
+                        }
+                    }
+                    Step::Largest => live.extend(extents.take_largest(State::Dirty)),
+                    _ => {}
+                }
+                let tiles = check(&extents);
+                let mut expected = live.clone();
+                expected.sort_unstable();
+                let found: Vec<_> = tiles.iter().filter(|tile| tile.2 == State::Live)
+                    .map(|tile| (tile.0, tile.1)).collect();
+                prop_assert_eq!(found, expected);
+                for (start, pages) in &live {
+                    prop_assert_eq!(extents.live(*start), Some(*pages));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_free_in_the_right_size_is_found() {
+        let mut extents = Extents::new(Pages::default());
+        let starts: Vec<u32> = (0..20).map(|_| extents.append(100, State::Live)).collect();
+        for start in starts.iter().step_by(2) {
+            extents.release(*start, 100, State::Dirty);
+        }
+        for _ in 0..10 {
+            assert!(extents.take(State::Dirty, 100, ANY).is_some());
+        }
+        assert!(extents.take(State::Dirty, 1, ANY).is_none());
+        assert!(extents.live(50).is_none() && extents.live(u32::MAX).is_none());
+    }
+}

@@ -1,0 +1,176 @@
+//! The program's own anonymous mappings: [`place_large`], [`take_small`], [`advise_mapping`].
+//!
+//! A mapping of at least one PMD gets an address aligned to it, so that all of it but the end can be
+//! PMD-mapped (the kernel does so by itself since 6.7, and only for lengths that are multiples of the
+//! PMD size), and is advised. Smaller ones cannot be huge alone: allocators that ask for, say, 1 MiB at a
+//! time (CPython's arenas) get theirs packed one behind the other on a frontier of their own, once
+//! they have asked for so much that it pays.
+//!
+//! What is mapped here is the program's: it may unmap, protect, lock, or advise it otherwise, as any
+//! mapping, and nothing is kept about it.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+
+use super::backing::Backing;
+use super::frontier::Frontier;
+use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
+use crate::ledger::Slot;
+use crate::ledger::stats;
+use crate::sync::Lock;
+use crate::sys;
+
+/// Mappings below that are not packed: it is mostly files' buffers and stacks that are so small.
+pub const SMALL: usize = 256 << 10;
+/// How many PMDs' worth of small mappings a program asks for before they are packed.
+const PATIENCE: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Pack {
+    frontier: Frontier,
+    asked: usize,
+    max_waste: usize,
+    pmd: usize,
+}
+
+impl Pack {
+    fn take(&mut self, length: usize, allowed: usize) -> Option<usize> {
+        match self.frontier.take(length, allowed) {
+            Ok(growth) => Some(growth.start),
+            // The program takes an address of its own this once, and the next one is found elsewhere.
+            Err(Errno::EXIST) => {
+                let (left, right) = self.frontier.skip();
+                if left < right {
+                    let _ = memory::unmap(left, right - left);
+                }
+                None
+            }
+            Err(Errno::RANGE) => {
+                self.frontier.place(MAPS_BASE, PACK_END, self.pmd);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
+    frontier: Frontier::new(Backing::Advised),
+    asked: 0,
+    max_waste: 0,
+    pmd: 0,
+});
+/// Where the next large mapping goes; wraps around.
+static CURSOR: AtomicUsize = AtomicUsize::new(0);
+
+/// Addresses for small mappings; those for large ones follow.
+const PACK_END: usize = MAPS_BASE + (MAPS_END - MAPS_BASE) / 2;
+
+pub(super) fn place(settings: Settings, random: usize) {
+    let pmd = settings.pmd;
+    let offset = |bytes: usize| random % (bytes / 2 / pmd) * pmd;
+    PACK.with(|pack| {
+        pack.frontier
+            .place(MAPS_BASE + offset(PACK_END - MAPS_BASE), PACK_END, pmd);
+        pack.max_waste = settings.max_waste;
+        pack.pmd = pmd;
+    });
+    CURSOR.store(PACK_END + offset(MAPS_END - PACK_END), Ordering::Relaxed);
+}
+
+/// True where `address` is one that was given out here.
+pub const fn is_placed(address: usize) -> bool {
+    address.wrapping_sub(MAPS_BASE) < MAPS_END - MAPS_BASE
+}
+
+/// A good address for a mapping of `length` bytes, as a hint for mmap(2): the kernel takes another
+/// one where this is in use. `None` where the mapping is too small to be huge.
+pub fn place_large(length: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if !active() || length < pmd || length > (MAPS_END - PACK_END) / 8 {
+        return None;
+    }
+    let step = length.next_multiple_of(pmd);
+    let next = |at: usize| {
+        if at + step > MAPS_END {
+            PACK_END + step
+        } else {
+            at + step
+        }
+    };
+    let before = CURSOR.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
+    before.ok().map(|at| next(at) - step)
+}
+
+/// Fresh private memory of `length` bytes for a mapping that is too small to be huge alone, or `None`
+/// where it is not for us. It is mapped, readable and writable.
+pub fn take_small(length: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if !active() || !(SMALL..pmd).contains(&length) {
+        return None;
+    }
+    let length = length.next_multiple_of(BASE_PAGE);
+    PACK.with(|pack| {
+        pack.asked = pack.asked.saturating_add(length);
+        if pack.asked < PATIENCE * pack.pmd {
+            return None;
+        }
+        let allowed = (pack.asked / 100).saturating_mul(pack.max_waste);
+        pack.take(length, allowed)
+    })
+    .flatten()
+    .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
+}
+
+/// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it.
+pub fn advise_mapping(address: usize, length: usize) {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if pmd == 0 {
+        return;
+    }
+    let (start, end) = (
+        address.next_multiple_of(pmd),
+        (address + length) & !(pmd - 1),
+    );
+    let fits = start < end && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok();
+    let slot = stats::slot();
+    Slot::add(
+        if fits {
+            &slot.maps_advised
+        } else {
+            &slot.maps_left
+        },
+        length as u64,
+    );
+}
+
+/// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
+pub fn populate(address: usize, length: usize) {
+    let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE));
+}
+
+/// A mapping that was left as the program made it.
+pub fn left_alone(length: usize) {
+    Slot::add(&stats::slot().maps_left, length as u64);
+}
+
+/// Moves a mapping of ours that has to grow to a place where it can, aligned as it was. For mremap(2)
+/// with MREMAP_MAYMOVE, after growing in place has failed.
+pub fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let off = address % pmd.max(1);
+    let target = place_large(new.checked_add(pmd)?)? + off;
+    let length = new.next_multiple_of(BASE_PAGE);
+    sys::reserve(target, length).ok()?;
+    if memory::relocate_grow(address, target, old, new).is_err() {
+        let _ = memory::unmap(target, length);
+        return None;
+    }
+    advise_mapping(target, new);
+    Some(target)
+}
+
+fn active() -> bool {
+    PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,382 @@
+//! The one leaf of the heap that touches memory: mapping, unmapping, advising, moving, zeroing.
+//!
+//! Everything here is a raw system call (rustix's, which neither touches errno nor calls a function that
+//! could be interposed) or a plain memory access inside the window, which belongs to this module alone.
+//! Sizes and addresses are bytes, multiples of [`BASE_PAGE`].
+#![expect(
+    unsafe_code,
+    reason = "the leaf that maps and touches the window's memory"
+)]
+
+use core::ops::Range;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+
+use super::extents::{Record, Table};
+use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
+use crate::gather::Leaving;
+use crate::ledger::stats;
+use crate::sys;
+
+fn at(address: usize) -> *mut core::ffi::c_void {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+/// Maps fresh private zero memory at `address`, which must be free: `EEXIST` where it is not.
+pub(super) fn map(address: usize, length: usize) -> Result<()> {
+    sys::map_at(
+        address,
+        length,
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::empty(),
+    )
+}
+
+/// Unmaps pages of the window that nobody has a pointer to any more.
+pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller is the window, and the extent has just been freed by its owner.
+    unsafe { mm::munmap(at(address), length) }
+}
+
+/// Like [`unmap`] for a large range, of which `leaving` then frees the memory. False where nothing was done.
+pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut Leaving>) -> bool {
+    let Some(leaving) = leaving else {
+        return false;
+    };
+    // SAFETY: as for `unmap`.
+    unsafe { leaving.take(address, length) }
+}
+
+/// Gives the memory of freed pages back and keeps them mapped.
+pub(super) fn discard(address: usize, length: usize) -> Result<()> {
+    // SAFETY: as for `unmap`: the pages were freed by their owner.
+    unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) }
+}
+
+/// Asks for huge pages in a range, and counts what the kernel said.
+pub(super) fn advise(address: usize, length: usize) -> Result<()> {
+    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
+    let answer = unsafe { mm::madvise(at(address), length, Advice::LinuxHugepage) };
+    stats::advised(length, answer.err());
+    answer
+}
+
+/// Makes a range readable and writable.
+pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
+    // SAFETY: more access to memory of the allocator's own takes nothing away from anybody.
+    unsafe {
+        mm::mprotect(
+            at(address),
+            length,
+            MprotectFlags::READ | MprotectFlags::WRITE,
+        )
+    }
+}
+
+/// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
+pub(super) fn populate(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
+    unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
+}
+
+/// Makes one base page of fresh memory resident, in a huge page where the kernel sees fit.
+pub(super) fn populate_one(address: usize) -> Result<()> {
+    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
+    unsafe { mm::madvise(at(address), BASE_PAGE, Advice::LinuxPopulateWrite) }
+}
+
+/// Why there are no hugetlb pages for a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoHugetlb {
+    /// Something is mapped there.
+    InTheWay,
+    /// This kernel has no pages of that size.
+    NoSize,
+    /// The pool has no free page, and no surplus page could be had.
+    NoneFree,
+    /// A limit of a control group.
+    Limit,
+}
+
+/// Maps fresh zero hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch cannot
+/// fail. Nothing is mapped where that cannot be had. MAP_HUGETLB with a size, Linux 3.8;
+/// MADV_POPULATE_WRITE, 5.14.
+pub(super) fn map_hugetlb(
+    address: usize,
+    length: usize,
+    page: usize,
+) -> core::result::Result<(), NoHugetlb> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // The binary logarithm of the size, behind MAP_HUGE_SHIFT; see mmap(2).
+    let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
+    sys::map_at(address, length, prot, MapFlags::HUGETLB | size).map_err(|errno| match errno {
+        Errno::EXIST => NoHugetlb::InTheWay,
+        Errno::INVAL | Errno::NODEV | Errno::NOSYS => NoHugetlb::NoSize,
+        _ => NoHugetlb::NoneFree,
+    })?;
+    // SAFETY: the mapping has just been made and nobody has seen it yet.
+    match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
+        Ok(()) => Ok(()),
+        Err(errno) => {
+            let _ = unmap(address, length);
+            Err(match errno {
+                Errno::FAULT => NoHugetlb::Limit,
+                Errno::INVAL => NoHugetlb::NoSize,
+                _ => NoHugetlb::NoneFree,
+            })
+        }
+    }
+}
+
+/// True where this process has one thread, by the entries of /proc/self/task; proc(5). `None` where that
+/// cannot be read.
+pub(super) fn is_alone() -> Option<bool> {
+    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
+    let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
+    Some(folder.st_nlink <= 3)
+}
+
+/// Runs `work` with all signals blocked.
+pub(super) fn without_signals(work: impl FnOnce()) {
+    let (all, mut before) = (u64::MAX, 0u64);
+    let set = |how: libc::c_int, to: *const u64, from: *mut u64| {
+        // SAFETY: rt_sigprocmask(2) reads one kernel signal set of 8 bytes and writes another.
+        unsafe {
+            let _ = sys::quietly(|| {
+                libc::syscall(libc::SYS_rt_sigprocmask, how, to, from, size_of::<u64>())
+            });
+        }
+    };
+    set(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    work();
+    set(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+}
+
+/// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
+pub(super) fn collapse(address: usize, length: usize) -> bool {
+    let done = sys::collapse(address, length).is_ok();
+    if done {
+        stats::collapsed(length);
+    }
+    done
+}
+
+/// Moves the pages at `from` to `to`, over whatever is mapped there; both lie in the window.
+pub(super) fn relocate(from: usize, to: usize, length: usize) -> Result<()> {
+    // SAFETY: both ranges are extents that the caller took for this purpose: the source's owner asked
+    // for the move, and the target was never handed out.
+    unsafe { sys::move_mapping(from, to, length) }
+}
+
+/// Puts the pages back that a failed [`relocate`] may have moved.
+pub(super) fn restore(from: usize, to: usize, length: usize) {
+    // SAFETY: both ranges are extents of the window that the caller has taken, and the heap's lock is held.
+    unsafe { sys::move_back(from, to, length) }
+}
+
+/// Grows or moves a mapping of the program's own to `to`, which the caller reserved with [`reserve`].
+pub(super) fn relocate_grow(from: usize, to: usize, old: usize, new: usize) -> Result<()> {
+    let flags = MremapFlags::MAYMOVE;
+    // SAFETY: the program asked for the move (mremap with MREMAP_MAYMOVE); the target is a reservation
+    // of our own.
+    unsafe { mm::mremap_fixed(at(from), old, new, flags, at(to)).map(drop) }
+}
+
+/// Copies between two extents that do not overlap.
+pub(super) fn copy(from: usize, to: usize, length: usize) {
+    // SAFETY: both are live extents of at least `length` bytes; different extents never overlap.
+    unsafe { ptr::copy_nonoverlapping(at(from).cast::<u8>(), at(to).cast::<u8>(), length) }
+}
+
+/// Fills an extent with zeroes.
+pub(super) fn zero(address: usize, length: usize) {
+    // SAFETY: a live extent of at least `length` bytes that was not handed out yet.
+    unsafe { ptr::write_bytes(at(address).cast::<u8>(), 0, length) }
+}
+
+/// A table of zeroes that is mapped when it is needed, so that who does not need it does without.
+#[derive(Debug)]
+pub(super) struct Mapped<T: 'static> {
+    length: usize,
+    start: AtomicPtr<T>,
+}
+
+/// What all zeroes are a value of, and what threads may share.
+///
+/// # Safety
+/// Both hold.
+pub(super) unsafe trait Zeroed: Sync {}
+// SAFETY: an atomic number may have any bits.
+unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
+
+impl<T: Zeroed> Mapped<T> {
+    /// A table of `length` elements, not there yet.
+    pub(super) const fn new(length: usize) -> Self {
+        Self {
+            length,
+            start: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Maps it, once; false where that cannot be done.
+    pub(super) fn map(&self) -> bool {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let length = self.length * size_of::<T>();
+        // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+        let got = unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, flags) };
+        got.map(|start| self.start.store(start.cast(), Ordering::Release))
+            .is_ok()
+    }
+
+    /// The elements: none before it is mapped.
+    pub(super) fn get(&self) -> &'static [T] {
+        let start = self.start.load(Ordering::Acquire);
+        if start.is_null() {
+            return &[];
+        }
+        // SAFETY: `map` mapped so many elements there, for good; they are zeroes or what was stored since.
+        unsafe { core::slice::from_raw_parts(start, self.length) }
+    }
+}
+
+/// Fresh memory at an address of the kernel's choice, for as long as the process lives or until [`unmap`].
+pub(super) fn anywhere(length: usize) -> Result<usize> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+    unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) }
+        .map(|start| start.expose_provenance())
+}
+
+/// The table of [`Record`]s behind a window, mapped as the window grows.
+#[derive(Debug)]
+pub(super) struct PageTable {
+    base: usize,
+    mapped: usize,
+}
+
+/// The table is mapped in multiples of that: records for 256 MiB of the window.
+const TABLE_STEP: usize = 1 << 20;
+
+impl PageTable {
+    /// A table whose records begin at `base`, where nobody else is.
+    pub(super) const fn new(base: usize) -> Self {
+        Self { base, mapped: 0 }
+    }
+
+    /// Makes sure that every page below `end` has a record.
+    pub(super) fn reach(&mut self, end: u32) -> Result<()> {
+        let needed = (end as usize * size_of::<Record>()).next_multiple_of(TABLE_STEP);
+        if needed > self.mapped {
+            map(self.base + self.mapped, needed - self.mapped)?;
+            self.mapped = needed;
+        }
+        Ok(())
+    }
+
+    fn record(&self, page: u32) -> *mut Record {
+        debug_assert!((page as usize + 1) * size_of::<Record>() <= self.mapped);
+        at(self.base + page as usize * size_of::<Record>()).cast()
+    }
+}
+
+impl Table for PageTable {
+    fn get(&self, page: u32) -> Record {
+        // SAFETY: `reach` mapped the record before the page was appended; a fresh record is all zeroes,
+        // which is a valid `Record` (state 0 is `Live`).
+        unsafe { self.record(page).read() }
+    }
+
+    fn set(&mut self, page: u32, record: Record) {
+        // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
+        unsafe { self.record(page).write(record) }
+    }
+
+    fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
+        let bytes = |page: u32| self.base + page as usize * size_of::<Record>();
+        let (down, up) = (
+            |at: usize| at & !(BASE_PAGE - 1),
+            |at: usize| at.next_multiple_of(BASE_PAGE),
+        );
+        let first = down(bytes(pages.start)).max(up(bytes(within.start)));
+        let last = up(bytes(pages.end)).min(down(bytes(within.end)));
+        if first < last {
+            // Refused where the program has locked all its memory: then they stay.
+            let _ = discard(first, last - first);
+        }
+    }
+}
+
+/// The record of a page that is known to have one in the table at `base`: the first of a live block.
+pub(super) fn peek(base: usize, page: usize) -> Record {
+    // SAFETY: the record was mapped when the block was handed out, and the table is never unmapped. Its
+    // owner, who asks, is the only one that could change it now.
+    unsafe {
+        at(base + page * size_of::<Record>())
+            .cast::<Record>()
+            .read()
+    }
+}
+
+/// Blocks freed where the lock could not be had: a stack threaded through the blocks themselves.
+#[derive(Debug)]
+pub(super) struct Deferred(AtomicPtr<Block>);
+
+#[derive(Debug)]
+struct Block {
+    next: *mut Self,
+}
+
+impl Deferred {
+    pub(super) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Adds a freed block. Lock-free, so that a signal handler may.
+    pub(super) fn push(&self, address: usize) {
+        let block = at(address).cast::<Block>();
+        let mut head = self.0.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the block is at least a page, page-aligned, and its owner has freed it.
+            unsafe { block.write(Block { next: head }) };
+            match self
+                .0
+                .compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes everything out, at once (so there is no ABA), and calls `release` with each address.
+    pub(super) fn drain(&self, mut release: impl FnMut(usize)) {
+        if self.0.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        let mut head = self.0.swap(ptr::null_mut(), Ordering::Acquire);
+        while !head.is_null() {
+            // SAFETY: only `push` puts blocks here, and each stays mapped until it is released below.
+            let next = unsafe { head.read().next };
+            release(head.expose_provenance());
+            head = next;
+        }
+    }
+}
+
+/// The header in front of a chunk of glibc's malloc: its size with three flag bits.
+///
+/// # Safety
+/// `pointer` was returned by glibc's malloc and is still allocated.
+pub(super) unsafe fn chunk_header(pointer: usize) -> usize {
+    // SAFETY: glibc keeps `mchunk_size` in the word before the memory it hands out (malloc/malloc.c,
+    // "Vital statistics": unchanged since glibc 2.3).
+    unsafe { at(pointer - size_of::<usize>()).cast::<usize>().read() }
+}
+
+const _: () = assert!(TABLE_BASE.is_multiple_of(BASE_PAGE) && POOL_TABLE.is_multiple_of(BASE_PAGE));

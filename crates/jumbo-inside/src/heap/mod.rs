@@ -1,0 +1,508 @@
+//! Large allocations in an address window of their own; what the preload library calls.
+//!
+//! Allocations of at least [`LARGE`] bytes live in a window: a range of addresses that the kernel never
+//! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
+//! Smaller ones stay with the program's allocator. The window is not reserved: it is mapped as it is
+//! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
+//! without us.
+//!
+//! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end, `backing` what it is made of;
+//! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
+//!   allocator with addresses of its own; `warm` makes them resident beforehand;
+//! - [`maps`] places and advises the program's own anonymous mappings;
+//! - [`arena`] advises glibc's thread arenas;
+//! - `memory` is the one leaf that touches memory.
+//!
+//! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
+//! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
+
+pub mod arena;
+mod backing;
+mod extents;
+mod frontier;
+pub mod managed;
+pub mod maps;
+mod memory;
+mod supply;
+mod warm;
+mod window;
+
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::gather::{self, Leaving};
+use crate::ledger::{Ledger, Slot, stats};
+use crate::orders::PoolOrder;
+use crate::sync::{Lock, thread_pointer};
+use backing::Backing;
+use memory::Deferred;
+use supply::Before;
+use window::{Resized, Site, Window};
+
+/// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
+pub const LARGE: usize = 128 << 10;
+
+/// The base page that this module is written for. Elsewhere it stays out of the way.
+const BASE_PAGE: usize = 4096;
+
+/// The window: 8 TiB of blocks, 7 TiB of mappings, then the table. The kernel places mappings from the
+/// top of the address space down and the program break at its bottom end; this is in the middle,
+/// between 32 and 48 TiB, where neither comes and where no sanitizer keeps its shadow.
+const HEAP_BASE: usize = 0x2000_0000_0000;
+const HEAP_END: usize = 0x2800_0000_0000;
+/// The end of the heap's part: blocks of the pool.
+const POOL_BASE: usize = 0x2700_0000_0000;
+const MAPS_BASE: usize = HEAP_END;
+const MAPS_END: usize = 0x2f00_0000_0000;
+const TABLE_BASE: usize = MAPS_END;
+const POOL_TABLE: usize = TABLE_BASE + (64 << 30);
+/// What an allocator with addresses of its own gets.
+const MANAGED_BASE: usize = 0x2f80_0000_0000;
+
+/// How the heap is to behave; see [`crate::orders::Orders`].
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What one PMD maps, in bytes.
+    pub pmd: usize,
+    /// How much may be resident beyond what was asked for, in percent.
+    pub max_waste: usize,
+    /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
+    pub arenas: bool,
+    /// The pages of a pool.
+    pub pool: Option<PoolOrder>,
+    /// They are for [`managed`], and not for large allocations.
+    pub managed: bool,
+}
+
+/// What became of a request to resize a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    /// The block is this one now.
+    Done(usize),
+    /// Nothing was changed; the block has room for so many bytes, and the caller copies.
+    Copy(usize),
+    /// No block begins there.
+    Unknown,
+}
+
+/// A window, and what was freed into it while its lock was held.
+#[derive(Debug)]
+struct Part {
+    site: &'static Site,
+    window: Lock<Window>,
+    deferred: Deferred,
+}
+
+static SITE: Site = Site {
+    backing: Backing::Advised,
+    base: HEAP_BASE,
+    end: POOL_BASE,
+    table: TABLE_BASE,
+    start: AtomicUsize::new(0),
+};
+static POOL_SITE: Site = Site {
+    backing: Backing::Pool,
+    base: POOL_BASE,
+    end: POOL_BASE + supply::SPAN,
+    table: POOL_TABLE,
+    start: AtomicUsize::new(0),
+};
+static HEAP: Part = Part::new(&SITE);
+static POOL: Part = Part::new(&POOL_SITE);
+/// Large allocations ask the pool first.
+static POOLED: AtomicBool = AtomicBool::new(false);
+/// Set once the window has a place; before that, and where it has none, nothing is taken from it.
+static PLACED: AtomicBool = AtomicBool::new(false);
+/// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
+/// resident at once, so nothing is.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+/// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
+/// is unmapped at once and not handed out again as it is.
+static STICKY: AtomicBool = AtomicBool::new(false);
+/// glibc's thread arenas are advised.
+static ARENAS: AtomicBool = AtomicBool::new(false);
+static PMD: AtomicUsize = AtomicUsize::new(0);
+
+/// Gives the window its place. Once, before the first allocation; false where it cannot have one here.
+pub fn start(settings: Settings) -> bool {
+    let mut random = [0u8; size_of::<usize>()];
+    let flags = rustix::rand::GetRandomFlags::NONBLOCK;
+    // Early in boot there may be no randomness yet; a fixed place is then better than none.
+    let _ = rustix::rand::getrandom(&mut random, flags);
+    let random = usize::from_ne_bytes(random);
+    let fits = rustix::param::page_size() == BASE_PAGE
+        && settings.pmd.is_power_of_two()
+        && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
+    if fits {
+        HEAP.window
+            .with(|window| window.place(settings.pmd, settings.max_waste, random));
+        maps::place(settings, random >> 32);
+        PMD.store(settings.pmd, Ordering::Relaxed);
+        ARENAS.store(settings.arenas, Ordering::Relaxed);
+        PLACED.store(true, Ordering::Release);
+        if let Some(order) = settings.pool {
+            start_pool(order, settings, random);
+        }
+    }
+    fits
+}
+
+fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
+    if settings.managed {
+        let _ = supply::start(order, settings.pmd, MANAGED_BASE);
+        return;
+    }
+    POOL.window.with(|pool| pool.place(order.page, 0, random));
+    POOLED.store(
+        supply::start(order, settings.pmd, POOL_BASE),
+        Ordering::Release,
+    );
+}
+
+/// Makes the pool resident (`--warm`), as far as there are pages. Before the program starts.
+pub fn warm(order: PoolOrder) {
+    if !POOLED.load(Ordering::Acquire) {
+        return managed::warm(order);
+    }
+    warm::during(|| {
+        POOL.with(|pool, leaving| {
+            let (mut warmed, mut ask) = (0, order.size);
+            let mut blocks = [0; 64];
+            let mut free = blocks.iter_mut();
+            while warmed < order.size && ask >= order.page {
+                let Some(block) = free.next() else { break };
+                match pool.take(ask.min(order.size - warmed), order.page) {
+                    Ok((address, _)) => {
+                        *block = address;
+                        warmed += ask.min(order.size - warmed);
+                    }
+                    Err(_) => ask = (ask / 2) & !(order.page - 1),
+                }
+            }
+            for block in blocks.into_iter().filter(|block| *block != 0) {
+                pool.release(block, true, leaving);
+            }
+        });
+    });
+}
+
+/// Counts into `ledger` from now on, as process `pid`, with these [`crate::ledger::flag`]s.
+pub fn report_to(ledger: &'static Ledger, pid: u32, flags: u32) {
+    stats::attach(ledger, pid);
+    stats::slot().flags.store(flags, Ordering::Relaxed);
+    supply::recount();
+}
+
+/// Adds to the flags of this process.
+pub fn note(flags: u32) {
+    stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
+}
+
+/// True where `address` lies in the part of the window that blocks are in.
+#[inline(always)]
+pub const fn is_ours(address: usize) -> bool {
+    address.wrapping_sub(HEAP_BASE) < HEAP_END - HEAP_BASE
+}
+
+/// A block of `size` bytes at a multiple of `align` (a power of two), all zeroes if `zeroed`. `None` where
+/// the window cannot serve: the caller asks the program's allocator.
+pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
+    let slot = stats::slot();
+    if let Some(block) = take_from_pool(size, align, zeroed) {
+        return Some(block);
+    }
+    gather::about_to_allocate(size);
+    let take = || {
+        (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
+            .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
+            .flatten()
+    };
+    let mut taken = take();
+    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::settle() {
+        taken = take();
+    }
+    let Some(Ok((address, zero))) = taken else {
+        Slot::add(&slot.large_fallback, size as u64);
+        return None;
+    };
+    Slot::add(&slot.large_calls, 1);
+    if zeroed && !zero {
+        memory::zero(address, size);
+    }
+    Some(address)
+}
+
+/// A block from the pool, if there is one and it has room.
+fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
+    if !POOLED.load(Ordering::Acquire) {
+        return None;
+    }
+    // Whoever asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
+    // sticks to pages would stick to those of the pool.
+    let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
+    let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
+        .then(|| POOL.with(|pool, _| pool.take(size, align)))
+        .flatten();
+    let slot = stats::slot();
+    let Some(Ok((address, zero))) = taken else {
+        Slot::add(&slot.pool_beyond, size as u64);
+        return None;
+    };
+    Slot::add(&slot.large_calls, 1);
+    if zeroed && !zero {
+        memory::zero(address, size);
+    }
+    Some(address)
+}
+
+/// Frees the block at `address`; false where no block begins there (a bug of the program's).
+pub fn release(address: usize) -> bool {
+    let keep = !STICKY.load(Ordering::Relaxed);
+    let part = part_of(address);
+    part.with(|window, leaving| window.release(address, keep, leaving))
+        .unwrap_or_else(|| {
+            // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
+            part.deferred.push(address);
+            true
+        })
+}
+
+/// How many bytes the block at `address` has room for; `None` where no block begins there.
+pub fn room(address: usize) -> Option<usize> {
+    let part = part_of(address);
+    part.with(|window, _| window.room(address))
+        .unwrap_or_else(|| window::peek(part.site, address))
+}
+
+/// Resizes the block at `address` without copying, where that can be done.
+pub fn resize(address: usize, size: usize) -> Resize {
+    let part = part_of(address);
+    match part.with(|window, leaving| window.resize(address, size, leaving)) {
+        Some(Resized::InPlace) => Resize::Done(address),
+        Some(Resized::Moved(to)) => Resize::Done(to),
+        Some(Resized::No(room)) => Resize::Copy(room),
+        Some(Resized::Unknown) => Resize::Unknown,
+        // In a signal handler that interrupted us.
+        None => window::peek(part.site, address).map_or(Resize::Unknown, Resize::Copy),
+    }
+}
+
+/// Copies what a block holds into another one, for [`Resize::Copy`].
+///
+/// Both were allocated and not freed, and each has room for `length` bytes.
+pub fn copy(from: usize, to: usize, length: usize) {
+    memory::copy(from, to, length);
+}
+
+/// Bytes in blocks that are now handed out.
+pub fn live() -> u64 {
+    stats::slot().large_live.load(Ordering::Relaxed)
+}
+
+/// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
+pub fn trim() -> bool {
+    let trim = |part: &Part| part.with(|window, leaving| window.trim(leaving));
+    let pool = POOLED.load(Ordering::Acquire) && trim(&POOL).unwrap_or(false);
+    trim(&HEAP).unwrap_or(false) || pool
+}
+
+/// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
+/// madvise(2).
+pub fn changed(address: usize) {
+    // Programs that choose addresses at random (V8) have mappings of their own beyond the blocks.
+    let holds = |part: &Part| part.window.with(|window| window.holds(address));
+    if is_ours(address) && holds(part_of(address)).unwrap_or(true) {
+        STICKY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The program drops what a range holds: MADV_DONTNEED, MADV_FREE. True where that was done here, because the kernel
+/// does not do it as it would without us.
+#[inline(always)]
+pub fn discard(address: usize, length: usize) -> bool {
+    supply::page() != 0 && supply::discard(address, length)
+}
+
+/// An identity of the calling thread, unique among those that live.
+pub fn thread() -> usize {
+    thread_pointer()
+}
+
+/// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
+pub fn lock_future(locked: bool) {
+    LOCKED.store(locked, Ordering::Relaxed);
+}
+
+/// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
+pub fn about_to_fork() {
+    if supply::will_move(Before::Fork) {
+        gather::retire();
+        give_up();
+    }
+}
+
+/// Gives back what the pool has and nobody uses, so that it need not move.
+fn give_up() {
+    if POOLED.load(Ordering::Acquire) {
+        POOL.with(|pool, leaving| pool.give_up(leaving));
+    } else {
+        managed::give_up();
+    }
+}
+
+/// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
+pub fn before_thread() {
+    supply::about_to_thread();
+    settle(Before::Thread);
+}
+
+/// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
+/// nothing can move.
+pub fn before_confinement() {
+    settle(Before::Confinement);
+}
+
+fn settle(before: Before) {
+    if !supply::may_settle(before) {
+        return;
+    }
+    if supply::will_move(before) {
+        gather::retire();
+        give_up();
+    }
+    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+    // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
+    // then cannot move any more.
+    if pool && managed {
+        supply::settle(before);
+    }
+    if managed {
+        managed::LOCK.release();
+    }
+    if pool {
+        POOL.window.release();
+    }
+}
+
+/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
+/// locks were taken, for [`after_fork`].
+pub fn before_fork() -> HeldLocks {
+    gather::dismiss();
+    // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
+    // call goes on in both processes, and gives the lock back in each.
+    let held = HeldLocks {
+        window: HEAP.window.acquire(),
+        maps: maps::PACK.acquire(),
+        pool: POOL.window.acquire(),
+        managed: managed::LOCK.acquire(),
+        gather: gather::before_fork(),
+    };
+    // Where they are refused, pages are being brought: then nothing can be said about them.
+    if held.pool && held.managed {
+        supply::settle(Before::Fork);
+    }
+    held
+}
+
+/// After fork(2), in both processes.
+pub fn after_fork(held: HeldLocks) {
+    gather::after_fork(held.gather);
+    if held.managed {
+        managed::LOCK.release();
+    }
+    if held.pool {
+        POOL.window.release();
+    }
+    if held.maps {
+        maps::PACK.release();
+    }
+    if held.window {
+        HEAP.window.release();
+    }
+}
+
+/// The locks that a fork holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldLocks {
+    window: bool,
+    maps: bool,
+    pool: bool,
+    managed: bool,
+    gather: gather::HeldLocks,
+}
+
+impl HeldLocks {
+    /// As a number, for a place that only an atomic can be in.
+    pub const fn bits(self) -> u8 {
+        self.window as u8
+            | (self.maps as u8) << 1
+            | (self.pool as u8) << 2
+            | (self.managed as u8) << 3
+            | self.gather.bits() << 4
+    }
+
+    /// From [`HeldLocks::bits`].
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
+            window: bits & 1 != 0,
+            maps: bits & 2 != 0,
+            pool: bits & 4 != 0,
+            managed: bits & 8 != 0,
+            gather: gather::HeldLocks::from_bits(bits >> 4),
+        }
+    }
+}
+
+/// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)), and nobody
+/// but this thread is here.
+pub fn forked() {
+    gather::forked();
+    supply::forked();
+    LOCKED.store(false, Ordering::Relaxed);
+}
+
+/// In the child of a fork: counts as a process of its own from now on, with what it inherited.
+pub fn forked_with(ledger: &'static Ledger, pid: u32) {
+    let parent = stats::slot();
+    let (flags, live) = (
+        parent.flags.load(Ordering::Relaxed),
+        parent.large_live.load(Ordering::Relaxed),
+    );
+    stats::attach(ledger, pid);
+    stats::slot().flags.store(flags, Ordering::Relaxed);
+    stats::live(live);
+    supply::recount();
+}
+
+/// True where this process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15; see prctl(2).
+pub fn thp_disabled() -> bool {
+    rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
+}
+
+/// The part that an address of ours lies in.
+fn part_of(address: usize) -> &'static Part {
+    if address < POOL_BASE { &HEAP } else { &POOL }
+}
+
+impl Part {
+    const fn new(site: &'static Site) -> Self {
+        Self {
+            site,
+            window: Lock::new(Window::new(site)),
+            deferred: Deferred::new(),
+        }
+    }
+
+    /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
+    /// this thread is inside of it already.
+    fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
+        let mut leaving = Leaving::new();
+        let result = self.window.with(|window| {
+            self.deferred.drain(|address| {
+                window.release(address, true, &mut leaving);
+            });
+            work(window, &mut leaving)
+        });
+        leaving.finish();
+        result
+    }
+}

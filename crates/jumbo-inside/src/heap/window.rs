@@ -1,0 +1,643 @@
+//! Large allocations: [`Window`], the extents and the frontier under one lock.
+//!
+//! Every function here is called with the heap's lock held, but for [`peek`]. What is freed stays mapped
+//! for a while (`Dirty`), because the next allocation of its size would fault it in again. Past
+//! [`Window::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
+//! really free and a late access faults; what is smaller than one stays mapped (cutting a huge page would
+//! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
+//!
+//! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
+//! extent begins and ends at a huge page.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+
+use super::backing::Backing;
+use super::extents::{Extents, Placement, State};
+use super::frontier::Frontier;
+use super::memory::{self, PageTable};
+use super::{BASE_PAGE, supply};
+use crate::gather::{self, Leaving};
+use crate::ledger::stats;
+
+/// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
+const KEEP_BLOCK: usize = 32 << 20;
+/// What is kept in any case: enough for a set of blocks that come and go.
+const KEEP_LEAST: usize = 16 << 20;
+/// How often another place is tried when somebody else's mapping is in the way.
+const DETOURS: u32 = 8;
+/// Larger alignments are left to the program's allocator, which trims what it does not need.
+const MOST_ALIGN: usize = 1 << 30;
+
+/// Which part of the address space a window has, and what its memory is.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) backing: Backing,
+    /// Blocks lie in this range.
+    pub(super) base: usize,
+    pub(super) end: usize,
+    /// Where its page records are.
+    pub(super) table: usize,
+    /// Where it begins, for [`peek`]. Written once.
+    pub(super) start: AtomicUsize,
+}
+
+/// The state behind the heap's lock.
+#[derive(Debug)]
+pub(super) struct Window {
+    site: &'static Site,
+    extents: Extents<PageTable>,
+    frontier: Frontier,
+    start: usize,
+    pmd: usize,
+    max_waste: usize,
+    /// Bytes handed out.
+    live: usize,
+    /// Bytes in `Dirty` and in `Clean` extents.
+    dirty: usize,
+    clean: usize,
+    /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
+    largest_kept: usize,
+}
+
+/// What became of a request to resize in place.
+#[derive(Debug)]
+pub(super) enum Resized {
+    /// Done; the block is where it was.
+    InPlace,
+    /// Done; its pages were moved here.
+    Moved(usize),
+    /// Nothing was changed; the caller copies. The length of the block.
+    No(usize),
+    /// No block of ours begins there.
+    Unknown,
+}
+
+/// The bytes that the block at `address` has room for, looked up without the lock.
+///
+/// Only for a block of the caller's own: nobody else changes its record, and so it may be read while a
+/// signal handler stands in the middle of somebody's call.
+pub(super) fn peek(site: &Site, address: usize) -> Option<usize> {
+    let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
+    memory::peek(site.table, page)
+        .live_pages()
+        .map(|pages| pages as usize * BASE_PAGE)
+}
+
+impl Window {
+    pub(super) const fn new(site: &'static Site) -> Self {
+        Self {
+            site,
+            extents: Extents::new(PageTable::new(site.table)),
+            frontier: Frontier::new(site.backing),
+            start: 0,
+            pmd: 0,
+            max_waste: 0,
+            live: 0,
+            dirty: 0,
+            clean: 0,
+            largest_kept: 0,
+        }
+    }
+
+    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only.
+    pub(super) fn place(&mut self, pmd: usize, max_waste: usize, random: usize) {
+        let chunks = (self.site.end - self.site.base) / 2 / pmd;
+        self.start = self.site.base + random % chunks * pmd;
+        self.pmd = pmd;
+        self.max_waste = max_waste;
+        self.frontier.place(self.start, self.site.end, pmd);
+        self.site.start.store(self.start, Ordering::Release);
+    }
+
+    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
+    ///
+    /// # Errors
+    /// As [`Window::take`].
+    pub(super) fn take_aligned(
+        &mut self,
+        size: usize,
+        align: usize,
+    ) -> Result<(usize, bool), Errno> {
+        let better = gather::alignment(size);
+        if better > align
+            && let Ok(taken) = self.take(size, better)
+        {
+            return Ok(taken);
+        }
+        self.take(size, align)
+    }
+
+    /// `size` bytes at a multiple of `align`, and whether they are zero.
+    ///
+    /// # Errors
+    /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
+        let pages = page_count(size).ok_or(Errno::NOMEM)?;
+        if align > MOST_ALIGN {
+            return Err(Errno::RANGE);
+        }
+        let place = self.placement(align, 0);
+        let mut taken = self.take_pages(pages, place);
+        if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
+            // Freed at once, or it would be no help.
+            self.purge(self.spared(pages), &mut None);
+            taken = self.take_pages(pages, place);
+        }
+        let (page, zero) = taken?;
+        self.count(pages, true);
+        Ok((self.address(page), zero))
+    }
+
+    /// Frees the block at `address`. False where none begins there.
+    pub(super) fn release(&mut self, address: usize, keep: bool, leaving: &mut Leaving) -> bool {
+        let Some((page, pages)) = self.block(address) else {
+            return false;
+        };
+        self.count(pages, false);
+        let length = pages as usize * BASE_PAGE;
+        if !keep && !self.is_pool() && memory::unmap(address, length).is_ok() {
+            self.unmapped(page, pages);
+            return true;
+        }
+        self.release_pages(page, pages, leaving);
+        true
+    }
+
+    /// The bytes that the block at `address` has room for.
+    pub(super) fn room(&self, address: usize) -> Option<usize> {
+        self.block(address)
+            .map(|(_, pages)| pages as usize * BASE_PAGE)
+    }
+
+    /// Whether blocks have come as far as that address.
+    pub(super) fn holds(&self, address: usize) -> bool {
+        (self.start..self.address(self.extents.end())).contains(&address)
+    }
+
+    /// Resizes without copying, where that can be done.
+    pub(super) fn resize(&mut self, address: usize, size: usize, leaving: &mut Leaving) -> Resized {
+        let Some((page, old)) = self.block(address) else {
+            return Resized::Unknown;
+        };
+        let room = old as usize * BASE_PAGE;
+        let Some(new) = page_count(size) else {
+            return Resized::No(room);
+        };
+        if new <= old {
+            if new < old {
+                let tail = self.extents.split(page, old, new);
+                self.count(old - new, false);
+                self.release_pages(tail, old - new, leaving);
+            }
+            return Resized::InPlace;
+        }
+        if self.grow(page, old, new - old) {
+            self.count(new - old, true);
+            return Resized::InPlace;
+        }
+        self.relocate(page, old, new)
+            .map_or(Resized::No(room), Resized::Moved)
+    }
+
+    /// Gives all free memory back. True if there was any.
+    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
+        let before = self.dirty;
+        let keep = if self.is_pool() { self.keep() } else { 0 };
+        self.purge(keep, &mut Some(leaving));
+        self.dirty < before
+    }
+
+    /// Gives all free memory back that a pool would keep.
+    pub(super) fn give_up(&mut self, leaving: &mut Leaving) {
+        self.purge(0, &mut Some(leaving));
+    }
+
+    /// Gives free memory back until at most `keep` bytes of it may be resident. Large ranges are handed
+    /// to `leaving`, where there is one, to be freed without the heap's lock.
+    fn purge(&mut self, keep: usize, leaving: &mut Option<&mut Leaving>) {
+        while self.dirty > keep {
+            let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
+                return;
+            };
+            let range = self.range(page, pages);
+            let excess = self.dirty - keep;
+            self.dirty -= range.len();
+            let mut inner = self.whole_chunks(&range);
+            if self.is_pool() {
+                // No more of the pool than has to go, and that in whole pages.
+                let most = excess.next_multiple_of(self.pmd);
+                inner.start = inner.start.max(inner.end.saturating_sub(most));
+                if inner.is_empty() || self.site.backing.unmap(inner.start, inner.len()).is_err() {
+                    self.add_dirty(page, pages);
+                    return;
+                }
+                self.carve(page, pages, &inner, Self::add_dirty);
+            } else if inner.is_empty() {
+                // A refusal (locked memory) leaves it resident, and `Clean` would be wrong.
+                if memory::discard(range.start, range.len()).is_ok() {
+                    self.add_clean(page, pages);
+                } else {
+                    self.add_dirty(page, pages);
+                    return;
+                }
+            } else if memory::take_away(inner.start, inner.len(), leaving)
+                || memory::unmap(inner.start, inner.len()).is_ok()
+            {
+                // The edges are smaller than a huge page: they stay as they are.
+                self.carve(page, pages, &inner, Self::add_dirty);
+            } else {
+                // Too many mappings (vm.max_map_count): give the memory back, keep the addresses.
+                let zero = memory::discard(range.start, range.len()).is_ok();
+                if zero {
+                    self.add_clean(page, pages)
+                } else {
+                    self.add_dirty(page, pages)
+                }
+                if !zero {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
+    /// `Unmapped`, and what is around them is handed to `edge`.
+    fn carve(
+        &mut self,
+        page: u32,
+        pages: u32,
+        inner: &Range<usize>,
+        edge: fn(&mut Self, u32, u32),
+    ) {
+        let (head, tail) = (
+            self.page(inner.start) - page,
+            page + pages - self.page(inner.end),
+        );
+        let mut middle = (page, pages);
+        if head > 0 {
+            middle = (self.extents.split(page, pages, head), pages - head);
+            edge(self, page, head);
+        }
+        if tail > 0 {
+            let rest = self.extents.split(middle.0, middle.1, middle.1 - tail);
+            middle.1 -= tail;
+            edge(self, rest, tail);
+        }
+        let freed = self.extents.release(middle.0, middle.1, State::Unmapped);
+        self.extents.forget(freed, middle.0, middle.1);
+    }
+
+    /// The pages of a live extent were unmapped, all of them: it becomes free.
+    fn unmapped(&mut self, page: u32, pages: u32) {
+        let inner = self.whole_chunks(&self.range(page, pages));
+        if inner.is_empty() {
+            self.refill(page, pages);
+        } else {
+            self.carve(page, pages, &inner, Self::refill);
+        }
+    }
+
+    /// Maps pages of a live extent anew and frees them. Where that fails the addresses are lost.
+    fn refill(&mut self, page: u32, pages: u32) {
+        if self.map_again(page, pages).is_ok() {
+            self.add_clean(page, pages);
+        }
+    }
+
+    fn take_pages(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
+        if let Some(page) = self.extents.take(State::Dirty, pages, place) {
+            self.dirty -= pages as usize * BASE_PAGE;
+            return Ok((page, false));
+        }
+        if let Some(page) = self.extents.take(State::Clean, pages, place) {
+            self.clean -= pages as usize * BASE_PAGE;
+            return Ok((page, true));
+        }
+        // One huge page may always be left over: it is used up by what comes next.
+        let most = self.allowed(pages as usize * BASE_PAGE).max(self.pmd);
+        if let Ok(page) = self.take_unmapped(pages, place, most) {
+            return Ok((page, true));
+        }
+        let fresh = self.take_fresh(pages, place);
+        if fresh == Err(Errno::RANGE) {
+            // All addresses have been used once.
+            return self
+                .take_unmapped(pages, place, usize::MAX)
+                .map(|page| (page, true));
+        }
+        fresh
+    }
+
+    /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
+    ///
+    /// A clean extent in front (what was left over the last time) is used up first, so that blocks
+    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over.
+    fn take_unmapped(&mut self, pages: u32, place: Placement, most: usize) -> Result<u32, Errno> {
+        let chunk = self.chunk_pages();
+        let lead = place.remainder % chunk;
+        let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
+        // The block begins `lead` pages into the first chunk.
+        let from = Placement {
+            modulus: place.modulus.max(chunk),
+            remainder: place.remainder - lead,
+        };
+        let count = whole(pages.checked_add(lead).ok_or(Errno::NOMEM)?)?;
+        let page = self
+            .extents
+            .take(State::Unmapped, count, from)
+            .ok_or(Errno::NOMEM)?;
+        let front = match self.extents.claim_before(page, State::Clean) {
+            Some((start, length)) if place.modulus > 1 || length >= pages => {
+                self.extents.release(start, length, State::Clean);
+                0
+            }
+            front => front.map_or(0, |(_, length)| length),
+        };
+        let needed = whole(pages + lead - front)?;
+        if needed < count {
+            let rest = self.extents.split(page, count, needed);
+            self.extents.release(rest, count - needed, State::Unmapped);
+        }
+        let surplus = (front + needed - lead - pages) as usize * BASE_PAGE;
+        let mapped = if surplus + self.clean - front as usize * BASE_PAGE > most {
+            Err(Errno::RANGE)
+        } else {
+            self.map_again(page, needed)
+        };
+        if let Err(errno) = mapped {
+            // Where somebody else's mapping is there, those addresses are lost to us, for good.
+            if errno != Errno::EXIST {
+                self.extents.release(page, needed, State::Unmapped);
+            }
+            if front > 0 {
+                self.extents.release(page - front, front, State::Clean);
+            }
+            return Err(errno);
+        }
+        self.clean -= front as usize * BASE_PAGE;
+        self.extents.join(page - front, front, needed);
+        let mut block = (page - front, front + needed);
+        if lead > 0 {
+            let start = self.extents.split(block.0, block.1, lead);
+            self.add_clean(block.0, lead);
+            block = (start, block.1 - lead);
+        }
+        if block.1 > pages {
+            let rest = self.extents.split(block.0, block.1, pages);
+            self.add_clean(rest, block.1 - pages);
+        }
+        Ok(block.0)
+    }
+
+    fn take_fresh(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
+        for _ in 0..DETOURS {
+            match self.take_at_frontier(pages, place) {
+                Err(Errno::EXIST) => self.detour()?,
+                other => return other.map(|page| (page, true)),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    fn take_at_frontier(&mut self, pages: u32, place: Placement) -> Result<u32, Errno> {
+        let end = self.extents.end();
+        let at = place.first_from(end).ok_or(Errno::NOMEM)?;
+        let gap = at - end;
+        let to_chunk = Placement {
+            modulus: self.chunk_pages(),
+            remainder: 0,
+        }
+        .first_from(end);
+        let near = to_chunk.map_or(gap, |chunk| gap.min(chunk - end));
+        if gap > near {
+            // More than a chunk is left out: map none of it.
+            if near > 0 {
+                self.append(near, Self::add_clean)?;
+            }
+            let far = gap - near;
+            self.reach(end + near + far)?;
+            self.frontier.jump(far as usize * BASE_PAGE);
+            self.extents.append(far, State::Unmapped);
+        } else if gap > 0 {
+            self.append(gap, Self::add_clean)?;
+        }
+        self.append(pages, |_, _, _| ())
+    }
+
+    /// Lets the window grow by `pages`, which become a live extent for `and` to do with as it likes.
+    fn append(&mut self, pages: u32, and: impl FnOnce(&mut Self, u32, u32)) -> Result<u32, Errno> {
+        let end = self
+            .extents
+            .end()
+            .checked_add(pages)
+            .filter(|end| *end < 1 << 31);
+        let end = end.ok_or(Errno::NOMEM)?;
+        let size = pages as usize * BASE_PAGE;
+        let growth = self.frontier.take(size, self.allowed(size))?;
+        if let Err(errno) = self.reach(end) {
+            self.frontier.undo(growth);
+            return Err(errno);
+        }
+        debug_assert_eq!(growth.start, self.address(self.extents.end()));
+        let page = self.extents.append(pages, State::Live);
+        and(self, page, pages);
+        Ok(page)
+    }
+
+    /// Goes round a mapping of somebody else's. The addresses in between stay taken for good.
+    fn detour(&mut self) -> Result<(), Errno> {
+        let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
+        let beyond = u32::try_from(beyond)
+            .ok()
+            .filter(|page| *page < 1 << 31)
+            .ok_or(Errno::RANGE)?;
+        self.reach(beyond)?;
+        let (left, right) = self.frontier.skip();
+        if right > left {
+            let pages = self.page(right) - self.page(left);
+            let page = self.extents.append(pages, State::Live);
+            self.add_clean(page, pages);
+        }
+        let lost = beyond - self.extents.end();
+        if lost > 0 {
+            self.extents.append(lost, State::Live);
+        }
+        Ok(())
+    }
+
+    fn reach(&mut self, end: u32) -> Result<(), Errno> {
+        self.extents.table_mut().reach(end)
+    }
+
+    fn map_again(&self, page: u32, pages: u32) -> Result<(), Errno> {
+        let range = self.range(page, pages);
+        self.site
+            .backing
+            .map(range.start, range.len())
+            .map(|_advised| ())
+    }
+
+    fn grow(&mut self, page: u32, pages: u32, extra: u32) -> bool {
+        let end = page + pages;
+        if end == self.extents.end() {
+            let merge = |window: &mut Self, _, _| window.extents.join(page, pages, extra);
+            return self.append(extra, merge).is_ok();
+        }
+        let bytes = extra as usize * BASE_PAGE;
+        if self.extents.grow(page, extra, State::Dirty) {
+            self.dirty -= bytes;
+            return true;
+        }
+        if self.extents.grow(page, extra, State::Clean) {
+            self.clean -= bytes;
+            return true;
+        }
+        false
+    }
+
+    /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
+    /// move whole.
+    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
+        let length = old as usize * BASE_PAGE;
+        // The pool's pages stay where they were counted.
+        if length < self.pmd || self.is_pool() {
+            return None;
+        }
+        let from = self.address(page);
+        let place = self.placement(self.pmd, from % self.pmd);
+        let (target, _) = self.take_pages(new, place).ok()?;
+        let to = self.address(target);
+        if memory::relocate(from, to, length).is_err() {
+            // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
+            // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
+            // pages that have moved already go back.
+            memory::restore(from, to, length);
+            return None;
+        }
+        self.count(new - old, true);
+        self.unmapped(page, old);
+        Some(to)
+    }
+
+    fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut Leaving) {
+        let length = pages as usize * BASE_PAGE;
+        if length <= KEEP_BLOCK {
+            self.largest_kept = self.largest_kept.max(length);
+        }
+        self.add_dirty(page, pages);
+        self.purge(self.keep(), &mut Some(leaving));
+    }
+
+    fn add_dirty(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Dirty);
+        self.dirty += (pages + freed.absorbed) as usize * BASE_PAGE;
+        self.clean -= freed.absorbed as usize * BASE_PAGE;
+    }
+
+    /// Frees mapped pages that are not resident. Whole chunks of them are unmapped, so that they can be
+    /// huge again.
+    fn add_clean(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Clean);
+        self.clean += pages as usize * BASE_PAGE;
+        let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
+        let unmap = |range: &Range<usize>| self.site.backing.unmap(range.start, range.len());
+        if !inner.is_empty() && unmap(&inner).is_ok() {
+            self.extents.claim(freed.start, freed.pages, State::Clean);
+            self.clean -= freed.pages as usize * BASE_PAGE;
+            self.carve(freed.start, freed.pages, &inner, Self::add_clean);
+        }
+    }
+
+    /// What glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and the
+    /// allowed waste on top.
+    ///
+    /// Of the pool all but its surplus.
+    fn keep(&self) -> usize {
+        if self.is_pool() {
+            return self.dirty.saturating_sub(supply::surplus());
+        }
+        (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0)
+    }
+
+    fn is_pool(&self) -> bool {
+        self.site.backing == Backing::Pool
+    }
+
+    /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
+    /// beyond them, and all where that would not help.
+    fn spared(&self, pages: u32) -> usize {
+        if !self.is_pool() {
+            return 0;
+        }
+        let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
+        self.dirty.checked_sub(needed).unwrap_or(self.dirty)
+    }
+
+    fn allowed(&self, more: usize) -> usize {
+        if self.is_pool() {
+            return usize::MAX / 2;
+        }
+        ((self.live + more) / 100).saturating_mul(self.max_waste)
+    }
+
+    fn count(&mut self, pages: u32, more: bool) {
+        let bytes = pages as usize * BASE_PAGE;
+        self.live = if more {
+            self.live + bytes
+        } else {
+            self.live - bytes
+        };
+        if !self.is_pool() {
+            stats::live(self.live as u64);
+        }
+    }
+
+    fn block(&self, address: usize) -> Option<(u32, u32)> {
+        let offset = address
+            .checked_sub(self.start)
+            .filter(|_| address.is_multiple_of(BASE_PAGE))?;
+        let page = u32::try_from(offset / BASE_PAGE).ok()?;
+        Some((page, self.extents.live(page)?))
+    }
+
+    /// Blocks at `offset` past a multiple of `align`, which is at most [`MOST_ALIGN`].
+    fn placement(&self, align: usize, offset: usize) -> Placement {
+        let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
+        let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
+        Placement {
+            modulus,
+            remainder: u32::try_from(pages).unwrap_or(0),
+        }
+    }
+
+    fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
+        range.start.next_multiple_of(self.pmd)..range.end & !(self.pmd - 1)
+    }
+
+    fn chunk_pages(&self) -> u32 {
+        u32::try_from(self.pmd / BASE_PAGE).unwrap_or(1)
+    }
+
+    fn range(&self, page: u32, pages: u32) -> Range<usize> {
+        self.address(page)..self.address(page + pages)
+    }
+
+    fn address(&self, page: u32) -> usize {
+        self.start + page as usize * BASE_PAGE
+    }
+
+    /// The page at an address of the window, which has fewer than 2^31.
+    fn page(&self, address: usize) -> u32 {
+        u32::try_from((address - self.start) / BASE_PAGE).unwrap_or(u32::MAX)
+    }
+}
+
+/// How many pages `size` bytes take: at least one.
+fn page_count(size: usize) -> Option<u32> {
+    u32::try_from(size.max(1).div_ceil(BASE_PAGE))
+        .ok()
+        .filter(|pages| *pages < 1 << 31)
+}

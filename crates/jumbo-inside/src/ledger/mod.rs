@@ -1,0 +1,312 @@
+//! The ledger: what the preload library did in each process, in memory that the launcher shares.
+//!
+//! `jumbo run` makes a memfd, and each covered process maps it through `/proc/LAUNCHER/fd/N` (so
+//! that no descriptor is inherited and no file is left behind), claims a [`Slot`] and counts in it.
+//! What was counted outlives the process, however it ended: a report after SIGKILL is whole.
+//!
+//! Invariant: counters only, no pointers. A process can write nonsense into its launcher's report and
+//! nothing worse.
+
+mod locator;
+pub(crate) mod stats;
+
+pub use locator::Locator;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Result;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Slots in a ledger; processes past that are counted by [`Ledger::claimed`] alone.
+pub const SLOTS: usize = 1000;
+
+/// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
+const MAGIC: u32 = 0x6a6d_6234;
+
+/// The shared memory, as both sides see it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Ledger {
+    magic: AtomicU32,
+    claimed: AtomicU32,
+    _pad: [u64; 15],
+    slots: [Slot; SLOTS],
+}
+
+/// What one process (one image of it: `exec` claims a new slot) asked for and got. All in bytes
+/// unless named otherwise.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The process, in its own PID namespace; 0 while the slot is being set up.
+    pub pid: AtomicU32,
+    /// Facts found at start: [`flag`].
+    pub flags: AtomicU32,
+    /// Large allocations now alive in the window.
+    pub large_live: AtomicU64,
+    /// The most of them there ever were.
+    pub large_peak: AtomicU64,
+    /// How many large allocations were made (a count).
+    pub large_calls: AtomicU64,
+    /// Large allocations that the window could not serve and the program's allocator did.
+    pub large_fallback: AtomicU64,
+    /// Memory newly put under MADV_HUGEPAGE, over the whole life (allocations and mappings).
+    pub advised: AtomicU64,
+    /// Memory whose MADV_HUGEPAGE the kernel refused.
+    pub refused: AtomicU64,
+    /// The errno of the last refusal.
+    pub refused_errno: AtomicU64,
+    /// Anonymous mappings the program made and jumbo advised.
+    pub maps_advised: AtomicU64,
+    /// Anonymous mappings left alone: no whole huge page fits, or huge pages make no sense there.
+    pub maps_left: AtomicU64,
+    /// glibc thread arenas put under MADV_HUGEPAGE.
+    pub arenas_advised: AtomicU64,
+    /// Bytes collapsed with MADV_COLLAPSE.
+    pub collapsed: AtomicU64,
+    /// Freed by several threads at once.
+    pub free_gathered: AtomicU64,
+    /// Large ranges freed by the caller alone: huge-mapped, or nothing to gain.
+    pub free_inline: AtomicU64,
+    /// Freed after the call had returned (part of `free_gathered`).
+    pub free_background: AtomicU64,
+    /// Now waiting to be freed in the background.
+    pub free_pending: AtomicU64,
+    /// The most threads that freed at once (a count).
+    pub free_workers: AtomicU64,
+    /// Allocations that waited for memory being freed in the background (a count).
+    pub free_waits: AtomicU64,
+    /// Hugetlb pages of the pool now held, and the most of them there ever were.
+    pub pool_hugetlb: AtomicU64,
+    /// The peak of `pool_hugetlb`.
+    pub pool_hugetlb_peak: AtomicU64,
+    /// THPs of the pool now held.
+    pub pool_thp: AtomicU64,
+    /// The peak of `pool_thp`.
+    pub pool_thp_peak: AtomicU64,
+    /// Asked for while there was a pool, and served without it.
+    pub pool_beyond: AtomicU64,
+    /// Moved from hugetlb pages to THPs, before a fork or a thread.
+    pub pool_moved: AtomicU64,
+    /// Should have been moved, and could not be.
+    pub pool_stuck: AtomicU64,
+    /// Why the pool was not better: bits of [`pool_reason`].
+    pub pool_reasons: AtomicU32,
+    /// What became of the reaper: a code of [`crate::reaper::State`].
+    pub reaper: AtomicU32,
+    /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
+    pub reaper_pid: AtomicU32,
+    /// What the reaper gave back.
+    pub reaper_freed: AtomicU64,
+    /// How long that took, in nanoseconds.
+    pub reaper_ns: AtomicU64,
+}
+
+/// Bits of [`Slot::pool_reasons`].
+pub mod pool_reason {
+    /// The pool and its overcommit were used up.
+    pub const FULL: u32 = 1;
+    /// The kernel's hugetlb pool had no page left, and no surplus page could be had.
+    pub const NONE_FREE: u32 = 1 << 1;
+    /// This kernel has no hugetlb pages of that size.
+    pub const NO_SIZE: u32 = 1 << 2;
+    /// A control group's hugetlb limit.
+    pub const HUGETLB_LIMIT: u32 = 1 << 3;
+    /// Hugetlb pages were given up before a fork.
+    pub const FORK: u32 = 1 << 4;
+    /// Hugetlb pages were given up because the program has threads.
+    pub const THREADS: u32 = 1 << 5;
+    /// The memory cgroup, or the host, had no room for THPs.
+    pub const NO_ROOM: u32 = 1 << 6;
+    /// Memory could not be collapsed: no free huge page, or THP switched off for the process.
+    pub const FRAGMENTED: u32 = 1 << 7;
+    /// Hugetlb pages were not taken: what they hold might find no room when it has to move before a fork.
+    pub const UNMOVABLE: u32 = 1 << 8;
+    /// Hugetlb pages were given up before a seccomp filter or a new root.
+    pub const CONFINED: u32 = 1 << 9;
+    /// What hugetlb pages held could not be moved: no room, or a filter.
+    pub const STUCK_ROOM: u32 = 1 << 10;
+    /// The same: the kernel refused a mapping.
+    pub const STUCK_MAPPINGS: u32 = 1 << 11;
+    /// The same: another thread was there.
+    pub const STUCK_THREADS: u32 = 1 << 12;
+    /// More was asked for at once than the pool and its overcommit.
+    pub const LARGER: u32 = 1 << 13;
+}
+
+/// Bits of [`Slot::flags`].
+pub mod flag {
+    /// `malloc` and its family are diverted: the next definition is glibc's.
+    pub const MALLOC: u32 = 1;
+    /// The program has another allocator; only its mappings are covered.
+    pub const FOREIGN_MALLOC: u32 = 1 << 1;
+    /// `mmap` and its family are covered.
+    pub const MAPS: u32 = 1 << 2;
+    /// The window could not be placed in this address space.
+    pub const NO_WINDOW: u32 = 1 << 3;
+    /// The process was told by its parent or itself not to use THP (PR_SET_THP_DISABLE).
+    pub const THP_DISABLED: u32 = 1 << 4;
+    /// glibc's own heap advises THP: glibc.malloc.hugetlb is 1 or more in its tunables.
+    pub const TUNABLE: u32 = 1 << 5;
+    /// mimalloc serves `malloc` and its family.
+    pub const MIMALLOC: u32 = 1 << 6;
+}
+
+impl Ledger {
+    /// What the memfd is called in /proc/PID/maps.
+    pub const NAME: &'static str = "jumbo-ledger";
+
+    /// A new, empty ledger and the memfd that others map it through.
+    ///
+    /// # Errors
+    /// The errno of memfd_create(2) (3.17), ftruncate(2) or mmap(2).
+    pub fn create() -> Result<(&'static Self, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(Self::NAME, flags)?;
+        rustix::fs::ftruncate(&fd, size_of::<Self>() as u64)?;
+        // Nobody can take the memory away from under the others.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        let ledger = Self::map(&fd)?;
+        ledger.magic.store(MAGIC, Ordering::Release);
+        Ok((ledger, fd))
+    }
+
+    /// Maps the ledger behind `fd` for the rest of this process's life.
+    ///
+    /// # Errors
+    /// The errno of fstat(2) or mmap(2); `EINVAL` where the file is too short to be a ledger.
+    pub fn map(fd: impl AsFd) -> Result<&'static Self> {
+        let stat = rustix::fs::fstat(&fd)?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < size_of::<Self>() as u64 {
+            return Err(rustix::io::Errno::INVAL);
+        }
+        map_shared(fd)
+    }
+
+    /// True where the memory was set up by [`Ledger::create`].
+    pub fn is_valid(&self) -> bool {
+        self.magic.load(Ordering::Acquire) == MAGIC
+    }
+
+    /// A slot for this process, or `None` when all are taken.
+    pub fn claim(&self, pid: u32) -> Option<&Slot> {
+        let index = self.claimed.fetch_add(1, Ordering::Relaxed);
+        let slot = self.slots.get(usize::try_from(index).ok()?)?;
+        slot.pid.store(pid, Ordering::Release);
+        Some(slot)
+    }
+
+    /// How many slots were asked for; past [`SLOTS`] that many processes went uncounted.
+    pub fn claimed(&self) -> u32 {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// The slots in use, in the order of their claims.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let used = usize::try_from(self.claimed()).unwrap_or(SLOTS).min(SLOTS);
+        self.slots[..used]
+            .iter()
+            .filter(|slot| slot.pid.load(Ordering::Acquire) != 0)
+    }
+}
+
+impl Slot {
+    /// A slot of which nothing was counted yet.
+    pub const fn new() -> Self {
+        Self {
+            pid: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            large_live: AtomicU64::new(0),
+            large_peak: AtomicU64::new(0),
+            large_calls: AtomicU64::new(0),
+            large_fallback: AtomicU64::new(0),
+            advised: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            refused_errno: AtomicU64::new(0),
+            maps_advised: AtomicU64::new(0),
+            maps_left: AtomicU64::new(0),
+            arenas_advised: AtomicU64::new(0),
+            collapsed: AtomicU64::new(0),
+            free_gathered: AtomicU64::new(0),
+            free_inline: AtomicU64::new(0),
+            free_background: AtomicU64::new(0),
+            free_pending: AtomicU64::new(0),
+            free_workers: AtomicU64::new(0),
+            free_waits: AtomicU64::new(0),
+            pool_hugetlb: AtomicU64::new(0),
+            pool_hugetlb_peak: AtomicU64::new(0),
+            pool_thp: AtomicU64::new(0),
+            pool_thp_peak: AtomicU64::new(0),
+            pool_beyond: AtomicU64::new(0),
+            pool_moved: AtomicU64::new(0),
+            pool_stuck: AtomicU64::new(0),
+            pool_reasons: AtomicU32::new(0),
+            reaper: AtomicU32::new(0),
+            reaper_pid: AtomicU32::new(0),
+            reaper_freed: AtomicU64::new(0),
+            reaper_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds `bytes` to a counter. Relaxed: each counter stands alone.
+    pub fn add(counter: &AtomicU64, bytes: u64) {
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the one place where the shared memory becomes a type"
+)]
+fn map_shared(fd: impl AsFd) -> Result<&'static Ledger> {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
+    let memory = unsafe {
+        rustix::mm::mmap(
+            core::ptr::null_mut(),
+            size_of::<Ledger>(),
+            prot,
+            flags,
+            fd,
+            0,
+        )?
+    };
+    // SAFETY: the mapping is page-aligned, as long as the type (the caller checked the file's length),
+    // never unmapped, and every field is an atomic for which any bit pattern is valid.
+    Ok(unsafe { &*memory.cast::<Ledger>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_mapping_sees_the_counts_of_the_first() {
+        let (ledger, fd) = Ledger::create().unwrap();
+        let other = Ledger::map(&fd).unwrap();
+        assert!(other.is_valid() && other.slots().next().is_none());
+        Slot::add(&other.claim(7).unwrap().advised, 42);
+        let slot = ledger.slots().next().unwrap();
+        assert_eq!(
+            (
+                slot.pid.load(Ordering::Relaxed),
+                slot.advised.load(Ordering::Relaxed)
+            ),
+            (7, 42)
+        );
+        for _ in 0..SLOTS {
+            let _ = ledger.claim(8);
+        }
+        assert!(ledger.claim(9).is_none());
+        assert_eq!(ledger.slots().count(), SLOTS);
+    }
+
+    #[test]
+    fn a_short_file_is_refused() {
+        let fd = rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(Ledger::map(&fd).unwrap_err(), rustix::io::Errno::INVAL);
+    }
+}

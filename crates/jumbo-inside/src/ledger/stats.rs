@@ -1,0 +1,60 @@
+//! Counting into the [`Slot`] of this process, or into one of its own that nobody reads.
+
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use super::{Ledger, Slot};
+
+static NOBODY: Slot = Slot::new();
+pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+
+/// The slot that this process counts in.
+pub(crate) fn slot() -> &'static Slot {
+    #[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
+    // SAFETY: SLOT only ever holds addresses of `'static` slots, which are shared by atomics alone.
+    unsafe {
+        &*SLOT.load(Ordering::Acquire)
+    }
+}
+
+/// Counts into a slot of `ledger` from now on. Where it is full, into one of its own: not into its
+/// parent's.
+pub(crate) fn attach(ledger: &'static Ledger, pid: u32) {
+    let slot = ledger.claim(pid).unwrap_or(&NOBODY);
+    SLOT.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
+}
+
+/// One MADV_HUGEPAGE over `length` bytes, and the kernel's answer.
+pub(crate) fn advised(length: usize, refused: Option<Errno>) {
+    let slot = slot();
+    match refused {
+        None => Slot::add(&slot.advised, length as u64),
+        Some(errno) => {
+            Slot::add(&slot.refused, length as u64);
+            slot.refused_errno.store(
+                errno.raw_os_error().unsigned_abs().into(),
+                Ordering::Relaxed,
+            );
+        }
+    }
+}
+
+/// One successful MADV_COLLAPSE.
+pub(crate) fn collapsed(length: usize) {
+    Slot::add(&slot().collapsed, length as u64);
+}
+
+/// Sets the live count and lifts the peak after it.
+pub(crate) fn live(bytes: u64) {
+    let slot = slot();
+    slot.large_live.store(bytes, Ordering::Relaxed);
+    raise(&slot.large_peak, bytes);
+}
+
+fn raise(peak: &AtomicU64, bytes: u64) {
+    // The caller holds the heap's lock, so no other thread raises it in between.
+    if peak.load(Ordering::Relaxed) < bytes {
+        peak.store(bytes, Ordering::Relaxed);
+    }
+}

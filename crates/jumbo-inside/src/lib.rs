@@ -1,0 +1,28 @@
+//! What jumbo does inside the programs that it wraps.
+//!
+//! The preload library is made of this, and nothing else of ours runs in a wrapped program. So there is no standard
+//! library here and no allocator: the compiler keeps what a comment would have to ask for. Where something cannot be done the
+//! caller is told, and the program's own allocator or the kernel does it.
+//!
+//! - [`heap`]: large allocations in an address window of their own, and the program's mappings.
+//! - [`gather`]: memory given back by several threads, or later.
+//! - [`reaper`]: memory given back after the program's end, by a sibling process.
+//! - [`ledger`]: what all of them did in each process, for the launcher to read.
+//! - [`orders`]: what the launcher tells the library, in one environment variable.
+//! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
+//! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
+//!
+//! This crate is no public interface: `jumbo` is. Its functions take addresses, and believe their callers.
+
+#![cfg_attr(not(test), no_std)]
+
+pub mod gather;
+pub mod headroom;
+pub mod heap;
+pub mod ledger;
+pub mod orders;
+pub mod reaper;
+pub mod sandbox;
+pub mod sync;
+pub mod sys;
+pub mod units;

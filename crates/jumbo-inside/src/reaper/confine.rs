@@ -1,0 +1,128 @@
+//! Taking everything away from the sibling that it could be made to use: [`confine`].
+//!
+//! In this order: its limits, its privilege, then what it holds. It executes memory that the program can write, so
+//! until [`super::filter`] is installed it could do what the program could at its start. Nothing here
+//! changes the user ID: that would change the program's dumpability, which belongs to the memory.
+#![expect(unsafe_code, reason = "hands structures to the kernel")]
+
+use core::sync::atomic::Ordering;
+
+use super::control::CONTROL;
+use super::identity;
+use super::raw::{self, plain};
+
+/// `CLOSE_RANGE_UNSHARE` of close_range(2), Linux 5.9.
+const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+
+/// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
+/// left: enough for some TiB of base pages. It bounds code of the program's choice that runs in a sibling
+/// whose program is gone, and that nobody would look for.
+const MOST_SECONDS: u64 = 600;
+
+/// How the sibling is called in ps(1).
+pub const NAME: &core::ffi::CStr = c"jumbo-reaper";
+
+/// False where a step is refused: the caller ends.
+pub(super) fn confine() -> bool {
+    // Limits first: to raise a hard one of 0 takes a capability.
+    refuse_core()
+        && limit_time()
+        && empty_capabilities()
+        && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
+        // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
+        && plain(
+            libc::SYS_close_range,
+            [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
+        ) == 0
+        && plain(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
+        && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
+        && give_up_real_time()
+        && run_anywhere()
+}
+
+/// On all CPUs that the program was started on: the thread that starts the sibling may be bound to one.
+/// Where that is not allowed any more, it stays where it is.
+fn run_anywhere() -> bool {
+    let (cpus, size) = (&CONTROL.cpus, size_of_val(&CONTROL.cpus));
+    if cpus.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+        let pointer = cpus.as_ptr().expose_provenance();
+        plain(libc::SYS_sched_setaffinity, [0, size, pointer]);
+    }
+    true
+}
+
+/// Giving memory back is no business of real time: nobody waits for it. Other policies stay as they are.
+fn give_up_real_time() -> bool {
+    let policy = plain(libc::SYS_sched_getscheduler, [0; 3]);
+    if policy != libc::SCHED_FIFO as isize && policy != libc::SCHED_RR as isize {
+        return true;
+    }
+    let normal = libc::SCHED_OTHER.cast_unsigned() as usize;
+    let parameter = libc::sched_param { sched_priority: 0 };
+    let pointer = (&raw const parameter).expose_provenance();
+    plain(libc::SYS_sched_setscheduler, [0, normal, pointer]) == 0
+}
+
+fn plain_prctl(option: libc::c_int, value: usize) -> bool {
+    plain(libc::SYS_prctl, [option.cast_unsigned() as usize, value, 0]) == 0
+}
+
+/// capset(2) of none at all; the ambient ones go with the inheritable ones.
+fn empty_capabilities() -> bool {
+    let header = identity::CAPABILITIES;
+    let none = [0u32; 6];
+    let pointers = [
+        (&raw const header).expose_provenance(),
+        (&raw const none).expose_provenance(),
+        0,
+    ];
+    plain(libc::SYS_capset, pointers) == 0
+}
+
+/// No second core of the same memory, which would bear the sibling's user: 1 byte, since 0 means "none" for
+/// files alone, and a pipe in core_pattern is given a core all the same (core(5)).
+///
+/// To raise a hard limit of 0 takes CAP_SYS_RESOURCE. Who lacks it has no core in a file, and may have one in
+/// a pipe, now or once core_pattern is changed. That is harmless where the program can never be another
+/// user than its sibling: it would be a core that the program can have of itself at any time.
+fn refuse_core() -> bool {
+    limit(libc::RLIMIT_CORE, 1)
+        || CONTROL.identity_is_fixed.load(Ordering::Relaxed) && identity::is_fixed()
+}
+
+/// At most [`MOST_SECONDS`] of CPU time, or what the program may have itself.
+fn limit_time() -> bool {
+    let mut now = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let arguments = [
+        0,
+        libc::RLIMIT_CPU as usize,
+        0,
+        (&raw mut now).expose_provenance(),
+        0,
+        0,
+    ];
+    // SAFETY: the kernel writes one limit to `now`.
+    let known = unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 };
+    known && limit(libc::RLIMIT_CPU, MOST_SECONDS.min(now.rlim_max))
+}
+
+/// Sets a limit, the soft and the hard one.
+fn limit(resource: libc::__rlimit_resource_t, value: u64) -> bool {
+    let limit = libc::rlimit64 {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    let arguments = [
+        0,
+        resource as usize,
+        (&raw const limit).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel reads one limit; there is nothing for it to write.
+    unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 }
+}

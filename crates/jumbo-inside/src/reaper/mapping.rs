@@ -1,0 +1,208 @@
+//! The lines of /proc/PID/maps, byte by byte: [`Lines`] makes each a [`Mapping`].
+//!
+//! A line can be longer than any buffer here and there can be more of them than any table holds, so
+//! nothing is kept but what is asked of a mapping. Pure: it allocates nothing and calls nothing. See
+//! proc_pid_maps(5).
+
+/// How much of a name is kept.
+const NAME: usize = 16;
+
+/// A file as the kernel names it in /proc/PID/maps and in /proc/locks: device (major and minor number) and
+/// inode.
+pub(super) type File = ((u64, u64), u64);
+
+/// One mapping of an address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// Writable, and not shared.
+    pub(super) writable: bool,
+    pub(super) private: bool,
+    /// The file: major and minor number of its device, and its inode; all 0 where there is none.
+    pub(super) device: (u64, u64),
+    pub(super) inode: u64,
+    name: [u8; NAME],
+    length: usize,
+}
+
+impl Mapping {
+    /// Whether its file's path, or the kernel's word for it, starts so.
+    pub(super) fn is_named(&self, start: &[u8]) -> bool {
+        let known = self.name.get(..self.length).unwrap_or_default();
+        known.starts_with(start)
+    }
+
+    pub(super) fn file(&self) -> File {
+        (self.device, self.inode)
+    }
+
+    /// Memory that is nobody else's and no file's.
+    pub(super) fn is_private_anonymous(&self) -> bool {
+        self.private && self.inode == 0 && !self.is_kernels()
+    }
+
+    /// `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`: the kernel's own.
+    pub(super) fn is_kernels(&self) -> bool {
+        self.is_named(b"[v")
+    }
+}
+
+/// Where in a line we are: what comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Field {
+    #[default]
+    Start,
+    End,
+    Permissions,
+    Offset,
+    Major,
+    Minor,
+    Inode,
+    Name,
+}
+
+/// A reader of lines.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    field: Field,
+    number: u64,
+    mapping: Mapping,
+}
+
+impl Lines {
+    /// Takes the next byte; gives a mapping where it ends a line.
+    pub(super) fn push(&mut self, byte: u8) -> Option<Mapping> {
+        if byte == b'\n' {
+            if self.field == Field::Inode {
+                self.mapping.inode = self.number;
+            }
+            return Some(core::mem::take(self).mapping);
+        }
+        match (self.field, byte) {
+            (Field::Name, _) => self.name(byte),
+            (Field::Permissions, b'w') => self.mapping.writable = true,
+            (Field::Permissions, b'p') => self.mapping.private = true,
+            (_, b' ' | b'-' | b':') if self.field != Field::Permissions || byte == b' ' => {
+                self.end_field();
+            }
+            (Field::Inode, _) => self.digit(byte, 10),
+            (Field::Permissions, _) => {}
+            _ => self.digit(byte, 16),
+        }
+        None
+    }
+
+    fn digit(&mut self, byte: u8, radix: u64) {
+        let value = char::from(byte).to_digit(16).unwrap_or(0);
+        self.number = self
+            .number
+            .wrapping_mul(radix)
+            .wrapping_add(u64::from(value));
+    }
+
+    fn end_field(&mut self) {
+        let number = core::mem::take(&mut self.number);
+        // 64 bits, as everywhere here.
+        let address = usize::try_from(number).unwrap_or(0);
+        self.field = match self.field {
+            Field::Start => {
+                self.mapping.start = address;
+                Field::End
+            }
+            Field::End => {
+                self.mapping.end = address;
+                Field::Permissions
+            }
+            Field::Permissions => Field::Offset,
+            Field::Offset => Field::Major,
+            Field::Major => {
+                self.mapping.device.0 = number;
+                Field::Minor
+            }
+            Field::Minor => {
+                self.mapping.device.1 = number;
+                Field::Inode
+            }
+            Field::Inode | Field::Name => {
+                self.mapping.inode = number;
+                Field::Name
+            }
+        };
+    }
+
+    fn name(&mut self, byte: u8) {
+        // Blanks in front of it fill a column.
+        if byte == b' ' && self.mapping.length == 0 {
+            return;
+        }
+        if let Some(place) = self.mapping.name.get_mut(self.mapping.length) {
+            *place = byte;
+            self.mapping.length += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(text: &str) -> Vec<Mapping> {
+        let mut lines = Lines::default();
+        text.bytes().filter_map(|byte| lines.push(byte)).collect()
+    }
+
+    #[test]
+    fn the_lines_of_a_process_are_told_apart() {
+        let maps = all("\
+200000000000-200000400000 rw-p 00000000 00:00 0 
+55d6a1e00000-55d6a1e21000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0000021000 r-xp 00001000 fe:1c 1234                       /usr/lib/a b.so
+7f0000100000-7f0000200000 rw-s 00000000 00:01 99                         /SYSV00000000 (deleted)
+7ffd40000000-7ffd40021000 r-xp 00000000 00:00 0                          [vdso]
+7ffd50000000-7ffd50021000 rw-p 00000000 00:00 0                          [stack]
+");
+        let private: Vec<bool> = maps.iter().map(Mapping::is_private_anonymous).collect();
+        assert_eq!(private, [true, true, false, false, false, true]);
+        assert_eq!(
+            (maps[0].start, maps[0].end),
+            (0x2000_0000_0000, 0x2000_0040_0000)
+        );
+        assert_eq!((maps[2].device, maps[2].inode), ((0xfe, 0x1c), 1234));
+        assert!(!maps[2].writable && maps[2].private && maps[2].is_named(b"/usr/lib/a b"));
+        assert!(maps[3].writable && !maps[3].private && maps[3].is_named(b"/SYSV"));
+        assert!(maps[4].is_kernels());
+    }
+
+    #[test]
+    fn an_inode_may_end_the_line() {
+        let maps = all("1000-2000 rw-p 00000000 00:00 7\n3000-4000 rw-p 00000000 00:00 0\n");
+        assert_eq!((maps[0].inode, maps[1].inode), (7, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            start in 0usize..1 << 47, length in 1usize..1 << 40, writable: bool, private: bool,
+            major in 0u64..4096, minor in 0u64..1 << 20, inode: u64, name in "(/[ -~]{0,4000})?",
+        ) {
+            let end = start + length;
+            let (w, p) = (if writable { 'w' } else { '-' }, if private { 'p' } else { 's' });
+            let line = format!("{start:x}-{end:x} r{w}-{p} 0001f000 {major:02x}:{minor:02x} {inode} {name}\n");
+            let [mapping] = all(&line)[..] else { panic!("one line, one mapping") };
+            prop_assert_eq!((mapping.start, mapping.end), (start, end));
+            prop_assert_eq!((mapping.writable, mapping.private), (writable, private));
+            prop_assert_eq!((mapping.device, mapping.inode), ((major, minor), inode));
+            prop_assert!(mapping.is_named(&name.as_bytes()[..name.len().min(16)]));
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes: Vec<u8>) {
+            let mut lines = Lines::default();
+            for byte in bytes {
+                let _ = lines.push(byte);
+            }
+        }
+    }
+}

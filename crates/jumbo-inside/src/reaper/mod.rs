@@ -1,0 +1,59 @@
+//! Memory given back after the program's end, by a sibling process that shares it.
+//!
+//! A process that ends tears its address space down itself, on one thread, and whoever waits for it waits
+//! for that. The sibling shares the address space, so that the program is not its last user: the program
+//! ends at once, however it ended, and the sibling gives the memory back with several threads.
+//!
+//! - [`start`] and [`retire`] (`launch`) are called inside the program, and [`keep_out`] (`gate`) before calls
+//!   that it would stand in the way of; `control` is what both look at.
+//! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
+//!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and nobody else
+//!   uses the memory.
+//! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
+//!   empties the rest (`zap`). `raw` makes its system calls.
+//! - [`survey()`] finds what would outlive the program (`locks`, those of mapped files), in /proc (`proc`).
+//! - [`State`] is what became of it, and why.
+//!
+//! All of these are code inside the program. `jumbo::teardown` is the other way, from outside: for a process that
+//! nobody prepared, a supervisor frees its memory beside the kernel.
+//!
+//! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child or
+//! that of the nearest subreaper above the program, who finds an exit status of 0 when it is done (an init
+//! that never waits keeps a zombie). Where the program is a subreaper itself it would come back to the
+//! program, and hang its waits for all children: there is none.
+//!
+//! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
+//! the program's root folder and its /proc mounted. Between its first instruction and its filter (some
+//! fifty microseconds) it runs with the program's user ID and without capabilities; only a thread that
+//! drops privilege in that moment, and whose memory is in hostile hands in the same moment, could use that.
+//! A user fault handler in another process (userfaultfd(2) with events of removal) that does not answer
+//! makes it wait. A writer of /proc/self/attr/current (SELinux) that wants memory of its own has to be run
+//! with `--reaper=off`, and so has a program that switches on the tagging of addresses on x86-64 after its
+//! start.
+//!
+//! Invariants: it frees nothing while any process or thread uses the memory; it holds no privilege, no
+//! file of the program's, no terminal and no working directory; whatever goes wrong in it ends it, and the
+//! kernel frees the memory as it would have without it.
+
+mod confine;
+mod control;
+mod filter;
+mod gate;
+mod identity;
+mod launch;
+mod locks;
+mod mapping;
+mod proc;
+pub mod raw;
+mod release;
+mod sibling;
+mod state;
+mod survey;
+mod zap;
+
+pub use confine::NAME;
+pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
+pub use locks::is_locked;
+pub(crate) use raw::Entry;
+pub use state::State;
+pub use survey::{Survey, is_device, is_mapped, survey};

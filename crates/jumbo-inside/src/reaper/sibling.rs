@@ -1,0 +1,160 @@
+//! What the sibling does from its first instruction to its last: [`intermediate`], [`sibling`].
+//!
+//! It runs in memory that the program can write and, in the end, where nothing but this library is
+//! mapped. So nothing here calls libc or touches a thread-local, and whatever goes wrong ends it: then the
+//! kernel frees the memory, as it would have without us.
+#![expect(unsafe_code, reason = "tasks start here, on stacks of their own")]
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+
+use super::control::{CONTROL, Stack};
+use super::raw::{self, Entry, Wait, plain};
+use super::{State, confine, filter, release};
+
+/// How long a wake-up that went to somebody else is missed: of those that wait for the end of the main
+/// thread the kernel wakes one, and pthread_join(3) may wait for it too. It is passed on here, but cannot
+/// be there. Each time is one wake-up of a sleeping process.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How soon to look again whether all other threads are gone, at first and at most. They leave within
+/// microseconds, but for a program that goes on without its main thread, and for a vfork(2) child that
+/// outlives its parent.
+const SOON: Duration = Duration::from_micros(50);
+const LATE: Duration = Duration::from_secs(1);
+
+const STACK: usize = 128 << 10;
+static SIBLING: Stack<STACK> = Stack::new();
+static INTERMEDIATE: Stack<{ 16 << 10 }> = Stack::new();
+
+/// clone3(2)'s flag of Linux 5.5, which libc has as a signed number of 32 bits.
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
+/// Memory is shared, a tracer does not follow, the program's handlers are not inherited.
+const SHARING: u64 = flag(libc::CLONE_VM) | flag(libc::CLONE_UNTRACED) | CLONE_CLEAR_SIGHAND;
+
+const fn flag(bit: libc::c_int) -> u64 {
+    bit.cast_unsigned() as u64
+}
+
+/// Makes the process that makes the sibling: its parent ends at once, so that it is nobody's child that
+/// the program's own waits, or those of what it execs, could meet. Returns the process ID.
+///
+/// # Errors
+/// The negative errno of clone3(2).
+pub(super) fn spawn_intermediate() -> isize {
+    // Its table of descriptors is the program's until `confine` replaces it: a copy would hold files.
+    let flags = SHARING | flag(libc::CLONE_FILES);
+    spawn(flags, INTERMEDIATE.place(), intermediate)
+}
+
+fn spawn_sibling() -> isize {
+    let told = flag(libc::CLONE_PARENT_SETTID) | flag(libc::CLONE_CHILD_CLEARTID);
+    spawn(SHARING | told, SIBLING.place(), sibling)
+}
+
+fn spawn(flags: u64, stack: (usize, usize), function: unsafe extern "C" fn(usize) -> !) -> isize {
+    let entry = Entry {
+        function,
+        argument: 0,
+    };
+    // SAFETY: the stack is that of one task at a time: `launch` makes none while one is alive. The
+    // kernel writes the child's ID to `alive`, an atomic.
+    unsafe { raw::clone3(flags, &CONTROL.alive, stack, entry) }
+}
+
+/// # Safety
+/// Called by [`spawn_intermediate`] alone.
+unsafe extern "C" fn intermediate(_: usize) -> ! {
+    if !confine::confine() {
+        tell(State::Unconfined);
+    } else if spawn_sibling() < 0 {
+        tell(State::Clone);
+    }
+    raw::exit_group(0)
+}
+
+/// # Safety
+/// Called by [`spawn_sibling`] alone.
+unsafe extern "C" fn sibling(_: usize) -> ! {
+    let state = prepare();
+    tell(state);
+    if state == State::Running
+        && let Some(word) = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed))
+    {
+        outlive(word);
+        release::all();
+    }
+    raw::exit_group(0)
+}
+
+fn prepare() -> State {
+    // Neither the terminal's signals nor those for the program's process group.
+    plain(libc::SYS_setsid, [0; 3]);
+    let open = |path: &core::ffi::CStr| {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY;
+        let (at, flags) = (libc::AT_FDCWD as isize, flags.cast_unsigned() as usize);
+        let path = path.as_ptr().expose_provenance();
+        plain(libc::SYS_openat, [at.cast_unsigned(), path, flags])
+    };
+    // They tell of this memory and of no other, and keep none of it: only its description.
+    let opened = open(c"/proc/self/maps") == 0 && open(c"/proc/self/statm") == 1;
+    // Self-test: the program lives, so the answer must be no.
+    if !opened || is_alone() {
+        return State::Kernel;
+    }
+    if filter::install() {
+        State::Running
+    } else {
+        State::Unconfined
+    }
+}
+
+fn tell(state: State) {
+    CONTROL.ready.store(state as u32, Ordering::Release);
+    raw::wake(&CONTROL.ready);
+}
+
+/// Whether no other process or thread uses this memory. unshare(2) of CLONE_VM changes nothing and is
+/// allowed to such a one alone (`current_is_single_threaded` in the kernel, since 2.6.16): without
+/// privilege, without /proc, whoever it is that shares.
+fn is_alone() -> bool {
+    plain(
+        libc::SYS_unshare,
+        [libc::CLONE_VM.cast_unsigned() as usize, 0, 0],
+    ) == 0
+}
+
+/// Returns when nobody else uses the memory any more; does not return when the sibling is retired.
+///
+/// The kernel zeroes `word` and wakes one who waits when the main thread has ended, however it ended, and
+/// when the process execs, from whatever thread (`mm_release`). Unless the program has told it another
+/// address since (set_tid_address(2)), or has taken the page's permissions: so each wait ends in a look. The
+/// word is read by the kernel alone, which tells where it cannot be.
+fn outlive(word: &AtomicU32) {
+    let program = CONTROL.program.load(Ordering::Relaxed);
+    loop {
+        leave_if_retired();
+        match raw::wait(word, program, PATIENCE) {
+            Wait::Woken => {}
+            Wait::Changed => break,
+            Wait::Failed => {
+                raw::wait(&CONTROL.retire, 0, LATE);
+            }
+        }
+        if is_alone() {
+            return;
+        }
+    }
+    raw::wake(word);
+    let mut pause = SOON;
+    while !is_alone() {
+        leave_if_retired();
+        raw::wait(&CONTROL.retire, 0, pause);
+        pause = (pause * 2).min(LATE);
+    }
+}
+
+fn leave_if_retired() {
+    if CONTROL.retire.load(Ordering::Acquire) != 0 {
+        raw::exit_group(0);
+    }
+}

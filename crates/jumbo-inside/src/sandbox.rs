@@ -1,0 +1,121 @@
+//! Whether this process runs under a seccomp filter: [`is_entered`], [`is_untried`].
+//!
+//! A filter knows the system calls that its program makes, not ours: one that the program never made may
+//! end it. So whoever works inside somebody else's process asks here before a call of his own, and
+//! leaves it where a filter is at work. A filter is known when it was there at the start ([`detect`]), or
+//! when the program installs one through the C library ([`enter`], from the preload library). One that is
+//! installed by a system call in the program's own machine code is not seen.
+//!
+//! Containers put a filter on all they start. Under one that was inherited, somebody else can make the calls
+//! first, in a process that may die of it: the launcher does, and says under how many filters they were
+//! harmless.
+//!
+//! A forked child inherits the answer, as it inherits the filter. So does, because it shares the memory,
+//! the parent of a vfork(2) child that installs one before it execs: too careful, and rightly so, since a
+//! child made by a bare clone(2) cannot be told from it.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+
+/// How many reasons there are to think so.
+static FILTERS: AtomicU32 = AtomicU32::new(0);
+
+/// How many of them are filters that were there at the start and are known to be harmless: 0 or 1.
+static TRIED: AtomicU32 = AtomicU32::new(0);
+/// One of them was there at the start.
+static FROM_START: AtomicU32 = AtomicU32::new(0);
+
+/// True where a filter came after the start: the one from before (a container's, say) has let the dynamic
+/// loader open and read files, this one may not.
+pub fn is_entered_later() -> bool {
+    FILTERS.load(Ordering::Acquire) != FROM_START.load(Ordering::Acquire)
+}
+
+/// True where a filter is at work, or is being installed by another thread.
+pub fn is_entered() -> bool {
+    FILTERS.load(Ordering::Acquire) != 0
+}
+
+/// True where a filter is at work under which nobody has tried the calls that give memory back.
+pub fn is_untried() -> bool {
+    FILTERS.load(Ordering::Acquire) > TRIED.load(Ordering::Relaxed)
+}
+
+/// A filter is about to be installed. Before the call, since it is at work when the call returns.
+pub fn enter() {
+    FILTERS.fetch_add(1, Ordering::AcqRel);
+}
+
+/// The filter of the last [`enter`] was refused by the kernel.
+pub fn leave() {
+    FILTERS.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Looks whether a filter was there before: `Seccomp` in /proc/self/status (proc_pid_status(5), Linux
+/// 3.8). Only where files may be opened, as at a program's start, when the dynamic loader has just done
+/// so. Where the file cannot be read there is taken to be one. `tried` is the number of filters under
+/// which the calls that give memory back were found harmless; where it is another, one was put on
+/// since.
+pub fn detect(tried: u32) {
+    match inherited() {
+        Some(0) => {}
+        found => {
+            enter();
+            FROM_START.store(1, Ordering::Release);
+            TRIED.store(u32::from(found == Some(tried)), Ordering::Relaxed);
+        }
+    }
+}
+
+/// How many filters this process has: 0, or `Seccomp_filters` of /proc/self/status (Linux 5.9). `None`
+/// where it has some and cannot tell, and where the file cannot be read.
+pub fn inherited() -> Option<u32> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let mut text = [0u8; 4096];
+    let length = rustix::fs::open(c"/proc/self/status", flags, Mode::empty())
+        .and_then(|file| rustix::io::read(&file, &mut text));
+    filters(text.get(..length.ok()?)?)
+}
+
+fn filters(status: &[u8]) -> Option<u32> {
+    match field(status, b"\nSeccomp:\t")? {
+        0 => Some(0),
+        _ => field(status, b"\nSeccomp_filters:\t").filter(|count| *count > 0),
+    }
+}
+
+/// The number behind `key`. A newline in the process's name is escaped there.
+fn field(status: &[u8], key: &[u8]) -> Option<u32> {
+    let at = status.windows(key.len()).position(|window| window == key)?;
+    let value = status.get(at + key.len()..)?;
+    let digits = value.iter().take_while(|byte| byte.is_ascii_digit());
+    core::str::from_utf8(value.get(..digits.count())?)
+        .ok()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filters_are_found_in_the_status() {
+        let status = b"Name:\tSeccomp:\\n2\nNoNewPrivs:\t0\nSeccomp:\t2\nSeccomp_filters:\t12\n";
+        assert_eq!(filters(status), Some(12));
+        assert_eq!(filters(b"Name:\tx\nSeccomp:\t0\n"), Some(0));
+        assert_eq!(filters(b"Name:\tx\nSeccomp:\t2\n"), None, "before 5.9");
+        assert_eq!(filters(b"Name:\tx\n"), None);
+        assert_eq!(filters(b"Name:\tx\nSeccomp:\t"), None);
+    }
+
+    #[test]
+    fn a_refused_filter_is_forgotten() {
+        let before = is_entered();
+        enter();
+        assert!(is_entered());
+        leave();
+        assert_eq!(is_entered(), before);
+    }
+}

@@ -1,0 +1,54 @@
+//! Making THPs out of memory that is already there.
+
+use rustix::fd::{AsFd, AsRawFd};
+
+use rustix::io::Result;
+
+use super::quietly;
+
+/// `madvise(address, length, MADV_COLLAPSE)`: puts the memory on THPs now, on this thread.
+///
+/// Safe for any range, the caller's or not: what the memory holds is the same before and after.
+///
+/// # References
+/// madvise(2); Linux 6.1.
+///
+/// # Errors
+/// EAGAIN: try again; EBUSY: the memory cgroup is at its limit; EINVAL: not allowed here, or a kernel
+/// without it; ENOMEM: unmapped, or no huge page to be had.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn collapse(address: usize, length: usize) -> Result<()> {
+    let start: *mut libc::c_void = core::ptr::without_provenance_mut(address);
+    // SAFETY: the kernel checks the range, and collapsing changes no byte that any thread can read.
+    // Not libc's madvise: the program, or we, may interpose it.
+    let call = || unsafe { libc::syscall(libc::SYS_madvise, start, length, libc::MADV_COLLAPSE) };
+    quietly(call).map(drop)
+}
+
+/// `process_madvise(pidfd, [address, length], MADV_COLLAPSE)`: the same in another process. Returns
+/// how many bytes were advised.
+///
+/// # References
+/// process_madvise(2); Linux 5.10, with MADV_COLLAPSE 6.1.
+///
+/// # Errors
+/// As [`collapse`]; EPERM: it takes CAP_SYS_NICE and the right to trace the process; ESRCH: it is gone.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn collapse_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<usize> {
+    let range = libc::iovec {
+        iov_base: core::ptr::without_provenance_mut(address),
+        iov_len: length,
+    };
+    let fd = pidfd.as_fd().as_raw_fd();
+    // SAFETY: the vector has one element and outlives the call; as for the advice, see `collapse`.
+    quietly(|| unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            fd,
+            &raw const range,
+            1usize,
+            libc::MADV_COLLAPSE,
+            0u32,
+        )
+    })
+}

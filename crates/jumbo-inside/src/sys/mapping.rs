@@ -1,0 +1,128 @@
+//! What one address lies in: the PROCMAP_QUERY request.
+
+use core::ffi::c_void;
+use core::ops::Range;
+use rustix::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Result;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+
+/// What PROCMAP_QUERY takes (`struct procmap_query`, linux/fs.h).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Query {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
+
+const VMA_SHARED: u64 = 1 << 3;
+
+/// /proc/self/maps, open for as long as this lives.
+#[derive(Debug)]
+pub struct Maps(OwnedFd);
+
+/// A mapping of this process.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// Its addresses.
+    pub range: Range<usize>,
+    /// Private, and with no file behind it: not even /dev/zero or a hugetlb one.
+    pub is_private_anonymous: bool,
+}
+
+impl Maps {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of open(2): no /proc, no descriptor to be had.
+    pub fn open() -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(Self)
+    }
+
+    /// The mapping that `address` lies in.
+    ///
+    /// # References
+    /// PROCMAP_QUERY in linux/fs.h; Linux 6.11.
+    ///
+    /// # Errors
+    /// ENOENT: there is none; ENOTTY: a kernel without it.
+    pub fn mapping(&self, address: usize) -> Result<Mapping> {
+        let query = Query {
+            size: size_of::<Query>() as u64,
+            query_addr: address as u64,
+            ..Query::default()
+        };
+        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+        // SAFETY: the sizes of the name and the build ID are 0, so the kernel writes to `Query` alone.
+        unsafe {
+            rustix::ioctl::ioctl(&self.0, query)
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+// SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is, and changes nothing.
+unsafe impl Ioctl for Query {
+    type Output = Mapping;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        PROCMAP_QUERY
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        core::ptr::from_mut(self).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> Result<Mapping> {
+        // SAFETY: what `as_ptr` gave.
+        let found = unsafe { query.cast::<Self>().read() };
+        let at = |address| usize::try_from(address).unwrap_or(0);
+        Ok(Mapping {
+            range: at(found.vma_start)..at(found.vma_end),
+            is_private_anonymous: found.vma_flags & VMA_SHARED == 0
+                && (found.inode, found.dev_major, found.dev_minor) == (0, 0, 0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_told_from_its_neighbours() {
+        let maps = Maps::open().unwrap();
+        let local = 0u8;
+        let stack = match maps.mapping(std::ptr::from_ref(&local).addr()) {
+            Err(Errno::NOTTY) => return eprintln!("skipped: no PROCMAP_QUERY (Linux 6.11)"),
+            stack => stack.unwrap(),
+        };
+        assert!(stack.is_private_anonymous);
+        assert!(stack.range.contains(&std::ptr::from_ref(&local).addr()));
+        let code = a_mapping_is_told_from_its_neighbours as fn() as *const u8;
+        let code = maps.mapping(code.addr()).unwrap();
+        assert!(!code.is_private_anonymous, "a file's: {code:?}");
+        assert_eq!(maps.mapping(0).unwrap_err(), Errno::NOENT);
+    }
+}

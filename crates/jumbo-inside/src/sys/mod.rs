@@ -1,0 +1,32 @@
+//! System calls that rustix lacks.
+
+mod collapse;
+mod copy;
+mod mapping;
+mod pagemap;
+mod place;
+mod remap;
+mod signals;
+
+pub use collapse::{collapse, collapse_in};
+pub use copy::copy_words;
+pub use mapping::{Mapping, Maps};
+pub use pagemap::Pagemap;
+pub use place::{map_at, reserve};
+pub use remap::{move_back, move_mapping};
+pub use signals::Blocked;
+
+use rustix::io::{Errno, Result};
+
+/// The answer of a call of libc's, -1 with the reason in errno, which is left as it was.
+#[expect(unsafe_code, reason = "errno")]
+pub fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<usize> {
+    // SAFETY: errno is this thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    let answer = call();
+    // SAFETY: as above.
+    let code = unsafe { core::mem::replace(&mut *errno, before) };
+    usize::try_from(answer).map_err(|_| Errno::from_raw_os_error(code))
+}

@@ -1,0 +1,95 @@
+//! How a page is mapped: the PAGEMAP_SCAN request.
+
+use core::ffi::c_void;
+use rustix::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Result;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+
+/// What PAGEMAP_SCAN takes (`struct pm_scan_arg`, linux/fs.h).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
+
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// /proc/self/pagemap, open for as long as this lives.
+#[derive(Debug)]
+pub struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of open(2): no /proc, no descriptor to be had, or not allowed to a process that is not dumpable.
+    pub fn open() -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
+    }
+
+    /// True where the page at `address` is there, mapped as a base page, and, if it is to be, `anonymous`.
+    ///
+    /// # References
+    /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
+    ///
+    /// # Errors
+    /// ENOTTY: a kernel without it.
+    pub fn is_base(&self, address: usize, page: usize, anonymous: bool) -> Result<bool> {
+        let never = PAGE_IS_HUGE | if anonymous { PAGE_IS_FILE } else { 0 };
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start: address as u64,
+            end: (address + page) as u64,
+            category_inverted: never,
+            category_mask: PAGE_IS_PRESENT | never,
+            return_mask: PAGE_IS_PRESENT,
+            ..Scan::default()
+        };
+        let mut found = [0u64; 3];
+        scan.vec = found.as_mut_ptr().expose_provenance() as u64;
+        scan.vec_len = 1;
+        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+        // SAFETY: `vec` has room for the one region that `vec_len` speaks of, until the call is over.
+        let regions = unsafe { rustix::ioctl::ioctl(&self.0, scan) };
+        regions.map(|regions| regions > 0)
+    }
+}
+
+#[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+// SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is, and answers with the
+// number of regions it wrote to `vec`. Without PM_SCAN_WP_MATCHING it changes no page.
+unsafe impl Ioctl for Scan {
+    type Output = usize;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        PAGEMAP_SCAN
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        core::ptr::from_mut(self).cast()
+    }
+
+    unsafe fn output_from_ptr(regions: IoctlOutput, _: *mut c_void) -> Result<usize> {
+        Ok(usize::try_from(regions).unwrap_or(0))
+    }
+}
