@@ -19,11 +19,7 @@
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test says that it failed by a panic"
-)]
+#![expect(clippy::unwrap_used, reason = "a test says that it failed by a panic")]
 
 mod allocator;
 mod free;

@@ -1,33 +1,17 @@
-//! Links the unwinder statically, and has the loader start us first.
-//!
-//! std refers to it for backtraces, by the name `gcc_s`. As a shared library it would be loaded into
-//! every wrapped program, be missing in small containers, and cost a third of our start-up time. A
-//! linker script of that name, found first, names the static one instead.
-
+//! Has the loader start us first, and compiles mimalloc.
 //!
 //! `initfirst`: our constructor runs before those of other libraries, so that our fork handlers are the
 //! outermost. pthread_atfork(3) calls the first registered last, just before the fork, where glibc takes
 //! its own malloc's locks; the other way round we would hold ours while another library waits for its.
 
-use std::path::Path;
-use std::{env, fs};
+#[cfg(feature = "mimalloc")]
+use std::{env, path::Path};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "mimalloc")]
     mimalloc();
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
-    let Some(out) = env::var_os("OUT_DIR") else {
-        return;
-    };
-    let script = Path::new(&out).join("libgcc_s.so");
-    match fs::write(&script, "GROUP ( -lgcc_eh -lgcc )\n") {
-        Ok(()) => println!(
-            "cargo::rustc-link-search=native={}",
-            Path::new(&out).display()
-        ),
-        Err(error) => println!("cargo::error=cannot write {}: {error}", script.display()),
-    }
 }
 
 /// Compiles mimalloc with our shim. The crate that brings its sources says where they are.

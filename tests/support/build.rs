@@ -3,66 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
-/// The `jumbo` that cargo built for these tests, with the preload library of the same profile beside
-/// it.
+/// The `jumbo` that cargo built for these tests, with the preload library beside it.
 pub(crate) fn jumbo() -> &'static Path {
-    static JUMBO: OnceLock<PathBuf> = OnceLock::new();
-    JUMBO.get_or_init(|| {
-        let jumbo = PathBuf::from(env!("CARGO_BIN_EXE_jumbo"));
-        build_preload(jumbo.parent().unwrap());
-        jumbo
-    })
+    Path::new(env!("CARGO_BIN_EXE_jumbo"))
 }
 
 /// The library that [`jumbo`] loads into programs.
 pub(crate) fn preload() -> PathBuf {
     jumbo().with_file_name("libjumbo_preload.so")
-}
-
-/// `cargo test` builds no cdylib that is a workspace member of its own, and one that is left from an
-/// earlier build may be stale, so cargo is asked for it; when it is fresh this takes a moment.
-fn build_preload(folder: &Path) {
-    let profile = match folder.file_name().and_then(|name| name.to_str()).unwrap() {
-        "debug" => "dev",
-        named => named,
-    };
-    // target/PROFILE, or target/TRIPLE/PROFILE where a target was named; cargo marks its own folder.
-    let above = folder.parent().unwrap();
-    let triple = above
-        .file_name()
-        .and_then(|name| name.to_str())
-        .filter(|_| !above.join("CACHEDIR.TAG").exists());
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args([
-        "build",
-        "--quiet",
-        "--package",
-        "jumbo-preload",
-        "--profile",
-        profile,
-    ]);
-    match triple {
-        Some(triple) => {
-            let target = above.parent().unwrap();
-            cargo.args(["--target", triple, "--target-dir"]).arg(target);
-        }
-        None => {
-            cargo.arg("--target-dir").arg(above);
-        }
-    }
-    let output = cargo
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo starts");
-    assert!(
-        output.status.success(),
-        "cargo cannot build the preload library:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let library = folder.join("libjumbo_preload.so");
-    assert!(library.exists(), "cargo left no {}", library.display());
 }
 
 /// A file of `tests/programs`, and what its compiler is to be told.

@@ -6,7 +6,6 @@
     reason = "a command that cannot be run fails its test"
 )]
 
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,11 +24,8 @@ fn run(arguments: &[&str]) -> Output {
 
 /// Why the sides cannot be what they claim to be on this host. With JUMBO_TEST_STRICT=1 that is a failure.
 fn unmeasurable() -> Option<&'static str> {
-    let beside = Path::new(env!("CARGO_BIN_EXE_jumbo")).with_file_name("libjumbo_preload.so");
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    let why = if !beside.exists() && std::env::var_os("JUMBO_PRELOAD").is_none() {
-        "libjumbo_preload.so is not built: cargo build -p jumbo-preload"
-    } else if !thp.is_ok_and(|text| text.contains("[madvise]")) {
+    let why = if !thp.is_ok_and(|text| text.contains("[madvise]")) {
         "transparent_hugepage/enabled is not `madvise`"
     } else {
         return None;

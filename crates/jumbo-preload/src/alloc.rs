@@ -4,13 +4,14 @@
 //! rest, and what the heap cannot serve, is the business of the program's allocator. It starts at "never",
 //! and the constructor lowers it where the program's allocator is glibc's.
 
-use std::ffi::{c_int, c_void};
-use std::ptr::{self, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use core::ffi::{c_int, c_void};
+use core::ptr::{self, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Resize};
 
+use crate::end::invalid;
 use crate::next::{self, set_errno};
 use crate::reaper::auto;
 
@@ -346,14 +347,4 @@ pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
     // SAFETY: the same call.
     let theirs = unsafe { (next::malloc_trim.get())(pad) };
     c_int::from(ours || theirs != 0)
-}
-
-/// Ends the program as glibc does where its heap is misused: a message on stderr, then abort(3).
-fn invalid(what: &str) -> ! {
-    let text: [&[u8]; 2] = [what.as_bytes(), b"\n"];
-    for part in text {
-        let _ = rustix::io::write(rustix::stdio::stderr(), part);
-    }
-    // SAFETY: abort(3) may always be called.
-    unsafe { libc::abort() }
 }

@@ -8,7 +8,7 @@
 //! few hundred bytes); short ones are rare here.
 
 #[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
+core::arch::global_asm!(
     ".macro jumbo_hidden name",
     ".globl \\name",
     ".hidden \\name",
@@ -61,7 +61,7 @@ std::arch::global_asm!(
 );
 
 #[cfg(target_arch = "aarch64")]
-std::arch::global_asm!(
+core::arch::global_asm!(
     ".macro jumbo_hidden name",
     ".globl \\name",
     ".hidden \\name",

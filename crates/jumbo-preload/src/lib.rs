@@ -14,8 +14,11 @@
 //! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall; unshare, setns, capset,
 //! shmat, io_setup, flock, fcntl, fcntl64; pthread_create, thrd_create, pthread_exit, thrd_exit.
 
+#![no_std]
+
 mod alloc;
 mod bytes;
+mod end;
 mod maps;
 #[cfg(feature = "mimalloc")]
 mod mimalloc;

@@ -3,9 +3,9 @@
 //! Both `mmap` and `mmap64` are defined: programs built with large-file support (CPython among them)
 //! import the second name.
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::with_exposed_provenance_mut;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn mremap(
 unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
     // SAFETY: a new mapping where the kernel likes disturbs nobody.
-    let moved = unsafe { mmap(std::ptr::null_mut(), new, prot, flags, -1, 0) };
+    let moved = unsafe { mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
     if moved != MAP_FAILED {
         heap::copy(addr.addr(), moved.addr(), old);
         // SAFETY: the program gives the old mapping up for the new one.

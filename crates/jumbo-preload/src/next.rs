@@ -4,15 +4,15 @@
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
 //! stand-in that does the lookup; afterwards a call through it is a load and a jump.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
 #[repr(C)]
 pub(crate) struct Next<F> {
     address: AtomicPtr<c_void>,
     name: &'static CStr,
-    _type: std::marker::PhantomData<fn() -> F>,
+    _type: core::marker::PhantomData<fn() -> F>,
 }
 
 impl<F: Copy> Next<F> {
@@ -21,7 +21,7 @@ impl<F: Copy> Next<F> {
         Self {
             address: AtomicPtr::new(early),
             name,
-            _type: std::marker::PhantomData,
+            _type: core::marker::PhantomData,
         }
     }
 
@@ -29,9 +29,9 @@ impl<F: Copy> Next<F> {
     #[cfg(feature = "mimalloc")]
     pub(crate) const fn empty() -> Self {
         Self {
-            address: AtomicPtr::new(std::ptr::null_mut()),
+            address: AtomicPtr::new(core::ptr::null_mut()),
             name: c"",
-            _type: std::marker::PhantomData,
+            _type: core::marker::PhantomData,
         }
     }
 
@@ -47,7 +47,7 @@ impl<F: Copy> Next<F> {
         let address = self.address.load(Ordering::Relaxed);
         // SAFETY: `new` is given, and `resolve` finds, functions of type F; an `F` is a function pointer
         // by the assertion in `new`, and the address is never null.
-        unsafe { std::mem::transmute_copy(&address) }
+        unsafe { core::mem::transmute_copy(&address) }
     }
 
     fn resolve(&self) {
@@ -157,7 +157,7 @@ fn look_up() -> bool {
         match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => break,
             Err(owner) if owner == me => return false,
-            Err(_) => std::hint::spin_loop(),
+            Err(_) => core::hint::spin_loop(),
         }
     }
     resolve_all();
@@ -185,7 +185,7 @@ fn initialise() {
 /// Zeroes more of the stack than glibc's malloc uses to initialise itself.
 #[inline(never)]
 fn scrub_stack() {
-    std::hint::black_box(&mut [0u8; 16 << 10]);
+    core::hint::black_box(&mut [0u8; 16 << 10]);
 }
 
 /// A block that cannot have come from a function that was never looked up is not freed.
@@ -193,7 +193,7 @@ fn nothing() {}
 
 fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);
-    std::ptr::null_mut()
+    core::ptr::null_mut()
 }
 
 fn failed_map() -> *mut c_void {
@@ -248,8 +248,8 @@ fn is_ours_or_a_stub(name: &CStr) -> bool {
 fn object(address: *const c_void) -> Option<(*mut c_void, bool)> {
     /// dlfcn.h's, which the libc crate lacks: the symbol is wanted.
     const RTLD_DL_SYMENT: c_int = 1;
-    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    let mut symbol = std::ptr::null_mut::<c_void>();
+    let mut found = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    let mut symbol = core::ptr::null_mut::<c_void>();
     // SAFETY: dladdr1(3) looks at no memory behind the address, and fills `found` where it gives not 0; then
     // `symbol` is null or an entry of a symbol table that is loaded.
     unsafe {

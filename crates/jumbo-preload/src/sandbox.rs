@@ -3,7 +3,7 @@
 //! From then on no system call is made that the program does not make itself; see
 //! [`jumbo_inside::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
 
-use std::ffi::{c_int, c_long, c_ulong};
+use core::ffi::{c_int, c_long, c_ulong};
 
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
@@ -21,7 +21,7 @@ const NARROWING: [c_int; 4] = [
 ];
 
 /// SECCOMP_SET_MODE_STRICT and SECCOMP_SET_MODE_FILTER of seccomp(2); the operations behind only ask.
-const SET_MODES: std::ops::RangeInclusive<c_long> = 0..=1;
+const SET_MODES: core::ops::RangeInclusive<c_long> = 0..=1;
 
 /// prctl(2). Declared with the five arguments that the kernel looks at; the calling conventions of Linux
 /// let the callee name them all the same.
@@ -100,7 +100,7 @@ static IS_WATCHED: [bool; NUMBERS] = {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall() {
     #[cfg(target_arch = "x86_64")]
-    std::arch::naked_asm!(
+    core::arch::naked_asm!(
         "endbr64",
         "cmp rdi, {numbers}",
         "jae 2f",
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn syscall() {
         next = sym next::syscall,
     );
     #[cfg(target_arch = "aarch64")]
-    std::arch::naked_asm!(
+    core::arch::naked_asm!(
         "hint #34",
         "cmp x0, #{numbers}",
         "b.hs 2f",
@@ -201,7 +201,7 @@ unsafe extern "C" fn watched(
         libc::SYS_mmap => {
             let answer = call();
             if answer != -1 {
-                auto::mapped_file(std::ptr::null_mut(), int(fourth), int(fifth));
+                auto::mapped_file(core::ptr::null_mut(), int(fourth), int(fifth));
             }
             answer
         }

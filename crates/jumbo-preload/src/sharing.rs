@@ -5,7 +5,7 @@
 //! to find in /proc. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
 //! fcntl(2); see [`crate::reaper::auto`].
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::reaper::State;
 use jumbo_inside::{gather, heap};
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_in
     let before = *errno;
     // SAFETY: the same call; it goes through our own `syscall`, which looks at it.
     let answer = unsafe { libc::syscall(libc::SYS_io_setup, c_long::from(events), context) };
-    let error = std::mem::replace(errno, before);
+    let error = core::mem::replace(errno, before);
     if answer == 0 { 0 } else { -error }
 }
 

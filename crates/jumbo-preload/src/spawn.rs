@@ -1,6 +1,6 @@
 //! pthread_create(3), thrd_create(3): the last moment at which what hugetlb pages hold can move.
 
-use std::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_void};
 
 use jumbo_inside::{gather, heap};
 

@@ -1,8 +1,8 @@
 //! The constructor: reads the orders, joins the ledger, starts diverting.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::ptr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeldLocks, Settings};
@@ -38,7 +38,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     let environment = unsafe { Environment::new(envp) };
     let text = environment.value(Orders::VARIABLE.as_bytes());
     // Without orders this is not a program of ours: the library does nothing.
-    if let Some(text) = text.and_then(|value| std::str::from_utf8(value).ok()) {
+    if let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
         let orders = Orders::decode(text);
         obey(&orders, &environment);
         if !orders.follow {
@@ -129,7 +129,7 @@ fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
         None => false,
         Some(0) => {
             let orders = environment.value(Orders::VARIABLE.as_bytes());
-            let orders = orders.and_then(|value| std::str::from_utf8(value).ok());
+            let orders = orders.and_then(|value| core::str::from_utf8(value).ok());
             if let Some(digits) = orders.and_then(PoolOrder::warm_digits) {
                 environment.overwrite(Orders::VARIABLE.as_bytes(), digits.start, pid());
             }
@@ -139,8 +139,8 @@ fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
     }
 }
 
-static LEDGER: std::sync::atomic::AtomicPtr<Ledger> =
-    std::sync::atomic::AtomicPtr::new(ptr::null_mut());
+static LEDGER: core::sync::atomic::AtomicPtr<Ledger> =
+    core::sync::atomic::AtomicPtr::new(ptr::null_mut());
 
 fn pid() -> u32 {
     rustix::process::getpid()
@@ -232,7 +232,7 @@ impl Environment {
 
     fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
         let mut slot = self.0;
-        std::iter::from_fn(move || {
+        core::iter::from_fn(move || {
             // SAFETY: `new`'s promise: the vector goes on until its null pointer.
             if slot.is_null() || unsafe { slot.read() }.is_null() {
                 return None;
@@ -289,7 +289,7 @@ impl Environment {
         let value = unsafe {
             let start = slot.read().add(offset).cast::<u8>();
             let length = CStr::from_ptr(start.cast()).to_bytes().len();
-            std::slice::from_raw_parts_mut(start, length + 1)
+            core::slice::from_raw_parts_mut(start, length + 1)
         };
         let length = value.len() - 1;
         let (mut from, mut to) = (0, 0);

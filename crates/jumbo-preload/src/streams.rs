@@ -5,7 +5,7 @@
 //! heap while its buffer grows. So our locks must come after the list, or the three wait for each other (glibc bug
 //! 19431 was the same of its own malloc). The lock is recursive, so glibc takes it once more behind us.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 unsafe extern "C" {
     // Exported by glibc since 2.2.5.

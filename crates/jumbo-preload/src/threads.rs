@@ -8,8 +8,8 @@
 //! Both unwind the stack of their thread, which Rust's frames do not take part in. So ours are not there any
 //! more when that begins: each function is a few instructions that jump on to the next definition.
 
-use std::arch::naked_asm;
-use std::ffi::{c_int, c_void};
+use core::arch::naked_asm;
+use core::ffi::{c_int, c_void};
 
 use jumbo_inside::gather;
 

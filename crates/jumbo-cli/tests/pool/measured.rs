@@ -23,14 +23,8 @@ const BENCH: [&str; 9] = [
 
 /// False, with the skip announced, where the sides cannot be what they claim to be.
 fn is_measurable(test: &str) -> bool {
-    let beside = Path::new(env!("CARGO_BIN_EXE_jumbo")).with_file_name("libjumbo_preload.so");
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    if !beside.exists() && std::env::var_os("JUMBO_PRELOAD").is_none() {
-        skip(
-            test,
-            "libjumbo_preload.so is not built: cargo build -p jumbo-preload",
-        );
-    } else if !thp.is_ok_and(|text| text.contains("[madvise]")) {
+    if !thp.is_ok_and(|text| text.contains("[madvise]")) {
         skip(test, "transparent_hugepage/enabled is not `madvise`");
     } else {
         return true;

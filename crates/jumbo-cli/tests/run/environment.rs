@@ -195,7 +195,6 @@ fn same_below(setting: &str) {
 
 #[test]
 fn descriptors_and_dispositions_are_as_without_us() {
-    library();
     same_below("exec");
     same_below("trap '' PIPE; exec");
     same_below("trap '' INT QUIT HUP CHLD; exec");

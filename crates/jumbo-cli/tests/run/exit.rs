@@ -34,7 +34,6 @@ fn a_signal_that_kills_the_program_kills_jumbo() {
         "{} run -- sh -c 'kill -9 $$'; echo $?",
         env!("CARGO_BIN_EXE_jumbo")
     );
-    crate::support::library();
     let said = stdout(std::process::Command::new("sh").args(["-c", &shell]));
     assert_eq!(said, "137\n");
 }
@@ -95,7 +94,6 @@ fn an_error_that_nobody_can_be_told_keeps_its_exit_code() {
 #[test]
 fn without_descriptors_the_program_runs_and_there_is_no_report() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    crate::support::library();
     // One is enough for the loader, and too few for the pipe to a child.
     let script = format!("ulimit -n 4; exec {jumbo} run --report -- sh -c 'echo $$ alive; exit 4'");
     let child = std::process::Command::new("sh")

@@ -162,7 +162,6 @@ fn stop_without_a_terminal(mode: &str) {
         "sleep",
         "60",
     ]);
-    crate::support::library();
     let mut jumbo = Running::start(&mut command);
     let program = child_of(jumbo.pid(), "sleep");
     kill(program, "STOP");

@@ -99,7 +99,6 @@ fn without_a_report_there_is_no_word() {
             "{} run --supervise -- sh -c '{script}'; echo $?",
             env!("CARGO_BIN_EXE_jumbo")
         );
-        library();
         let output = output(Command::new("sh").args(["-c", &shell]));
         assert_eq!(
             String::from_utf8_lossy(&output.stdout),

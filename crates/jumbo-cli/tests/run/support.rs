@@ -15,22 +15,11 @@ pub(crate) enum Mode {
 
 pub(crate) const MODES: [Mode; 3] = [Mode::Exec, Mode::Parent, Mode::Supervised];
 
-/// The preload library beside the tested command: `cargo test -p jumbo-cli` does not build it.
+/// The preload library beside the tested command.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let jumbo = Path::new(env!("CARGO_BIN_EXE_jumbo"));
-        let library = jumbo.with_file_name("libjumbo_preload.so");
-        if !library.exists() {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "-p", "jumbo-preload"]);
-            if !cfg!(debug_assertions) {
-                cargo.arg("--release");
-            }
-            assert!(cargo.status().unwrap().success());
-        }
-        assert!(library.exists(), "{} was not built", library.display());
-        library
+        Path::new(env!("CARGO_BIN_EXE_jumbo")).with_file_name("libjumbo_preload.so")
     })
 }
 
@@ -49,7 +38,6 @@ pub(crate) fn run(mode: Mode) -> Command {
 
 /// The command alone, with nothing of what it sets in its environment.
 pub(crate) fn jumbo() -> Command {
-    library();
     let mut jumbo = Command::new(env!("CARGO_BIN_EXE_jumbo"));
     for variable in [
         "LD_PRELOAD",

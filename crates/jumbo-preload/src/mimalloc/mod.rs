@@ -6,9 +6,9 @@
 //! beyond the pool it maps its own, which are advised. Where there is a pool, blocks of whole base pages are glibc's:
 //! the program may protect or drop some of their pages, which hugetlb pages refuse. `shim.c` has the C side.
 
-use std::ffi::{c_int, c_void};
-use std::ptr::with_exposed_provenance_mut;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use core::ffi::{c_int, c_void};
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, managed};
@@ -158,7 +158,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
         // As glibc does.
         // SAFETY: the caller's promise.
         unsafe { free(block) };
-        return std::ptr::null_mut();
+        return core::ptr::null_mut();
     }
     if is_mimallocs(block) {
         // SAFETY: the caller's promise; the block is mimalloc's.
@@ -209,7 +209,7 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
         .filter(|align| *align <= usize::MAX / 2)
     else {
         set_errno(libc::EINVAL);
-        return std::ptr::null_mut();
+        return core::ptr::null_mut();
     };
     // SAFETY: a power of two.
     unsafe { aligned(align, size) }
@@ -264,7 +264,7 @@ unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         Some(size) => unsafe { memalign(page, size) },
         None => {
             set_errno(libc::ENOMEM);
-            std::ptr::null_mut()
+            core::ptr::null_mut()
         }
     }
 }

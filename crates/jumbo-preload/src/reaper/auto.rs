@@ -9,9 +9,9 @@
 //! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that another process
 //! takes later, by an open file that it shares with this one, is not seen.
 
-use std::ffi::{c_int, c_void};
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use rustix::fd::BorrowedFd;
 
 use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};

@@ -3,9 +3,9 @@
 
 pub(crate) mod auto;
 
-use std::ffi::{c_int, c_void};
-use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use core::ffi::{c_int, c_void};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo_inside::orders::ReaperMode;
 use jumbo_inside::reaper::{self, State};

@@ -1,0 +1,67 @@
+//! Builds `libjumbo_preload.so` and puts it where the command will be.
+//!
+//! The library is a workspace of its own, because cargo unifies features over a workspace: there, a crate that wants
+//! `std` of a dependency that both share would bring it into the library. So cargo runs once more here, in a folder of
+//! its own beside the command (two runs in one folder would wait for each other).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+const LIBRARY: &str = "libjumbo_preload.so";
+
+fn main() {
+    if let Err(why) = build() {
+        println!("cargo::error=cannot build {LIBRARY}: {why}");
+    }
+}
+
+fn build() -> Result<(), String> {
+    let variable = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
+    let crates = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("..");
+    for part in ["jumbo-preload", "jumbo-inside"] {
+        for file in ["src", "build.rs", "Cargo.toml", "Cargo.lock"] {
+            let path = crates.join(part).join(file);
+            if path.exists() {
+                println!("cargo::rerun-if-changed={}", path.display());
+            }
+        }
+    }
+    // target/PROFILE/build/jumbo-cli-HASH/out
+    let out = PathBuf::from(variable("OUT_DIR")?);
+    let beside = out
+        .ancestors()
+        .nth(3)
+        .ok_or("OUT_DIR is no folder of cargo's")?;
+    let built = beside.join("preload");
+
+    let target = variable("TARGET")?;
+    let profile = variable("PROFILE")?;
+    let mut cargo = Command::new(variable("CARGO")?);
+    cargo
+        .args(["build", "--quiet", "--target", &target, "--manifest-path"])
+        .arg(crates.join("jumbo-preload/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&built)
+        // `cargo clippy` would have the library linted instead of built.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER");
+    if profile == "release" {
+        cargo.arg("--release");
+    }
+    let status = cargo.status().map_err(|error| format!("cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!("cargo: {status}"));
+    }
+    put(
+        &built.join(target).join(profile).join(LIBRARY),
+        &beside.join(LIBRARY),
+    )
+}
+
+/// Replaces the file in one step: a program that runs has the old one mapped.
+fn put(from: &Path, to: &Path) -> Result<(), String> {
+    let new = to.with_extension("so.new");
+    fs::copy(from, &new)
+        .and_then(|_| fs::rename(&new, to))
+        .map_err(|error| format!("{}: {error}", to.display()))
+}
