@@ -59,7 +59,7 @@ fn what_a_pool_gives_is_shown_while_the_program_runs() {
     };
     let files = compile(&[Source::C("heap", &[])]);
     let program = Program::new(files.path("heap")).args(["128", "stay"]);
-    let mut running = program.start_jumbo(&["--pool=32M"]);
+    let mut running = program.start_jumbo(&["--pool=32M,each"]);
     running.wait_for_line("ready");
     let pool = &status(running.pid())["jumbo"]["pool"];
     let bytes = |count: &str| {

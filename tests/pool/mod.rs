@@ -87,6 +87,59 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     assert_eq!(free_pages(), 50);
 }
 
+/// Four processes with 62 MiB each: one after the other each has what the pool has, at once all of them have no more.
+#[test]
+fn a_pool_bounds_the_run_or_each_process() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    const LOAD: &str = "a = [b'x' * (31 << 20) for _ in range(2)]; import time; time.sleep(WAIT)";
+    let run = |heap: &str, pool: &str, wait: &str, line: &str| {
+        let script = line.replace(
+            "LOAD",
+            &format!("python3 -c \"{}\"", LOAD.replace("WAIT", wait)),
+        );
+        let (ran, report) = Program::shell(&script).reported_with(&[heap, pool]);
+        ran.ok();
+        report
+    };
+    let in_turn = "for i in 1 2 3 4; do LOAD || exit; done";
+    let at_once = "for i in 1 2 3 4; do LOAD & done; wait";
+    for heap in HEAPS {
+        let bound = f64::from(64 << 20);
+        for (wait, line) in [("0", in_turn), ("1", at_once)] {
+            let report = run(heap, "--pool=64M", wait, line);
+            let had = report.number("/obtained/ledger/pool/run");
+            assert!((1.0..=bound).contains(&had), "{heap}, {line}: {report:?}");
+        }
+        let report = run(heap, "--pool=64M", "1", at_once);
+        let shortfalls = report.at("/shortfalls").to_string();
+        assert!(shortfalls.contains("used up"), "{heap}: {report:?}");
+        assert!(
+            report.number("/obtained/ledger/pool/beyond") > bound,
+            "{heap}: {report:?}"
+        );
+    }
+    // 62 MiB for each: none asks for anything beyond it.
+    let report = run(HEAPS[0], "--pool=64M,each", "1", at_once);
+    assert_eq!(
+        report.number("/obtained/ledger/pool/beyond"),
+        0.0,
+        "{report:?}"
+    );
+    assert!(
+        report.number("/obtained/ledger/pool/thp") >= f64::from(60 << 20),
+        "{report:?}"
+    );
+    // What a process had that ended is there again.
+    let report = run(HEAPS[0], "--pool=64M", "0", in_turn);
+    assert_eq!(
+        report.number("/obtained/ledger/pool/beyond"),
+        0.0,
+        "{report:?}"
+    );
+}
+
 /// The limit lets the mapping pass and the touch die: that it is asked beforehand is what this shows.
 #[test]
 fn a_control_groups_limit_on_hugetlb_kills_nobody() {
@@ -336,7 +389,7 @@ fn a_signal_ends_the_warming() {
     const POOL: u64 = 6 << 30;
     for heap in HEAPS {
         let program = Program::new("echo").arg("started");
-        let running = program.start_jumbo(&[heap, "--pool=6G", "--warm"]);
+        let running = program.start_jumbo(&[heap, "--pool=6G,each", "--warm"]);
         let resident = || {
             let statm =
                 std::fs::read_to_string(format!("/proc/{}/statm", running.pid().as_raw_nonzero()));

@@ -326,13 +326,13 @@ fn joined<'a>(buffer: &'a mut [u8; PATH], parts: [&[u8]; 3]) -> Option<&'a CStr>
 }
 
 /// The number at the start of a text, behind blanks.
-fn number(text: &[u8]) -> Option<usize> {
+pub(crate) fn number(text: &[u8]) -> Option<usize> {
     let text = text.trim_ascii_start();
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
-fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
+pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let mut length = 0;

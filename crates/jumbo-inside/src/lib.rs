@@ -9,6 +9,7 @@
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`orders`]: what the launcher tells the library, in one environment variable.
+//! - [`pool`]: the rules of a pool of huge pages, for the heap and for `jumbo::pool`.
 //! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
@@ -21,6 +22,7 @@ pub mod headroom;
 pub mod heap;
 pub mod ledger;
 pub mod orders;
+pub mod pool;
 pub mod reaper;
 pub mod sandbox;
 pub mod sync;

@@ -254,6 +254,8 @@ pub struct PoolOrder {
     pub warm: Option<u32>,
     /// Hugetlb pages are kept although the program has several threads.
     pub nofork: bool,
+    /// Each process may have so much; else all processes of the run together.
+    pub each: bool,
 }
 
 impl PoolOrder {
@@ -279,6 +281,7 @@ impl PoolOrder {
             page: next()?,
             overcommit: next()?,
             nofork: next()? != 0,
+            each: next()? != 0,
             warm: match warm {
                 "-" => None,
                 process => Some(process.parse().ok()?),
@@ -298,10 +301,10 @@ impl PoolOrder {
 /// As it stands in [`Orders`].
 impl fmt::Display for PoolOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nofork = u8::from(self.nofork);
+        let (nofork, each) = (u8::from(self.nofork), u8::from(self.each));
         write!(
             f,
-            "{}:{}:{}:{nofork}:",
+            "{}:{}:{}:{nofork}:{each}:",
             self.size, self.page, self.overcommit
         )?;
         match self.warm {
@@ -337,15 +340,15 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
-            pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>())),
+            pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
             let heap = HeapMode::ALL[heap];
-            let pool = pages.map(|(size, overcommit, shift, warm, nofork)| PoolOrder {
-                size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork,
+            let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
+                size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,

@@ -1,7 +1,6 @@
 //! The constructor: reads the orders, joins the ledger, starts diverting.
 
 use core::ffi::{CStr, c_char, c_int};
-use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo_inside::gather;
@@ -51,6 +50,9 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 fn obey(orders: &Orders<'_>, environment: &Environment) {
     // Before anybody asks.
     sandbox::detect(orders.filters);
+    if let Some(ledger) = orders.ledger.and_then(join) {
+        heap::count_in(ledger, pid());
+    }
     let glibc = next::malloc_is_glibcs();
     let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
@@ -106,10 +108,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if hugetlb.is_some_and(|value| value != b"0") {
         flags |= flag::TUNABLE;
     }
-    if let Some(ledger) = orders.ledger.and_then(join) {
-        heap::report_to(ledger, pid(), flags);
-        LEDGER.store(ptr::from_ref(ledger).cast_mut(), Ordering::Release);
-    }
+    heap::note(flags);
     if let Some(pool) = orders
         .pool
         .filter(|pool| ours && is_launched(*pool, environment))
@@ -138,9 +137,6 @@ fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
         Some(process) => process == pid(),
     }
 }
-
-static LEDGER: core::sync::atomic::AtomicPtr<Ledger> =
-    core::sync::atomic::AtomicPtr::new(ptr::null_mut());
 
 fn pid() -> u32 {
     rustix::process::getpid()
@@ -192,12 +188,7 @@ fn release_locks() {
 unsafe extern "C" fn after_fork_child() {
     release_locks();
     streams::reset();
-    heap::forked();
-    let ledger = LEDGER.load(Ordering::Acquire);
-    // SAFETY: null, or the ledger that `join` mapped for good; the child inherits the mapping.
-    if let Some(ledger) = unsafe { ledger.as_ref() } {
-        heap::forked_with(ledger, pid());
-    }
+    heap::forked(pid());
     reaper::forked();
 }
 

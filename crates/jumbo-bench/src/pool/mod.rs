@@ -350,7 +350,7 @@ impl<'a> Bench<'a> {
 fn on_pool(size: Bytes, heap: &str) -> Launch {
     // The pages must be back when the next sample begins: no reaper.
     let mib = pool_of(size).0 >> 20;
-    Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,nofork"))
+    Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,each,nofork"))
 }
 
 /// What `--pool` is told: what the program asks for, and what its allocator needs beside that.

@@ -44,10 +44,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     heap: Option<Heap>,
 
-    /// Set SIZE aside for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
+    /// A pool of SIZE for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
+    ///
+    /// SIZE bounds all processes of the run together: SIZE,each bounds each of them. It is a bound, and no page is set
+    /// aside before a process asks for it, unless you ask for --warm. A process takes pages while the others leave some, keeps
+    /// them when they are free, and gives them back when it ends; what a forked child shares with its parent counts once. jumbo stays
+    /// as the program's parent, to keep the account; with SIZE,each it does so for a report alone.
     ///
     /// The heap's pages come from the kernel's hugetlb pool where it has some, else they are THPs, which
-    /// takes no privilege. They are kept when they are free. Beyond SIZE allocations get what they
+    /// takes no privilege. Beyond SIZE allocations get what they
     /// get without a pool. SIZE is a page at least, and 256G at most, --overcommit included. Pages larger than a
     /// PMD maps (1G) are hugetlb alone; where the kernel's pool has none the pool is in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones,
     /// too; in both not those that are aligned to whole base pages.
@@ -59,7 +64,7 @@ pub(crate) struct Args {
     /// and none are kept behind a seccomp filter or a chroot.
     #[arg(
         long,
-        value_name = "SIZE[:PAGESIZE][,nofork]",
+        value_name = "SIZE[:PAGESIZE][,each][,nofork]",
         allow_hyphen_values = true
     )]
     pool: Option<PoolRequest>,
@@ -280,7 +285,12 @@ impl From<ReportFormat> for policy::ReportFormat {
 impl Settings {
     /// True where jumbo stays, as the program's parent.
     pub(super) fn is_parent(&self) -> bool {
-        self.report.is_some() || self.supervise
+        self.report.is_some() || self.supervise || self.shares_pool()
+    }
+
+    /// True where all processes of the run share one pool: jumbo keeps the account of it.
+    pub(super) fn shares_pool(&self) -> bool {
+        self.options.pool.is_some_and(|pool| !pool.each)
     }
 
     /// A program that does nothing, with a report for nobody.

@@ -103,10 +103,14 @@ impl<'a> Launch<'a> {
             if let Some(value) = variables::preload(current.as_deref(), library) {
                 changes.push(("LD_PRELOAD", Some(value)));
             }
-            let orders = Orders {
+            let mut orders = Orders {
                 ledger,
                 ..self.plan.orders.clone()
             };
+            // Without a ledger there is no account that processes could share.
+            if let (None, Some(pool)) = (ledger, &mut orders.pool) {
+                pool.each = true;
+            }
             changes.push((Orders::VARIABLE, Some(orders.to_string().into_bytes())));
         }
         match (&self.plan.tunable, &self.outer_tunable) {

@@ -183,6 +183,9 @@ pub(super) struct PoolCounts {
     pub(super) moved: Bytes,
     /// Left on hugetlb pages in a program that forks.
     pub(super) stuck: Bytes,
+    /// The most that all processes had at a time; `None` where each had a pool of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) run: Option<Bytes>,
     /// Why it was not more, or not hugetlb.
     pub(super) reasons: Vec<&'static str>,
     #[serde(skip)]
@@ -271,6 +274,7 @@ impl PoolCounts {
             beyond: self.beyond + other.beyond,
             moved: self.moved + other.moved,
             stuck: self.stuck + other.stuck,
+            run: self.run.or(other.run),
             ..Self::default()
         }
         .because(self.bits | other.bits)
@@ -425,6 +429,8 @@ impl Counted {
             counted.reapers.extend(Reaped::of(slot));
         }
         counted.reapers = last_of_each(counted.reapers);
+        let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
+        counted.total.pool.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
         counted
     }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use jumbo::policy::{HeapMode, Memory, Options, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
-use jumbo_inside::ledger::{SLOTS, flag};
+use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
 use serde::Serialize;
 
 use super::launch::Launch;
@@ -119,6 +119,15 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     }
     if let Some(why) = launch.plan.why_other_pages() {
         add("the pool", why);
+    }
+    if total.pool.bits & pool_reason::FULL != 0 {
+        add(
+            "the pool",
+            format!(
+                "used up: {} were asked for beyond it; hint: a larger --pool, or --overcommit",
+                total.pool.beyond
+            ),
+        );
     }
     if total.pool.stuck > Bytes(0) {
         add(

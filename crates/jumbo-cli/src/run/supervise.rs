@@ -47,7 +47,8 @@ pub(super) fn is_harmless(settings: &Settings) -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
     }
-    let report = settings.report.as_ref().map(|_| Calls::Report);
+    let has_ledger = settings.report.is_some() || settings.shares_pool();
+    let report = has_ledger.then_some(Calls::Report);
     let supervise = settings.supervise.then_some(Calls::Supervise);
     let calls: Vec<_> = report.into_iter().chain(supervise).collect();
     // Where no process can be made, or it cannot go as far as that, we find out as well, and are none the worse.
@@ -56,10 +57,17 @@ pub(super) fn is_harmless(settings: &Settings) -> bool {
 
 /// Becomes the program. A program is worth more than its report: where we cannot be its parent it takes our place.
 pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> Failure {
-    tell(&match settings.report {
-        Some(_) => format!("there will be no report: {why}"),
-        None => format!("the program is not supervised: {why}"),
-    });
+    let mut lost = Vec::new();
+    if settings.report.is_some() {
+        lost.push("there will be no report");
+    }
+    if settings.supervise {
+        lost.push("the program is not supervised");
+    }
+    if settings.shares_pool() {
+        lost.push("--pool bounds each process and not the run");
+    }
+    tell(&format!("{}: {why}", lost.join(", ")));
     launch.exec()
 }
 
@@ -76,7 +84,8 @@ pub(super) fn run(
         }
     };
     // A program is worth more than its figures: without a ledger it runs and the report says so.
-    let (ledger, trouble) = match settings.report.as_ref().map(|_| Ledger::create()) {
+    let has_ledger = settings.report.is_some() || settings.shares_pool();
+    let (ledger, trouble) = match has_ledger.then(Ledger::create) {
         Some(Ok(made)) => (Some(made), None),
         Some(Err(errno)) => (None, Some(errno)),
         None => (None, None),
@@ -86,6 +95,10 @@ pub(super) fn run(
         .as_ref()
         .map(|(_, fd)| format!("/proc/{own}/fd/{}", fd.as_raw_fd()));
     let ledger = ledger.as_ref().map(|(ledger, _)| *ledger);
+    if let (Some(ledger), Some(pool)) = (ledger, launch.plan.orders.pool.filter(|pool| !pool.each))
+    {
+        ledger.pool.set((pool.size + pool.overcommit) as u64);
+    }
 
     let started = Instant::now();
     let child = match launch.spawn(path.as_deref(), &signals)? {

@@ -92,9 +92,13 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             moved => format!("; {moved} moved from the one to the other"),
         };
         let (hugetlb, thp) = (got.hugetlb, got.thp);
+        let run = match got.run {
+            None => String::from(" in one process"),
+            Some(run) => format!("; {run} at most at a time over the run"),
+        };
         writeln!(
             out,
-            "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{moved}{beyond}"
+            "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}"
         )?;
         for reason in &got.reasons {
             writeln!(out, "            {reason}")?;

@@ -2,7 +2,8 @@
 
 use rustix::io::Result;
 
-use super::{memory, supply};
+use super::memory;
+use super::supply::SUPPLY;
 
 /// A source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ impl Backing {
                 // A refusal is counted; the memory is as good as the program's own would be.
                 Ok(memory::advise(address, length).is_ok())
             }
-            Self::Pool => supply::bring(address, length).map(|()| false),
+            Self::Pool => SUPPLY.bring(address, length).map(|()| false),
         }
     }
 
@@ -31,7 +32,7 @@ impl Backing {
     pub(super) fn unmap(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Advised => memory::unmap(address, length),
-            Self::Pool => supply::give(address, length),
+            Self::Pool => SUPPLY.give(address, length),
         }
     }
 }

@@ -10,8 +10,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::Mapped;
-use super::warm::during;
-use super::{LOCKED, MANAGED_BASE, PMD, memory, supply};
+use super::supply::{self, SUPPLY};
+use super::{LOCKED, MANAGED_BASE, PMD, memory};
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sync::Lock;
@@ -29,7 +29,7 @@ pub(super) static LOCK: Lock<()> = Lock::new(());
 /// The addresses that may be asked for: as many as the pool can hold, and a part that it cannot, so that
 /// they are whole multiples of `unit`. Empty where there is no pool.
 pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
-    if supply::page() == 0 || !USED.map() {
+    if SUPPLY.page() == 0 || !USED.map() {
         return 0..0;
     }
     let end = MANAGED_BASE + (order.size + order.overcommit).next_multiple_of(unit);
@@ -39,13 +39,12 @@ pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
 /// Makes `length` bytes at `start` usable, with whatever they hold. False where the pool has no pages.
 pub fn commit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
-        let page = supply::page();
+        let page = SUPPLY.page();
         let (mut at, last) = (start & !(page - 1), start + length);
         while at < last {
             let missing = missing(at, last);
             // What was brought before a failure stays for the next one who asks.
-            if missing > 0
-                && (LOCKED.load(Ordering::Relaxed) || supply::bring(at, missing).is_err())
+            if missing > 0 && (LOCKED.load(Ordering::Relaxed) || SUPPLY.bring(at, missing).is_err())
             {
                 return false;
             }
@@ -62,7 +61,7 @@ pub fn commit(start: usize, length: usize) -> bool {
 /// before they are asked for again.
 pub fn uncommit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
-        let page = supply::page();
+        let page = SUPPLY.page();
         mark(start, length, |used, bits| used & !bits);
         if page > SLICES * SLICE {
             return true;
@@ -70,9 +69,9 @@ pub fn uncommit(start: usize, length: usize) -> bool {
         let pages = (start & !(page - 1)..start + length).step_by(page);
         for at in pages {
             let unused = used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0);
-            if supply::surplus() >= page && unused && supply::is_there(at) {
+            if SUPPLY.surplus() >= page && unused && SUPPLY.is_there(at) {
                 // A refusal leaves it in the pool.
-                let _ = supply::give(at, page);
+                let _ = SUPPLY.give(at, page);
             }
         }
         true
@@ -82,7 +81,7 @@ pub fn uncommit(start: usize, length: usize) -> bool {
 
 /// Makes the pool resident, from its start on and as far as there are pages.
 pub(super) fn warm(order: PoolOrder) {
-    during(|| {
+    SUPPLY.in_parallel(|| {
         LOCK.with(|()| {
             let (mut at, end) = (MANAGED_BASE, MANAGED_BASE + order.size);
             let mut ask = order.size;
@@ -90,7 +89,7 @@ pub(super) fn warm(order: PoolOrder) {
                 let missing = missing(at, end).min(ask);
                 match missing {
                     0 => at += order.page,
-                    _ if supply::bring(at, missing).is_ok() => at += missing,
+                    _ if SUPPLY.bring(at, missing).is_ok() => at += missing,
                     _ => ask = (missing / 2) & !(order.page - 1),
                 }
             }
@@ -100,32 +99,33 @@ pub(super) fn warm(order: PoolOrder) {
 
 /// Gives all pages back of which nothing is used.
 pub(super) fn give_up() {
-    let page = supply::page();
+    let page = SUPPLY.page();
     if page > SLICES * SLICE {
         return;
     }
     LOCK.with(|()| {
-        let free = supply::there(MANAGED_BASE)
+        let free = SUPPLY
+            .there()
             .filter(|at| used(*at).is_some_and(|used| used.load(Ordering::Relaxed) == 0));
         for at in free {
-            let _ = supply::give(at, page);
+            let _ = SUPPLY.give(at, page);
         }
     });
 }
 
 /// How many bytes of pages from `at` on are not there, up to the first that is.
 fn missing(at: usize, end: usize) -> usize {
-    let page = supply::page();
+    let page = SUPPLY.page();
     let missing = (at..end)
         .step_by(page)
-        .take_while(|page| !supply::is_there(*page));
+        .take_while(|page| !SUPPLY.is_there(*page));
     missing.count() * page
 }
 
 /// The allocator has mapped memory for itself, where it has a pool.
 pub fn beyond(length: usize) {
     // Tables of its own are no matter.
-    if supply::page() != 0 && length >= PMD.load(Ordering::Relaxed) {
+    if SUPPLY.page() != 0 && length >= PMD.load(Ordering::Relaxed) {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
 }
@@ -141,7 +141,7 @@ pub fn advise(address: usize, length: usize) {
 
 /// Changes the bits of the slices that a range touches.
 fn mark(start: usize, length: usize, change: impl Fn(u32, u32) -> u32) {
-    let page = supply::page();
+    let page = SUPPLY.page();
     if page > SLICES * SLICE {
         return;
     }
@@ -161,5 +161,5 @@ fn mark(start: usize, length: usize, change: impl Fn(u32, u32) -> u32) {
 }
 
 fn used(address: usize) -> Option<&'static AtomicU32> {
-    USED.get().get((address - MANAGED_BASE) / supply::page())
+    USED.get().get((address - MANAGED_BASE) / SUPPLY.page())
 }

@@ -82,12 +82,6 @@ pub(super) fn populate(address: usize, length: usize) -> Result<()> {
     unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
-/// Makes one base page of fresh memory resident, in a huge page where the kernel sees fit.
-pub(super) fn populate_one(address: usize) -> Result<()> {
-    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
-    unsafe { mm::madvise(at(address), BASE_PAGE, Advice::LinuxPopulateWrite) }
-}
-
 /// Why there are no hugetlb pages for a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoHugetlb {

@@ -23,7 +23,7 @@ mod frontier;
 pub mod managed;
 pub mod maps;
 mod memory;
-mod supply;
+pub mod supply;
 mod warm;
 mod window;
 
@@ -35,7 +35,7 @@ use crate::orders::PoolOrder;
 use crate::sync::{Lock, thread_pointer};
 use backing::Backing;
 use memory::Deferred;
-use supply::Before;
+use supply::{Before, SUPPLY};
 use window::{Resized, Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
@@ -148,12 +148,12 @@ pub fn start(settings: Settings) -> bool {
 
 fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
     if settings.managed {
-        let _ = supply::start(order, settings.pmd, MANAGED_BASE);
+        let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
         return;
     }
     POOL.window.with(|pool| pool.place(order.page, 0, random));
     POOLED.store(
-        supply::start(order, settings.pmd, POOL_BASE),
+        SUPPLY.start(order, settings.pmd, POOL_BASE),
         Ordering::Release,
     );
 }
@@ -163,7 +163,7 @@ pub fn warm(order: PoolOrder) {
     if !POOLED.load(Ordering::Acquire) {
         return managed::warm(order);
     }
-    warm::during(|| {
+    SUPPLY.in_parallel(|| {
         POOL.with(|pool, leaving| {
             let (mut warmed, mut ask) = (0, order.size);
             let mut blocks = [0; 64];
@@ -185,11 +185,10 @@ pub fn warm(order: PoolOrder) {
     });
 }
 
-/// Counts into `ledger` from now on, as process `pid`, with these [`crate::ledger::flag`]s.
-pub fn report_to(ledger: &'static Ledger, pid: u32, flags: u32) {
+/// Counts into `ledger` from now on, as process `pid`. Before [`start`], where the ledger has a bound for the pool.
+pub fn count_in(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
-    stats::slot().flags.store(flags, Ordering::Relaxed);
-    supply::recount();
+    SUPPLY.recount();
 }
 
 /// Adds to the flags of this process.
@@ -319,7 +318,7 @@ pub fn changed(address: usize) {
 /// does not do it as it would without us.
 #[inline(always)]
 pub fn discard(address: usize, length: usize) -> bool {
-    supply::page() != 0 && supply::discard(address, length)
+    SUPPLY.page() != 0 && SUPPLY.discard(address, length)
 }
 
 /// An identity of the calling thread, unique among those that live.
@@ -334,7 +333,7 @@ pub fn lock_future(locked: bool) {
 
 /// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
 pub fn about_to_fork() {
-    if supply::will_move(Before::Fork) {
+    if SUPPLY.will_move(Before::Fork) {
         gather::retire();
         give_up();
     }
@@ -351,7 +350,7 @@ fn give_up() {
 
 /// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
 pub fn before_thread() {
-    supply::about_to_thread();
+    SUPPLY.about_to_thread();
     settle(Before::Thread);
 }
 
@@ -362,10 +361,10 @@ pub fn before_confinement() {
 }
 
 fn settle(before: Before) {
-    if !supply::may_settle(before) {
+    if !SUPPLY.may_settle(before) {
         return;
     }
-    if supply::will_move(before) {
+    if SUPPLY.will_move(before) {
         gather::retire();
         give_up();
     }
@@ -373,7 +372,7 @@ fn settle(before: Before) {
     // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
     // then cannot move any more.
     if pool && managed {
-        supply::settle(before);
+        SUPPLY.settle(before);
     }
     if managed {
         managed::LOCK.release();
@@ -398,7 +397,7 @@ pub fn before_fork() -> HeldLocks {
     };
     // Where they are refused, pages are being brought: then nothing can be said about them.
     if held.pool && held.managed {
-        supply::settle(Before::Fork);
+        SUPPLY.settle(Before::Fork);
     }
     held
 }
@@ -452,16 +451,15 @@ impl HeldLocks {
     }
 }
 
-/// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)), and nobody
-/// but this thread is here.
-pub fn forked() {
+/// In the child of a fork, process `pid`: its memory is not locked, whatever the parent did (mlockall(2)), no other thread is
+/// here, and it counts as a process of its own from now on, with what it inherited.
+pub fn forked(pid: u32) {
     gather::forked();
-    supply::forked();
+    SUPPLY.forked();
     LOCKED.store(false, Ordering::Relaxed);
-}
-
-/// In the child of a fork: counts as a process of its own from now on, with what it inherited.
-pub fn forked_with(ledger: &'static Ledger, pid: u32) {
+    let Some(ledger) = stats::ledger() else {
+        return;
+    };
     let parent = stats::slot();
     let (flags, live) = (
         parent.flags.load(Ordering::Relaxed),
@@ -470,7 +468,7 @@ pub fn forked_with(ledger: &'static Ledger, pid: u32) {
     stats::attach(ledger, pid);
     stats::slot().flags.store(flags, Ordering::Relaxed);
     stats::live(live);
-    supply::recount();
+    SUPPLY.recount();
 }
 
 /// True where this process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15; see prctl(2).

@@ -1,4 +1,4 @@
-//! A large pool made resident by several threads at once: [`in_parallel`], while [`during`] runs.
+//! A large pool made resident by several threads at once: [`in_parallel`].
 //!
 //! The first touch of memory in a virtual machine costs many times a later one, because the host has to
 //! back it; so it is done beforehand and by all CPUs. The threads are the kernel's alone: they run on the
@@ -6,20 +6,19 @@
 //! the C library goes on taking the process for one with a single thread, which it is.
 #![expect(unsafe_code, reason = "threads are made here, on stacks of their own")]
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::thread::futex;
 
-use super::{memory, supply};
+use super::memory;
+use super::supply::SUPPLY;
 use crate::reaper::{Entry, raw};
 
 /// More do not help: the kernel's zeroing is bound by memory.
 const THREADS: u32 = 8;
 const STACK: usize = 64 << 10;
 
-/// Several threads may be used.
-static WARMING: AtomicBool = AtomicBool::new(false);
 static WORK: Work = Work {
     next: AtomicUsize::new(0),
     end: AtomicUsize::new(0),
@@ -38,19 +37,9 @@ struct Work {
     errno: AtomicI32,
 }
 
-/// Runs `work`, in which [`in_parallel`] may use threads. Only while the process has one.
-pub(super) fn during(work: impl FnOnce()) {
-    WARMING.store(true, Ordering::Relaxed);
-    work();
-    WARMING.store(false, Ordering::Relaxed);
-}
-
-/// Fills a range: with one call, or while the pool is being warmed in pieces by all CPUs. Where a piece fails
-/// the rest is left out, and what was filled stays.
+/// Fills a range in pieces, by all CPUs. Where a piece fails the rest is left out, and what was filled stays. Only while
+/// the process has one thread.
 pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<()> {
-    if !WARMING.load(Ordering::Relaxed) {
-        return supply::fill(address, length);
-    }
     let cpus = rustix::thread::sched_getaffinity(None);
     let cpus = cpus.map_or(1, |cpus| cpus.count().clamp(1, THREADS) as usize);
     // Pieces small enough that nobody is left with the last one, and few enough mappings.
@@ -114,7 +103,7 @@ fn run() {
         if at >= end {
             return;
         }
-        if let Err(errno) = supply::fill(at, step.min(end - at)) {
+        if let Err(errno) = SUPPLY.fill(at, step.min(end - at)) {
             WORK.errno.store(errno.raw_os_error(), Ordering::Release);
         }
     }

@@ -14,11 +14,12 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
+use super::BASE_PAGE;
 use super::backing::Backing;
 use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
-use super::{BASE_PAGE, supply};
+use super::supply::SUPPLY;
 use crate::gather::{self, Leaving};
 use crate::ledger::stats;
 
@@ -557,7 +558,7 @@ impl Window {
     /// Of the pool all but its surplus.
     fn keep(&self) -> usize {
         if self.is_pool() {
-            return self.dirty.saturating_sub(supply::surplus());
+            return self.dirty.saturating_sub(SUPPLY.surplus());
         }
         (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0)
     }

@@ -7,6 +7,7 @@
 //! Invariant: counters only, no pointers. A process can write nonsense into its launcher's report and
 //! nothing worse.
 
+mod charges;
 mod locator;
 pub(crate) mod stats;
 
@@ -19,11 +20,13 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Result;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::pool::Quota;
+
 /// Slots in a ledger; processes past that are counted by [`Ledger::claimed`] alone.
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6234;
+const MAGIC: u32 = 0x6a6d_6235;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -31,7 +34,9 @@ const MAGIC: u32 = 0x6a6d_6234;
 pub struct Ledger {
     magic: AtomicU32,
     claimed: AtomicU32,
-    _pad: [u64; 15],
+    /// The bytes of pool pages that all processes of the run have, and may have; none where each has a pool of its own.
+    pub pool: Quota,
+    _pad: [u64; 12],
     slots: [Slot; SLOTS],
 }
 
@@ -92,6 +97,10 @@ pub struct Slot {
     pub pool_moved: AtomicU64,
     /// Should have been moved, and could not be.
     pub pool_stuck: AtomicU64,
+    /// What this process is charged with in [`Ledger::pool`].
+    pub pool_charged: AtomicU64,
+    /// The process, as the PID namespace of its /proc has it; 0 where it is charged with nothing.
+    pub pool_owner: AtomicU32,
     /// Why the pool was not better: bits of [`pool_reason`].
     pub pool_reasons: AtomicU32,
     /// What became of the reaper: a code of [`crate::reaper::State`].
@@ -243,6 +252,8 @@ impl Slot {
             pool_beyond: AtomicU64::new(0),
             pool_moved: AtomicU64::new(0),
             pool_stuck: AtomicU64::new(0),
+            pool_charged: AtomicU64::new(0),
+            pool_owner: AtomicU32::new(0),
             pool_reasons: AtomicU32::new(0),
             reaper: AtomicU32::new(0),
             reaper_pid: AtomicU32::new(0),

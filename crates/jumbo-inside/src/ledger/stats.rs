@@ -18,11 +18,31 @@ pub(crate) fn slot() -> &'static Slot {
     }
 }
 
+static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The ledger in which this process has a slot.
+pub(crate) fn ledger() -> Option<&'static Ledger> {
+    #[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
+    // SAFETY: null, or the address of a `'static` ledger, which is shared by atomics alone.
+    unsafe {
+        LEDGER.load(Ordering::Acquire).as_ref()
+    }
+}
+
 /// Counts into a slot of `ledger` from now on. Where it is full, into one of its own: not into its
 /// parent's.
 pub(crate) fn attach(ledger: &'static Ledger, pid: u32) {
-    let slot = ledger.claim(pid).unwrap_or(&NOBODY);
+    let claimed = ledger.claim(pid);
+    let slot = claimed.unwrap_or(&NOBODY);
     SLOT.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
+    let counts = match claimed {
+        Some(slot) => {
+            ledger.begin_charging(slot);
+            core::ptr::from_ref(ledger).cast_mut()
+        }
+        None => core::ptr::null_mut(),
+    };
+    LEDGER.store(counts, Ordering::Release);
 }
 
 /// One MADV_HUGEPAGE over `length` bytes, and the kernel's answer.

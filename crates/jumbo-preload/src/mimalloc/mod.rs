@@ -304,7 +304,8 @@ extern "C" fn jumbo_mimalloc_map(
     // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
         Ok(address) => {
-            if prot.contains(ProtFlags::WRITE) {
+            // Its tables, at the start, are no matter.
+            if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
                 managed::beyond(len);
             }
             managed::advise(address.addr(), len);

@@ -50,48 +50,6 @@ impl Limit {
     }
 }
 
-/// The files of one memory cgroup above this process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryFiles {
-    /// `memory.max`, in version 1 `memory.limit_in_bytes`.
-    pub limit: PathBuf,
-    /// `memory.current`, in version 1 `memory.usage_in_bytes`.
-    pub usage: PathBuf,
-    /// `memory.stat`.
-    pub stat: PathBuf,
-}
-
-/// The memory cgroup of this process and those above it that can be seen, for somebody who asks again
-/// and again; groups without a limit file (the root's) are left out.
-///
-/// # Errors
-/// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or understood.
-pub fn memory_files(root: &Root) -> Result<Vec<MemoryFiles>, FileError> {
-    let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
-        return Ok(Vec::new());
-    };
-    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
-    let Some(group) = Group::find(root, &groups, &mounts, "memory") else {
-        return Ok(Vec::new());
-    };
-    let (limit, usage) = group.names(
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ("memory.max", "memory.current"),
-    );
-    let files = |folder: &Path| MemoryFiles {
-        limit: folder.join(limit),
-        usage: folder.join(usage),
-        stat: folder.join("memory.stat"),
-    };
-    let above = group.folder.ancestors();
-    Ok(above
-        .take_while(|folder| folder.starts_with(&group.mount))
-        .map(files)
-        // One that we may not look at is left in: what it says is not known then.
-        .filter(|files| files.limit.try_exists().unwrap_or(true))
-        .collect())
-}
-
 /// A controller's files: the folder of this process's group, and the mount above it.
 struct Group {
     version: u8,

@@ -9,13 +9,15 @@ use jumbo_inside::orders::{MAX_POOL, PoolOrder};
 
 use crate::units::{Bytes, PageSize, SizeError};
 
-/// `SIZE[:PAGESIZE][,nofork]`, as it is typed and as it stands in a profile.
+/// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolRequest {
     /// How much the pool holds, at least one byte.
     pub size: Bytes,
     /// The size of its pages; `None`: what a PMD maps.
     pub page: Option<PageSize>,
+    /// Each process may have so much; else all processes of the run together.
+    pub each: bool,
     /// The program promises not to fork while it has several threads.
     pub nofork: bool,
 }
@@ -52,8 +54,8 @@ pub enum PoolError {
     /// A page larger than a range of the heap can be laid out for.
     #[error("a pool's pages are of 1 GiB at most, not {0}; hint: 2M, or 1G")]
     Page(PageSize),
-    /// Something behind a comma that is not `nofork`.
-    #[error("`{0}` is no property of a pool: there is `nofork`")]
+    /// Something behind a comma that is neither `each` nor `nofork`.
+    #[error("`{0}` is no property of a pool: there are `each` and `nofork`")]
     Property(String),
 }
 
@@ -93,6 +95,7 @@ impl PoolRequest {
             overcommit: bytes(overcommit.0).next_multiple_of(page),
             warm: warm.then_some(0),
             nofork: self.nofork,
+            each: self.each,
         }
     }
 
@@ -104,6 +107,7 @@ impl PoolRequest {
             size: Bytes(order.size as u64),
             page: self.page.and(page),
             nofork: order.nofork,
+            each: order.each,
         }
     }
 }
@@ -122,10 +126,12 @@ impl FromStr for PoolRequest {
             size: size.parse()?,
             page: page.map(str::parse).transpose()?,
             nofork: false,
+            each: false,
         };
         for property in parts {
             match property {
                 "nofork" => request.nofork = true,
+                "each" => request.each = true,
                 other => return Err(PoolError::Property(other.to_owned())),
             }
         }
@@ -143,6 +149,7 @@ impl fmt::Display for PoolRequest {
         if let Some(page) = self.page {
             write!(f, ":{page}")?;
         }
+        f.write_str(if self.each { ",each" } else { "" })?;
         f.write_str(if self.nofork { ",nofork" } else { "" })
     }
 }
@@ -166,12 +173,14 @@ mod tests {
 
     #[test]
     fn a_request_is_read_as_it_is_typed() {
-        let request: PoolRequest = "4G:1G,nofork".parse().unwrap();
+        let request: PoolRequest = "4G:1G,nofork,each".parse().unwrap();
         assert_eq!(request.size, Bytes(4 << 30));
         assert_eq!(request.page, Some(PageSize::SIZE_1G));
-        assert!(request.nofork);
+        assert!(request.nofork && request.each);
+        assert_eq!(request.to_string(), "4 GiB:1G,each,nofork");
         let request: PoolRequest = "300M".parse().unwrap();
         assert_eq!((request.page, request.nofork), (None, false));
+        assert!(!request.each);
         for bad in [
             "", "0", "1T", "4G:3M", "4G:2G", "4G,", "4G,fork", "x", "4G:",
         ] {
@@ -212,7 +221,7 @@ mod tests {
             .unwrap()
             .order(Bytes(0), false, 2 << 20);
         assert_eq!((small.page, small.size), (2 << 20, 2 << 20));
-        let orders = format!("a=1,pool={},b=2", order);
+        let orders = format!("a=1,pool={order},b=2");
         let digits = PoolOrder::warm_digits(&orders).unwrap();
         assert_eq!(&orders[digits], "0000000000");
         let cold = PoolOrder {
@@ -220,13 +229,13 @@ mod tests {
             ..order
         };
         assert_eq!(PoolOrder::decode(&cold.to_string()), Some(cold));
-        assert_eq!(PoolOrder::warm_digits(&format!("pool={}", cold)), None);
+        assert_eq!(PoolOrder::warm_digits(&format!("pool={cold}")), None);
         for bad in [
             "",
-            "1:2:3:0:0",
-            "2097152:2097152:0:0",
-            "0:2097152:0:0:0",
-            "a:b:c:d:e",
+            "1:2:3:0:0:0",
+            "2097152:2097152:0:0:0",
+            "0:2097152:0:0:0:0",
+            "a:b:c:d:e:f",
         ] {
             assert_eq!(PoolOrder::decode(bad), None, "{bad}");
         }

@@ -76,8 +76,8 @@ impl Pool {
         all.gather_caches();
         let free = all.state.listed(allowed);
         let shortage = wanted.saturating_sub(free);
-        let surplus = all.state.surplus(NodeSet::ALL) + all.state.pending;
-        if surplus.saturating_add(shortage) > all.state.overcommit && shortage > 0 {
+        let surplus = all.state.surplus(NodeSet::ALL);
+        if !all.state.overcommit.admits(surplus, shortage) {
             let held = self.held(NodeSet::ALL);
             return Err(Error::Exhausted(all.state.exhausted(wanted, held, allowed)));
         }
@@ -133,7 +133,7 @@ impl Pool {
         if promised {
             self.unhold(frame.node());
         }
-        if state.node(frame.node()).surplus > 0 || !self.source.is_here() {
+        if state.node(frame.node()).books.surplus() > 0 || !self.source.is_here() {
             state.lose(frame, &self.links);
             return;
         }

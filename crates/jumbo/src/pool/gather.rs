@@ -133,41 +133,41 @@ impl Pool {
             let free = all.state.listed(allowed);
             let shortage = wanted.saturating_sub(free + made.len());
             if shortage == 0 {
-                all.state.pending -= made.len();
+                all.state.overcommit.pending -= made.len();
                 let gathered = self.commit(&mut all, wanted, placement, purpose, &mut made);
                 drop(all);
                 self.return_made(made);
                 return Ok(gathered);
             }
             let beyond = |state: &State| {
-                let surplus = state.surplus(NodeSet::ALL) + state.pending;
-                surplus.saturating_add(shortage) > state.overcommit
+                let surplus = state.surplus(NodeSet::ALL);
+                !state.overcommit.admits(surplus, shortage)
             };
             let refused = match stopped {
                 Some(error) => Some(error),
                 None if beyond(&all.state) => {
                     let held = self.held(NodeSet::ALL);
                     // What this call has made itself is no reason to tell anybody about.
-                    all.state.pending -= made.len();
+                    all.state.overcommit.pending -= made.len();
                     let counters = all.state.exhausted(wanted, held, allowed);
-                    all.state.pending += made.len();
+                    all.state.overcommit.pending += made.len();
                     Some(Error::Exhausted(counters))
                 }
                 None => None,
             };
             if let Some(error) = refused {
-                all.state.pending -= made.len();
+                all.state.overcommit.pending -= made.len();
                 drop(all);
                 self.return_made(made);
                 return Err(error);
             }
-            all.state.pending += shortage;
+            all.state.overcommit.pending += shortage;
             drop(all);
             for missing in (1..=shortage).rev() {
                 match self.make(placement) {
                     Ok(frame) => made.push(&self.links, frame),
                     Err(error) => {
-                        lock(&self.state).pending -= missing;
+                        lock(&self.state).overcommit.pending -= missing;
                         // One more look at what was given back meanwhile, and then the error.
                         stopped = Some(error);
                         break;

@@ -9,8 +9,7 @@
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
-//! - [`Pool::region`], [`Pool::shared_region`] and [`Pool::arena`] put pages side by side ([`Region`],
-//!   [`SharedRegion`], [`Arena`]).
+//! - [`Pool::region`] and [`Pool::shared_region`] put pages side by side ([`Region`], [`SharedRegion`]).
 //!
 //! ```
 //! use jumbo::pool::{Model, Placement, Pool};
@@ -42,7 +41,6 @@
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
 
-mod arena;
 mod claim;
 mod error;
 mod frame;
@@ -60,7 +58,6 @@ mod subpool;
 mod verify;
 mod window;
 
-pub use arena::Arena;
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use nodes::{NodeSet, Placement};
 pub use page::Page;
@@ -161,7 +158,7 @@ impl Pool {
 
     /// Sets how many surplus pages there may be. Those beyond a lowered limit stay until they are given back.
     pub fn set_overcommit(&self, pages: Pages) {
-        lock(&self.state).overcommit = pages.0;
+        lock(&self.state).overcommit.most = pages.0;
     }
 
     /// The counters of all nodes, as of one moment.
@@ -183,7 +180,7 @@ impl Pool {
             free: Pages(all.state.listed(nodes) + cached + held),
             reserved: Pages(held),
             surplus: Pages(all.state.surplus(nodes)),
-            overcommit: Pages(all.state.overcommit),
+            overcommit: Pages(all.state.overcommit.most),
         }
     }
 

@@ -3,6 +3,8 @@
 //! Plain code without threads in it: whoever holds the lock calls it. It decides; making and unmaking pages
 //! is left to the caller, who must not hold the lock meanwhile.
 
+use jumbo_inside::pool::{Books, Overcommit};
+
 use super::error::Exhausted;
 use super::frame::{Frame, Links, List};
 use super::{NodeSet, Placement};
@@ -14,10 +16,8 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 /// One node's pages.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Every page that the pool has there.
-    pub(super) total: u64,
-    /// Those of them that go when demand is gone.
-    pub(super) surplus: u64,
+    /// How many pages the pool has there.
+    pub(super) books: Books,
     /// Free pages that nobody was promised and no cache holds.
     pub(super) free: List,
     /// Places whose page went back to the source.
@@ -32,25 +32,18 @@ pub(super) struct State {
     nodes: [Node; NODES],
     present: NodeSet,
     capacity: u32,
-    /// How many surplus pages there may be.
-    pub(super) overcommit: u64,
-    /// Surplus pages that are being asked of the source and are not in `surplus` yet.
-    pub(super) pending: u64,
+    /// How many surplus pages there may be, on all nodes together.
+    pub(super) overcommit: Overcommit,
 }
 
 impl Node {
     const fn new() -> Self {
         Self {
-            total: 0,
-            surplus: 0,
+            books: Books::new(),
             free: List::new(),
             holes: List::new(),
             fresh: 0,
         }
-    }
-
-    fn persistent(&self) -> u64 {
-        self.total.saturating_sub(self.surplus)
     }
 }
 
@@ -64,8 +57,7 @@ impl State {
             nodes: [const { Node::new() }; NODES],
             present,
             capacity,
-            overcommit: 0,
-            pending: 0,
+            overcommit: Overcommit::default(),
         }
     }
 
@@ -83,15 +75,15 @@ impl State {
     }
 
     pub(super) fn total(&self, nodes: NodeSet) -> u64 {
-        self.sum(nodes, |node| node.total)
+        self.sum(nodes, |node| node.books.total())
     }
 
     pub(super) fn surplus(&self, nodes: NodeSet) -> u64 {
-        self.sum(nodes, |node| node.surplus)
+        self.sum(nodes, |node| node.books.surplus())
     }
 
     pub(super) fn persistent(&self, nodes: NodeSet) -> u64 {
-        self.sum(nodes, Node::persistent)
+        self.sum(nodes, |node| node.books.persistent())
     }
 
     /// Free pages that nobody was promised; those in caches are not among them.
@@ -107,7 +99,7 @@ impl State {
 
     /// The nodes onto which pages are not given back, but through them to the source.
     pub(super) fn draining(&self) -> NodeSet {
-        let surplus = |node: &NodeId| self.node(*node).surplus > 0;
+        let surplus = |node: &NodeId| self.node(*node).books.surplus() > 0;
         self.present.iter().filter(surplus).collect()
     }
 
@@ -140,35 +132,29 @@ impl State {
     /// source; else it is free now.
     pub(super) fn give(&mut self, frame: Frame, links: &Links) -> Option<Frame> {
         let node = self.node_mut(frame.node());
-        if node.surplus > 0 {
-            node.surplus -= 1;
-            node.total -= 1;
-            Some(frame)
-        } else {
-            node.free.push(links, frame);
-            None
+        if node.books.give() {
+            return Some(frame);
         }
+        node.free.push(links, frame);
+        None
     }
 
     /// A page of the pool is lost; its place is empty.
     pub(super) fn lose(&mut self, frame: Frame, links: &Links) {
         let node = self.node_mut(frame.node());
-        node.total -= 1;
-        node.surplus = node.surplus.saturating_sub(1);
+        node.books.leave(1);
         node.holes.push(links, frame);
     }
 
     /// A page that the source made joins the pool as surplus, in use.
     pub(super) fn join_surplus(&mut self, node: NodeId) {
-        let node = self.node_mut(node);
-        node.total += 1;
-        node.surplus += 1;
+        self.node_mut(node).books.join_surplus(1);
     }
 
     /// A page that the source made joins the pool for good, free.
     pub(super) fn join_persistent(&mut self, frame: Frame, links: &Links) {
         let node = self.node_mut(frame.node());
-        node.total += 1;
+        node.books.join(1);
         node.free.push(links, frame);
     }
 
@@ -193,31 +179,31 @@ impl State {
     /// The nodes in the order in which persistent pages are added: the one with the fewest first.
     pub(super) fn poorest(&self, nodes: NodeSet) -> Option<NodeId> {
         let nodes = nodes.and(self.present).iter();
-        nodes.min_by_key(|node| (self.node(*node).persistent(), *node))
+        nodes.min_by_key(|node| (self.node(*node).books.persistent(), *node))
     }
 
     /// Makes a surplus page persistent; false where there is none.
     pub(super) fn keep_surplus(&mut self, nodes: NodeSet) -> bool {
-        let node = self.richest(nodes, |node| node.surplus);
-        node.inspect(|node| self.node_mut(*node).surplus -= 1)
+        let node = self.richest(nodes, |node| node.books.surplus());
+        node.inspect(|node| self.node_mut(*node).books.keep())
             .is_some()
     }
 
     /// Makes a persistent page surplus; false where there is none.
     pub(super) fn make_surplus(&mut self, nodes: NodeSet) -> bool {
-        let node = self.richest(nodes, Node::persistent);
-        node.inspect(|node| self.node_mut(*node).surplus += 1)
+        let node = self.richest(nodes, |node| node.books.persistent());
+        node.inspect(|node| self.node_mut(*node).books.unkeep())
             .is_some()
     }
 
     /// A free page leaves the pool, and with it a persistent one: of a node that has both, if there is
     /// one; else of any, and the surplus that it was is left to another node.
     pub(super) fn shed(&mut self, nodes: NodeSet, links: &Links) -> Option<Frame> {
-        let both = |node: &Node| node.free.len().min(node.persistent());
+        let both = |node: &Node| node.free.len().min(node.books.persistent());
         if let Some(node) = self.richest(nodes, both) {
             let node = self.node_mut(node);
             let frame = node.free.pop(links)?;
-            node.total -= 1;
+            node.books.shed();
             return Some(frame);
         }
         let node = self.richest(nodes, |node| node.free.len())?;
@@ -226,8 +212,7 @@ impl State {
         }
         let node = self.node_mut(node);
         let frame = node.free.pop(links)?;
-        node.total -= 1;
-        node.surplus -= 1;
+        node.books.leave(1);
         Some(frame)
     }
 
@@ -238,8 +223,8 @@ impl State {
         Exhausted {
             wanted: Pages(wanted),
             persistent: Pages(self.persistent(all)),
-            overcommit: Pages(self.overcommit),
-            surplus: Pages(self.surplus(all) + self.pending),
+            overcommit: Pages(self.overcommit.most),
+            surplus: Pages(self.surplus(all) + self.overcommit.pending),
             used: Pages(self.total(all).saturating_sub(free + held)),
             reserved: Pages(held),
             elsewhere: Pages(free - self.listed(allowed)),

@@ -5,6 +5,8 @@
 
 use std::sync::Mutex;
 
+use jumbo_inside::pool::Quota;
+
 use super::frame::{Frame, List};
 use super::gather::Purpose;
 use super::shard::lock;
@@ -15,16 +17,16 @@ use crate::units::Pages;
 #[derive(Debug)]
 pub struct Subpool<'p> {
     pool: &'p Pool,
-    max: Option<Pages>,
+    /// Pages taken and reserved through the subpool, with those that are just being asked for. Changed with the books
+    /// locked.
+    quota: Quota,
     min: u64,
     books: Mutex<Books>,
 }
 
 #[derive(Debug)]
 struct Books {
-    /// Pages taken and reserved through the subpool, with those that are just being asked for.
-    charged: u64,
-    /// Those that are just being asked for.
+    /// Those of the quota that are just being asked for.
     asking: u64,
     /// What is left of the minimum.
     held: List,
@@ -32,14 +34,14 @@ struct Books {
 
 impl Books {
     /// How many more pages the minimum wants held.
-    fn owed(&self, min: u64) -> u64 {
-        let firm = self.charged - self.asking;
+    fn owed(&self, min: u64, quota: &Quota) -> u64 {
+        let firm = quota.charged() - self.asking;
         min.saturating_sub(firm).saturating_sub(self.held.len())
     }
 
     /// How many are held beyond the minimum.
-    fn excess(&self, min: u64) -> u64 {
-        let firm = self.charged - self.asking;
+    fn excess(&self, min: u64, quota: &Quota) -> u64 {
+        let firm = quota.charged() - self.asking;
         self.held.len().saturating_sub(min.saturating_sub(firm))
     }
 }
@@ -61,10 +63,9 @@ impl Pool {
         let gathered = self.gather(min.0, self.placement, Purpose::Promise)?;
         Ok(Subpool {
             pool: self,
-            max,
+            quota: Quota::new(max.map_or(u64::MAX, |max| max.0)),
             min: min.0,
             books: Mutex::new(Books {
-                charged: 0,
                 asking: 0,
                 held: gathered.frames,
             }),
@@ -75,7 +76,7 @@ impl Pool {
 impl<'p> Subpool<'p> {
     /// Pages taken and reserved through it.
     pub fn charged(&self) -> Pages {
-        Pages(lock(&self.books).charged)
+        Pages(self.quota.charged())
     }
 
     /// What is reserved of its minimum and neither taken nor reserved through it yet.
@@ -108,16 +109,13 @@ impl<'p> Subpool<'p> {
         self.pool.check_fits(wanted)?;
         let (links, mut frames) = (&self.pool.links, List::new());
         let mut books = lock(&self.books);
-        if let Some(max) = self.max
-            && books.charged.saturating_add(wanted) > max.0
-        {
+        if !self.quota.charge(wanted) {
             return Err(Error::Quota {
                 wanted: Pages(wanted),
-                max,
-                used: Pages(books.charged),
+                max: Pages(self.quota.most()),
+                used: self.charged(),
             });
         }
-        books.charged += wanted;
         books.held.move_to(&mut frames, wanted, links);
         let missing = wanted - frames.len();
         books.asking += missing;
@@ -147,12 +145,12 @@ impl<'p> Subpool<'p> {
         let mut books = lock(&self.books);
         books.asking -= asked;
         if !granted {
-            books.charged -= wanted;
+            self.quota.uncharge(wanted);
             let from_minimum = frames.len();
             frames.move_to(&mut books.held, from_minimum, links);
         }
         // Pages that came back meanwhile were kept in case the pool said no.
-        let (mut spare, excess) = (List::new(), books.excess(self.min));
+        let (mut spare, excess) = (List::new(), books.excess(self.min, &self.quota));
         books.held.move_to(&mut spare, excess, links);
         drop(books);
         self.pool.give_held(spare);
@@ -170,8 +168,8 @@ impl<'p> Subpool<'p> {
     /// Takes a page back, to the minimum where that is not whole.
     pub(super) fn give_frame(&self, frame: Frame) {
         let mut books = lock(&self.books);
-        books.charged -= 1;
-        if books.owed(self.min) > 0 {
+        self.quota.uncharge(1);
+        if books.owed(self.min, &self.quota) > 0 {
             self.pool.hold(frame.node());
             books.held.push(&self.pool.links, frame);
         } else {
@@ -184,8 +182,8 @@ impl<'p> Subpool<'p> {
     pub(super) fn give_held(&self, mut frames: List) {
         let links = &self.pool.links;
         let mut books = lock(&self.books);
-        books.charged -= frames.len();
-        let owed = books.owed(self.min);
+        self.quota.uncharge(frames.len());
+        let owed = books.owed(self.min, &self.quota);
         frames.move_to(&mut books.held, owed, links);
         drop(books);
         self.pool.give_held(frames);
@@ -193,7 +191,8 @@ impl<'p> Subpool<'p> {
 
     /// A page that was charged is lost.
     pub(super) fn lose_one(&self) {
-        lock(&self.books).charged -= 1;
+        let _books = lock(&self.books);
+        self.quota.uncharge(1);
     }
 }
 

@@ -14,14 +14,14 @@ impl Pool {
     pub fn verify(&self) -> Result<(), String> {
         let all = self.exclusive();
         let state = &all.state;
-        if state.pending != 0 {
-            return Err(format!("{} pages pending", state.pending));
+        if state.overcommit.pending != 0 {
+            return Err(format!("{} pages pending", state.overcommit.pending));
         }
         let mut seen = HashSet::new();
         for node in self.nodes().iter() {
             let books = state.node(node);
             let set = NodeSet::of(node);
-            let (total, surplus) = (books.total, books.surplus);
+            let (total, surplus) = (books.books.total(), books.books.surplus());
             let (listed, cached, held) = (state.listed(set), all.cached(set), self.held(set));
             let agree = |what: &str, fine: bool| {
                 let numbers = format!(

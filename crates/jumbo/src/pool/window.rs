@@ -106,28 +106,6 @@ impl Mapping {
         unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
     }
 
-    /// Puts private huge pages over the mapping, from its aligned start on, reserved by the kernel.
-    pub(super) fn map_huge(&self, length: usize, size: PageSize) -> Result<()> {
-        // MAP_HUGE_*: the binary logarithm of the size, from this bit on (<linux/mman.h>). Linux 3.8.
-        const SIZE_SHIFT: u32 = 26;
-        let log2 = size.bytes().trailing_zeros();
-        let flags = MapFlags::PRIVATE
-            | MapFlags::FIXED
-            | MapFlags::HUGETLB
-            | MapFlags::from_bits_retain(log2 << SIZE_SHIFT);
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        debug_assert!(self.address + length <= self.start + self.length);
-        // SAFETY: as in `map_file`.
-        unsafe { mm::mmap_anonymous(at(self.address), length, prot, flags) }.map(drop)
-    }
-
-    /// Makes the mapping readable and writable, from its aligned start on.
-    pub(super) fn open(&self, length: usize) -> Result<()> {
-        let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: more access to the mapping's own memory takes nothing away from anybody.
-        unsafe { mm::mprotect(at(self.address), length, access) }
-    }
-
     /// Puts a part of a file over a part of the mapping, readable and writable, shared; no reservation.
     pub(super) fn map_part(
         &self,
@@ -344,11 +322,6 @@ impl Window {
     /// Makes the first `length` bytes resident, and reports failure where a touch would kill.
     pub(super) fn populate(&self, frame: &Frame, length: usize) -> Result<()> {
         populate(self.address(frame), length.min(self.bytes))
-    }
-
-    /// Puts the place on one huge page.
-    pub(super) fn collapse(&self, frame: &Frame) -> Result<()> {
-        sys::collapse(self.address(frame), self.bytes)
     }
 
     /// Gives anonymous memory back to the kernel; the place stays.

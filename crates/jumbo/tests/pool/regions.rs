@@ -128,20 +128,6 @@ fn a_shared_region_that_cannot_be_had_changes_nothing() {
 }
 
 #[test]
-fn an_arena_is_counted_like_its_pages() {
-    let pool = pool(4, 4);
-    let mut arena = pool.arena(Pages(6), Populate::OnTake).unwrap();
-    assert_eq!(tuple(&pool), [6, 6, 6, 2]);
-    arena.bytes_mut(4..6).unwrap().fill(1);
-    assert_eq!(tuple(&pool), [6, 4, 4, 2]);
-    arena.populate(0..6).unwrap();
-    assert_eq!(tuple(&pool), [6, 0, 0, 2]);
-    assert!(pool.arena(Pages(3), Populate::UpFront).is_err());
-    drop(arena);
-    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
-}
-
-#[test]
 fn a_file_that_could_be_cut_short_is_refused() {
     let file = rustix::fs::memfd_create(c"x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, PAGE as u64).unwrap();

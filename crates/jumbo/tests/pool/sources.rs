@@ -155,14 +155,6 @@ fn hugetlb_regions() {
         assert_eq!(tuple(&pool), [6, 6, 0, 0]);
         assert_eq!(kernel_counters(), [8, 2, 0, 0]);
     }
-    let mut arena = pool.arena(Pages(4), Populate::OnTake).unwrap();
-    assert_eq!(tuple(&pool), [6, 6, 4, 0]);
-    assert_eq!(kernel_counters(), [8, 6, 4, 0]);
-    arena.bytes_mut(1..3).unwrap().fill(1);
-    assert_eq!(tuple(&pool), [6, 4, 2, 0]);
-    assert_eq!(kernel_counters(), [8, 4, 2, 0]);
-    drop(arena);
-    assert_eq!(tuple(&pool), [6, 6, 0, 0]);
     drop(pool);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
@@ -275,19 +267,6 @@ fn thp_pages_are_huge_and_stay_so_in_a_region() {
         assert!(page.bytes().iter().all(|byte| *byte == 0));
     }
     drop(all);
-    let mut arena = pool.arena(Pages(3), Populate::OnTake).unwrap();
-    assert_eq!(tuple(&pool), [4, 1, 0, 0]);
-    arena.bytes_mut(0..3).unwrap().fill(4);
-    assert_eq!(anonymous_huge() - before, 4 * BYTES);
-    let arena_of_child = in_child(|| {
-        let bytes = arena.bytes_mut(0..1).unwrap();
-        let inherited = bytes[7] == 4;
-        bytes[7] = 5;
-        inherited
-    });
-    assert_eq!((arena_of_child, arena.bytes_mut(0..1).unwrap()[7]), (0, 4));
-    drop(arena);
-    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
     pool.resize(Pages(1));
     assert_eq!(anonymous_huge() - before, BYTES);
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use jumbo::pool::{
-    Arena, Error, Model, Page, Placement, Pool, Region, Reservation, SharedRegion, Subpool, Supply,
+    Error, Model, Page, Placement, Pool, Region, Reservation, SharedRegion, Subpool, Supply,
 };
 use jumbo::units::{NodeId, Pages};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -32,7 +32,6 @@ const _: () = {
     between_threads::<Subpool>();
     between_threads::<Region>();
     between_threads::<SharedRegion>();
-    between_threads::<Arena>();
 };
 
 /// How many rounds a thread makes: enough for a hundred thousand operations in all.

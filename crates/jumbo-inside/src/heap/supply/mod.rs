@@ -1,4 +1,4 @@
-//! The pool's pages (`jumbo run --pool`): [`bring`] maps some, [`give`] gives them back.
+//! The pool's pages (`jumbo run --pool`): [`Supply::bring`] maps some, [`Supply::give`] gives them back.
 //!
 //! A page comes from the first source that has it:
 //! 1. hugetlb: the kernel's pool, its surplus included. Mapping them reserves them, and they are made
@@ -11,10 +11,12 @@
 //!
 //! Where neither has enough nothing changes and the caller takes memory as it would without a pool.
 //!
-//! What must be so before a process forks is in [`settle`].
+//! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up to its overcommit. All
+//! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
+//! process forks is in `settle`.
 //!
-//! Invariant: [`SOURCES`] says of each page where it came from, and [`HELD`] is their sum. Whoever
-//! brings or gives a range is its only user.
+//! Invariant: `sources` says of each page where it came from, and the books count them. The caller that brings or gives a
+//! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
 
 mod settle;
 
@@ -24,368 +26,452 @@ use rustix::io::{Errno, Result};
 
 use super::memory::Mapped;
 use super::{BASE_PAGE, memory, warm};
-use crate::headroom::{self, Enough};
 use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
-use crate::sandbox;
+use crate::pool::{Books, Overcommit, Room, make_huge};
+use crate::sync::Lock;
 
-pub(super) use settle::{Before, about_to_thread, may_settle, settle, will_move};
+pub use settle::Before;
 
 /// Addresses of the pool, whoever uses it.
-pub(super) const SPAN: usize = 512 << 30;
+pub const SPAN: usize = 512 << 30;
 /// One entry a page, which is at least 2 MiB where there are that many.
 pub(super) const PAGES: usize = SPAN >> 21;
 
 const NOWHERE: u8 = 0;
 const HUGETLB: u8 = 1;
 const THP: u8 = 2;
+/// Beside the source: the page is shared with the parent that brought it, and charged to that one.
+const INHERITED: u8 = 1 << 7;
 
-static SOURCES: Mapped<AtomicU8> = Mapped::new(PAGES);
-static BASE: AtomicUsize = AtomicUsize::new(0);
-static PAGE: AtomicUsize = AtomicUsize::new(0);
-static PMD: AtomicUsize = AtomicUsize::new(0);
-/// The pool's size, and the most there may be.
-static SIZE: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-/// What there is now.
-static HELD: AtomicUsize = AtomicUsize::new(0);
-/// Entries of [`SOURCES`] beyond that were never written.
-static REACHED: AtomicUsize = AtomicUsize::new(0);
-/// Hugetlb pages may be asked for.
-static ASKING: AtomicBool = AtomicBool::new(false);
-/// Bits of [`reason`], for whatever slot there is.
-static REASONS: AtomicU32 = AtomicU32::new(0);
 /// After the kernel's pool had nothing, so many takes do not ask it.
-static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
 const BACK_OFF: u32 = 64;
-/// What may still be touched before the headroom is looked at again.
-static CREDIT: AtomicUsize = AtomicUsize::new(0);
-/// What has room and is being touched: nobody else is to count on that room.
-static TOUCHING: AtomicUsize = AtomicUsize::new(0);
-/// What is left to others, and how far a look at the headroom is trusted.
+/// What is left to others.
 const LEFT: usize = 64 << 20;
-const TRUSTED: usize = 64 << 20;
 
-/// Sets the pool up, with its addresses from `base` on. Once, while there is one thread. False where there is
-/// no memory for its table.
-pub(super) fn start(order: PoolOrder, pmd: usize, base: usize) -> bool {
-    if !SOURCES.map() {
-        return false;
+/// The pool of the heap.
+pub(super) static SUPPLY: Supply = Supply::new();
+
+/// A pool's pages at addresses that its user chooses.
+#[derive(Debug)]
+pub struct Supply {
+    /// Where each page came from.
+    sources: Mapped<AtomicU8>,
+    base: AtomicUsize,
+    page: AtomicUsize,
+    pmd: AtomicUsize,
+    /// What may stay, in pages.
+    size: AtomicUsize,
+    books: Lock<(Books, Overcommit)>,
+    /// Each process has a bound of its own: none is shared through the ledger.
+    each: AtomicBool,
+    /// Entries of `sources` beyond that were never written.
+    reached: AtomicUsize,
+    /// Hugetlb pages may be asked for.
+    asking: AtomicBool,
+    /// Several threads may fill a range: the pool is being made resident.
+    parallel: AtomicBool,
+    /// Bits of [`reason`], for whatever slot there is.
+    reasons: AtomicU32,
+    /// How many takes do not ask for hugetlb pages.
+    backing_off: AtomicU32,
+    room: Room,
+    moves: settle::Moves,
+}
+
+impl Supply {
+    /// None yet.
+    #[expect(clippy::new_without_default, reason = "made once, in a static")]
+    pub const fn new() -> Self {
+        Self {
+            sources: Mapped::new(PAGES),
+            base: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            pmd: AtomicUsize::new(0),
+            size: AtomicUsize::new(0),
+            books: Lock::new((
+                Books::new(),
+                Overcommit {
+                    most: 0,
+                    pending: 0,
+                },
+            )),
+            each: AtomicBool::new(true),
+            reached: AtomicUsize::new(0),
+            asking: AtomicBool::new(false),
+            parallel: AtomicBool::new(false),
+            reasons: AtomicU32::new(0),
+            backing_off: AtomicU32::new(0),
+            room: Room::new(LEFT),
+            moves: settle::Moves::new(),
+        }
     }
-    BASE.store(base, Ordering::Relaxed);
-    PAGE.store(order.page, Ordering::Relaxed);
-    PMD.store(pmd, Ordering::Relaxed);
-    SIZE.store(order.size, Ordering::Relaxed);
-    MOST.store(order.size + order.overcommit, Ordering::Relaxed);
-    settle::start(order.nofork);
-    ASKING.store(true, Ordering::Release);
-    true
-}
 
-/// The size of a page; 0 where there is no pool.
-pub(super) fn page() -> usize {
-    PAGE.load(Ordering::Relaxed)
-}
+    /// Sets the pool up, with its addresses from `base` on. Once, while there is one thread. False where there is
+    /// no memory for its table.
+    pub fn start(&self, order: PoolOrder, pmd: usize, base: usize) -> bool {
+        if !self.sources.map() {
+            return false;
+        }
+        let relaxed = Ordering::Relaxed;
+        self.base.store(base, relaxed);
+        self.page.store(order.page, relaxed);
+        self.pmd.store(pmd, relaxed);
+        self.size.store(order.size / order.page, relaxed);
+        self.each.store(order.each, relaxed);
+        self.books
+            .with(|(_, overcommit)| overcommit.most = (order.overcommit / order.page) as u64);
+        self.moves.start(order.nofork);
+        self.asking.store(true, Ordering::Release);
+        true
+    }
 
-/// Whether the page at `address` is there.
-pub(super) fn is_there(address: usize) -> bool {
-    let source = SOURCES.get().get(index(address));
-    source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
-}
+    /// The size of a page in bytes; 0 where there is no pool.
+    pub fn page(&self) -> usize {
+        self.page.load(Ordering::Relaxed)
+    }
 
-/// The pages that are there, of a pool at `base`.
-pub(super) fn there(base: usize) -> impl Iterator<Item = usize> {
-    let all = sources().iter().enumerate();
-    all.filter(|(_, source)| source.load(Ordering::Relaxed) != NOWHERE)
-        .map(move |(at, _)| base + at * page())
-}
+    /// Whether the page at `address` is there.
+    pub(super) fn is_there(&self, address: usize) -> bool {
+        let source = self.sources.get().get(self.index(address));
+        source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
+    }
 
-/// What there is beyond the pool's size, and is to go back as soon as it is free.
-pub(super) fn surplus() -> usize {
-    HELD.load(Ordering::Relaxed)
-        .saturating_sub(SIZE.load(Ordering::Relaxed))
-}
+    /// The pages that are there.
+    pub(super) fn there(&self) -> impl Iterator<Item = usize> {
+        let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
+        let all = self.reached().iter().enumerate();
+        all.filter(|(_, source)| source.load(Ordering::Relaxed) != NOWHERE)
+            .map(move |(at, _)| base + at * page)
+    }
 
-/// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
-///
-/// # Errors
-/// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
-/// Nothing has changed then.
-pub(super) fn bring(address: usize, length: usize) -> Result<()> {
-    let most = MOST.load(Ordering::Relaxed);
-    let held = HELD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-        held.checked_add(length).filter(|held| *held <= most)
-    });
-    if held.is_err() {
-        note(if length > most {
-            reason::LARGER
-        } else {
-            reason::FULL
+    /// What there is, in pages.
+    pub fn books(&self) -> Books {
+        self.books.with(|(books, _)| *books).unwrap_or_default()
+    }
+
+    /// What there is beyond the pool's size in bytes, and is to go back as soon as it is free: of this process, and of all
+    /// that share its bound.
+    pub(super) fn surplus(&self) -> usize {
+        let books = self.books();
+        let run = self.run().map_or(0, |ledger| {
+            let size = (self.size.load(Ordering::Relaxed) * self.page()) as u64;
+            let beyond = ledger.pool.charged().saturating_sub(size);
+            usize::try_from(beyond).unwrap_or(usize::MAX)
         });
-        return Err(Errno::NOMEM);
+        let held = usize::try_from(books.total()).unwrap_or(0) * self.page();
+        let own = usize::try_from(books.surplus()).unwrap_or(0) * self.page();
+        own.max(run.min(held))
     }
-    settle::keep_spares();
-    let brought = warm::in_parallel(address, length, page());
-    if brought.is_err() {
-        // Pieces of it may be there; what is in the way of the others is not ours.
-        let page = page();
-        for piece in (address..address + length).step_by(page) {
-            if is_there(piece) && memory::unmap(piece, page).is_ok() {
-                forget(piece, page);
-            }
+
+    /// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
+    ///
+    /// # Errors
+    /// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
+    /// Nothing has changed then.
+    pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+        let pages = (length / self.page()) as u64;
+        if !self.admit(pages) {
+            let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);
+            let most = self.books.with(|(_, overcommit)| size + overcommit.most);
+            self.note(if most.is_some_and(|most| length as u64 > most * page) {
+                reason::LARGER
+            } else {
+                reason::FULL
+            });
+            return Err(Errno::NOMEM);
         }
-        HELD.fetch_sub(length, Ordering::Relaxed);
-    }
-    brought
-}
-
-/// Gives pages back to where they came from.
-///
-/// # Errors
-/// munmap(2)'s, where nothing was given.
-pub(super) fn give(address: usize, length: usize) -> Result<()> {
-    memory::unmap(address, length)?;
-    forget(address, length);
-    HELD.fetch_sub(length, Ordering::Relaxed);
-    Ok(())
-}
-
-/// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
-/// part of such a page; and a whole one it would give to whoever comes first, so that the next touch could
-/// be SIGBUS.
-pub(super) fn discard(address: usize, length: usize) -> bool {
-    let (page, offset) = (page(), address.wrapping_sub(BASE.load(Ordering::Relaxed)));
-    let is_within = offset < SPAN && (1..=SPAN - offset).contains(&length);
-    if page == 0 || !is_within || !address.is_multiple_of(BASE_PAGE) {
-        return false;
-    }
-    let length = length.next_multiple_of(BASE_PAGE);
-    let pages = offset / page..=(offset + length - 1) / page;
-    let sources = SOURCES.get().get(pages).unwrap_or_default();
-    let has = |wanted: u8| {
-        let mut sources = sources.iter();
-        sources.any(|source| source.load(Ordering::Relaxed) == wanted)
-    };
-    if has(NOWHERE) || !has(HUGETLB) {
-        return false;
-    }
-    memory::zero(address, length);
-    true
-}
-
-/// Maps pages from whatever source has them. All or nothing.
-pub(super) fn fill(address: usize, length: usize) -> Result<()> {
-    let taken = take_hugetlb(address, length)?;
-    let rest = length - taken;
-    if rest > 0
-        && let Err(errno) = take_thp(address + taken, rest)
-    {
-        if taken > 0 && memory::unmap(address, taken).is_ok() {
-            forget(address, taken);
+        if !self.charge(length) {
+            self.leave(pages);
+            self.note(reason::FULL);
+            return Err(Errno::NOMEM);
         }
-        return Err(errno);
-    }
-    Ok(())
-}
-
-/// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
-fn take_hugetlb(address: usize, length: usize) -> Result<usize> {
-    let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-        left.checked_sub(1)
-    });
-    if !ASKING.load(Ordering::Acquire) || refused.is_ok() {
-        return Ok(0);
-    }
-    if !settle::could_move(length) {
-        note(reason::UNMOVABLE);
-        BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
-        return Ok(0);
-    }
-    let page = page();
-    let (mut taken, mut ask) = (0, length);
-    while taken < length {
-        let part = ask.min(length - taken);
-        match memory::map_hugetlb(address + taken, part, page) {
-            Ok(()) => {
-                record(address + taken, part, HUGETLB);
-                taken += part;
-            }
-            // In the way at the start: the caller goes round. Later on the rest finds out.
-            Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
-            Err(memory::NoHugetlb::InTheWay) => break,
-            Err(why) if part <= page => {
-                note(match why {
-                    memory::NoHugetlb::NoSize => reason::NO_SIZE,
-                    memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
-                    _ => reason::NONE_FREE,
-                });
-                BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
-                break;
-            }
-            Err(_) => ask = (part / 2).next_multiple_of(page),
-        }
-    }
-    Ok(taken)
-}
-
-fn take_thp(address: usize, length: usize) -> Result<()> {
-    if page() > PMD.load(Ordering::Relaxed) {
-        return Err(Errno::NOMEM);
-    }
-    loop {
-        // Of a pool that is being warmed several threads ask for room at the same time.
-        let others = TOUCHING.fetch_add(length, Ordering::Relaxed);
-        let taken = has_room(others + length).then(|| touch(address, length));
-        TOUCHING.fetch_sub(length, Ordering::Relaxed);
-        match taken {
-            Some(taken) => return taken,
-            None if others == 0 => {
-                note(reason::NO_ROOM);
-                return Err(Errno::NOMEM);
-            }
-            // What the others touch counts twice until they are done.
-            None => pause(),
-        }
-    }
-}
-
-/// A millisecond.
-fn pause() {
-    let time = rustix::time::Timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    let _ = rustix::thread::nanosleep(&time);
-}
-
-fn touch(address: usize, length: usize) -> Result<()> {
-    memory::map(address, length)?;
-    if make_huge(address, length) {
-        record(address, length, THP);
-        return Ok(());
-    }
-    note(reason::FRAGMENTED);
-    // A refusal to unmap (too many mappings) leaves advised memory that nobody uses.
-    let _ = memory::unmap(address, length);
-    Err(Errno::NOMEM)
-}
-
-/// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
-fn make_huge(address: usize, length: usize) -> bool {
-    let pmd = PMD.load(Ordering::Relaxed);
-    // Where the advice is refused (no THP in this kernel) the collapse will be, too.
-    let _ = memory::advise(address, length);
-    let touched = (address..address + length)
-        .step_by(pmd)
-        .all(|chunk| memory::populate_one(chunk).is_ok());
-    touched && memory::collapse(address, length)
-}
-
-/// Whether so much can be touched without harm to anybody.
-fn has_room(length: usize) -> bool {
-    // A filter that the program installed may not let us read files.
-    if sandbox::is_entered_later() {
-        return false;
-    }
-    let credit = CREDIT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
-        credit.checked_sub(length)
-    });
-    if credit.is_ok() {
-        return true;
-    }
-    let room = headroom::headroom(Enough::for_touching(length.saturating_add(LEFT)));
-    let Some(room) = room.and_then(|room| room.least().checked_sub(LEFT)) else {
-        return false;
-    };
-    let Some(more) = room.checked_sub(length) else {
-        return false;
-    };
-    CREDIT.store((more / 4).min(TRUSTED), Ordering::Relaxed);
-    true
-}
-
-/// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
-/// unless it shares some with its parent.
-pub(super) fn forked() {
-    let shares = count(HUGETLB) > 0;
-    settle::forked();
-    ASKING.store(page() != 0 && !shares, Ordering::Release);
-}
-
-fn record(address: usize, length: usize, source: u8) {
-    let first = index(address);
-    let last = first + length / page();
-    for entry in SOURCES.get().get(first..last).into_iter().flatten() {
-        entry.store(source, Ordering::Relaxed);
-    }
-    REACHED.fetch_max(last, Ordering::Relaxed);
-    let slot = stats::slot();
-    let (now, peak) = match source {
-        HUGETLB => (&slot.pool_hugetlb, &slot.pool_hugetlb_peak),
-        _ => (&slot.pool_thp, &slot.pool_thp_peak),
-    };
-    let length = length as u64;
-    peak.fetch_max(
-        now.fetch_add(length, Ordering::Relaxed) + length,
-        Ordering::Relaxed,
-    );
-}
-
-fn forget(address: usize, length: usize) {
-    let first = index(address);
-    let slot = stats::slot();
-    let page = page();
-    for entry in SOURCES
-        .get()
-        .get(first..first + length / page)
-        .into_iter()
-        .flatten()
-    {
-        let now = match entry.swap(NOWHERE, Ordering::Relaxed) {
-            HUGETLB => &slot.pool_hugetlb,
-            THP => &slot.pool_thp,
-            _ => continue,
+        self.keep_spares();
+        let brought = if self.parallel.load(Ordering::Relaxed) {
+            warm::in_parallel(address, length, self.page())
+        } else {
+            self.fill(address, length)
         };
-        now.fetch_sub(page as u64, Ordering::Relaxed);
+        if brought.is_err() {
+            // Pieces of it may be there; what is in the way of the others is not ours.
+            let page = self.page();
+            for piece in (address..address + length).step_by(page) {
+                if self.is_there(piece) && memory::unmap(piece, page).is_ok() {
+                    self.forget(piece, page);
+                }
+            }
+            self.leave(pages);
+            self.uncharge(length);
+        }
+        brought
+    }
+
+    /// Counts pages in that are being asked for: persistent ones up to the pool's size, then surplus. False where so many
+    /// may not join.
+    fn admit(&self, pages: u64) -> bool {
+        let size = self.size.load(Ordering::Relaxed) as u64;
+        let admitted = self.books.with(|(books, overcommit)| {
+            let stay = size.saturating_sub(books.persistent()).min(pages);
+            let admitted = overcommit.admits(books.surplus(), pages - stay);
+            if admitted {
+                books.join(stay);
+                books.join_surplus(pages - stay);
+            }
+            admitted
+        });
+        admitted == Some(true)
+    }
+
+    fn leave(&self, pages: u64) {
+        let _ = self.books.with(|(books, _)| books.leave(pages));
+    }
+
+    /// Gives pages back to where they came from.
+    ///
+    /// # Errors
+    /// munmap(2)'s, where nothing was given.
+    pub fn give(&self, address: usize, length: usize) -> Result<()> {
+        memory::unmap(address, length)?;
+        let own = self.forget(address, length);
+        self.leave((length / self.page()) as u64);
+        self.uncharge(own);
+        Ok(())
+    }
+
+    /// The ledger whose bound counts, if one does and this process counts in it.
+    fn run(&self) -> Option<&'static crate::ledger::Ledger> {
+        if self.each.load(Ordering::Relaxed) {
+            return None;
+        }
+        stats::ledger()
+    }
+
+    /// Charges the run with pages of this process; false where it has used its pool up, or knows nothing of this process.
+    fn charge(&self, length: usize) -> bool {
+        if self.each.load(Ordering::Relaxed) {
+            return true;
+        }
+        self.run()
+            .is_some_and(|ledger| ledger.charge(stats::slot(), length as u64))
+    }
+
+    fn uncharge(&self, length: usize) {
+        if let Some(ledger) = self.run() {
+            ledger.uncharge(stats::slot(), length as u64);
+        }
+    }
+
+    /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
+    /// part of such a page; and a whole one it would give to whoever comes first, so that the next touch could
+    /// be SIGBUS.
+    pub(super) fn discard(&self, address: usize, length: usize) -> bool {
+        let (page, offset) = (
+            self.page(),
+            address.wrapping_sub(self.base.load(Ordering::Relaxed)),
+        );
+        let is_within = offset < SPAN && (1..=SPAN - offset).contains(&length);
+        if page == 0 || !is_within || !address.is_multiple_of(BASE_PAGE) {
+            return false;
+        }
+        let length = length.next_multiple_of(BASE_PAGE);
+        let pages = offset / page..=(offset + length - 1) / page;
+        let sources = self.sources.get().get(pages).unwrap_or_default();
+        if sources.iter().any(|source| source_of(source) == NOWHERE)
+            || !sources.iter().any(|source| source_of(source) == HUGETLB)
+        {
+            return false;
+        }
+        memory::zero(address, length);
+        true
+    }
+
+    /// Maps pages from whatever source has them. All or nothing.
+    pub(super) fn fill(&self, address: usize, length: usize) -> Result<()> {
+        let taken = self.take_hugetlb(address, length)?;
+        let rest = length - taken;
+        if rest > 0
+            && let Err(errno) = self.take_thp(address + taken, rest)
+        {
+            if taken > 0 && memory::unmap(address, taken).is_ok() {
+                self.forget(address, taken);
+            }
+            return Err(errno);
+        }
+        Ok(())
+    }
+
+    /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
+    fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
+        let relaxed = Ordering::Relaxed;
+        let refused = self
+            .backing_off
+            .fetch_update(relaxed, relaxed, |left| left.checked_sub(1));
+        if !self.asking.load(Ordering::Acquire) || refused.is_ok() {
+            return Ok(0);
+        }
+        if !self.could_move(length) {
+            self.note(reason::UNMOVABLE);
+            self.backing_off.store(BACK_OFF, relaxed);
+            return Ok(0);
+        }
+        let page = self.page();
+        let (mut taken, mut ask) = (0, length);
+        while taken < length {
+            let part = ask.min(length - taken);
+            match memory::map_hugetlb(address + taken, part, page) {
+                Ok(()) => {
+                    self.record(address + taken, part, HUGETLB);
+                    taken += part;
+                }
+                // In the way at the start: the caller goes round. Later on the rest finds out.
+                Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
+                Err(memory::NoHugetlb::InTheWay) => break,
+                Err(why) if part <= page => {
+                    self.note(match why {
+                        memory::NoHugetlb::NoSize => reason::NO_SIZE,
+                        memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
+                        _ => reason::NONE_FREE,
+                    });
+                    self.backing_off.store(BACK_OFF, relaxed);
+                    break;
+                }
+                Err(_) => ask = (part / 2).next_multiple_of(page),
+            }
+        }
+        Ok(taken)
+    }
+
+    fn take_thp(&self, address: usize, length: usize) -> Result<()> {
+        if self.page() > self.pmd.load(Ordering::Relaxed) {
+            return Err(Errno::NOMEM);
+        }
+        let Some(_claim) = self.room.claim(length) else {
+            self.note(reason::NO_ROOM);
+            return Err(Errno::NOMEM);
+        };
+        memory::map(address, length)?;
+        if self.make_huge(address, length) {
+            self.record(address, length, THP);
+            return Ok(());
+        }
+        self.note(reason::FRAGMENTED);
+        // A refusal to unmap (too many mappings) leaves advised memory that nobody uses.
+        let _ = memory::unmap(address, length);
+        Err(Errno::NOMEM)
+    }
+
+    /// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
+    fn make_huge(&self, address: usize, length: usize) -> bool {
+        // Where the advice is refused (no THP in this kernel) the collapse will be, too.
+        let _ = memory::advise(address, length);
+        let huge = make_huge(address, length, self.pmd.load(Ordering::Relaxed)).is_ok();
+        if huge {
+            stats::collapsed(length);
+        }
+        huge
+    }
+
+    /// Has [`Supply::bring`] use several threads while `work` runs. Only while the process has one.
+    pub(super) fn in_parallel(&self, work: impl FnOnce()) {
+        self.parallel.store(true, Ordering::Relaxed);
+        work();
+        self.parallel.store(false, Ordering::Relaxed);
+    }
+
+    /// In the child of a fork, which has one thread and may never fork: it may ask for hugetlb pages of its own,
+    /// unless it shares some with its parent. What it shares is charged to the parent.
+    pub(super) fn forked(&self) {
+        let shares = self.count(HUGETLB) > 0;
+        for source in self.reached() {
+            if source_of(source) != NOWHERE {
+                source.fetch_or(INHERITED, Ordering::Relaxed);
+            }
+        }
+        self.moves.forked();
+        self.asking
+            .store(self.page() != 0 && !shares, Ordering::Release);
+    }
+
+    fn record(&self, address: usize, length: usize, source: u8) {
+        let first = self.index(address);
+        let last = first + length / self.page();
+        for entry in self.sources.get().get(first..last).into_iter().flatten() {
+            let inherited = entry.load(Ordering::Relaxed) & INHERITED;
+            entry.store(source | inherited, Ordering::Relaxed);
+        }
+        self.reached.fetch_max(last, Ordering::Relaxed);
+        let slot = stats::slot();
+        let (now, peak) = match source {
+            HUGETLB => (&slot.pool_hugetlb, &slot.pool_hugetlb_peak),
+            _ => (&slot.pool_thp, &slot.pool_thp_peak),
+        };
+        let length = length as u64;
+        peak.fetch_max(
+            now.fetch_add(length, Ordering::Relaxed) + length,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The pages of a range are not there any more. Gives how many bytes of them this process was charged with.
+    fn forget(&self, address: usize, length: usize) -> usize {
+        let (first, page) = (self.index(address), self.page());
+        let slot = stats::slot();
+        let mut own = 0;
+        let entries = self.sources.get().get(first..first + length / page);
+        for entry in entries.into_iter().flatten() {
+            let source = entry.swap(NOWHERE, Ordering::Relaxed);
+            let now = match source & !INHERITED {
+                HUGETLB => &slot.pool_hugetlb,
+                THP => &slot.pool_thp,
+                _ => continue,
+            };
+            now.fetch_sub(page as u64, Ordering::Relaxed);
+            if source & INHERITED == 0 {
+                own += page;
+            }
+        }
+        own
+    }
+
+    /// Counts what is there into a slot that knows nothing of it: of a forked child, or when the ledger is joined.
+    pub(super) fn recount(&self) {
+        let slot = stats::slot();
+        for (now, peak, source) in [
+            (&slot.pool_hugetlb, &slot.pool_hugetlb_peak, HUGETLB),
+            (&slot.pool_thp, &slot.pool_thp_peak, THP),
+        ] {
+            let bytes = self.count(source) as u64;
+            now.store(bytes, Ordering::Relaxed);
+            peak.fetch_max(bytes, Ordering::Relaxed);
+        }
+        slot.pool_reasons
+            .store(self.reasons.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// How many bytes there are from a source.
+    fn count(&self, wanted: u8) -> usize {
+        let there = self.reached().iter();
+        there.filter(|source| source_of(source) == wanted).count() * self.page()
+    }
+
+    /// The entries that may say something.
+    fn reached(&self) -> &'static [AtomicU8] {
+        let sources = self.sources.get();
+        let reached = self.reached.load(Ordering::Relaxed).min(sources.len());
+        &sources[..reached]
+    }
+
+    fn index(&self, address: usize) -> usize {
+        (address - self.base.load(Ordering::Relaxed)) / self.page()
+    }
+
+    /// Why a page was not what it could have been.
+    fn note(&self, reason: u32) {
+        let all = self.reasons.fetch_or(reason, Ordering::Relaxed) | reason;
+        stats::slot().pool_reasons.store(all, Ordering::Relaxed);
     }
 }
 
-/// Counts what is there into a slot that knows nothing of it: of a forked child, or when the ledger is joined.
-pub(super) fn recount() {
-    let slot = stats::slot();
-    for (now, peak, source) in [
-        (&slot.pool_hugetlb, &slot.pool_hugetlb_peak, HUGETLB),
-        (&slot.pool_thp, &slot.pool_thp_peak, THP),
-    ] {
-        let bytes = count(source) as u64;
-        now.store(bytes, Ordering::Relaxed);
-        peak.fetch_max(bytes, Ordering::Relaxed);
-    }
-    slot.pool_reasons
-        .store(REASONS.load(Ordering::Relaxed), Ordering::Relaxed);
-}
-
-/// How many bytes there are from a source.
-fn count(wanted: u8) -> usize {
-    let there = sources()
-        .iter()
-        .filter(|source| source.load(Ordering::Relaxed) == wanted);
-    there.count() * page()
-}
-
-/// The entries that may say something.
-fn sources() -> &'static [AtomicU8] {
-    let sources = SOURCES.get();
-    let reached = REACHED.load(Ordering::Relaxed).min(sources.len());
-    &sources[..reached]
-}
-
-fn index(address: usize) -> usize {
-    (address - BASE.load(Ordering::Relaxed)) / page()
-}
-
-/// Why a page was not what it could have been.
-fn note(reason: u32) {
-    let all = REASONS.fetch_or(reason, Ordering::Relaxed) | reason;
-    stats::slot().pool_reasons.store(all, Ordering::Relaxed);
+fn source_of(entry: &AtomicU8) -> u8 {
+    entry.load(Ordering::Relaxed) & !INHERITED
 }

@@ -244,14 +244,6 @@ impl Source for Hugetlb {
         Ok(file)
     }
 
-    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        // Without MAP_NORESERVE, so that the kernel reserves all of it.
-        mapping
-            .map_huge(length, self.window.size())
-            .map_err(error(node, "mmap(MAP_HUGETLB) of an arena"))
-    }
-
     fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
         slot.mapping

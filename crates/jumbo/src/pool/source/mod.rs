@@ -4,7 +4,6 @@
 //! which is the pool's part. [`Hugetlb`] has the kernel's huge pages, [`Thp`] makes transparent ones without any
 //! privilege, [`Model`] plays any number of nodes and fails on demand.
 
-mod headroom;
 mod hugetlb;
 mod model;
 mod thp;
@@ -54,11 +53,7 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
     #[doc(hidden)]
     fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError>;
 
-    /// Makes private memory for an arena, with the same promise.
-    #[doc(hidden)]
-    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError>;
-
-    /// Whether these two come with that promise.
+    /// Whether it comes with that promise.
     #[doc(hidden)]
     fn promises(&self) -> bool {
         true

@@ -169,15 +169,6 @@ impl Source for Model {
         })
     }
 
-    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
-        mapping.open(length).map_err(|errno| SourceError {
-            node: NodeId(0),
-            operation: "mprotect",
-            errno,
-            why: "no private memory",
-        })
-    }
-
     fn touch(&self, _: &Slot<'_>) -> Result<(), SourceError> {
         Ok(())
     }

@@ -3,33 +3,30 @@
 //! A place is anonymous memory, aligned to what one PMD maps. A page is made by touching one base page of it
 //! and MADV_COLLAPSE, which puts all of it on one huge page whatever the host's `enabled` says, or answers with
 //! an error. The touch is the dangerous part: at the limit of a memory cgroup it does not fail, it kills; so
-//! the cgroup is asked for room before ([`super::headroom`]).
+//! the cgroup is asked for room before ([`Room`]).
 //!
 //! The memory is private, so a child of fork(2) has a copy of the pool and of every page in it.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use jumbo_inside::pool::{Claim, Room, make_huge};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
 use super::super::window::{self, Access, Mapping, Window};
-use super::headroom::{Claim, Headroom};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
-use crate::kernel::{Root, sys};
-use crate::units::{Bytes, NodeId, PageSize, Pages};
-
-/// How often a collapse that the kernel asks to try again is tried.
-const TRIES: usize = 8;
+use crate::kernel::Root;
+use crate::units::{NodeId, PageSize, Pages};
 
 /// Anonymous memory, collapsed into THPs.
 #[derive(Debug)]
 pub struct Thp {
     window: Window,
-    headroom: Headroom,
+    room: Room,
 }
 
 impl Thp {
@@ -52,7 +49,7 @@ impl Thp {
         window::name(window.mapping(), window.length(), c"jumbo-pool");
         Ok(Self {
             window,
-            headroom: Headroom::open(root)?,
+            room: Room::new(0),
         })
     }
 
@@ -63,27 +60,20 @@ impl Thp {
         }
     }
 
-    /// Puts `length` bytes, of which one base page is there, on one huge page.
-    fn collapse(collapse: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
-        let mut answer = Err(Errno::AGAIN);
-        for _ in 0..TRIES {
-            answer = collapse();
-            if answer != Err(Errno::AGAIN) {
-                break;
-            }
-        }
-        answer
+    fn make_huge(&self, node: NodeId, address: usize) -> Result<(), SourceError> {
+        let page = self.window.page();
+        make_huge(address, page, page).map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
     }
 
     /// Kept until the page is there.
     fn room(&self, node: NodeId) -> Result<Claim<'_>, SourceError> {
         // The huge page, the base page that it replaces, and the page tables.
-        let needed = Bytes(self.window.size().bytes() + (64 << 10));
-        self.headroom.claim(needed).map_err(|errno| SourceError {
+        let needed = self.window.page() + (64 << 10);
+        self.room.claim(needed).ok_or(SourceError {
             node,
             operation: "memory cgroup",
-            errno,
-            why: "the cgroup's memory limit leaves no room for a huge page",
+            errno: Errno::BUSY,
+            why: "the cgroup's memory limit, or the host, leaves no room for a huge page",
         })
     }
 }
@@ -123,15 +113,8 @@ impl Source for Thp {
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         let node = frame.node();
         let _claim = self.room(node)?;
-        let base = rustix::param::page_size();
         self.window.open(frame).map_err(error(node, "mprotect"))?;
-        let made = self
-            .window
-            .populate(frame, base)
-            .map_err(error(node, "MADV_POPULATE_WRITE"))
-            .and_then(|()| {
-                Self::collapse(|| self.window.collapse(frame)).map_err(error(node, "MADV_COLLAPSE"))
-            });
+        let made = self.make_huge(node, self.window.address(frame));
         if made.is_err() {
             self.release(frame);
         }
@@ -160,12 +143,6 @@ impl Source for Thp {
         shared_memory(name, mapping, length).map_err(error(node, "memfd_create"))
     }
 
-    fn open_private(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        window::name(mapping, length, c"jumbo-arena");
-        mapping.open(length).map_err(error(node, "mprotect"))
-    }
-
     fn promises(&self) -> bool {
         false
     }
@@ -173,11 +150,6 @@ impl Source for Thp {
     fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
         let _claim = self.room(node)?;
-        let base = rustix::param::page_size();
-        let populated = slot.mapping.populate(slot.offset, base);
-        populated.map_err(error(node, "MADV_POPULATE_WRITE"))?;
-        let address = slot.mapping.address + slot.offset;
-        Self::collapse(|| sys::collapse(address, self.window.page()))
-            .map_err(error(node, "MADV_COLLAPSE"))
+        self.make_huge(node, slot.mapping.address + slot.offset)
     }
 }

@@ -1,0 +1,21 @@
+//! The rules of a pool of huge pages, once for both of its faces.
+//!
+//! `jumbo::pool::Pool` hands out pages of a window of its own; [`heap::supply`](crate::heap) maps pages at the addresses
+//! that the heap of a wrapped program asks for. What both must do alike is here:
+//!
+//! - [`Books`]: how many pages there are, how many of them are surplus, who may have more, and which leave.
+//! - [`Quota`]: a bound that several users share: a subpool's, or that of all processes of a run.
+//! - [`Room`]: what may be touched without the kernel killing a process for it.
+//! - [`make_huge`]: memory on THPs now, or an error.
+//!
+//! Nothing here allocates or holds a lock: the faces keep their own.
+
+mod books;
+mod huge;
+mod quota;
+mod room;
+
+pub use books::{Books, Overcommit};
+pub use huge::make_huge;
+pub use quota::Quota;
+pub use room::{Claim, Room};

@@ -1,0 +1,80 @@
+//! A bound that several users share: [`Quota`].
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// How much is charged to a group of users, and the most that may be. It may lie in memory that processes share.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Quota {
+    most: AtomicU64,
+    charged: AtomicU64,
+    /// The most that ever was charged at a time.
+    peak: AtomicU64,
+}
+
+impl Quota {
+    /// At most `most`.
+    pub const fn new(most: u64) -> Self {
+        Self {
+            most: AtomicU64::new(most),
+            charged: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets the most. What is charged beyond it stays charged.
+    pub fn set(&self, most: u64) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// The most that may be charged.
+    pub fn most(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// What is charged now.
+    pub fn charged(&self) -> u64 {
+        self.charged.load(Ordering::Relaxed)
+    }
+
+    /// The most that ever was charged at a time.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Charges all of `more`, or nothing: false.
+    pub fn charge(&self, more: u64) -> bool {
+        let most = self.most();
+        let fits = |charged: u64| charged.checked_add(more).filter(|sum| *sum <= most);
+        let relaxed = Ordering::Relaxed;
+        let before = self.charged.fetch_update(relaxed, relaxed, fits);
+        if let Ok(before) = before {
+            self.peak.fetch_max(before + more, relaxed);
+        }
+        before.is_ok()
+    }
+
+    /// Gives back what was charged.
+    pub fn uncharge(&self, less: u64) {
+        let relaxed = Ordering::Relaxed;
+        // In shared memory another process can write anything.
+        let down = |charged: u64| Some(charged.saturating_sub(less));
+        let _ = self.charged.fetch_update(relaxed, relaxed, down);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_or_nothing_up_to_the_most() {
+        let quota = Quota::new(5);
+        assert!(quota.charge(3) && !quota.charge(3) && quota.charge(2));
+        assert!(!quota.charge(u64::MAX));
+        quota.uncharge(4);
+        quota.set(0);
+        assert!(!quota.charge(1));
+        assert_eq!((quota.charged(), quota.peak()), (1, 5));
+    }
+}

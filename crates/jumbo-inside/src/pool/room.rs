@@ -1,0 +1,99 @@
+//! What may be touched: [`Room`], and [`Claim`]s on it.
+//!
+//! At the limit of a memory cgroup a touch does not fail, it kills. So the headroom is asked for before, and what is being
+//! touched counts as used until it is there. Another process of the cgroup may be faster, so this narrows the
+//! window in which a touch is fatal to what happens within one page fault; it cannot close it.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::headroom::{self, Enough};
+use crate::sandbox;
+
+/// How far one look at the headroom is trusted.
+const TRUSTED: usize = 64 << 20;
+
+/// The room of this process, in bytes.
+#[derive(Debug)]
+pub struct Room {
+    /// What is left to others.
+    left: usize,
+    /// What may still be touched before the headroom is looked at again.
+    credit: AtomicUsize,
+    /// What has room and is being touched: no other thread is to count on that room.
+    touching: AtomicUsize,
+}
+
+/// Room that is being used: no other thread counts on it until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Claim<'a> {
+    room: &'a Room,
+    bytes: usize,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.room.touching.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Room {
+    /// Leaves `left` bytes to others.
+    pub const fn new(left: usize) -> Self {
+        Self {
+            left,
+            credit: AtomicUsize::new(0),
+            touching: AtomicUsize::new(0),
+        }
+    }
+
+    /// Room for so many bytes; `None` where there is none, or none is known of.
+    pub fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
+        loop {
+            let others = self.touching.fetch_add(bytes, Ordering::Relaxed);
+            let claim = Claim { room: self, bytes };
+            if self.has(others.saturating_add(bytes)) {
+                return Some(claim);
+            }
+            drop(claim);
+            if others == 0 {
+                return None;
+            }
+            // What the others have touched meanwhile counts twice until they are done.
+            pause();
+        }
+    }
+
+    fn has(&self, bytes: usize) -> bool {
+        // A filter that the program installed may not let us read files.
+        if sandbox::is_entered_later() {
+            return false;
+        }
+        let credit = self
+            .credit
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
+                credit.checked_sub(bytes)
+            });
+        if credit.is_ok() {
+            return true;
+        }
+        let enough = Enough::for_touching(bytes.saturating_add(self.left));
+        let more = headroom::headroom(enough)
+            .and_then(|room| room.least().checked_sub(self.left))
+            .and_then(|room| room.checked_sub(bytes));
+        more.inspect(|more| {
+            self.credit
+                .store((more / 4).min(TRUSTED), Ordering::Relaxed);
+        })
+        .is_some()
+    }
+}
+
+/// A millisecond.
+fn pause() {
+    let time = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    let _ = rustix::thread::nanosleep(&time);
+}

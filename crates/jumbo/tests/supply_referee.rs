@@ -1,0 +1,328 @@
+//! The kernel as the referee of the pool that `jumbo run --pool` runs: random pages brought to addresses of the caller's
+//! choice and given back, beside the same on the kernel's own hugetlb, which must count the same after every step.
+//!
+//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee.rs`; here they are met through
+//! the heap's face, with the ledger that the processes of a run share.
+#![allow(unsafe_code, reason = "both sides map and unmap memory")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "pool/host.rs"]
+#[allow(dead_code, reason = "shared with the pool's other tests")]
+mod host;
+
+use std::sync::atomic::Ordering;
+
+use jumbo_inside::heap::supply::{Before, Supply};
+use jumbo_inside::ledger::{Ledger, Slot};
+use jumbo_inside::orders::PoolOrder;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
+
+const PAGE: usize = 2 << 20;
+const BASE: usize = 0x1500_0000_0000;
+/// The pool, in pages: what stays, and what may come on top.
+const SIZE: usize = 6;
+const OVERCOMMIT: usize = 4;
+const SEEDS: &[u64] = &[1, 2, 3, 4];
+const STEPS: usize = 500;
+
+/// A small generator (xorshift), so that a failure can be run again from its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 11) % bound as u64).unwrap()
+    }
+}
+
+/// Pages side by side: ours, from this place of the pool on, and the kernel's.
+struct Piece {
+    place: usize,
+    pages: usize,
+    kernel: usize,
+}
+
+fn order(size: usize, overcommit: usize, each: bool) -> PoolOrder {
+    PoolOrder {
+        size: size * PAGE,
+        page: PAGE,
+        overcommit: overcommit * PAGE,
+        warm: None,
+        nofork: false,
+        each,
+    }
+}
+
+/// So many pages of the kernel's pool, resident; all or none.
+fn map_kernel(pages: usize) -> Option<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping disturbs nobody, and populating it changes nothing.
+    unsafe {
+        let start = mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE, prot, flags).ok()?;
+        let populated = mm::madvise(start, pages * PAGE, Advice::LinuxPopulateWrite);
+        if populated.is_err() {
+            mm::munmap(start, pages * PAGE).unwrap();
+        }
+        populated.ok().map(|()| start.expose_provenance())
+    }
+}
+
+fn unmap_kernel(start: usize, pages: usize) {
+    // SAFETY: the pages are a part of what `map_kernel` mapped, and no reference points into it.
+    unsafe { mm::munmap(std::ptr::with_exposed_provenance_mut(start), pages * PAGE).unwrap() };
+}
+
+/// What holds of a child, which has one thread: the pool takes hugetlb pages of such processes alone.
+fn in_child(work: impl FnOnce() -> Result<(), String>) {
+    // SAFETY: the child runs `work` and `_exit`; glibc's malloc can be used after a fork.
+    let status = unsafe {
+        match libc::fork() {
+            0 => {
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                let failed = match result {
+                    Ok(Ok(())) => 0,
+                    Ok(Err(why)) => {
+                        eprintln!("{why}");
+                        1
+                    }
+                    Err(_) => 2,
+                };
+                libc::_exit(failed)
+            }
+            pid => {
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                status
+            }
+        }
+    };
+    assert_eq!(status, 0, "the child failed");
+}
+
+/// A supply that counts in a ledger of its own, whose bound is that of the order.
+fn supply(order: PoolOrder) -> (Supply, &'static Ledger) {
+    let (ledger, _) = Ledger::create().unwrap();
+    ledger.pool.set((order.size + order.overcommit) as u64);
+    jumbo_inside::heap::count_in(ledger, std::process::id());
+    let supply = Supply::new();
+    assert!(supply.start(order, PAGE, BASE));
+    (supply, ledger)
+}
+
+fn slot(ledger: &'static Ledger) -> &'static Slot {
+    ledger.slots().next().unwrap()
+}
+
+fn is_possible() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        skip("needs root, for the kernel's pool");
+        return false;
+    }
+    if std::fs::metadata(POOL).is_err() || !is_unused() {
+        skip("the kernel has no pool of 2M pages, or another program uses it");
+        return false;
+    }
+    true
+}
+
+fn set(knobs: &mut Knobs, persistent: usize, overcommit: usize) {
+    assert!(knobs.set(format!("{POOL}/nr_overcommit_hugepages"), overcommit));
+    assert!(knobs.set(format!("{POOL}/nr_hugepages"), persistent));
+    assert_eq!(kernel_counters()[0], persistent as u64, "not enough memory");
+}
+
+/// A place for so many pages that touches none that is taken.
+fn place_for(pages: usize, pieces: &[Piece], random: &mut Random) -> usize {
+    loop {
+        let place = random.below(200);
+        let ends = |piece: &Piece| piece.place + piece.pages;
+        let free = |piece: &Piece| ends(piece) <= place || place + pages <= piece.place;
+        if pieces.iter().all(free) {
+            return place;
+        }
+    }
+}
+
+/// One sequence, on THPs alone: the kernel's pool has what the order says, and must agree on every answer.
+fn books(seed: u64) -> Result<(), String> {
+    // Bounded by the books alone, or by the ledger as well.
+    let each = seed.is_multiple_of(2);
+    let (supply, ledger) = supply(order(SIZE, OVERCOMMIT, each));
+    // No hugetlb pages: those are the referee's.
+    supply.settle(Before::Confinement);
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut pieces: Vec<Piece> = Vec::new();
+    let (mut brought, mut refused) = (0, 0);
+    for step in 0..STEPS {
+        if random.below(2) == 0 {
+            let pages = 1 + random.below(4);
+            let place = place_for(pages, &pieces, &mut random);
+            let ours = supply.bring(BASE + place * PAGE, pages * PAGE);
+            match (ours, map_kernel(pages)) {
+                (Ok(()), Some(kernel)) => {
+                    brought += 1;
+                    pieces.push(Piece {
+                        place,
+                        pages,
+                        kernel,
+                    });
+                }
+                (Err(_), None) => refused += 1,
+                (ours, kernel) => {
+                    let kernel = kernel.is_some();
+                    return Err(format!(
+                        "step {step}: {pages} pages: {ours:?}, the kernel {kernel}"
+                    ));
+                }
+            }
+        } else if !pieces.is_empty() {
+            let at = random.below(pieces.len());
+            let piece = &mut pieces[at];
+            // A part of it, from its start on.
+            let pages = 1 + random.below(piece.pages);
+            supply
+                .give(BASE + piece.place * PAGE, pages * PAGE)
+                .unwrap();
+            unmap_kernel(piece.kernel, pages);
+            piece.place += pages;
+            piece.kernel += pages * PAGE;
+            piece.pages -= pages;
+            if piece.pages == 0 {
+                pieces.swap_remove(at);
+            }
+        }
+        let [total, free, _, surplus] = kernel_counters();
+        let books = supply.books();
+        let charged = ledger.pool.charged() / PAGE as u64;
+        let ours = (books.total(), books.surplus(), charged);
+        let charges = if each { 0 } else { total - free };
+        if ours != (total - free, surplus, charges) {
+            return Err(format!(
+                "step {step}: ours (used, surplus, charged) are {ours:?}, the kernel's (used, surplus) {:?}",
+                (total - free, surplus)
+            ));
+        }
+    }
+    for piece in pieces {
+        supply
+            .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+            .unwrap();
+        unmap_kernel(piece.kernel, piece.pages);
+    }
+    let left = (supply.books().total(), ledger.pool.charged());
+    if left != (0, 0) || refused * 20 < brought {
+        return Err(format!("{left:?} left; {refused} of {brought} refused"));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_heaps_pool_counts_as_the_kernel_does() {
+    let _alone = Alone::new();
+    if !is_possible() {
+        return;
+    }
+    let mut knobs = Knobs::new();
+    set(&mut knobs, SIZE, OVERCOMMIT);
+    for seed in SEEDS {
+        in_child(|| books(*seed).map_err(|why| format!("seed {seed}: {why}")));
+    }
+}
+
+fn word(page: usize) -> *mut u64 {
+    std::ptr::with_exposed_provenance_mut(BASE + page * PAGE)
+}
+
+/// One sequence, on the kernel's pages as far as it has any: each is counted, keeps what it holds while others come and
+/// go, and when all of them move to THPs before a fork.
+fn pages(seed: u64, persistent: u64) -> Result<(), String> {
+    let (supply, ledger) = supply(order(2 * SIZE, OVERCOMMIT, false));
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut pieces: Vec<Piece> = Vec::new();
+    let (mut moved, mut had) = (false, false);
+    for step in 0..STEPS {
+        if step == STEPS / 2 {
+            supply.settle(Before::Fork);
+            moved = true;
+        }
+        if random.below(2) == 0 {
+            let pages = 1 + random.below(4);
+            let place = place_for(pages, &pieces, &mut random);
+            if supply.bring(BASE + place * PAGE, pages * PAGE).is_ok() {
+                for page in place..place + pages {
+                    // SAFETY: the page has just been brought, zeroed, for this piece alone.
+                    unsafe {
+                        if word(page).read() != 0 {
+                            return Err(format!("step {step}: page {page} is not zero"));
+                        }
+                        word(page).write((page as u64) << 32 | 7);
+                    }
+                }
+                pieces.push(Piece {
+                    place,
+                    pages,
+                    kernel: 0,
+                });
+            }
+        } else if !pieces.is_empty() {
+            let piece = pieces.swap_remove(random.below(pieces.len()));
+            supply
+                .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+                .unwrap();
+        }
+        for page in pieces
+            .iter()
+            .flat_map(|piece| piece.place..piece.place + piece.pages)
+        {
+            // SAFETY: the page is there, and this process has one thread.
+            if unsafe { word(page).read() } != (page as u64) << 32 | 7 {
+                return Err(format!("step {step}: page {page} holds something else"));
+            }
+        }
+        let [total, free, ..] = kernel_counters();
+        let held = pieces.iter().map(|piece| piece.pages as u64).sum::<u64>();
+        let of =
+            |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed) / PAGE as u64;
+        let slot = slot(ledger);
+        let (hugetlb, thp) = (of(&slot.pool_hugetlb), of(&slot.pool_thp));
+        had |= hugetlb > 0;
+        let counts = (
+            hugetlb,
+            hugetlb + thp,
+            supply.books().total(),
+            of(&slot.pool_charged),
+        );
+        if counts != (total - free, held, held, held) || moved && hugetlb > 0 {
+            return Err(format!(
+                "step {step}: (hugetlb, all, books, charged) {counts:?}; the kernel has {} in use, we know of {held}",
+                total - free
+            ));
+        }
+    }
+    if !had && persistent > 0 {
+        return Err("no hugetlb page was taken".to_owned());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_heaps_pages_are_the_kernels_and_keep_what_they_hold() {
+    let _alone = Alone::new();
+    if !is_possible() {
+        return;
+    }
+    let mut knobs = Knobs::new();
+    for (seed, persistent) in SEEDS.iter().zip([0u64, 3, 8, 16]) {
+        set(&mut knobs, usize::try_from(persistent).unwrap(), 0);
+        in_child(|| pages(*seed, persistent).map_err(|why| format!("seed {seed}: {why}")));
+    }
+}
