@@ -12,7 +12,8 @@
 //! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
-//! This crate is no public interface: `jumbo` is. Its functions take addresses, and believe their callers.
+//! This crate is no public interface: `jumbo` is. Its functions take addresses; those whose callers have to keep a promise
+//! are `unsafe`, and say which.
 
 #![cfg_attr(not(test), no_std)]
 

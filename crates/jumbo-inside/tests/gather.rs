@@ -524,9 +524,11 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
         let held = gather::before_fork();
         // SAFETY: the child makes no call that another thread's lock could block, and ends.
         let child = unsafe { libc::fork() };
-        gather::after_fork(held);
+        // SAFETY: in either process this thread holds the locks.
+        unsafe { gather::after_fork(held) };
         if child == 0 {
-            gather::forked();
+            // SAFETY: it is the child.
+            unsafe { gather::forked() };
             let code = i32::from(!in_child(other));
             // SAFETY: the child is not to run what the test's process has to run at its end.
             unsafe { libc::_exit(code) };

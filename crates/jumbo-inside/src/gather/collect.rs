@@ -116,10 +116,11 @@ impl Gather {
             });
         }
         let entry = Entry::new(range.start, length, operation);
-        if self.batch.push(entry).is_err() {
+        // SAFETY: the caller's promise.
+        if unsafe { self.batch.push(entry) }.is_err() {
             self.flush();
-            // An empty batch has room.
-            let _ = self.batch.push(entry);
+            // SAFETY: as above. An empty batch has room.
+            let _ = unsafe { self.batch.push(entry) };
         }
         let pages = self.batch.bytes() / page;
         if pages as u64 >= self.tunables.flush_pages.0 {

@@ -37,7 +37,11 @@ pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
 }
 
 /// Makes `length` bytes at `start` usable, with whatever they hold. False where the pool has no pages.
-pub fn commit(start: usize, length: usize) -> bool {
+///
+/// # Safety
+/// They lie in the [`range`].
+#[expect(unsafe_code, reason = "maps by address")]
+pub unsafe fn commit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = supply::page();
         let (mut at, last) = (start & !(page - 1), start + length);
@@ -60,7 +64,11 @@ pub fn commit(start: usize, length: usize) -> bool {
 
 /// Takes note that `length` bytes at `start` are not used any more. True where some of them may not be used
 /// before they are asked for again.
-pub fn uncommit(start: usize, length: usize) -> bool {
+///
+/// # Safety
+/// The caller was given them by [`commit`], and nothing uses them from now on.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn uncommit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = supply::page();
         mark(start, length, |used, bits| used & !bits);
