@@ -22,6 +22,8 @@ pub mod headroom;
 pub mod heap;
 pub mod ledger;
 pub mod orders;
+#[cfg(doctest)]
+mod promises;
 pub mod reaper;
 pub mod sandbox;
 pub mod sync;

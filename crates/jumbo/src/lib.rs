@@ -18,6 +18,8 @@ pub mod kernel;
 pub mod knobs;
 pub mod policy;
 pub mod pool;
+#[cfg(doctest)]
+mod promises;
 pub mod status;
 pub mod teardown;
 pub mod units;
