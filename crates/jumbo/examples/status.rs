@@ -12,7 +12,7 @@ fn show(observer: &Observer, when: &str) -> Result<(), Box<dyn Error>> {
     println!("{when}:");
     for (kind, memory) in observer.usage(std::process::id())?.0 {
         let share = memory.huge_share().unwrap_or(0.0) * 100.0;
-        let (kind, bytes, huge) = (format!("{kind:?}"), memory.bytes, memory.huge);
+        let (kind, bytes, huge) = (kind.name(), memory.bytes, memory.huge);
         println!("  {kind:<6} {bytes:>10} resident, {huge:>8} huge, {share:.1} %");
     }
     Ok(())

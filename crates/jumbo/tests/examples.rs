@@ -64,7 +64,7 @@ fn a_process_sees_what_of_it_is_huge() {
     let (before, after) = said.split_once("with 64 MiB").expect(&said);
     let heap = |part: &str| {
         part.lines()
-            .find(|line| line.contains("Heap"))
+            .find(|line| line.contains("heap"))
             .unwrap()
             .to_owned()
     };

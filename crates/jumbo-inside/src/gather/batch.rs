@@ -22,6 +22,7 @@ const LOOK_BACK: usize = 8;
 
 /// How a range is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Operation {
     /// Private anonymous memory is dropped and stays mapped: it reads as zeroes. MADV_DONTNEED.
     Zap,
@@ -42,6 +43,7 @@ pub enum Operation {
 /// A range that the kernel did not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot free {length} bytes at {address:#x} ({operation:?}): {errno}")]
+#[non_exhaustive]
 pub struct FreeError {
     /// Where it begins.
     pub address: usize,

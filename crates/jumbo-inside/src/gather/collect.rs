@@ -19,6 +19,7 @@ const JOBS: usize = 4;
 
 /// When a free returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mode {
     /// When all of it is free.
     #[default]
@@ -51,6 +52,7 @@ impl Default for Tunables {
 
 /// What a [`Gather`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Freed {
     /// Bytes freed, or in [`Mode::Background`] handed over.
     pub bytes: u64,

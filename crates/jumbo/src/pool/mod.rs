@@ -102,6 +102,7 @@ pub struct Pool {
 
 /// A pool's counters, by the kernel's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Counters {
     /// Every page of the pool.
     pub total: Pages,
