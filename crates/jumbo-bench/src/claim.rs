@@ -244,12 +244,10 @@ mod tests {
             (later, 1000, 100, 2, false),
             (Freed::Back, 0, 0, 0, true),
         ] {
-            let freed = Freeing {
-                gathered: Bytes(gathered),
-                background: Bytes(background),
-                workers,
-                ..Freeing::default()
-            };
+            let mut freed = Freeing::default();
+            freed.gathered = Bytes(gathered);
+            freed.background = Bytes(background);
+            freed.workers = workers;
             let found = side.found_wrong(freed, 2);
             assert_eq!(found.is_none(), fine, "{side:?} {freed:?}");
         }

@@ -13,7 +13,8 @@
 //! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
-//! This crate is no public interface: `jumbo` is. Its functions take addresses, and believe their callers.
+//! This crate is no public interface: `jumbo` is. Its functions take addresses; those whose callers have to keep a promise
+//! are `unsafe`, and say which.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -23,6 +24,8 @@ pub mod heap;
 pub mod ledger;
 pub mod orders;
 pub mod pool;
+#[cfg(doctest)]
+mod promises;
 pub mod reaper;
 pub mod sandbox;
 pub mod sync;

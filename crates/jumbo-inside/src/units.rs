@@ -38,6 +38,7 @@ pub struct Order(pub u32);
 
 /// Why a text is no size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SizeError {
     /// Not a whole number with an optional unit.
     #[error(

@@ -17,14 +17,26 @@ const PMD: usize = 2 << 20;
 fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        assert!(heap::start(Settings {
+        let settings = Settings {
             pmd: PMD,
             max_waste: 5,
             arenas: false,
             pool: None,
             managed: false,
-        }))
+        };
+        // SAFETY: once, before the first allocation.
+        assert!(unsafe { heap::start(settings) })
     });
+}
+
+fn release(address: usize) -> bool {
+    // SAFETY: the tests free a block of their own, once, or name a place where none begins.
+    unsafe { heap::release(address) }
+}
+
+fn resize(address: usize, size: usize) -> Resize {
+    // SAFETY: as for `release`.
+    unsafe { heap::resize(address, size) }
 }
 
 /// A small generator (xorshift), so that a failure can be run again from its seed.
@@ -101,7 +113,8 @@ fn storm(seed: u64, steps: usize, bound: usize) {
                 let zeroed = random.below(2) == 0;
                 let address = heap::allocate(size, align, zeroed).expect("memory");
                 assert!(heap::is_ours(address) && address.is_multiple_of(align));
-                assert!(heap::room(address).unwrap() >= size);
+                // SAFETY: a block begins there.
+                assert!(unsafe { heap::room(address) }.unwrap() >= size);
                 let block = Block {
                     address,
                     size,
@@ -118,7 +131,7 @@ fn storm(seed: u64, steps: usize, bound: usize) {
                 let which = random.below(blocks.len());
                 let block = &mut blocks[which];
                 let kept = block.size.min(size);
-                match heap::resize(block.address, size) {
+                match resize(block.address, size) {
                     Resize::Done(address) => {
                         block.address = address;
                         block.size = size;
@@ -136,7 +149,7 @@ fn storm(seed: u64, steps: usize, bound: usize) {
             _ if !blocks.is_empty() => {
                 let block = blocks.swap_remove(random.below(blocks.len()));
                 block.check(block.size);
-                assert!(heap::release(block.address));
+                assert!(release(block.address));
             }
             _ => {}
         }
@@ -146,7 +159,7 @@ fn storm(seed: u64, steps: usize, bound: usize) {
     }
     for block in blocks {
         block.check(block.size);
-        assert!(heap::release(block.address));
+        assert!(release(block.address));
     }
 }
 
@@ -173,9 +186,9 @@ fn threads_never_meet_in_a_page() {
 fn misuse_is_noticed_and_harms_nothing() {
     start();
     let address = heap::allocate(1 << 20, 16, false).unwrap();
-    assert!(!heap::release(address + 16));
-    assert_eq!(heap::resize(address + 8192 + 1, 5 << 20), Resize::Unknown);
-    assert!(heap::release(address));
+    assert!(!release(address + 16));
+    assert_eq!(resize(address + 8192 + 1, 5 << 20), Resize::Unknown);
+    assert!(release(address));
 }
 
 #[test]
@@ -200,7 +213,7 @@ fn a_growing_block_keeps_what_was_written() {
         block.fill();
         fences.push(heap::allocate(LARGE, 16, false).unwrap());
         let size = block.size + block.size / 4;
-        match heap::resize(block.address, size) {
+        match resize(block.address, size) {
             Resize::Done(address) => {
                 block.address = address;
                 block.check(block.size);
@@ -209,8 +222,8 @@ fn a_growing_block_keeps_what_was_written() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(heap::release(block.address));
+    assert!(release(block.address));
     for fence in fences {
-        assert!(heap::release(fence));
+        assert!(release(fence));
     }
 }

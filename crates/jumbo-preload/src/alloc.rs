@@ -108,7 +108,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
     if heap::is_ours(pointer.addr()) {
-        return release(pointer);
+        // SAFETY: the caller's promise.
+        return unsafe { release(pointer) };
     }
     // SAFETY: the same call.
     unsafe { (next::free.get())(pointer) }
@@ -134,10 +135,13 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _align: usize,
     unsafe { free(pointer) }
 }
 
+/// # Safety
+/// As for [`free`]; it is in the heap's window.
 #[cold]
 #[inline(never)]
-fn release(pointer: *mut c_void) {
-    if !heap::release(pointer.addr()) {
+unsafe fn release(pointer: *mut c_void) {
+    // SAFETY: the caller's promise.
+    if !unsafe { heap::release(pointer.addr()) } {
         invalid("free(): invalid pointer");
     }
 }
@@ -153,7 +157,8 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         return unsafe { malloc(size) };
     }
     if heap::is_ours(pointer.addr()) {
-        return resize(pointer, size);
+        // SAFETY: the caller's promise.
+        return unsafe { resize(pointer, size) };
     }
     if is_large(size) {
         // SAFETY: the caller's promise.
@@ -171,18 +176,24 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
 }
 
 /// A block of the heap gets another size.
+///
+/// # Safety
+/// As for [`realloc`]; it is in the heap's window.
 #[cold]
 #[inline(never)]
-fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
+unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     if size == 0 {
         // As glibc does: the block is freed and there is no new one.
-        release(pointer);
+        // SAFETY: the caller's promise.
+        unsafe { release(pointer) };
         return ptr::null_mut();
     }
     let room = if size < heap::LARGE / 2 {
-        heap::room(pointer.addr())
+        // SAFETY: the caller's promise.
+        unsafe { heap::room(pointer.addr()) }
     } else {
-        match heap::resize(pointer.addr(), size) {
+        // SAFETY: the caller's promise.
+        match unsafe { heap::resize(pointer.addr(), size) } {
             Resize::Done(block) => {
                 auto::asked();
                 return with_exposed_provenance_mut(block);
@@ -199,8 +210,11 @@ fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     if block.is_null() {
         return block;
     }
-    heap::copy(pointer.addr(), block.addr(), room.min(size));
-    release(pointer);
+    // SAFETY: the block has that room, and the new one is so large; what it held is there then.
+    unsafe {
+        heap::copy(pointer.addr(), block.addr(), room.min(size));
+        release(pointer);
+    }
     block
 }
 
@@ -213,9 +227,11 @@ unsafe fn move_in(pointer: *mut c_void, size: usize) -> Option<*mut c_void> {
     // SAFETY: the caller's promise.
     let room = unsafe { (next::malloc_usable_size.get())(pointer) };
     let block = large(size, ALIGN, false)?;
-    heap::copy(pointer.addr(), block.addr(), room.min(size));
-    // SAFETY: the caller's promise; what it held is in the new block.
-    unsafe { (next::free.get())(pointer) };
+    // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
+    unsafe {
+        heap::copy(pointer.addr(), block.addr(), room.min(size));
+        (next::free.get())(pointer);
+    }
     Some(block)
 }
 
@@ -331,7 +347,8 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     if heap::is_ours(pointer.addr()) {
-        return heap::room(pointer.addr()).unwrap_or(0);
+        // SAFETY: the caller's promise.
+        return unsafe { heap::room(pointer.addr()) }.unwrap_or(0);
     }
     // SAFETY: the same call.
     unsafe { (next::malloc_usable_size.get())(pointer) }

@@ -202,7 +202,8 @@ pub unsafe extern "C" fn mremap(
     }
     let mut moved = remap(0);
     if moved == MAP_FAILED {
-        moved = match maps::move_grown(addr.addr(), old, new) {
+        // SAFETY: the caller wants the mapping moved.
+        moved = match unsafe { maps::move_grown(addr.addr(), old, new) } {
             Some(address) => with_exposed_provenance_mut(address),
             None => remap(flags),
         };
@@ -230,9 +231,11 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     // SAFETY: a new mapping where the kernel likes disturbs nobody.
     let moved = unsafe { mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
     if moved != MAP_FAILED {
-        heap::copy(addr.addr(), moved.addr(), old);
-        // SAFETY: the program gives the old mapping up for the new one.
-        unsafe { munmap(addr, old) };
+        // SAFETY: the caller's promise, and a new mapping that is larger; the program gives the old one up for it.
+        unsafe {
+            heap::copy(addr.addr(), moved.addr(), old);
+            munmap(addr, old);
+        }
     }
     moved
 }
@@ -379,7 +382,8 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
         heap::changed(addr.addr());
     }
     let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
-    if drops && heap::discard(addr.addr(), len) {
+    // SAFETY: the caller drops what the range holds.
+    if drops && unsafe { heap::discard(addr.addr(), len) } {
         return 0;
     }
     if advice == libc::MADV_MERGEABLE {

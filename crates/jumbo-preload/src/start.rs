@@ -73,7 +73,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         pool: orders.pool.filter(|_| ours),
         managed: mimalloc,
     };
-    if !heap::start(settings) {
+    // SAFETY: the constructor runs once, and nothing is diverted yet.
+    if !unsafe { heap::start(settings) } {
         flags |= flag::NO_WINDOW;
     }
     if mimalloc {
@@ -180,7 +181,9 @@ fn release_locks() {
     if NESTED.load(Ordering::Relaxed) > 0 {
         NESTED.fetch_sub(1, Ordering::Relaxed);
     } else {
-        heap::after_fork(HeldLocks::from_bits(HELD.load(Ordering::Relaxed)));
+        let held = HeldLocks::from_bits(HELD.load(Ordering::Relaxed));
+        // SAFETY: what `before_fork` of this fork took; a nested one has not written it.
+        unsafe { heap::after_fork(held) };
     }
     mimalloc::after_fork();
 }
@@ -188,8 +191,11 @@ fn release_locks() {
 unsafe extern "C" fn after_fork_child() {
     release_locks();
     streams::reset();
-    heap::forked(pid());
-    reaper::forked();
+    // SAFETY: this is the child.
+    unsafe {
+        heap::forked(pid());
+        reaper::forked();
+    }
 }
 
 /// Takes what the launcher added out of the environment, so that children run without us. The strings

@@ -11,6 +11,44 @@
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
 //!
 //! Arrows point down: a mechanism never reaches into another's insides.
+//!
+//! # Quickstart
+//!
+//! ```
+//! #![forbid(unsafe_code)]
+//!
+//! use jumbo::gather::{Gather, OwnedMapping, Tunables};
+//! use jumbo::kernel::Root;
+//! use jumbo::pool::{Placement, Pool, Thp};
+//! use jumbo::status::process::usage;
+//! use jumbo::units::{Bytes, Pages};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // What of this process is huge, and what is not.
+//! let root = Root::host();
+//! let memory = usage(&root, std::process::id())?.total();
+//! println!("{} of {} are in huge pages", memory.huge, memory.bytes);
+//!
+//! // A pool of huge pages, made on demand, up to two of them. `Hugetlb` has those of the kernel's own pool.
+//! let pool = Pool::new(Thp::new(&root)?, Placement::of_thread()?);
+//! pool.set_overcommit(Pages(2));
+//! let mut page = pool.take()?;
+//! page.bytes_mut().fill(1);
+//! drop(page);
+//! assert_eq!(pool.counters().total, Pages(0));
+//!
+//! // Memory that several threads give back.
+//! let mut table = OwnedMapping::new(Bytes(16 << 20))?;
+//! table.fill(1);
+//! let mut gather = Gather::new(Tunables::default());
+//! gather.free(table);
+//! println!("{} freed", Bytes(gather.finish()?.bytes));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The examples `buffer_pool`, `gather` and `status` are whole programs. No function here takes a promise that the compiler
+//! does not check, but for `Gather::add`, which is `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod gather;
 pub mod host_pools;
@@ -18,6 +56,8 @@ pub mod kernel;
 pub mod knobs;
 pub mod policy;
 pub mod pool;
+#[cfg(doctest)]
+mod promises;
 pub mod status;
 pub mod teardown;
 pub mod units;

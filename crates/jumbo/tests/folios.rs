@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use jumbo::gather::OwnedMapping;
 use jumbo::kernel::folios::Folios;
-use jumbo::kernel::sys::{Scratch, Sharing, collapse};
 use jumbo::kernel::{Root, base_page, thp};
 use jumbo::status::Kind;
 use jumbo::status::process::Observer;
 use jumbo::units::Bytes;
+use jumbo_inside::sys::collapse;
 use rustix::io::Errno;
 
 /// Says that a test cannot run here. With `JUMBO_TEST_STRICT=1` that is a failure.
@@ -28,17 +29,17 @@ fn collapsed_memory_is_seen_in_folios_of_the_pmd_size() {
         Ok(folios) => folios,
         Err(error) => return skip(NAME, error),
     };
-    let memory = Scratch::new(pmd, Sharing::Private).unwrap();
-    memory.touch().unwrap();
-    let (start, end) = (
-        memory.address() as u64,
-        (memory.address() + memory.size()) as u64,
-    );
+    let mut memory = OwnedMapping::new(Bytes(2 * pmd.bytes())).unwrap();
+    let size = memory.len() / 2;
+    let lead = memory.as_ptr().addr().next_multiple_of(size) - memory.as_ptr().addr();
+    memory[lead] = 1;
+    let address = memory.as_ptr().addr() + lead;
+    let (start, end) = (address as u64, (address + size) as u64);
     let one_page = folios.sizes(pid, start, end).unwrap();
     // EAGAIN: the kernel has the page in hand, and says to ask again.
     let asked = Instant::now();
     let answer = loop {
-        match collapse(memory.address(), memory.size()) {
+        match collapse(address, size) {
             Err(Errno::AGAIN) if asked.elapsed() < Duration::from_secs(30) => {}
             answer => break answer,
         }

@@ -189,9 +189,12 @@ fn books(seed: u64) -> Result<(), String> {
             let piece = &mut pieces[at];
             // A part of it, from its start on.
             let pages = 1 + random.below(piece.pages);
-            supply
-                .give(BASE + piece.place * PAGE, pages * PAGE)
-                .unwrap();
+            // SAFETY: the pages are the piece's, and no reference points into them.
+            unsafe {
+                supply
+                    .give(BASE + piece.place * PAGE, pages * PAGE)
+                    .unwrap()
+            };
             unmap_kernel(piece.kernel, pages);
             piece.place += pages;
             piece.kernel += pages * PAGE;
@@ -213,9 +216,12 @@ fn books(seed: u64) -> Result<(), String> {
         }
     }
     for piece in pieces {
-        supply
-            .give(BASE + piece.place * PAGE, piece.pages * PAGE)
-            .unwrap();
+        // SAFETY: the pages are the piece's, and no reference points into them.
+        unsafe {
+            supply
+                .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+                .unwrap()
+        };
         unmap_kernel(piece.kernel, piece.pages);
     }
     let left = (supply.books().total(), ledger.pool.charged());
@@ -275,9 +281,12 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
             }
         } else if !pieces.is_empty() {
             let piece = pieces.swap_remove(random.below(pieces.len()));
-            supply
-                .give(BASE + piece.place * PAGE, piece.pages * PAGE)
-                .unwrap();
+            // SAFETY: the pages are the piece's, and no reference points into them.
+            unsafe {
+                supply
+                    .give(BASE + piece.place * PAGE, piece.pages * PAGE)
+                    .unwrap()
+            };
         }
         for page in pieces
             .iter()

@@ -116,7 +116,6 @@ fn apply_hint(error: &ApplyError) -> Option<&'static str> {
         ApplyError::Failed { error, .. } => apply_hint(error),
         ApplyError::Moved { .. } => Some("nothing was changed; try again"),
         ApplyError::Changed { .. } => Some("`--force` puts back what was before all the same"),
-        ApplyError::Nothing => None,
         ApplyError::Journal(error) => match error {
             JournalError::Busy { .. } => {
                 Some("wait until it is done, or stop it: what it changed it puts back")
@@ -128,7 +127,9 @@ fn apply_hint(error: &ApplyError) -> Option<&'static str> {
             JournalError::Unsafe { .. } => Some(
                 "records say what `--undo` writes, so no other user may change them; remove the folder",
             ),
+            _ => None,
         },
+        _ => None,
     }
 }
 
@@ -218,7 +219,10 @@ impl Kept {
         if !self.at_boot.is_empty() {
             view.heading("At the next boot")?;
         }
-        for Setting { knob, value, file } in &self.at_boot {
+        for Setting {
+            knob, value, file, ..
+        } in &self.at_boot
+        {
             let (knob, file) = (root.path(knob), root.path(file));
             view.line(format!(
                 "  {}: {value} ({})",

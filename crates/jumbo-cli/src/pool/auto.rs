@@ -267,6 +267,7 @@ impl Auto<'_> {
             persistent,
             overcommit,
             reason,
+            ..
         } = self.auto_size.decide(&seen);
         let lends =
             "what may be made at once within the maximum and what is kept available".to_owned();
@@ -283,7 +284,7 @@ impl Auto<'_> {
         }
         for (knob, what, to, reason) in writes {
             let written = self.steering.set(&knob, to, self.terminal);
-            let Written { step, stopped } = written.map_err(refused)?;
+            let Written { step, stopped, .. } = written.map_err(refused)?;
             let before = &step.before;
             let after = step.after.as_ref().unwrap_or(before);
             if step.missing() > 0 && !stopped {

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::process::{Change, Child, Stop};
-use jumbo::kernel::{Root, sys};
+use jumbo::kernel::{Root, process};
 use jumbo::teardown::{Gain, Hold, News, Process, Reason, Teardown};
 use jumbo::units::Bytes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -157,7 +157,7 @@ pub(super) fn rehearse(root: &Root) {
     if let Ok(process) = Process::open(root, std::process::id()) {
         let _ = Hold::seize(&process);
     }
-    let _ = pidfd_open(getpid(), PidfdFlags::empty()).and_then(sys::release);
+    let _ = pidfd_open(getpid(), PidfdFlags::empty()).and_then(process::release);
 }
 
 impl From<Gain> for Supervised {

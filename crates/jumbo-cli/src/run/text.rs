@@ -47,7 +47,7 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
                     writeln!(
                         out,
                         "  {:<8} {:>10} {:>10} {:>6}   {}",
-                        name(*kind),
+                        kind.name(),
                         usage.bytes,
                         usage.huge,
                         share(row.huge_share),
@@ -186,17 +186,6 @@ fn ended(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("exited with {code}"),
         Exit::Signal(signal) => format!("was ended by signal {signal}"),
-    }
-}
-
-fn name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Heap => "heap",
-        Kind::Text => "text",
-        Kind::Data => "data",
-        Kind::Shared => "shared",
-        Kind::Stack => "stack",
-        Kind::File => "file",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use jumbo::status::{Covered, Detail, Kind, KindUsage, MappingDetail, Missing, Pooled, Usage};
+use jumbo::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 use jumbo::units::{Bytes, PageSize, counted};
 
 use super::{ProcessPage, is_counted_already};
@@ -89,7 +89,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
         }
     }
     for (kind, why) in &process.why_not {
-        view.line(format!("  {}: {why}", name(*kind)))?;
+        view.line(format!("  {}: {why}", kind.name()))?;
     }
     if let Some(covered) = &process.jumbo {
         show_covered(view, covered)?;
@@ -101,7 +101,9 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
 }
 
 fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
-    let Covered { free, pool, reaper } = covered;
+    let Covered {
+        free, pool, reaper, ..
+    } = covered;
     let background = match free.background {
         Bytes(0) => String::new(),
         background => format!(", {background} of it in the background"),
@@ -181,7 +183,7 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
     let mut rows: Vec<_> = usage
         .0
         .iter()
-        .map(|(kind, usage)| row(name(*kind), usage))
+        .map(|(kind, usage)| row(kind.name(), usage))
         .collect();
     rows.push(row("all", &usage.total()));
     view.rows(&columns, rows)
@@ -207,7 +209,7 @@ fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> 
                 mapping.bytes.to_string(),
                 percent(mapping.huge, mapping.bytes),
                 mapping.permissions.clone(),
-                name(mapping.kind).to_owned(),
+                mapping.kind.name().to_owned(),
                 advice(mapping).to_owned(),
                 mapping.path.clone(),
             ]
@@ -223,16 +225,5 @@ fn advice(mapping: &MappingDetail) -> &'static str {
         MappingDetail { advised: true, .. } => "advised",
         MappingDetail { eligible: true, .. } => "eligible",
         _ => NONE,
-    }
-}
-
-fn name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Heap => "heap",
-        Kind::Text => "text",
-        Kind::Data => "data",
-        Kind::Shared => "shared",
-        Kind::Stack => "stack",
-        Kind::File => "file",
     }
 }

@@ -22,6 +22,7 @@ const LOOK_BACK: usize = 8;
 
 /// How a range is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Operation {
     /// Private anonymous memory is dropped and stays mapped: it reads as zeroes. MADV_DONTNEED.
     Zap,
@@ -42,6 +43,7 @@ pub enum Operation {
 /// A range that the kernel did not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot free {length} bytes at {address:#x} ({operation:?}): {errno}")]
+#[non_exhaustive]
 pub struct FreeError {
     /// Where it begins.
     pub address: usize,
@@ -275,7 +277,12 @@ impl Batch {
     ///
     /// # Errors
     /// [`Full`]: there is no room, and nothing has changed.
-    pub(super) fn push(&mut self, entry: Entry) -> Result<(), Full> {
+    ///
+    /// # Safety
+    /// What the range holds, and for [`Operation::Unmap`] its addresses, are the caller's to lose. From now on until
+    /// the batch is done nothing uses it.
+    #[expect(unsafe_code, reason = "who has the batch frees the range")]
+    pub(super) unsafe fn push(&mut self, entry: Entry) -> Result<(), Full> {
         let recent = self.count.saturating_sub(LOOK_BACK)..self.count;
         let found = recent
             .clone()
@@ -303,6 +310,14 @@ impl Batch {
         self.set(self.count - 1, entry);
         self.bytes += entry.length();
         Ok(())
+    }
+
+    /// As [`Batch::push`], for tests, which free nothing.
+    #[cfg(test)]
+    #[expect(unsafe_code, reason = "nothing is freed")]
+    pub(super) fn note(&mut self, entry: Entry) -> Result<(), Full> {
+        // SAFETY: no test gives its batches to `Kernel`.
+        unsafe { self.push(entry) }
     }
 
     fn remove(&mut self, index: usize) {
@@ -376,7 +391,7 @@ mod tests {
                 }
                 let entry = Entry::new(page * 4096, length * 4096, operation(code));
                 prop_assert_eq!(entry.operation(), operation(code));
-                batch.push(entry).unwrap();
+                batch.note(entry).unwrap();
                 bytes += entry.length();
                 model.extend(pages(std::iter::once(entry)));
                 prop_assert_eq!(batch.bytes(), bytes);
@@ -390,7 +405,7 @@ mod tests {
         ) {
             let mut batch = Batch::new(None);
             for page in order {
-                batch.push(Entry::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
+                batch.note(Entry::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
             }
             let whole = Entry::new(7 * 4096, 8 * 4096, Operation::Zap);
             prop_assert_eq!(batch.entries().collect::<Vec<_>>(), vec![whole]);
@@ -404,27 +419,27 @@ mod tests {
         let mut batch = Batch::new(Some(reserve));
         let room = INLINE + CHAIN * BLOCK;
         for index in 0..room {
-            batch.push(apart(index)).unwrap();
+            batch.note(apart(index)).unwrap();
         }
-        assert_eq!(batch.push(apart(room)), Err(Full));
+        assert_eq!(batch.note(apart(room)), Err(Full));
         assert!(batch.entries().eq((0..room).map(apart)));
         // Its neighbours still go in.
         batch
-            .push(Entry::new(room * 8192 - 4096, 4096, Operation::Zap))
+            .note(Entry::new(room * 8192 - 4096, 4096, Operation::Zap))
             .unwrap();
         assert_eq!(batch.count(), room);
         drop(batch);
         let mut many: Vec<Batch> = Vec::new();
         let taken = std::iter::from_fn(|| {
             let mut batch = Batch::new(Some(reserve));
-            let filled = (0..=INLINE).all(|index| batch.push(apart(index)).is_ok());
+            let filled = (0..=INLINE).all(|index| batch.note(apart(index)).is_ok());
             many.push(batch);
             filled.then_some(())
         });
         assert_eq!(taken.count(), Reserve::BLOCKS);
         // Without a reserve there is room for the inline ones.
         let mut small = Batch::new(None);
-        assert!((0..INLINE).all(|index| small.push(apart(index)).is_ok()));
-        assert_eq!(small.push(apart(INLINE)), Err(Full));
+        assert!((0..INLINE).all(|index| small.note(apart(index)).is_ok()));
+        assert_eq!(small.note(apart(INLINE)), Err(Full));
     }
 }

@@ -19,6 +19,7 @@ const JOBS: usize = 4;
 
 /// When a free returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mode {
     /// When all of it is free.
     #[default]
@@ -51,6 +52,7 @@ impl Default for Tunables {
 
 /// What a [`Gather`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Freed {
     /// Bytes freed, or in [`Mode::Background`] handed over.
     pub bytes: u64,
@@ -116,10 +118,11 @@ impl Gather {
             });
         }
         let entry = Entry::new(range.start, length, operation);
-        if self.batch.push(entry).is_err() {
+        // SAFETY: the caller's promise.
+        if unsafe { self.batch.push(entry) }.is_err() {
             self.flush();
-            // An empty batch has room.
-            let _ = self.batch.push(entry);
+            // SAFETY: as above. An empty batch has room.
+            let _ = unsafe { self.batch.push(entry) };
         }
         let pages = self.batch.bytes() / page;
         if pages as u64 >= self.tunables.flush_pages.0 {

@@ -228,9 +228,14 @@ impl<P: Platform> Handover<P> {
         self.queue.acquire()
     }
 
-    /// After fork(2), in both processes, if [`Handover::before_fork`] said so.
-    pub(super) fn after_fork(&self) {
-        self.queue.release();
+    /// After fork(2), in both processes.
+    ///
+    /// # Safety
+    /// [`Handover::before_fork`] was true, and this is its one answer in this process.
+    #[expect(unsafe_code, reason = "gives a lock back")]
+    pub(super) unsafe fn after_fork(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.queue.release() }
     }
 
     /// In the child of a fork. Whoever comes next tells the queue.

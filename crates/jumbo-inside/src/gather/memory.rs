@@ -13,8 +13,7 @@ use super::batch::{Batch, Entry, FreeError, Operation};
 use super::handover::Carrier;
 use super::queue::Piece;
 
-/// Carries out what the queue says. Whoever put a range into a batch has vouched for it
-/// ([`super::Gather::add`]) or taken it out of the program's reach ([`super::window`]).
+/// Carries out what the queue says. The caller of [`Batch::push`] has vouched for each range.
 #[derive(Debug)]
 pub(super) struct Kernel;
 
@@ -22,7 +21,8 @@ impl Carrier for Kernel {
     fn free(&self, piece: &Piece) -> core::result::Result<(), FreeError> {
         let mut refused = Ok(());
         for range in piece.ranges() {
-            refused = refused.and(free(*range));
+            // SAFETY: pieces are cut from batches that are not done.
+            refused = refused.and(unsafe { free(*range) });
         }
         refused
     }
@@ -32,16 +32,20 @@ impl Carrier for Kernel {
             if entry.operation() == Operation::Unmap {
                 // The kernel refuses only what would split a mapping when there are too many, and this
                 // is whole mappings.
-                let _ = unmap(entry.start(), entry.length());
+                // SAFETY: what `Batch::push` was promised.
+                let _ = unsafe { unmap(entry.start(), entry.length()) };
             }
         }
     }
 }
 
 /// Frees one range, or all of it that the kernel does not refuse.
-pub(super) fn free(range: Entry) -> core::result::Result<(), FreeError> {
+///
+/// # Safety
+/// The range is in a batch ([`Batch::push`]) that is not done.
+pub(super) unsafe fn free(range: Entry) -> core::result::Result<(), FreeError> {
     let advise = |advice| {
-        // SAFETY: see `Kernel`.
+        // SAFETY: what `Batch::push` was promised.
         let answer = unsafe { mm::madvise(at(range.start()), range.length(), advice) };
         answer.map_err(|errno| range.refused(errno))
     };
@@ -57,14 +61,20 @@ pub(super) fn free(range: Entry) -> core::result::Result<(), FreeError> {
 }
 
 /// munmap(2).
-pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
-    // SAFETY: see `Kernel`.
+///
+/// # Safety
+/// Nothing uses the range any more.
+pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
     unsafe { mm::munmap(at(address), length) }
 }
 
 /// Keeps a range out of the children of forks. MADV_DONTFORK, Linux 2.6.16.
-pub(super) fn keep_from_children(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the range is a window of ours; what it holds does not change.
+///
+/// # Safety
+/// No child uses the range.
+pub(super) unsafe fn keep_from_children(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise; here what it holds does not change.
     unsafe { mm::madvise(at(address), length, Advice::LinuxDontFork) }
 }
 

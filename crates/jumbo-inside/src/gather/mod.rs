@@ -228,17 +228,31 @@ pub fn before_fork() -> HeldLocks {
 }
 
 /// After fork(2), in both processes.
-pub fn after_fork(held: HeldLocks) {
-    if held.queue {
-        HANDOVER.after_fork();
-    }
-    if held.window {
-        window::WINDOW.release();
+///
+/// # Safety
+/// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
+#[expect(unsafe_code, reason = "gives locks back")]
+pub unsafe fn after_fork(held: HeldLocks) {
+    // SAFETY: the caller's promise: this thread holds what `held` says.
+    unsafe {
+        if held.queue {
+            HANDOVER.after_fork();
+        }
+        if held.window {
+            window::WINDOW.release();
+        }
     }
 }
 
 /// In the child of a fork: it has no workers, and nothing of what its parent was freeing.
-pub fn forked() {
+///
+/// # Safety
+/// This is the child of a fork(2), and has not had another thread yet.
+#[expect(
+    unsafe_code,
+    reason = "forgets workers that another process could not have"
+)]
+pub unsafe fn forked() {
     if OWNER.load(Ordering::Relaxed) != 0 {
         own();
     }

@@ -145,9 +145,9 @@ impl World {
     fn submit(&self, start: usize, pages: usize, most: u32, later: bool) -> Call {
         let mut batch = Batch::new(None);
         let first = Entry::new(start, PAGE, Operation::Unmap);
-        batch.push(first).unwrap();
+        batch.note(first).unwrap();
         let rest = Entry::new(start + 2 * PAGE, (pages - 1) * PAGE, Operation::Unmap);
-        batch.push(rest).unwrap();
+        batch.note(rest).unwrap();
         let terms = Terms {
             most,
             piece: PAGE,

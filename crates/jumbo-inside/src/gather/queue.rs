@@ -548,7 +548,7 @@ mod tests {
         assert!(queue.expect() && queue.is_idle());
         let mut batch = Batch::new(None);
         let entry = Entry::new(0, 2 << 20, Operation::Unmap);
-        assert!(batch.push(entry).is_ok());
+        assert!(batch.note(entry).is_ok());
         let terms = Terms {
             most: 1,
             piece: 1 << 20,

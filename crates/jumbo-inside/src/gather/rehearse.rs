@@ -39,7 +39,8 @@ pub fn rehearse() -> Result<bool> {
         // SAFETY: as above.
         if !unsafe { unmap(address, LENGTH) } {
             done = false;
-            memory::unmap(address, LENGTH)?;
+            // SAFETY: as above.
+            unsafe { memory::unmap(address, LENGTH)? };
         }
     }
     settle();

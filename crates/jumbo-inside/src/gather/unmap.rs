@@ -144,7 +144,8 @@ impl Leaving {
         let place = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
             None
         } else {
-            window::take(address, length)
+            // SAFETY: the caller's promise.
+            unsafe { window::take(address, length) }
         };
         if place.is_some() || self.batch.bytes() > 0 {
             self.blocked = Some(blocked);
@@ -155,9 +156,11 @@ impl Leaving {
         };
         if !place.is_empty() {
             let entry = Entry::new(place.start, place.len(), Operation::Unmap);
-            if self.batch.push(entry).is_err() {
+            // SAFETY: the range was the caller's to unmap, and is where only this module knows of it.
+            if unsafe { self.batch.push(entry) }.is_err() {
                 // It was not full: this cannot be.
-                let _ = memory::unmap(place.start, place.len());
+                // SAFETY: as above.
+                let _ = unsafe { memory::unmap(place.start, place.len()) };
             }
         }
         true
@@ -219,7 +222,9 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
 pub(super) fn alone(batch: Batch) -> Outcome {
     let mut error = None;
     for entry in batch.entries() {
-        let refused = memory::free(entry).err();
+        #[expect(unsafe_code, reason = "frees by address")]
+        // SAFETY: the batch is done when this returns, and not before.
+        let refused = unsafe { memory::free(entry) }.err();
         error = error.or(refused);
     }
     Kernel.close(batch);
@@ -293,9 +298,8 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
         return None;
     }
     let mut batch = Batch::new(None);
-    batch
-        .push(Entry::new(address, length, Operation::Zap))
-        .ok()?;
+    // SAFETY: the caller's promise, which holds until the batch is done, below.
+    unsafe { batch.push(Entry::new(address, length, Operation::Zap)) }.ok()?;
     let outcome = run(batch, most, false);
     count(length, outcome, false);
     let refused = outcome.and_then(|outcome| outcome.error);

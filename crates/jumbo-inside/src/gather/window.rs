@@ -111,16 +111,25 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
 
 /// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
 /// is the caller's to unmap; `None` where nothing has changed.
-pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
+///
+/// # Safety
+/// The caller may unmap the range.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub(super) unsafe fn take(address: usize, length: usize) -> Option<Range<usize>> {
     if length > (END - BASE) / 4 {
         return None;
     }
     // In a signal handler that interrupted us here the kernel unmaps it.
-    WINDOW.with(|window| window.take(address, length)).flatten()
+    // SAFETY: the caller's promise.
+    let take = |window: &mut Window| unsafe { window.take(address, length) };
+    WINDOW.with(take).flatten()
 }
 
 impl Window {
-    fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
+    /// # Safety
+    /// As for [`take`].
+    #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+    unsafe fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         // First what most ranges fail. A kernel that cannot say moves one mapping or none.
         let suits = pays(self, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
@@ -132,19 +141,20 @@ impl Window {
             return None;
         }
         let place = self.reserve(address % ALIKE, length)?;
-        // SAFETY: the caller's range is to be unmapped, by its owner's wish; the place is a reservation
-        // of our own.
-        #[expect(unsafe_code, reason = "moves the range")]
+        // SAFETY: the caller's promise; the place is a reservation of our own.
         let moved = unsafe { sys::move_mapping(address, place, length) };
         if moved.is_err() {
             // The reservation, or what another thread split off the mapping meanwhile and has moved all the
             // same: it was to be unmapped.
-            let _ = memory::unmap(place, length);
+            // SAFETY: the place is ours, and what has come there was the caller's to unmap.
+            let _ = unsafe { memory::unmap(place, length) };
             return None;
         }
-        if memory::keep_from_children(place, length).is_err() {
+        // SAFETY: only this module knows the place, and in a child nothing of it is freed.
+        if unsafe { memory::keep_from_children(place, length) }.is_err() {
             // The children of a fork would keep it: then there is no later.
-            let _ = memory::unmap(place, length);
+            // SAFETY: as above.
+            let _ = unsafe { memory::unmap(place, length) };
             return Some(place..place);
         }
         Some(place..place + length)

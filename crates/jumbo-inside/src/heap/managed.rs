@@ -37,7 +37,11 @@ pub fn range(order: PoolOrder, unit: usize) -> Range<usize> {
 }
 
 /// Makes `length` bytes at `start` usable, with whatever they hold. False where the pool has no pages.
-pub fn commit(start: usize, length: usize) -> bool {
+///
+/// # Safety
+/// They lie in the [`range`].
+#[expect(unsafe_code, reason = "maps by address")]
+pub unsafe fn commit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = SUPPLY.page();
         let (mut at, last) = (start & !(page - 1), start + length);
@@ -59,7 +63,11 @@ pub fn commit(start: usize, length: usize) -> bool {
 
 /// Takes note that `length` bytes at `start` are not used any more. True where some of them may not be used
 /// before they are asked for again.
-pub fn uncommit(start: usize, length: usize) -> bool {
+///
+/// # Safety
+/// The caller was given them by [`commit`], and nothing uses them from now on.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn uncommit(start: usize, length: usize) -> bool {
     LOCK.with(|()| {
         let page = SUPPLY.page();
         mark(start, length, |used, bits| used & !bits);
@@ -71,7 +79,9 @@ pub fn uncommit(start: usize, length: usize) -> bool {
             let unused = used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0);
             if SUPPLY.surplus() >= page && unused && SUPPLY.is_there(at) {
                 // A refusal leaves it in the pool.
-                let _ = SUPPLY.give(at, page);
+                #[expect(unsafe_code, reason = "unmaps memory")]
+                // SAFETY: no slice of the page is in use, and the lock keeps any from being asked for.
+                let _ = unsafe { SUPPLY.give(at, page) };
             }
         }
         true
@@ -108,7 +118,9 @@ pub(super) fn give_up() {
             .there()
             .filter(|at| used(*at).is_some_and(|used| used.load(Ordering::Relaxed) == 0));
         for at in free {
-            let _ = SUPPLY.give(at, page);
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: as in `uncommit`.
+            let _ = unsafe { SUPPLY.give(at, page) };
         }
     });
 }

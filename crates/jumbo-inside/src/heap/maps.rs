@@ -157,7 +157,11 @@ pub fn left_alone(length: usize) {
 
 /// Moves a mapping of ours that has to grow to a place where it can, aligned as it was. For mremap(2)
 /// with MREMAP_MAYMOVE, after growing in place has failed.
-pub fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
+///
+/// # Safety
+/// The caller may move the `old` bytes at `address`: nothing uses them there from now on.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     let off = address % pmd.max(1);
     let target = place_large(new.checked_add(pmd)?)? + off;

@@ -122,8 +122,12 @@ static STICKY: AtomicBool = AtomicBool::new(false);
 static ARENAS: AtomicBool = AtomicBool::new(false);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 
-/// Gives the window its place. Once, before the first allocation; false where it cannot have one here.
-pub fn start(settings: Settings) -> bool {
+/// Gives the window its place; false where it cannot have one here.
+///
+/// # Safety
+/// Once in a process, before the first allocation.
+#[expect(unsafe_code, reason = "the records of blocks count from there")]
+pub unsafe fn start(settings: Settings) -> bool {
     let mut random = [0u8; size_of::<usize>()];
     let flags = rustix::rand::GetRandomFlags::NONBLOCK;
     // Early in boot there may be no randomness yet; a fixed place is then better than none.
@@ -254,7 +258,11 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 }
 
 /// Frees the block at `address`; false where no block begins there (a bug of the program's).
-pub fn release(address: usize) -> bool {
+///
+/// # Safety
+/// `address` is in the window ([`is_ours`]). Where a block begins there, nothing uses it from now on.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn release(address: usize) -> bool {
     let keep = !STICKY.load(Ordering::Relaxed);
     let part = part_of(address);
     part.with(|window, leaving| window.release(address, keep, leaving))
@@ -266,14 +274,22 @@ pub fn release(address: usize) -> bool {
 }
 
 /// How many bytes the block at `address` has room for; `None` where no block begins there.
-pub fn room(address: usize) -> Option<usize> {
+///
+/// # Safety
+/// In a signal handler, where the lock may not be had: a block begins at `address`.
+#[expect(unsafe_code, reason = "reads the block's record without the lock")]
+pub unsafe fn room(address: usize) -> Option<usize> {
     let part = part_of(address);
     part.with(|window, _| window.room(address))
         .unwrap_or_else(|| window::peek(part.site, address))
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
-pub fn resize(address: usize, size: usize) -> Resize {
+///
+/// # Safety
+/// As for [`release`]: it may be elsewhere afterwards, or end earlier. In a signal handler a block begins there.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let part = part_of(address);
     match part.with(|window, leaving| window.resize(address, size, leaving)) {
         Some(Resized::InPlace) => Resize::Done(address),
@@ -287,8 +303,11 @@ pub fn resize(address: usize, size: usize) -> Resize {
 
 /// Copies what a block holds into another one, for [`Resize::Copy`].
 ///
-/// Both were allocated and not freed, and each has room for `length` bytes.
-pub fn copy(from: usize, to: usize, length: usize) {
+/// # Safety
+/// Both were allocated and not freed, and are not one; each has room for `length` bytes. No other thread uses them
+/// meanwhile.
+#[expect(unsafe_code, reason = "writes by address")]
+pub unsafe fn copy(from: usize, to: usize, length: usize) {
     memory::copy(from, to, length);
 }
 
@@ -316,8 +335,12 @@ pub fn changed(address: usize) {
 
 /// The program drops what a range holds: MADV_DONTNEED, MADV_FREE. True where that was done here, because the kernel
 /// does not do it as it would without us.
+///
+/// # Safety
+/// What the range holds is the caller's to lose.
 #[inline(always)]
-pub fn discard(address: usize, length: usize) -> bool {
+#[expect(unsafe_code, reason = "drops what memory holds")]
+pub unsafe fn discard(address: usize, length: usize) -> bool {
     SUPPLY.page() != 0 && SUPPLY.discard(address, length)
 }
 
@@ -374,11 +397,15 @@ fn settle(before: Before) {
     if pool && managed {
         SUPPLY.settle(before);
     }
-    if managed {
-        managed::LOCK.release();
-    }
-    if pool {
-        POOL.window.release();
+    #[expect(unsafe_code, reason = "gives locks back")]
+    // SAFETY: this thread took them above.
+    unsafe {
+        if managed {
+            managed::LOCK.release();
+        }
+        if pool {
+            POOL.window.release();
+        }
     }
 }
 
@@ -403,19 +430,26 @@ pub fn before_fork() -> HeldLocks {
 }
 
 /// After fork(2), in both processes.
-pub fn after_fork(held: HeldLocks) {
-    gather::after_fork(held.gather);
-    if held.managed {
-        managed::LOCK.release();
-    }
-    if held.pool {
-        POOL.window.release();
-    }
-    if held.maps {
-        maps::PACK.release();
-    }
-    if held.window {
-        HEAP.window.release();
+///
+/// # Safety
+/// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
+#[expect(unsafe_code, reason = "gives locks back")]
+pub unsafe fn after_fork(held: HeldLocks) {
+    // SAFETY: the caller's promise: this thread holds what `held` says.
+    unsafe {
+        gather::after_fork(held.gather);
+        if held.managed {
+            managed::LOCK.release();
+        }
+        if held.pool {
+            POOL.window.release();
+        }
+        if held.maps {
+            maps::PACK.release();
+        }
+        if held.window {
+            HEAP.window.release();
+        }
     }
 }
 
@@ -453,8 +487,13 @@ impl HeldLocks {
 
 /// In the child of a fork, process `pid`: its memory is not locked, whatever the parent did (mlockall(2)), no other thread is
 /// here, and it counts as a process of its own from now on, with what it inherited.
-pub fn forked(pid: u32) {
-    gather::forked();
+///
+/// # Safety
+/// As for [`gather::forked`].
+#[expect(unsafe_code, reason = "as there")]
+pub unsafe fn forked(pid: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { gather::forked() };
     SUPPLY.forked();
     LOCKED.store(false, Ordering::Relaxed);
     let Some(ledger) = stats::ledger() else {

@@ -22,6 +22,12 @@ const MOST_SECONDS: u64 = 600;
 /// How the sibling is called in ps(1).
 pub const NAME: &core::ffi::CStr = c"jumbo-reaper";
 
+/// The calls of this file that write nothing to memory.
+fn reads(number: libc::c_long, arguments: [usize; 3]) -> isize {
+    // SAFETY: each call here sets something of the process's, from numbers or from what a pointer points to.
+    unsafe { plain(number, arguments) }
+}
+
 /// False where a step is refused: the caller ends.
 pub(super) fn confine() -> bool {
     // Limits first: to raise a hard one of 0 takes a capability.
@@ -30,11 +36,11 @@ pub(super) fn confine() -> bool {
         && empty_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
         // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
-        && plain(
+        && reads(
             libc::SYS_close_range,
             [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
         ) == 0
-        && plain(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
+        && reads(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
         && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
         && give_up_real_time()
         && run_anywhere()
@@ -46,25 +52,25 @@ fn run_anywhere() -> bool {
     let (cpus, size) = (&CONTROL.cpus, size_of_val(&CONTROL.cpus));
     if cpus.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
         let pointer = cpus.as_ptr().expose_provenance();
-        plain(libc::SYS_sched_setaffinity, [0, size, pointer]);
+        reads(libc::SYS_sched_setaffinity, [0, size, pointer]);
     }
     true
 }
 
 /// Giving memory back is no business of real time: nobody waits for it. Other policies stay as they are.
 fn give_up_real_time() -> bool {
-    let policy = plain(libc::SYS_sched_getscheduler, [0; 3]);
+    let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);
     if policy != libc::SCHED_FIFO as isize && policy != libc::SCHED_RR as isize {
         return true;
     }
     let normal = libc::SCHED_OTHER.cast_unsigned() as usize;
     let parameter = libc::sched_param { sched_priority: 0 };
     let pointer = (&raw const parameter).expose_provenance();
-    plain(libc::SYS_sched_setscheduler, [0, normal, pointer]) == 0
+    reads(libc::SYS_sched_setscheduler, [0, normal, pointer]) == 0
 }
 
 fn plain_prctl(option: libc::c_int, value: usize) -> bool {
-    plain(libc::SYS_prctl, [option.cast_unsigned() as usize, value, 0]) == 0
+    reads(libc::SYS_prctl, [option.cast_unsigned() as usize, value, 0]) == 0
 }
 
 /// capset(2) of none at all; the ambient ones go with the inheritable ones.
@@ -76,7 +82,7 @@ fn empty_capabilities() -> bool {
         (&raw const none).expose_provenance(),
         0,
     ];
-    plain(libc::SYS_capset, pointers) == 0
+    reads(libc::SYS_capset, pointers) == 0
 }
 
 /// No second core of the same memory, which would bear the sibling's user: 1 byte, since 0 means "none" for

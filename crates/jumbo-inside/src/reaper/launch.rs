@@ -58,7 +58,10 @@ pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
 }
 
 /// In the child of a fork(2): it has no sibling, and may start one.
-pub fn forked() {
+///
+/// # Safety
+/// It is one, and has had neither a sibling nor another thread yet.
+pub unsafe fn forked() {
     BUSY.store(0, Ordering::Relaxed);
     GATE.reset();
     CONTROL.clear();
@@ -202,7 +205,8 @@ fn launch() -> State {
             State::Running
         };
     }
-    let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
+    // SAFETY: `own` put it there.
+    let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };
     let main_thread = word.map_or(0, |word| word.load(Ordering::Relaxed));
     if main_thread == 0 {
         // It has ended already: there is nothing to wait for.
@@ -212,7 +216,8 @@ fn launch() -> State {
     let slot = core::ptr::from_ref(stats::slot()).cast_mut();
     CONTROL.slot.store(slot, Ordering::Relaxed);
     CONTROL.program.store(main_thread, Ordering::Relaxed);
-    let made = sibling::spawn_intermediate();
+    // SAFETY: one thread at a time is here, and none is alive.
+    let made = unsafe { sibling::spawn_intermediate() };
     reap(made);
     if made < 0 {
         return State::Clone;
@@ -247,7 +252,8 @@ fn ready() -> State {
 fn end() -> bool {
     CONTROL.retire.store(1, Ordering::Release);
     let deadline = Deadline::after(BOUND);
-    let word = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed));
+    // SAFETY: `own` put it there.
+    let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };
     loop {
         let alive = CONTROL.alive.load(Ordering::Acquire);
         if alive == 0 {
@@ -288,7 +294,9 @@ fn takes_orphans() -> bool {
 fn reap(child: isize) {
     const EINTR: isize = -(libc::EINTR as isize);
     let options = libc::__WALL.cast_unsigned() as usize;
-    while child > 0 && plain(libc::SYS_wait4, [child.cast_unsigned(), 0, options]) == EINTR {}
+    // SAFETY: without a place for the status nothing is written.
+    let wait = || unsafe { plain(libc::SYS_wait4, [child.cast_unsigned(), 0, options]) };
+    while child > 0 && wait() == EINTR {}
 }
 
 /// Runs `work` in one thread at a time, with all signals blocked, so that no handler of the program's

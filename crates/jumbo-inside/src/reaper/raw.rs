@@ -162,11 +162,12 @@ pub(crate) unsafe fn clone3(
 
 /// Makes a call that takes numbers only, or reads what its pointer points to.
 ///
-/// For calls that write nothing to the memory of the caller, and leave it mapped.
+/// # Safety
+/// The call writes nothing to the memory of the caller, and leaves it mapped.
 #[inline(always)]
-pub(super) fn plain(number: libc::c_long, arguments: [usize; 3]) -> isize {
+pub(super) unsafe fn plain(number: libc::c_long, arguments: [usize; 3]) -> isize {
     let [a, b, c] = arguments;
-    // SAFETY: the callers, all of them in this module's folder, pass such calls.
+    // SAFETY: the caller's promise.
     unsafe { call(number, [a, b, c, 0, 0, 0]) }
 }
 
@@ -192,14 +193,16 @@ pub(super) unsafe fn advise(start: usize, length: usize, advice: i32) -> isize {
 /// exit_group(2).
 pub(super) fn exit_group(code: usize) -> ! {
     loop {
-        plain(libc::SYS_exit_group, [code, 0, 0]);
+        // SAFETY: it writes nothing.
+        unsafe { plain(libc::SYS_exit_group, [code, 0, 0]) };
     }
 }
 
 /// exit(2): this thread alone.
 pub(crate) fn exit(code: usize) -> ! {
     loop {
-        plain(libc::SYS_exit, [code, 0, 0]);
+        // SAFETY: it writes nothing, but what the thread's maker asked for.
+        unsafe { plain(libc::SYS_exit, [code, 0, 0]) };
     }
 }
 
@@ -244,10 +247,9 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
 pub(super) fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE.cast_unsigned() as usize;
     let everybody = i32::MAX.unsigned_abs() as usize;
-    plain(
-        libc::SYS_futex,
-        [word.as_ptr().expose_provenance(), operation, everybody],
-    );
+    let arguments = [word.as_ptr().expose_provenance(), operation, everybody];
+    // SAFETY: FUTEX_WAKE writes nothing.
+    unsafe { plain(libc::SYS_futex, arguments) };
 }
 
 /// The futex word that the kernel zeroes, and wakes one waiter of, when the calling thread is gone or has
@@ -258,11 +260,15 @@ pub(super) fn tid_word() -> Option<&'static AtomicU32> {
     let [option, to] = arguments;
     // SAFETY: the kernel writes one pointer to `address`.
     let answer = unsafe { call(libc::SYS_prctl, [option, to, 0, 0, 0, 0]) };
-    word_at(address).filter(|_| answer == 0)
+    // SAFETY: the kernel tells what the C library registered, or left the 0.
+    unsafe { word_at(address) }.filter(|_| answer == 0)
 }
 
-/// The word at an address that [`tid_word`] gave.
-pub(super) fn word_at(address: usize) -> Option<&'static AtomicU32> {
+/// The word at an address, or `None` where that is 0.
+///
+/// # Safety
+/// [`tid_word`] gave the address in this process, or it is 0.
+pub(super) unsafe fn word_at(address: usize) -> Option<&'static AtomicU32> {
     let usable = address != 0 && address.is_multiple_of(align_of::<AtomicU32>());
     // SAFETY: the thread's C library registered the address with the kernel, and keeps the word in the
     // thread's control block, which is mapped for as long as the thread's process can run.

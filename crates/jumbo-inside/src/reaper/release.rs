@@ -19,14 +19,17 @@ const MAPS: usize = 0;
 const STATM: usize = 1;
 
 /// Gives everything back and counts it.
-pub(super) fn all() {
+///
+/// # Safety
+/// No other task uses the memory, and the caller needs nothing of it but the image.
+pub(super) unsafe fn all() {
     let start = raw::now();
     let before = resident();
     let keep = Keep::new();
     each_mapping(|mapping| {
         if !mapping.is_private_anonymous() && !mapping.is_kernels() && !keep.holds(&mapping) {
             let length = mapping.end - mapping.start;
-            // SAFETY: the caller is alone with the memory, and runs in the image, which is kept.
+            // SAFETY: the caller's promise: what it needs is in the image, which is kept.
             unsafe { raw::unmap(mapping.start, length) };
         }
     });
@@ -34,7 +37,8 @@ pub(super) fn all() {
     each_mapping(|mapping| {
         if mapping.is_private_anonymous() {
             for (start, end) in keep.around(&mapping) {
-                round.add(start, end);
+                // SAFETY: as above.
+                unsafe { round.add(start, end) };
             }
         }
     });
@@ -84,10 +88,7 @@ impl Keep {
 /// Calls `each` with every mapping, in the order of addresses. What it unmaps disturbs nothing: the kernel
 /// goes on behind the last address that it told.
 fn each_mapping(mut each: impl FnMut(Mapping)) {
-    plain(
-        libc::SYS_lseek,
-        [MAPS, 0, libc::SEEK_SET.cast_unsigned() as usize],
-    );
+    rewind(MAPS);
     let mut lines = Lines::default();
     let mut buffer = [0u8; 4096];
     while let Some(length) = raw::read(MAPS, &mut buffer).filter(|length| *length > 0) {
@@ -99,12 +100,16 @@ fn each_mapping(mut each: impl FnMut(Mapping)) {
     }
 }
 
+/// To the beginning of a file.
+fn rewind(descriptor: usize) {
+    let start = libc::SEEK_SET.cast_unsigned() as usize;
+    // SAFETY: it writes nothing.
+    unsafe { plain(libc::SYS_lseek, [descriptor, 0, start]) };
+}
+
 /// Resident memory in bytes that is not a file's: the second number of /proc/PID/statm without the third.
 fn resident() -> u64 {
-    plain(
-        libc::SYS_lseek,
-        [STATM, 0, libc::SEEK_SET.cast_unsigned() as usize],
-    );
+    rewind(STATM);
     let mut buffer = [0u8; 256];
     let length = raw::read(STATM, &mut buffer).unwrap_or(0);
     let mut numbers = [0u64; 3];

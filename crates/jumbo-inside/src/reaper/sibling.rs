@@ -40,60 +40,72 @@ const fn flag(bit: libc::c_int) -> u64 {
 ///
 /// # Errors
 /// The negative errno of clone3(2).
-pub(super) fn spawn_intermediate() -> isize {
+///
+/// # Safety
+/// Neither such a process nor a sibling is alive, and no other thread makes one.
+pub(super) unsafe fn spawn_intermediate() -> isize {
     // Its table of descriptors is the program's until `confine` replaces it: a copy would hold files.
     let flags = SHARING | flag(libc::CLONE_FILES);
-    spawn(flags, INTERMEDIATE.place(), intermediate)
+    // SAFETY: the caller's promise.
+    unsafe { spawn(flags, INTERMEDIATE.place(), intermediate) }
 }
 
-fn spawn_sibling() -> isize {
-    let told = flag(libc::CLONE_PARENT_SETTID) | flag(libc::CLONE_CHILD_CLEARTID);
-    spawn(SHARING | told, SIBLING.place(), sibling)
-}
-
-fn spawn(flags: u64, stack: (usize, usize), function: unsafe extern "C" fn(usize) -> !) -> isize {
+/// # Safety
+/// No task is on the stack, and the function may run on it.
+unsafe fn spawn(
+    flags: u64,
+    stack: (usize, usize),
+    function: unsafe extern "C" fn(usize) -> !,
+) -> isize {
     let entry = Entry {
         function,
         argument: 0,
     };
-    // SAFETY: the stack is that of one task at a time: `launch` makes none while one is alive. The
-    // kernel writes the child's ID to `alive`, an atomic.
+    // SAFETY: the caller's promise. The kernel writes the child's ID to `alive`, an atomic.
     unsafe { raw::clone3(flags, &CONTROL.alive, stack, entry) }
 }
 
 /// # Safety
 /// Called by [`spawn_intermediate`] alone.
 unsafe extern "C" fn intermediate(_: usize) -> ! {
+    let told = flag(libc::CLONE_PARENT_SETTID) | flag(libc::CLONE_CHILD_CLEARTID);
+    // SAFETY: no sibling was alive when this process was made, and only this one makes it.
+    let spawn = || unsafe { spawn(SHARING | told, SIBLING.place(), sibling) };
     if !confine::confine() {
         tell(State::Unconfined);
-    } else if spawn_sibling() < 0 {
+    } else if spawn() < 0 {
         tell(State::Clone);
     }
     raw::exit_group(0)
 }
 
 /// # Safety
-/// Called by [`spawn_sibling`] alone.
+/// Called by [`intermediate`] alone.
 unsafe extern "C" fn sibling(_: usize) -> ! {
     let state = prepare();
     tell(state);
+    // SAFETY: the program put it there, in its own memory, which is this process's too.
+    let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };
     if state == State::Running
-        && let Some(word) = raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed))
+        && let Some(word) = word
     {
         outlive(word);
-        release::all();
+        // SAFETY: no other task uses the memory now.
+        unsafe { release::all() };
     }
     raw::exit_group(0)
 }
 
 fn prepare() -> State {
     // Neither the terminal's signals nor those for the program's process group.
-    plain(libc::SYS_setsid, [0; 3]);
+    // SAFETY: it writes nothing.
+    unsafe { plain(libc::SYS_setsid, [0; 3]) };
     let open = |path: &core::ffi::CStr| {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY;
         let (at, flags) = (libc::AT_FDCWD as isize, flags.cast_unsigned() as usize);
         let path = path.as_ptr().expose_provenance();
-        plain(libc::SYS_openat, [at.cast_unsigned(), path, flags])
+        // SAFETY: it reads the path.
+        unsafe { plain(libc::SYS_openat, [at.cast_unsigned(), path, flags]) }
     };
     // They tell of this memory and of no other, and keep none of it: only its description.
     let opened = open(c"/proc/self/maps") == 0 && open(c"/proc/self/statm") == 1;
@@ -117,10 +129,9 @@ fn tell(state: State) {
 /// allowed to such a one alone (`current_is_single_threaded` in the kernel, since 2.6.16): without
 /// privilege, without /proc, whoever it is that shares.
 fn is_alone() -> bool {
-    plain(
-        libc::SYS_unshare,
-        [libc::CLONE_VM.cast_unsigned() as usize, 0, 0],
-    ) == 0
+    let vm = libc::CLONE_VM.cast_unsigned() as usize;
+    // SAFETY: it writes nothing.
+    unsafe { plain(libc::SYS_unshare, [vm, 0, 0]) == 0 }
 }
 
 /// Returns when nobody else uses the memory any more; does not return when the sibling is retired.

@@ -72,7 +72,10 @@ impl Round {
     }
 
     /// Adds a range of whole pages; empties all of them where that fills the table.
-    pub(super) fn add(&mut self, start: usize, end: usize) {
+    ///
+    /// # Safety
+    /// Nothing uses what the range holds, from now on until [`Round::run`] has emptied it.
+    pub(super) unsafe fn add(&mut self, start: usize, end: usize) {
         if start >= end {
             return;
         }
@@ -128,16 +131,20 @@ impl Round {
             };
             let from = (now.start / PIECE + piece - now.first) * PIECE;
             let (start, end) = (from.max(now.start), (from + PIECE).min(now.end));
-            empty(start, end - start);
+            // SAFETY: the promise of the caller of `add`.
+            unsafe { empty(start, end - start) };
         }
     }
 }
 
 /// Gives the memory of a range back. Where that is refused (a secret, a device's) the end of the process
 /// does it.
-fn empty(start: usize, length: usize) {
+///
+/// # Safety
+/// Nothing uses what the range holds.
+unsafe fn empty(start: usize, length: usize) {
     const EINVAL: isize = -(libc::EINVAL as isize);
-    // SAFETY: whoever runs this is alone with the memory, or has given the range up.
+    // SAFETY: the caller's promise.
     let advise = |advice| unsafe { raw::advise(start, length, advice) };
     // Locked memory has a call of its own.
     if advise(libc::MADV_DONTNEED) == EINVAL {
@@ -214,9 +221,11 @@ mod tests {
         let base = memory.expose_provenance();
         // Every range but the gaps: more of them than a table holds, then one of many pieces.
         for at in 0..1000 {
-            round.add(base + 4 * at * 4096, base + (4 * at + 3) * 4096);
+            // SAFETY: within the mapping, whose words are all atomic.
+            unsafe { round.add(base + 4 * at * 4096, base + (4 * at + 3) * 4096) };
         }
-        round.add(base + 4000 * 4096, base + length - 4096);
+        // SAFETY: as above.
+        unsafe { round.add(base + 4000 * 4096, base + length - 4096) };
         round.run();
         for at in 0..pages {
             let kept = (at < 4000 && at % 4 == 3) || at == pages - 1;

@@ -54,7 +54,11 @@ impl<T, P: Platform> Lock<T, P> {
         #[expect(unsafe_code, reason = "the lock is held")]
         // SAFETY: the lock is held and not re-entrant, so this is the only reference.
         let result = work(unsafe { &mut *self.value.get() });
-        self.release();
+        #[expect(unsafe_code, reason = "the lock is held")]
+        // SAFETY: taken above, by this thread.
+        unsafe {
+            self.release();
+        }
         Some(result)
     }
 
@@ -93,7 +97,12 @@ impl<T, P: Platform> Lock<T, P> {
     }
 
     /// Gives back what [`Lock::acquire`] took.
-    pub fn release(&self) {
+    ///
+    /// # Safety
+    /// The calling thread, or the thread that it is the copy of after a fork(2), took the lock with [`Lock::acquire`],
+    /// and has not given it back since.
+    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    pub unsafe fn release(&self) {
         if self.word.swap(FREE, Ordering::Release) & ASLEEP != 0 {
             self.word.wake(1);
         }

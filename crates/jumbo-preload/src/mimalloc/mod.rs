@@ -284,9 +284,11 @@ extern "C" fn jumbo_mimalloc_commit(
     }
     if commit {
         COMMITTED.fetch_add(size, Ordering::Relaxed);
-        managed::commit(start.addr(), size)
+        // SAFETY: mimalloc commits parts of the range that it was given.
+        unsafe { managed::commit(start.addr(), size) }
     } else {
-        managed::uncommit(start.addr(), size)
+        // SAFETY: mimalloc gives up what it committed.
+        unsafe { managed::uncommit(start.addr(), size) }
     }
 }
 

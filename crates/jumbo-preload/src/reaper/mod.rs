@@ -40,10 +40,14 @@ pub(crate) fn begin(mode: ReaperMode, counted: bool) {
 }
 
 /// In the child of a fork, when it counts in a slot of its own.
-pub(crate) fn forked() {
+///
+/// # Safety
+/// As for [`reaper::forked`].
+pub(crate) unsafe fn forked() {
     let mode = MODE.load(Ordering::Acquire);
     if mode != 0 {
-        reaper::forked();
+        // SAFETY: the caller's promise.
+        unsafe { reaper::forked() };
         enter(mode);
     }
 }

@@ -61,6 +61,7 @@ pub struct Seen {
 
 /// What is to be written, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Decision {
     /// Persistent pages; `None`: leave them.
     pub persistent: Option<Pages>,

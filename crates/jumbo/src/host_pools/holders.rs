@@ -19,6 +19,7 @@ const FILES: usize = 10_000;
 
 /// What one process has of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Holder {
     /// The process.
     pub pid: u32,
@@ -36,6 +37,7 @@ pub struct Holder {
 
 /// A file on a hugetlbfs mount that has pages, mapped or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct HeldFile {
     /// Where.
     pub path: PathBuf,
@@ -47,6 +49,7 @@ pub struct HeldFile {
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Holders {
     /// Processes, those with the most first.
     pub processes: Vec<Holder>,

@@ -14,6 +14,7 @@ pub const DESCRIPTOR: Bytes = Bytes(64);
 
 /// What of /proc/meminfo tells about page sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Memory {
     /// What the kernel manages.
     pub total: Bytes,
@@ -52,6 +53,7 @@ pub struct Events(pub BTreeMap<String, u64>);
 
 /// The free blocks of one zone, from /proc/buddyinfo.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Zone {
     /// The node it belongs to.
     pub node: NodeId,
@@ -63,6 +65,7 @@ pub struct Zone {
 
 /// What one `struct page` for each base page costs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Metadata {
     /// The memory it takes.
     pub bytes: Bytes,

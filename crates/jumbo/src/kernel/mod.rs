@@ -6,7 +6,7 @@
 //! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
-//! - [`sys`]: the system calls.
+//! - `sys`: the system calls.
 //! - [`process`]: starting a program and standing in for it.
 //! - [`mod@probe`]: what all of that comes to.
 
@@ -21,7 +21,7 @@ pub mod probe;
 pub mod process;
 mod root;
 pub mod smaps;
-pub mod sys;
+pub(crate) mod sys;
 pub mod task;
 pub mod thp;
 pub mod zones;

@@ -10,6 +10,7 @@ pub struct Root(PathBuf);
 
 /// A kernel file that could not be used: which one, and why.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FileError {
     /// The file cannot be opened, read or written.
     #[error("cannot {operation} {}: {source}", path.display())]

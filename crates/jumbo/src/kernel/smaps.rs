@@ -14,6 +14,7 @@ pub struct Smaps(String);
 
 /// One mapping, and how much of it is resident in what way. Fields are named as the kernel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mapping<'a> {
     /// The first address.
     pub start: u64,

@@ -9,6 +9,7 @@ use crate::units::Bytes;
 
 /// How often memory had to be brought in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Faults {
     /// Page faults that needed no I/O.
     pub minor: u64,
@@ -59,6 +60,7 @@ pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
 
 /// What status says about a process's memory. Any user may read it, of any process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Memory {
     /// The user it runs as, of whom it has the rights of (effective).
     pub uid: u32,

@@ -16,6 +16,7 @@ pub const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
 
 /// A knob that is one word out of several, as the kernel writes it: `always [madvise] never`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Choice {
     /// The word in brackets.
     pub current: String,
@@ -25,6 +26,7 @@ pub struct Choice {
 
 /// All of the folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Thp {
     /// What one PMD maps.
     pub pmd_size: PageSize,
@@ -46,6 +48,7 @@ pub struct Thp {
 
 /// What one folio size may be used for, and how often it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SizeControl {
     /// For anonymous memory; `None` where that cannot have this size (8 KiB).
     pub enabled: Option<Choice>,

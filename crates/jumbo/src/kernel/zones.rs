@@ -10,6 +10,7 @@ use crate::units::{NodeId, Pages};
 
 /// How much of a zone is free, and how much of that stays so. In base pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Watermarks {
     /// The node it belongs to.
     pub node: NodeId,
@@ -25,6 +26,7 @@ pub struct Watermarks {
 
 /// The pageblocks of a zone by what may lie in them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Blocks {
     /// The node it belongs to.
     pub node: NodeId,

@@ -39,6 +39,7 @@ const SYSCTLS: &str = "proc/sys/";
 
 /// A file with its content before and after; `None`: no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct FileChange {
     /// Its path below the root.
     pub file: String,
@@ -52,6 +53,7 @@ pub struct FileChange {
 
 /// How the next boot is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Boot {
     /// The files that change; a plan has them too.
     #[serde(skip)]
@@ -66,6 +68,7 @@ pub struct Boot {
 
 /// A line of one of our files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Setting {
     /// What it writes, below the root.
     pub knob: String,

@@ -9,6 +9,7 @@ use crate::kernel::{FileError, Root};
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Step {
     /// What is written.
     #[serde(flatten)]
@@ -24,6 +25,7 @@ pub struct Step {
 
 /// A knob and the value it had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Saved {
     /// The knob.
     #[serde(flatten)]
@@ -34,6 +36,7 @@ pub struct Saved {
 
 /// Everything that is to be done to one group of knobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Plan {
     /// Which.
     pub group: Group,
@@ -47,6 +50,7 @@ pub struct Plan {
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// A knob cannot be read.
     #[error(transparent)]

@@ -6,6 +6,7 @@ use object::{Endianness, FileKind, ReadRef};
 
 /// An ELF executable, as far as the loader is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Executable {
     /// What it runs on.
     pub machine: Machine,
@@ -17,6 +18,7 @@ pub struct Executable {
 
 /// What runs a binary: two with the same one can share a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Machine {
     /// `e_machine`.
     pub number: u16,

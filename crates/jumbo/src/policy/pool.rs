@@ -11,6 +11,7 @@ use crate::units::{Bytes, PageSize, SizeError};
 
 /// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolRequest {
     /// How much the pool holds, at least one byte.
     pub size: Bytes,
@@ -24,6 +25,7 @@ pub struct PoolRequest {
 
 /// Why a text asks for no pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PoolError {
     /// A size that is none.
     #[error(transparent)]

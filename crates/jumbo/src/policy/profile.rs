@@ -13,6 +13,7 @@ use crate::units::Bytes;
 /// wins over its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub struct Profile {
     /// `--heap`
     pub heap: Option<HeapMode>,
@@ -48,6 +49,7 @@ pub struct Profile {
 /// Something that is done or is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Switch {
     /// It is done.
     On,
@@ -69,6 +71,7 @@ pub enum ReportFormat {
 
 /// Why a profile cannot be used. Lines count from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProfileError {
     /// A key that is not an option.
     #[error("line {line}: there is no option `{key}`{}", nearest(key))]

@@ -6,6 +6,7 @@ use super::elf::{Executable, Machine};
 
 /// What stands between LD_PRELOAD and a program's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reach {
     /// Nothing that its file shows.
     Reached,
@@ -15,6 +16,7 @@ pub enum Reach {
 
 /// Why a program cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unreached {
     /// It has no loader.
     Static {
@@ -38,6 +40,7 @@ pub enum Unreached {
 
 /// What makes the kernel set AT_SECURE (getauxval(3)) for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Privilege {
     /// The set-user-ID bit, and another owner.
     SetUser,

@@ -40,6 +40,7 @@ pub enum Error {
 
 /// The counters of an exhausted pool, as they were when it said so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Exhausted {
     /// What was asked for.
     pub wanted: Pages,
@@ -84,6 +85,7 @@ impl std::fmt::Display for Exhausted {
 /// Why a source had no page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("node {node}: {operation}: {errno}: {why}")]
+#[non_exhaustive]
 pub struct SourceError {
     /// Where a page was wanted.
     pub node: NodeId,

@@ -5,7 +5,8 @@
 //! - *persistent* pages stay, *surplus* pages come on demand, up to the *overcommit* limit, and go as soon
 //!   as they are given back; *free* pages are nobody's, *reserved* ones are those of the free pages that
 //!   are promised;
-//! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped;
+//! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped; [`Pool::take_owned`] an [`OwnedPage`],
+//!   which keeps the pool, for a program that has it in an `Arc`;
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
@@ -60,7 +61,7 @@ mod window;
 
 pub use error::{Error, Exhausted, SetupError, SourceError};
 pub use nodes::{NodeSet, Placement};
-pub use page::Page;
+pub use page::{OwnedPage, Page};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;
@@ -98,6 +99,7 @@ pub struct Pool {
 
 /// A pool's counters, by the kernel's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Counters {
     /// Every page of the pool.
     pub total: Pages,
@@ -207,7 +209,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Every page goes back to the source. None is out: whoever has one borrows the pool.
+    /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
     fn drop(&mut self) {
         let mut all = self.exclusive();
         all.gather_caches();

@@ -1,7 +1,8 @@
-//! A page in use: [`Page`].
+//! A page in use: [`Page`], which borrows its pool, and [`OwnedPage`], which keeps it.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::frame::Frame;
 use super::{Error, Placement, Pool, Subpool};
@@ -13,6 +14,26 @@ pub struct Page<'p> {
     pool: &'p Pool,
     subpool: Option<&'p Subpool<'p>>,
     frame: ManuallyDrop<Frame>,
+}
+
+/// A page that keeps its pool for as long as it lives, so that it may be stored beside the pool and go to any thread.
+///
+/// ```
+/// use std::sync::Arc;
+/// use jumbo::pool::{Model, Placement, Pool};
+/// use jumbo::units::Pages;
+///
+/// let pool = Arc::new(Pool::new(Model::new(&[16])?, Placement::of_thread()?));
+/// pool.set_overcommit(Pages(1));
+/// let mut page = pool.take_owned()?;
+/// std::thread::spawn(move || page.bytes_mut()[0] = 1).join().unwrap();
+/// assert_eq!(pool.counters().total, Pages(0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct OwnedPage {
+    frame: ManuallyDrop<Frame>,
+    pool: Arc<Pool>,
 }
 
 impl Pool {
@@ -32,6 +53,18 @@ impl Pool {
     pub fn take_placed(&self, placement: Placement) -> Result<Page<'_>, Error> {
         let (frame, _) = self.take_frame(placement)?;
         Ok(Page::new(self, None, frame))
+    }
+
+    /// Takes a page as by [`Pool::take`] that keeps the pool.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn take_owned(self: &Arc<Self>) -> Result<OwnedPage, Error> {
+        let (frame, _) = self.take_frame(self.placement)?;
+        Ok(OwnedPage {
+            frame: ManuallyDrop::new(frame),
+            pool: Arc::clone(self),
+        })
     }
 
     /// Takes a page that holds zeroes.
@@ -92,5 +125,94 @@ impl Drop for Page<'_> {
             Some(subpool) => subpool.give_frame(frame),
             None => self.pool.give_frame(frame),
         }
+    }
+}
+
+impl OwnedPage {
+    /// The pool that it is of.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The node that it is on.
+    pub fn node(&self) -> NodeId {
+        self.frame.node()
+    }
+
+    /// Its size.
+    pub fn size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        self.pool.source.window().bytes(&self.frame)
+    }
+
+    /// What it holds, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.pool.source.window().bytes_mut(&mut self.frame)
+    }
+
+    /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
+    pub fn as_ptr(&mut self) -> NonNull<u8> {
+        NonNull::from(self.bytes_mut()).cast()
+    }
+}
+
+impl Drop for OwnedPage {
+    #[expect(unsafe_code, reason = "the frame leaves the page in its drop")]
+    fn drop(&mut self) {
+        // SAFETY: this is the drop, so nothing uses the field again.
+        let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
+        self.pool.give_frame(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::pool::Model;
+    use crate::units::Pages;
+
+    #[test]
+    fn owned_pages_go_to_a_thread_and_outlive_who_took_them() {
+        let model = Model::new(&[16]).unwrap();
+        let pool = Arc::new(Pool::new(model, Placement::of_thread().unwrap()));
+        pool.resize(Pages(2));
+        pool.set_overcommit(Pages(2));
+        let watched = Arc::downgrade(&pool);
+        let (sender, receiver) = mpsc::channel::<OwnedPage>();
+        let reader = thread::spawn(move || {
+            let last = receiver.iter().enumerate().map(|(at, page)| {
+                let written = u8::try_from(at).unwrap();
+                assert!(page.bytes().iter().all(|byte| *byte == written));
+                page
+            });
+            last.last()
+        });
+        for at in 0..8 {
+            // A page that the reader has not given back yet may be the one that is missing.
+            let mut page = loop {
+                match pool.take_owned() {
+                    Ok(page) => break page,
+                    Err(Error::Exhausted(_)) => thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            page.bytes_mut().fill(at);
+            sender.send(page).unwrap();
+        }
+        drop(sender);
+        let last = reader.join().unwrap().unwrap();
+        assert_eq!(pool.counters().used(), Pages(1));
+        drop(pool);
+        assert_eq!(last.bytes()[0], 7);
+        assert_eq!(last.pool().counters().used(), Pages(1));
+        drop(last);
+        assert!(watched.upgrade().is_none());
     }
 }

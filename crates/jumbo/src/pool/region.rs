@@ -13,6 +13,7 @@ use crate::units::{NodeId, Pages};
 
 /// When the pages of a region come into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Populate {
     /// All at once, when it is made.
     UpFront,

@@ -7,6 +7,7 @@ use crate::units::{NodeId, Pages};
 
 /// What became of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Resized {
     /// Persistent pages before.
     pub before: Pages,

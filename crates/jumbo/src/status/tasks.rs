@@ -12,6 +12,7 @@ use super::{Missing, Sibling, siblings};
 
 /// One process, in short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Task {
     /// The process.
     pub pid: u32,
@@ -28,6 +29,7 @@ pub struct Task {
 
 /// What a process maps by PMD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Huge {
     /// Of anonymous memory.
     pub anon: Bytes,
@@ -39,6 +41,7 @@ pub struct Huge {
 
 /// The largest processes, and who holds hugetlb pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Tasks {
     /// The processes with the most memory of a kind that can be huge, largest first.
     pub largest: Vec<Task>,

@@ -13,6 +13,7 @@ pub(super) const HUGE: PageSize = PageSize::SIZE_2M;
 /// What a mapping is to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Kind {
     /// Private anonymous memory: the brk heap, allocators' mappings, thread stacks.
     Heap,
@@ -28,8 +29,23 @@ pub enum Kind {
     File,
 }
 
+impl Kind {
+    /// One word, as reports have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Heap => "heap",
+            Self::Text => "text",
+            Self::Data => "data",
+            Self::Shared => "shared",
+            Self::Stack => "stack",
+            Self::File => "file",
+        }
+    }
+}
+
 /// The resident memory of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct KindUsage {
     /// Mapped, resident or not.
     pub mapped: Bytes,

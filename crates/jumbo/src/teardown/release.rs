@@ -21,6 +21,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
 /// How it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Way {
     /// The process was held at its end until the call was at work.
     Held,
@@ -60,6 +61,7 @@ struct Gone {
 
 /// What a [`Teardown`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Gain {
     /// How it was done.
     pub way: Way,

@@ -230,7 +230,11 @@ impl Supply {
     ///
     /// # Errors
     /// munmap(2)'s, where nothing was given.
-    pub fn give(&self, address: usize, length: usize) -> Result<()> {
+    ///
+    /// # Safety
+    /// The pages are ones that [`Supply::bring`] brought, and no code refers to what they hold.
+    #[expect(unsafe_code, reason = "unmaps memory")]
+    pub unsafe fn give(&self, address: usize, length: usize) -> Result<()> {
         memory::unmap(address, length)?;
         let own = self.forget(address, length);
         self.leave((length / self.page()) as u64);

@@ -6,6 +6,7 @@
 //! - [`Interruptible`]: work in a thread, in a system call that a signal cuts short.
 //! - [`tree`]: the processes that a program consists of.
 //! - [`Standing`]: what a process is to whoever wants to end it; [`Stop`]: why a traced one stands still.
+//! - [`release`]: the memory of a process that is ending, before it has ended.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
 //!   process was given.
 //!
@@ -20,6 +21,7 @@ pub mod start;
 mod stop;
 pub mod tree;
 
+pub use super::sys::release;
 pub(super) use child::fork;
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};

@@ -2,17 +2,17 @@
 
 mod numa;
 mod pidfd;
-pub mod ptrace;
+pub(crate) mod ptrace;
 mod release;
 mod scratch;
 mod userfault;
 
-pub use jumbo_inside::sys::{Pagemap, collapse, collapse_in, quietly};
-pub use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
-pub use pidfd::send_signal;
+pub(crate) use jumbo_inside::sys::{collapse, collapse_in, quietly};
+pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
+pub(crate) use pidfd::send_signal;
 pub use release::release;
-pub use scratch::{Scratch, Sharing};
-pub use userfault::userfault_user_mode;
+pub(crate) use scratch::{Scratch, Sharing};
+pub(crate) use userfault::userfault_user_mode;
 
 use rustix::io::{Errno, Result};
 

@@ -16,7 +16,7 @@ const MODE_FLAGS: i32 = 0b111 << 13;
 
 /// What a thread's memory policy comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyMode {
+pub(crate) enum PolicyMode {
     /// MPOL_DEFAULT and MPOL_LOCAL: near the thread.
     Local,
     /// MPOL_BIND: nowhere else.
@@ -53,7 +53,7 @@ fn get_mempolicy(flags: u32) -> Result<(i32, u64)> {
 ///
 /// # Errors
 /// ENOSYS: a kernel without NUMA; EPERM: seccomp.
-pub fn allowed_nodes() -> Result<u64> {
+pub(crate) fn allowed_nodes() -> Result<u64> {
     get_mempolicy(MEMS_ALLOWED).map(|(_, nodes)| nodes)
 }
 
@@ -64,7 +64,7 @@ pub fn allowed_nodes() -> Result<u64> {
 ///
 /// # Errors
 /// As [`allowed_nodes`].
-pub fn memory_policy() -> Result<(PolicyMode, u64)> {
+pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
     let (mode, nodes) = get_mempolicy(0)?;
     let mode = match mode & !MODE_FLAGS {
         1 | 5 => PolicyMode::Preferred,
@@ -86,7 +86,7 @@ pub fn memory_policy() -> Result<(PolicyMode, u64)> {
 /// # Errors
 /// EINVAL: a node that is not there or not in the cpuset; ENOSYS: a kernel without NUMA.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
+pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
     const MPOL_BIND: u32 = 2;
     let mut mask = [0u64; WORDS];
     mask[0] = nodes;
@@ -113,7 +113,7 @@ pub fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
 /// # Errors
 /// ENOSYS: seccomp.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub fn local_node() -> Result<NodeId> {
+pub(crate) fn local_node() -> Result<NodeId> {
     let mut node = 0u32;
     let null = std::ptr::null_mut::<u32>();
     // SAFETY: the kernel writes one unsigned int, for which there is room.

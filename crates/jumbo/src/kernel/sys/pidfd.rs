@@ -15,7 +15,7 @@ use super::result;
 /// # Errors
 /// EPERM: not allowed; ESRCH: it has ended and been waited for; EINVAL: there is no such signal.
 #[expect(unsafe_code, reason = "rustix has no real-time signals here")]
-pub fn send_signal(pidfd: impl AsFd, signal: i32) -> Result<()> {
+pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> Result<()> {
     let information = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: a null pointer asks for what kill(2) fills in; no other memory is passed.
     let returned = unsafe {

@@ -25,7 +25,7 @@ const OPTION_TRACE_EXIT: usize = 0x40;
 ///
 /// # Errors
 /// EPERM: not allowed (credentials, Yama), traced already, a kernel thread, a zombie; ESRCH: gone.
-pub fn seize(thread: Pid) -> Result<()> {
+pub(crate) fn seize(thread: Pid) -> Result<()> {
     request(SEIZE, thread, 0, OPTION_TRACE_EXIT).map(drop)
 }
 
@@ -33,7 +33,7 @@ pub fn seize(thread: Pid) -> Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or gone: killed meanwhile.
-pub fn resume(thread: Pid, signal: i32) -> Result<()> {
+pub(crate) fn resume(thread: Pid, signal: i32) -> Result<()> {
     request(CONT, thread, 0, data(signal)).map(drop)
 }
 
@@ -42,7 +42,7 @@ pub fn resume(thread: Pid, signal: i32) -> Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or gone; EIO: it is no group stop.
-pub fn listen(thread: Pid) -> Result<()> {
+pub(crate) fn listen(thread: Pid) -> Result<()> {
     request(LISTEN, thread, 0, 0).map(drop)
 }
 
@@ -50,7 +50,7 @@ pub fn listen(thread: Pid) -> Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or gone.
-pub fn detach(thread: Pid, signal: i32) -> Result<()> {
+pub(crate) fn detach(thread: Pid, signal: i32) -> Result<()> {
     request(DETACH, thread, 0, data(signal)).map(drop)
 }
 
@@ -59,7 +59,7 @@ pub fn detach(thread: Pid, signal: i32) -> Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is gone, or not traced.
-pub fn interrupt(thread: Pid) -> Result<()> {
+pub(crate) fn interrupt(thread: Pid) -> Result<()> {
     request(INTERRUPT, thread, 0, 0).map(drop)
 }
 
@@ -67,7 +67,7 @@ pub fn interrupt(thread: Pid) -> Result<()> {
 ///
 /// # Errors
 /// EIO, EFAULT: nothing is there; ESRCH: it is not stopped, or gone.
-pub fn peek(thread: Pid, address: usize) -> Result<usize> {
+pub(crate) fn peek(thread: Pid, address: usize) -> Result<usize> {
     let mut word = 0usize;
     // The system call stores what the library's function returns.
     let destination = (&raw mut word).expose_provenance();
@@ -83,7 +83,7 @@ pub fn peek(thread: Pid, address: usize) -> Result<usize> {
 /// # Errors
 /// EPERM: not allowed; ESRCH: gone; ENOSYS: a kernel without futexes.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-pub fn robust_list(thread: Pid) -> Result<usize> {
+pub(crate) fn robust_list(thread: Pid) -> Result<usize> {
     let (mut head, mut length) = (0usize, 0usize);
     // SAFETY: both words are ours and outlive the call, which fills them in.
     let returned = unsafe {
@@ -105,7 +105,7 @@ pub fn robust_list(thread: Pid) -> Result<usize> {
 /// # Errors
 /// ECHILD: it is not traced any more.
 #[expect(unsafe_code, reason = "rustix decodes the status and drops the event")]
-pub fn wait_any(thread: Pid) -> Result<Option<i32>> {
+pub(crate) fn wait_any(thread: Pid) -> Result<Option<i32>> {
     let mut status = 0;
     loop {
         // SAFETY: the status is ours and outlives the call.

@@ -9,7 +9,7 @@ use crate::units::PageSize;
 
 /// One aligned page of some size, in a mapping of its own that nobody else knows; unmapped when dropped.
 #[derive(Debug)]
-pub struct Scratch {
+pub(crate) struct Scratch {
     reserved: *mut c_void,
     length: usize,
     address: usize,
@@ -18,7 +18,7 @@ pub struct Scratch {
 
 /// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
+pub(crate) enum Sharing {
     /// Anonymous private memory.
     Private,
     /// Anonymous shared memory: what MAP_SHARED | MAP_ANONYMOUS gives.
@@ -34,7 +34,7 @@ impl Scratch {
     ///
     /// # Errors
     /// The errno of mmap(2).
-    pub fn new(size: PageSize, sharing: Sharing) -> Result<Self> {
+    pub(crate) fn new(size: PageSize, sharing: Sharing) -> Result<Self> {
         let size = usize::try_from(size.bytes()).map_err(|_| Errno::NOMEM)?;
         let length = size.checked_mul(2).ok_or(Errno::NOMEM)?;
         let null = std::ptr::null_mut();
@@ -67,12 +67,12 @@ impl Scratch {
     }
 
     /// Its first address, a multiple of its size.
-    pub fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.address
     }
 
     /// Its length in bytes.
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.size
     }
 
@@ -80,7 +80,7 @@ impl Scratch {
     ///
     /// # Errors
     /// The errno of madvise(2) with MADV_POPULATE_WRITE (5.14).
-    pub fn touch(&self) -> Result<()> {
+    pub(crate) fn touch(&self) -> Result<()> {
         let page = rustix::param::page_size();
         // SAFETY: the range lies in the mapping, which this value owns; populating it changes no byte.
         unsafe { rustix::mm::madvise(self.start(), page, Advice::LinuxPopulateWrite) }

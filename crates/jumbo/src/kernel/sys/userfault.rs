@@ -20,7 +20,7 @@ const USER_MODE_ONLY: u32 = 1;
     unsafe_code,
     reason = "rustix takes a userfaultfd for unsafe, as its later ioctls are"
 )]
-pub fn userfault_user_mode() -> Result<OwnedFd> {
+pub(crate) fn userfault_user_mode() -> Result<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
     // SAFETY: the descriptor watches no memory until it is told to.
     unsafe { rustix::mm::userfaultfd(flags) }

@@ -27,6 +27,7 @@ const LARGE: Bytes = Bytes(64 << 20);
 
 /// What the rules look at.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The host.
     pub host: Host,
@@ -50,6 +51,7 @@ pub enum Cost {
 
 /// One thing worth mending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Finding {
     /// A name that stays the same, for scripts.
     pub id: &'static str,
@@ -65,6 +67,7 @@ pub struct Finding {
 
 /// A file and what stands in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Evidence {
     /// The file, and the field where it has several.
     pub source: String,

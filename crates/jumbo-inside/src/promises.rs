@@ -1,0 +1,33 @@
+//! The calls that free, move, copy or map by address, tried by a program that forbids `unsafe`: none of them compiles. Each
+//! does where the program vouches for it, so that nothing else is what the compiler refuses.
+
+macro_rules! refused {
+    ($($name:ident: $call:literal,)*) => {$(
+        #[doc = concat!(
+            "```compile_fail,E0133\n#![forbid(unsafe_code)]\nuse jumbo_inside::*;\nlet _ = ", $call, ";\n```\n",
+            "```no_run\nuse jumbo_inside::*;\nlet _ = unsafe { ", $call, " };\n```\n",
+        )]
+        const $name: () = ();
+    )*};
+}
+
+refused! {
+    COPY: "heap::copy(4096, 8192, 8)",
+    RELEASE: "heap::release(4096)",
+    RESIZE: "heap::resize(4096, 8192)",
+    ROOM: "heap::room(4096)",
+    DISCARD: "heap::discard(4096, 4096)",
+    MOVE_GROWN: "heap::maps::move_grown(4096, 4096, 8192)",
+    SEEN: "heap::arena::seen(4096)",
+    COMMIT: "heap::managed::commit(4096, 4096)",
+    UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
+    AFTER_FORK: "heap::after_fork(heap::HeldLocks::from_bits(1))",
+    FORKED: "heap::forked()",
+    UNMAP: "gather::unmap(4096, 4096)",
+    DROP_IN_PLACE: "gather::discard(4096, 4096)",
+    TAKE: "gather::Leaving::new().take(4096, 4096)",
+    MOVE_MAPPING: "sys::move_mapping(4096, 8192, 4096)",
+    MOVE_BACK: "sys::move_back(4096, 8192, 4096)",
+    REAPER: "reaper::prepare(1, &(4096..8192))",
+    UNLOCK: "sync::Lock::<u8>::new(0).release()",
+}

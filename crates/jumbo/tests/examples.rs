@@ -1,0 +1,76 @@
+//! The examples, run as a reader would: by cargo, each as a process of its own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+use std::path::Path;
+use std::process::Command;
+
+#[expect(dead_code, reason = "what the tests of the pool need besides")]
+#[path = "pool/host.rs"]
+mod host;
+
+/// What an example prints. It is built where and how this test was.
+fn run(example: &str) -> String {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.ancestors().nth(2).unwrap();
+    let built = match profile.file_name().and_then(|name| name.to_str()) {
+        Some("debug") => "dev",
+        name => name.unwrap(),
+    };
+    let target = profile.parent().unwrap();
+    let output = Command::new(std::env::var_os("CARGO").unwrap())
+        .args(["run", "--quiet", "--offline", "--package", "jumbo"])
+        .args(["--profile", built, "--example", example, "--target-dir"])
+        .arg(target)
+        .output()
+        .unwrap();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{example}: {complained}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_buffer_pool_has_hugetlb_pages_where_there_are_some_and_thps_elsewhere() {
+    let _alone = host::Alone::new();
+    let said = run("buffer_pool");
+    let either = said.contains("4 hugetlb pages") || said.contains("4 THPs of 2M");
+    assert!(either && said.contains("6 of them read"), "{said}");
+
+    let mut knobs = host::Knobs::new();
+    if !knobs.set(Path::new(host::POOL).join("nr_overcommit_hugepages"), 64) {
+        return host::skip("cannot let the kernel's pool of 2M pages grow");
+    }
+    let said = run("buffer_pool");
+    assert!(said.contains("4 hugetlb pages of 2M"), "{said}");
+}
+
+#[test]
+fn a_gibibyte_is_gathered() {
+    let said = run("gather");
+    let (_, threads) = said
+        .split_once("freed 1 GiB in 16 mappings by ")
+        .expect(&said);
+    let threads: usize = threads.split(' ').next().unwrap().parse().unwrap();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    assert!((cpus.min(2)..=4).contains(&threads), "{said}");
+}
+
+#[test]
+fn a_process_sees_what_of_it_is_huge() {
+    let said = run("status");
+    let (before, after) = said.split_once("with 64 MiB").expect(&said);
+    let heap = |part: &str| {
+        part.lines()
+            .find(|line| line.contains("heap"))
+            .unwrap()
+            .to_owned()
+    };
+    assert!(heap(before).contains(" 0 B huge"), "{said}");
+    let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if thp.is_ok_and(|thp| !thp.contains("[never]")) {
+        assert!(heap(after).contains("64 MiB huge"), "{said}");
+    }
+}
