@@ -27,6 +27,33 @@ fn pid_one_of_a_namespace_gets_none() {
     assert_no_sibling(&files.path("reaped"));
 }
 
+/// What nobody waits for stays a zombie for as long as the namespace.
+#[test]
+fn an_init_that_waits_for_no_orphan_is_left_none() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("reaped", &[]), Source::C("init", &[])]);
+    let init = files.path("init").display().to_string();
+    for (how, started) in [
+        ("application", false),
+        ("catches", true),
+        ("blocks", true),
+        ("ignores", true),
+    ] {
+        for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+            let program = Program::new(files.path("reaped")).args([size, "exit"]);
+            let around = ["unshare", "--pid", "--fork", "--mount-proc", &init, how];
+            let program = program.around(around);
+            let (ran, report) = program.reported_with(&[mode]);
+            assert_eq!(ran.number("zombies"), 0, "{how} {mode} {ran:?} {report:?}");
+            let state = &*states(&report)[0];
+            assert_eq!(is_started(state), started, "{how} {mode} {report:?}");
+            assert!(started || state == "init", "{how} {mode} {report:?}");
+        }
+    }
+}
+
 /// The first child after unshare(1) --pid is PID 1 of the new namespace, and must be the program's own.
 #[test]
 fn children_of_another_namespace_are_the_programs() {
