@@ -42,11 +42,13 @@ pub enum State {
     LockedFile = 34,
     /// A device is mapped, or a socket.
     Device = 35,
+    /// A file that is open for writing is mapped, and would stay busy.
+    WrittenFile = 36,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Off,
         Self::Waiting,
         Self::Running,
@@ -65,6 +67,7 @@ impl State {
         Self::SysvSegment,
         Self::LockedFile,
         Self::Device,
+        Self::WrittenFile,
     ];
 
     /// The state whose code it is.
@@ -93,6 +96,7 @@ impl State {
             Self::SysvSegment => "sysv-segment",
             Self::LockedFile => "locked-file",
             Self::Device => "device",
+            Self::WrittenFile => "written-file",
         }
     }
 
@@ -125,6 +129,7 @@ impl State {
             Self::SysvSegment => "declined: a System V segment would stay attached",
             Self::LockedFile => "declined: a mapped file would stay locked or leased",
             Self::Device => "declined: a device or a socket is mapped",
+            Self::WrittenFile => "declined: a mapped file that is open for writing would stay busy",
         }
     }
 }
