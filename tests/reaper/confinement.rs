@@ -68,6 +68,8 @@ fn it_holds_nothing() {
         (&*id.to_string(), &*id.to_string(), "0")
     );
     assert_ne!(parent, running.pid().as_raw_nonzero().to_string());
+    // SCHED_BATCH: it takes no CPU from who waits for the program.
+    assert_eq!(words[38], "3");
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
     assert_no_sibling(&files.path("reaped"));
