@@ -30,7 +30,7 @@ pub enum State {
     Clone = 20,
     /// The program is a subreaper, or there is one above it: the sibling would become its child.
     Subreaper = 21,
-    /// So few processes are allowed to the user that one more may be too many.
+    /// So few processes are allowed, to the user or in a pids cgroup, that one more may be too many.
     Limits = 22,
     /// Init of the PID namespace does nothing about SIGCHLD: the sibling would stay its zombie.
     Init = 23,
@@ -120,7 +120,7 @@ impl State {
                 "not started: orphans go to a subreaper, the program or one above it, and it would be one"
             }
             Self::Limits => {
-                "not started: the user may have too few processes (RLIMIT_NPROC below 4096)"
+                "not started: too few processes are allowed (RLIMIT_NPROC below 4096, or fewer than 1024 left in a pids cgroup)"
             }
             Self::Init => {
                 "not started: init of this PID namespace does nothing about SIGCHLD, and would leave it a zombie"
