@@ -1,4 +1,4 @@
-//! A control group with a limit on hugetlb pages, or on memory, for one test.
+//! A control group with a limit on hugetlb pages, on memory or on tasks, for one test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::support::host;
 
 /// A group that goes when this is dropped.
-pub(super) struct Group {
+pub(crate) struct Group {
     folder: PathBuf,
     /// What had to be handed down for it (cgroup2), and is not any more in the end.
     handed_down: Option<(PathBuf, String)>,
@@ -16,16 +16,22 @@ impl Group {
     /// Makes one in which `limit` bytes of 2 MiB pages may be touched; `None`, with the skip announced, where that
     /// cannot be.
     #[track_caller]
-    pub(super) fn new(limit: u64) -> Option<Self> {
+    pub(crate) fn new(limit: u64) -> Option<Self> {
         let files = ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"];
         Self::limited("hugetlb", files, limit)
     }
 
     /// The same with `limit` bytes of memory.
     #[track_caller]
-    pub(super) fn of_memory(limit: u64) -> Option<Self> {
+    pub(crate) fn of_memory(limit: u64) -> Option<Self> {
         let files = ["memory.max", "memory.limit_in_bytes"];
         Self::limited("memory", files, limit)
+    }
+
+    /// The same with `limit` tasks.
+    #[track_caller]
+    pub(crate) fn of_pids(limit: u64) -> Option<Self> {
+        Self::limited("pids", ["pids.max", "pids.max"], limit)
     }
 
     #[track_caller]
@@ -48,7 +54,7 @@ impl Group {
             fs::write(&control, format!("+{controller}")).ok()?;
         }
         let group = Self {
-            folder: mount.join(format!("jumbo-e2e-pool-{}", std::process::id())),
+            folder: mount.join(format!("jumbo-e2e-{controller}-{}", std::process::id())),
             handed_down: hands_down.then(|| (control, controller.to_owned())),
         };
         fs::create_dir(&group.folder).ok()?;
@@ -59,12 +65,12 @@ impl Group {
     }
 
     /// A command that enters it and becomes the one behind.
-    pub(super) fn enter(&self) -> [String; 4] {
+    pub(crate) fn enter(&self) -> [String; 4] {
         self.enter_and("true")
     }
 
     /// The same, after `script` has run in it.
-    pub(super) fn enter_and(&self, script: &str) -> [String; 4] {
+    pub(crate) fn enter_and(&self, script: &str) -> [String; 4] {
         let procs = self.folder.join("cgroup.procs");
         let script = format!("echo $$ > {} && {script} && exec \"$@\"", procs.display());
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]

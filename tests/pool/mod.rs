@@ -3,7 +3,7 @@
 //! What the kernel's hugetlb pool gives is judged by the program's own smaps; the size of that pool is set
 //! here and put back.
 
-mod group;
+pub(crate) mod group;
 
 use group::Group;
 

@@ -4,7 +4,8 @@
  *   leftovers WHAT WHEN FILE
  *
  * WHAT: aio, sysv, flock, ofd, lease, flock-then-map, device, none; sysv-number, flock-number: by
- * syscall(2); flock-child: by a child that has ended. WHEN: before it is large, after, or never
+ * syscall(2); flock-child: by a child that has ended. written, written-private: a script, through a mapping
+ * of each kind; memfd: one that is mapped shared. WHEN: before it is large, after, or never
  * (held before, and given up). Large: 1.2 GiB asked for.
  */
 #include "check.h"
@@ -26,7 +27,9 @@ static aio_context_t context;
 static int open_file(const char *path)
 {
     int file = open(path, O_RDWR | O_CREAT, 0600);
-    CHECK(file >= 0 && ftruncate(file, 4096) == 0);
+    CHECK(file >= 0 && ftruncate(file, 4096) == 0 && close(file) == 0);
+    file = open(path, O_RDONLY);
+    CHECK(file >= 0);
     return file;
 }
 
@@ -44,7 +47,7 @@ static void lock(int file, int how)
         CHECK(flock(file, LOCK_EX | LOCK_NB) == 0);
         return;
     }
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
     CHECK(fcntl(file, F_OFD_SETLK, &all) == 0);
 }
 
@@ -68,12 +71,12 @@ static void acquire(const char *what, const char *path)
         printf("segment=%d\n", segment);
     } else if (!strcmp(what, "flock-number") || !strcmp(what, "lease")) {
         locked = open_file(path);
-        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
         lock(locked, what[0] == 'f' ? 'n' : 'l');
     } else if (!strcmp(what, "flock") || !strcmp(what, "ofd")) {
         locked = open_file(path);
-        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, locked, 0);
         CHECK(held != MAP_FAILED);
         lock(locked, what[0]);
     } else if (!strcmp(what, "flock-then-map") || !strcmp(what, "flock-child")) {
@@ -84,7 +87,24 @@ static void acquire(const char *what, const char *path)
         if (child == 0)
             _exit(0);
         CHECK(child < 0 || waitpid(child, NULL, 0) == child);
-        held = mmap(NULL, 4096, prot, MAP_SHARED, locked, 0);
+        held = mmap(NULL, 4096, PROT_READ, MAP_SHARED, locked, 0);
+        CHECK(held != MAP_FAILED);
+    } else if (!strncmp(what, "written", 7)) {
+        /* As a linker does it; the descriptor is not needed for long. */
+        int private = what[7] == '-';
+        int file = open(path, O_RDWR | O_CREAT, 0700);
+        CHECK(file >= 0 && write(file, "#!/bin/sh\n#", 11) == 11);
+        held = mmap(NULL, 4096, private ? PROT_READ : prot, private ? MAP_PRIVATE : MAP_SHARED, file, 0);
+        CHECK(held != MAP_FAILED && close(file) == 0);
+        if (!private)
+            memcpy(held, "#!/bin/sh\n#", 11);
+    } else if (!strcmp(what, "memfd")) {
+        int file = memfd_create("shared", MFD_ALLOW_SEALING);
+        CHECK(file >= 0 && ftruncate(file, 4096) == 0);
+        held = mmap(NULL, 4096, prot, MAP_SHARED, file, 0);
+        CHECK(held != MAP_FAILED);
+    } else if (!strcmp(what, "shared-anonymous")) {
+        held = mmap(NULL, 4096, prot, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(held != MAP_FAILED);
     } else if (!strcmp(what, "device")) {
         /* Memory of the kernel's: the ring of a counter that counts nothing. */

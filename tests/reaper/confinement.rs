@@ -68,6 +68,8 @@ fn it_holds_nothing() {
         (&*id.to_string(), &*id.to_string(), "0")
     );
     assert_ne!(parent, running.pid().as_raw_nonzero().to_string());
+    // SCHED_BATCH: it takes no CPU from who waits for the program.
+    assert_eq!(words[38], "3");
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
     assert_no_sibling(&files.path("reaped"));
@@ -178,6 +180,60 @@ fn a_program_that_takes_orphans_gets_none() {
     assert_eq!(ran.shell_status(), 0, "{ran:?}");
     assert_eq!(states(&report).last().unwrap(), "subreaper", "{report:?}");
     assert_no_sibling(&files.path("childless"));
+}
+
+/// A subreaper above the program waits for all its children, and finds those alone that it would without us.
+#[test]
+fn a_subreaper_that_is_covered_is_given_no_stranger() {
+    let files = compile(&[Source::C("subreaper", &[]), Source::C("reaped", &[])]);
+    let reaped = files.path("reaped").display().to_string();
+    // At once; by a program that execs; by a child of its own.
+    let commands: [&[&str]; 3] = [
+        &[],
+        &["env", "--"],
+        &["sh", "-c", "\"$@\" ; code=$?; :; exit $code", "sh"],
+    ];
+    for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+        for how in ["fork", "spawn"] {
+            for command in commands {
+                let program = Program::new(files.path("subreaper")).arg(how).args(command);
+                let program = program.args([&*reaped, size, "exit"]);
+                let (ran, report) = program.reported_with(&[mode]);
+                let ran = ran.ok();
+                let found = (ran.number("waits"), ran.number("last"));
+                assert_eq!(found, (1, 1), "{mode} {how} {command:?} {report:?}");
+                assert_eq!(states(&report).last().unwrap(), "subreaper", "{report:?}");
+            }
+        }
+    }
+    assert_no_sibling(&files.path("reaped"));
+}
+
+/// One that is not covered is found out by the first sibling, which ends at once: no other follows it.
+#[test]
+fn a_subreaper_that_is_not_covered_is_given_one_orphan_at_most() {
+    let files = compile(&[Source::C("subreaper", &[]), Source::C("reaped", &[])]);
+    let (subreaper, reaped) = (files.path("subreaper"), files.path("reaped"));
+    let around = [subreaper.as_os_str(), "fork".as_ref()];
+    let script = "for i in 1 2 3; do \"$@\"; [ $? = 3 ] || exit 1; done";
+    for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+        let alone = Program::new(&reaped).args([size, "exit"]);
+        let several = Program::shell(script)
+            .arg("sh")
+            .arg(&reaped)
+            .args([size, "exit"]);
+        for (program, most) in [
+            (alone, 2),
+            (several, if mode == "--reaper=on" { 2 } else { 4 }),
+        ] {
+            let (ran, report) = program.around(around).reported_with(&[mode]);
+            // What is left when the command has ended would be waited for after it.
+            assert_eq!(ran.number("last"), 1, "{mode} {ran:?} {report:?}");
+            assert!(ran.number("waits") <= most, "{mode} {ran:?} {report:?}");
+            assert_eq!(states(&report).last().unwrap(), "subreaper", "{report:?}");
+        }
+    }
+    assert_no_sibling(&reaped);
 }
 
 /// A handler that ran in the sibling would run in the program's memory, with the sibling's identity.

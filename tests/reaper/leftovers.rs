@@ -57,6 +57,11 @@ fn assert_nothing_is_left(what: &str, ran: &Ran, folder: &std::path::Path) {
             let file = std::fs::File::open(folder.join("file")).unwrap();
             rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
         }
+        // ETXTBSY, where it is still open for writing.
+        "written" | "written-private" => {
+            let status = std::process::Command::new(folder.join("file")).status();
+            assert!(status.unwrap().success());
+        }
         _ => {}
     }
 }
@@ -123,6 +128,9 @@ fn what_would_outlive_the_program_keeps_the_sibling_away() {
         ("sysv-number", "sysv-segment"),
         ("flock-number", "locked-file"),
         ("flock-child", "locked-file"),
+        ("written", "written-file"),
+        ("written-private", "written-file"),
+        ("memfd", "written-file"),
     ];
     for (what, state) in kinds {
         for when in ["before", "after"] {
@@ -152,9 +160,18 @@ fn a_mapped_device_keeps_the_sibling_away() {
 
 #[test]
 fn what_was_given_up_before_keeps_nothing_away() {
-    for what in ["aio", "sysv", "flock"] {
+    for what in ["aio", "sysv", "flock", "written", "shared-anonymous"] {
         let left = killed(what, "never", "--reaper=auto");
         assert!(left.had_sibling, "{what} {:?}", left.report);
+    }
+}
+
+/// Memory that only forks of the program share is no file that another process could find busy.
+#[test]
+fn shared_memory_without_a_name_keeps_nothing_away() {
+    for when in ["before", "after"] {
+        let left = killed("shared-anonymous", when, "--reaper=auto");
+        assert!(left.had_sibling, "{when} {:?}", left.report);
     }
 }
 

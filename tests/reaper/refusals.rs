@@ -1,6 +1,7 @@
 //! Where no sibling is started, and calls that it is ended for.
 
 use super::{assert_no_sibling, is_started, siblings, states};
+use crate::pool::group::Group;
 use crate::support::program::assert_alike;
 use crate::support::{Program, Source, build, compile, host};
 
@@ -25,6 +26,33 @@ fn pid_one_of_a_namespace_gets_none() {
     running.write("q");
     assert_eq!(running.wait().shell_status(), 6);
     assert_no_sibling(&files.path("reaped"));
+}
+
+/// What nobody waits for stays a zombie for as long as the namespace.
+#[test]
+fn an_init_that_waits_for_no_orphan_is_left_none() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("reaped", &[]), Source::C("init", &[])]);
+    let init = files.path("init").display().to_string();
+    for (how, started) in [
+        ("application", false),
+        ("catches", true),
+        ("blocks", true),
+        ("ignores", true),
+    ] {
+        for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+            let program = Program::new(files.path("reaped")).args([size, "exit"]);
+            let around = ["unshare", "--pid", "--fork", "--mount-proc", &init, how];
+            let program = program.around(around);
+            let (ran, report) = program.reported_with(&[mode]);
+            assert_eq!(ran.number("zombies"), 0, "{how} {mode} {ran:?} {report:?}");
+            let state = &*states(&report)[0];
+            assert_eq!(is_started(state), started, "{how} {mode} {report:?}");
+            assert!(started || state == "init", "{how} {mode} {report:?}");
+        }
+    }
 }
 
 /// The first child after unshare(1) --pid is PID 1 of the new namespace, and must be the program's own.
@@ -196,6 +224,27 @@ fn calls_of_several_threads_leave_one_with_the_root_of_the_program() {
     assert_eq!(ran.number("seen"), ran.number("rounds"), "{ran:?}");
     assert!(is_started(&states(&report)[0]), "{report:?}");
     assert_no_sibling(&path);
+}
+
+/// So has a group of processes that may have few more.
+#[test]
+fn a_small_pids_cgroup_leaves_none() {
+    let files = compile(&[Source::C("reaped", &[])]);
+    for (limit, started) in [(20, false), (1000, false), (5000, true)] {
+        let Some(group) = Group::of_pids(limit) else {
+            return;
+        };
+        for (mode, size) in [("--reaper=on", "16"), ("--reaper=auto", "1200")] {
+            let program = Program::new(files.path("reaped")).args([size, "exit"]);
+            let program = program.around(group.enter());
+            let (ran, report) = program.reported_with(&[mode]);
+            assert_eq!(ran.shell_status(), 3, "{limit} {ran:?}");
+            let state = &*states(&report)[0];
+            assert_eq!(is_started(state), started, "{limit} {mode} {report:?}");
+            assert!(started || state == "limits", "{limit} {mode} {report:?}");
+            assert_no_sibling(&files.path("reaped"));
+        }
+    }
 }
 
 /// A user who may have few processes may need each.

@@ -1,4 +1,4 @@
-//! How much memory can still be had, asked from inside a program: [`headroom`].
+//! How much memory can still be had, asked from inside a program: [`headroom`]; and how many tasks: [`tasks`].
 //!
 //! By this process's limits, by its memory cgroup and all above it, and of the host. Whoever lets freed memory
 //! count as used for a moment longer asks here first, and whoever touches memory that the program did not
@@ -131,6 +131,16 @@ fn available() -> Option<usize> {
 
 /// What the memory cgroups of this process leave.
 fn group(enough: usize) -> Option<usize> {
+    room(&MEMORY, enough)
+}
+
+/// How many more tasks the pids cgroups of this process leave; `usize::MAX` where there is no limit, `None` where that
+/// cannot be known.
+pub fn tasks() -> Option<usize> {
+    room(&PIDS, 0)
+}
+
+fn room(controller: &'static Controller, enough: usize) -> Option<usize> {
     let mut text = [0u8; TEXT];
     let text = match read(c"/proc/self/cgroup", &mut text) {
         // Not all of it.
@@ -140,7 +150,7 @@ fn group(enough: usize) -> Option<usize> {
         Err(Errno::NOENT) => return exists(c"/proc/meminfo").then_some(usize::MAX),
         Err(_) => return None,
     };
-    let groups = Groups::parse(text)?;
+    let groups = Groups::parse(controller, text)?;
     groups.room(enough, |path, buffer| read(path, buffer).map(<[u8]>::len))
 }
 
@@ -211,34 +221,62 @@ pub fn clean_files(text: &[u8]) -> Option<usize> {
     Some(kept.saturating_sub(busy))
 }
 
-/// Where the memory controller is, as /proc/self/cgroup has it.
+/// Where a controller is, as /proc/self/cgroup has it.
 #[derive(Debug, PartialEq, Eq)]
 struct Groups<'a> {
-    version: u8,
+    version: &'static Version,
     path: &'a [u8],
 }
 
+/// A controller, by its name, of the first version and of the second.
+#[derive(Debug)]
+struct Controller {
+    name: &'static [u8],
+    first: Version,
+    second: Version,
+}
+
 /// Where a version of the controller is mounted, and how it names its files.
+#[derive(Debug, PartialEq, Eq)]
 struct Version {
     mounts: &'static [&'static [u8]],
     limit: &'static [u8],
     usage: &'static [u8],
 }
 
-const V1: Version = Version {
-    mounts: &[b"/sys/fs/cgroup/memory"],
-    limit: b"/memory.limit_in_bytes\0",
-    usage: b"/memory.usage_in_bytes\0",
+/// Where the second version of all controllers is.
+const UNIFIED: &[&[u8]] = &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"];
+
+static MEMORY: Controller = Controller {
+    name: b"memory",
+    first: Version {
+        mounts: &[b"/sys/fs/cgroup/memory"],
+        limit: b"/memory.limit_in_bytes\0",
+        usage: b"/memory.usage_in_bytes\0",
+    },
+    second: Version {
+        mounts: UNIFIED,
+        limit: b"/memory.max\0",
+        usage: b"/memory.current\0",
+    },
 };
 
-const V2: Version = Version {
-    mounts: &[b"/sys/fs/cgroup", b"/sys/fs/cgroup/unified"],
-    limit: b"/memory.max\0",
-    usage: b"/memory.current\0",
+static PIDS: Controller = Controller {
+    name: b"pids",
+    first: Version {
+        mounts: &[b"/sys/fs/cgroup/pids"],
+        limit: b"/pids.max\0",
+        usage: b"/pids.current\0",
+    },
+    second: Version {
+        mounts: UNIFIED,
+        limit: b"/pids.max\0",
+        usage: b"/pids.current\0",
+    },
 };
 
 impl<'a> Groups<'a> {
-    fn parse(text: &'a [u8]) -> Option<Self> {
+    fn parse(controller: &'static Controller, text: &'a [u8]) -> Option<Self> {
         let mut found = None;
         for line in text.split(|byte| *byte == b'\n') {
             let mut fields = line.splitn(3, |byte| *byte == b':');
@@ -249,12 +287,14 @@ impl<'a> Groups<'a> {
             };
             if controllers
                 .split(|byte| *byte == b',')
-                .any(|name| name == b"memory")
+                .any(|name| name == controller.name)
             {
-                return Some(Self { version: 1, path });
+                let version = &controller.first;
+                return Some(Self { version, path });
             }
             if number == b"0" && controllers.is_empty() {
-                found = Some(Self { version: 2, path });
+                let version = &controller.second;
+                found = Some(Self { version, path });
             }
         }
         found
@@ -267,7 +307,7 @@ impl<'a> Groups<'a> {
         enough: usize,
         mut read: impl FnMut(&CStr, &mut [u8]) -> Result<usize>,
     ) -> Option<usize> {
-        let version = if self.version == 1 { V1 } else { V2 };
+        let version = self.version;
         let mut file = |mount: &[u8], folder: &[u8], name: &[u8], text: &mut [u8]| {
             let mut path = [0u8; PATH];
             let path = joined(&mut path, [mount, folder, name]).ok_or(Errno::NAMETOOLONG)?;
@@ -292,7 +332,7 @@ impl<'a> Groups<'a> {
                 folder = &folder[..above];
             }
             // The root of a v2 hierarchy has no limit file.
-            if !seen && self.version == 2 && self.path == b"/" {
+            if !seen && version.mounts == UNIFIED && self.path == b"/" {
                 let mut there = |name| file(mount, b"", name, &mut [0; DIGITS]).is_ok();
                 seen = there(b"/cgroup.procs\0") || there(b"/cgroup.max.depth\0");
             }
@@ -377,11 +417,11 @@ mod tests {
     #[test]
     fn the_tightest_group_counts() {
         let text = b"4:memory,x:/a/b\n1:cpu:/\n0::/c\n";
-        let groups = Groups::parse(text).unwrap();
+        let groups = Groups::parse(&MEMORY, text).unwrap();
         assert_eq!(
             groups,
             Groups {
-                version: 1,
+                version: &MEMORY.first,
                 path: b"/a/b"
             }
         );
@@ -403,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_group_without_a_limit_has_all_room() {
-        let groups = Groups::parse(b"0::/a\n").unwrap();
+        let groups = Groups::parse(&MEMORY, b"0::/a\n").unwrap();
         let none = groups.room(ALL, files(&[("/sys/fs/cgroup/a/memory.max", "max\n")]));
         assert_eq!(none, Some(usize::MAX));
         let over = groups.room(
@@ -414,15 +454,33 @@ mod tests {
             ]),
         );
         assert_eq!(over, Some(0));
-        let root = Groups::parse(b"0::/\n").unwrap();
+        let root = Groups::parse(&MEMORY, b"0::/\n").unwrap();
         let files = [("/sys/fs/cgroup/cgroup.procs", "1")];
         assert_eq!(root.room(ALL, self::files(&files)), Some(usize::MAX));
     }
 
     #[test]
+    fn tasks_are_counted_in_the_groups_of_their_own_controller() {
+        let text = b"8:pids:/a\n4:memory:/b\n0::/c\n";
+        let room = |text, files: &[_]| Groups::parse(&PIDS, text)?.room(0, self::files(files));
+        let first = [
+            ("/sys/fs/cgroup/pids/a/pids.max", "20\n"),
+            ("/sys/fs/cgroup/pids/a/pids.current", "6\n"),
+        ];
+        assert_eq!(room(text, &first), Some(14));
+        let second = [
+            ("/sys/fs/cgroup/c/pids.max", "max\n"),
+            ("/sys/fs/cgroup/pids.max", "100\n"),
+            ("/sys/fs/cgroup/pids.current", "1\n"),
+        ];
+        assert_eq!(room(b"0::/c\n", &second), Some(99));
+        assert_eq!(room(b"0::/c\n", &second[..1]), Some(usize::MAX));
+    }
+
+    #[test]
     fn what_cannot_be_read_is_not_known() {
-        assert_eq!(Groups::parse(b""), None);
-        let groups = Groups::parse(b"4:memory:/a/b\n").unwrap();
+        assert_eq!(Groups::parse(&MEMORY, b""), None);
+        let groups = Groups::parse(&MEMORY, b"4:memory:/a/b\n").unwrap();
         assert_eq!(groups.room(ALL, files(&[])), None);
         let limit = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
         assert_eq!(groups.room(ALL, files(&[limit])), None, "no usage");
@@ -434,7 +492,7 @@ mod tests {
             "the one above"
         );
         let long = format!("0::/{}", "x".repeat(PATH));
-        let groups = Groups::parse(long.as_bytes()).unwrap();
+        let groups = Groups::parse(&MEMORY, long.as_bytes()).unwrap();
         let root = [("/sys/fs/cgroup/memory.max", "max")];
         assert_eq!(groups.room(ALL, files(&root)), None, "no room for the path");
     }
@@ -463,7 +521,7 @@ mod tests {
                 first,
             ),
         ] {
-            let groups = Groups::parse(text.as_bytes()).unwrap();
+            let groups = Groups::parse(&MEMORY, text.as_bytes()).unwrap();
             let room = |enough, stat: &[(&str, &str)]| {
                 let known = [(limit, "1000\n"), (usage, "950\n")];
                 groups.room(enough, files(&[&known, stat].concat()))

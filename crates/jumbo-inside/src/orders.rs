@@ -42,6 +42,8 @@ pub struct Orders<'a> {
     pub small_pages: bool,
     /// Whether a sibling gives the memory back after the program's end (`--reaper`).
     pub reaper: ReaperMode,
+    /// Orphans below the program go to a subreaper: see [`Self::ORPHANS`].
+    pub orphans_are_taken: bool,
     /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
     /// harmless under them.
     pub filters: u32,
@@ -65,6 +67,7 @@ impl Default for Orders<'_> {
             free_least: None,
             small_pages: false,
             reaper: ReaperMode::Auto,
+            orphans_are_taken: false,
             filters: 0,
             pmd: 2 << 20,
             ledger: None,
@@ -158,6 +161,17 @@ impl ReaperMode {
 impl<'a> Orders<'a> {
     /// The environment variable that carries them.
     pub const VARIABLE: &'static str = "JUMBO_ORDERS";
+    /// How it says whether orphans are taken, before a digit that a program changes which takes them.
+    pub const ORPHANS: &'static str = ",orphans=";
+
+    /// Where in the text that digit stands.
+    pub fn orphans_digit(text: &str) -> Option<usize> {
+        let at = text.find(Self::ORPHANS)? + Self::ORPHANS.len();
+        text.as_bytes()
+            .get(at)
+            .is_some_and(u8::is_ascii_digit)
+            .then_some(at)
+    }
 
     /// The orders in `text`. A key that is not known, or a value that does not parse, keeps the default:
     /// a program must run whatever its environment says.
@@ -185,6 +199,7 @@ impl<'a> Orders<'a> {
                     orders.free_least = value.parse().ok().or(orders.free_least);
                 }
                 "small_pages" => orders.small_pages = value != "0",
+                "orphans" => orders.orphans_are_taken = value != "0",
                 "filters" => orders.filters = value.parse().unwrap_or(orders.filters),
                 "reaper" => {
                     let known = ReaperMode::ALL
@@ -212,7 +227,7 @@ impl fmt::Display for Orders<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={},filters={},pmd={}",
+            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={}{}{},filters={},pmd={}",
             self.heap.code(),
             u8::from(self.maps),
             self.max_waste,
@@ -221,6 +236,8 @@ impl fmt::Display for Orders<'_> {
             self.free.name(),
             self.free_workers,
             self.reaper.name(),
+            Self::ORPHANS,
+            u8::from(self.orphans_are_taken),
             self.filters,
             self.pmd
         )?;
@@ -341,7 +358,7 @@ mod tests {
         fn what_is_encoded_is_decoded(
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
-            free_least: Option<usize>, small_pages: bool,
+            free_least: Option<usize>, small_pages: bool, orphans_are_taken: bool,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
@@ -352,10 +369,14 @@ mod tests {
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                filters, pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans_are_taken, filters, pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
-            prop_assert_eq!(Orders::decode(&text), orders);
+            prop_assert_eq!(Orders::decode(&text), orders.clone());
+            let digit = Orders::orphans_digit(&text).unwrap();
+            let mut changed = text.clone();
+            changed.replace_range(digit..=digit, "1");
+            prop_assert_eq!(Orders::decode(&changed), Orders { orphans_are_taken: true, ..orders });
         }
 
         #[test]

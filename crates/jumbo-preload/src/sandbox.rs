@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 
-use jumbo_inside::reaper::State;
+use jumbo_inside::reaper::{self, State};
 use jumbo_inside::sandbox;
 use jumbo_inside::{gather, heap};
 
@@ -44,7 +44,18 @@ pub unsafe extern "C" fn prctl(
     if NARROWING.contains(&option) {
         gather::retire();
     }
-    call()
+    let answer = call();
+    if answer == 0 {
+        controlled(c_long::from(option), first != 0);
+    }
+    answer
+}
+
+/// prctl(2), by whatever name it was called, has answered.
+fn controlled(option: c_long, set: bool) {
+    if option == c_long::from(libc::PR_SET_CHILD_SUBREAPER) && set && reaper::is_owner() {
+        reaper::orphans_are_taken();
+    }
 }
 
 /// The system calls that are looked at when they are made by their number.
@@ -155,9 +166,15 @@ unsafe extern "C" fn watched(
         libc::SYS_prctl if first == c_long::from(libc::PR_SET_SECCOMP) => {
             entering(call, |answer| *answer == 0)
         }
-        libc::SYS_prctl if NARROWING.map(c_long::from).contains(&first) => {
-            gather::retire();
-            call()
+        libc::SYS_prctl => {
+            if NARROWING.map(c_long::from).contains(&first) {
+                gather::retire();
+            }
+            let answer = call();
+            if answer == 0 {
+                controlled(first, second != 0);
+            }
+            answer
         }
         // Of one thread alone, where the C library's own functions tell all of them.
         libc::SYS_capset

@@ -11,6 +11,7 @@ use jumbo_inside::sandbox;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
+use crate::reaper::Orphans;
 use crate::{alloc, maps, mimalloc, next, reaper, streams};
 
 #[used]
@@ -119,7 +120,11 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
     // Another malloc maps through us.
-    reaper::begin(orders.reaper, ours || !glibc);
+    let orphans = Orphans {
+        are_taken: orders.orphans_are_taken,
+        digit: environment.orphans_digit(),
+    };
+    reaper::begin(orders.reaper, ours || !glibc, &orphans);
 }
 
 /// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It
@@ -273,6 +278,18 @@ impl Environment {
                     .cast::<u8>()
                     .write(digit)
             };
+        }
+    }
+
+    /// The digit of the orders that says whether orphans are taken; or null.
+    fn orphans_digit(&self) -> *mut u8 {
+        let found = self.find(Orders::VARIABLE.as_bytes());
+        let orders = self.value(Orders::VARIABLE.as_bytes());
+        let orders = orders.and_then(|value| core::str::from_utf8(value).ok());
+        match (found, orders.and_then(Orders::orphans_digit)) {
+            // SAFETY: `find`'s and `value`'s: it is a byte of the string.
+            (Some((slot, offset)), Some(at)) => unsafe { slot.read().add(offset + at).cast() },
+            _ => core::ptr::null_mut(),
         }
     }
 

@@ -134,8 +134,23 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
     if let Ok(name) = CStr::from_bytes_until_nul(&name) {
         let _ = rustix::thread::set_name(name);
     }
+    if BACKGROUND.load(Ordering::Relaxed) {
+        stand_back();
+    }
     HANDOVER.serve(number, linger(), &Kernel);
     ptr::null_mut()
+}
+
+/// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes: SCHED_BATCH
+/// preempts nobody then. Other policies than the usual one stay as they are.
+fn stand_back() {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads the parameter; both calls are about this thread alone.
+    unsafe {
+        if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
+            libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameter);
+        }
+    }
 }
 
 /// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless
@@ -192,4 +207,18 @@ pub(super) fn retire(for_good: bool) -> bool {
 fn exists(process: i32, thread: u32) -> bool {
     // SAFETY: no signal is sent.
     quietly(|| unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) }).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_worker_stands_back_from_the_usual_policy() {
+        let policy = || {
+            super::stand_back();
+            // SAFETY: a question about this thread.
+            unsafe { libc::sched_getscheduler(0) }
+        };
+        let other = std::thread::spawn(policy).join().unwrap();
+        assert_eq!(other, libc::SCHED_BATCH);
+    }
 }

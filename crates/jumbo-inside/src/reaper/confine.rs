@@ -42,7 +42,7 @@ pub(super) fn confine() -> bool {
         ) == 0
         && reads(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
         && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
-        && give_up_real_time()
+        && stand_back()
         && run_anywhere()
 }
 
@@ -57,16 +57,19 @@ fn run_anywhere() -> bool {
     true
 }
 
-/// Giving memory back is no business of real time: nobody waits for it. Other policies stay as they are.
-fn give_up_real_time() -> bool {
+/// Who waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
+/// get one back only after a slice. SCHED_BATCH preempts nobody when it wakes. And giving memory back is no business of real
+/// time. Policies that stand back further stay as they are.
+fn stand_back() -> bool {
     let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);
-    if policy != libc::SCHED_FIFO as isize && policy != libc::SCHED_RR as isize {
+    let forward = [libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR];
+    if !forward.iter().any(|known| *known as isize == policy) {
         return true;
     }
-    let normal = libc::SCHED_OTHER.cast_unsigned() as usize;
+    let batch = libc::SCHED_BATCH.cast_unsigned() as usize;
     let parameter = libc::sched_param { sched_priority: 0 };
     let pointer = (&raw const parameter).expose_provenance();
-    reads(libc::SYS_sched_setscheduler, [0, normal, pointer]) == 0
+    reads(libc::SYS_sched_setscheduler, [0, batch, pointer]) == 0
 }
 
 fn plain_prctl(option: libc::c_int, value: usize) -> bool {

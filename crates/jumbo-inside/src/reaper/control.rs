@@ -19,6 +19,8 @@ pub(super) struct Control {
     /// The sibling's process ID. The kernel zeroes it, and wakes who waits for it, when the sibling has
     /// ended.
     pub(super) alive: AtomicU32,
+    /// The process that makes the sibling, and ends then.
+    pub(super) intermediate: AtomicU32,
     /// What stands at `tid_word` while the program's main thread runs: its ID.
     pub(super) program: AtomicU32,
     /// What became of the start: a code of [`super::State`]; 0 while it is under way.
@@ -43,6 +45,7 @@ pub(super) struct Control {
 
 pub(super) static CONTROL: Control = Control {
     alive: AtomicU32::new(0),
+    intermediate: AtomicU32::new(0),
     program: AtomicU32::new(0),
     ready: AtomicU32::new(0),
     retire: AtomicU32::new(0),

@@ -12,7 +12,8 @@ use core::time::Duration;
 use super::control::{CONTROL, MAX_WORKERS};
 use super::gate::Gate;
 use super::raw::{self, plain};
-use super::{State, identity, sibling};
+use super::{State, identity, init, orphans, sibling};
+use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::Deadline;
@@ -33,12 +34,22 @@ static GATE: Gate = Gate::new();
 /// Gets ready, in the program's main thread and before it has others.
 ///
 /// `workers` is how many threads are to give the memory back, `image` the addresses of the shared object
-/// or executable that holds this code.
+/// or executable that holds this code; `orphans_are_taken` and `digit` what the orders say of a subreaper above,
+/// and where in the environment they say it, to be changed for what the program executes; or null.
 ///
 /// # Safety
+/// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS`] in the environment that the process was
+/// given.
 /// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
 /// sibling unmaps everything else. Nobody unmaps the image for as long as the process runs.
-pub unsafe fn prepare(workers: usize, image: &Range<usize>) {
+pub unsafe fn prepare(
+    workers: usize,
+    image: &Range<usize>,
+    orphans_are_taken: bool,
+    digit: *mut u8,
+) {
+    // SAFETY: the caller's promise; the kernel puts the environment on the stack, which stays.
+    unsafe { orphans::told(orphans_are_taken, digit) };
     let [start, end] = &CONTROL.image;
     start.store(image.start, Ordering::Relaxed);
     end.store(image.end, Ordering::Relaxed);
@@ -172,8 +183,10 @@ fn obstacle() -> Option<State> {
     }
     if owner == 1 || children_elsewhere() {
         Some(State::PidOne)
-    } else if takes_orphans() {
+    } else if orphans::are_taken() {
         Some(State::Subreaper)
+    } else if !init::takes_notice() {
+        Some(State::Init)
     } else {
         is_limited().then_some(State::Limits)
     }
@@ -228,6 +241,9 @@ fn launch() -> State {
     }
     // It ends by itself; where it does not, it is told to.
     end();
+    if state == State::Subreaper {
+        orphans::set_taken();
+    }
     state
 }
 
@@ -270,23 +286,14 @@ fn end() -> bool {
     }
 }
 
-/// Whether a limit on the processes of the user (RLIMIT_NPROC) is so low that one process more could be
-/// what the program, or another one of the user's, does not get.
+/// Whether a limit on the processes of the user (RLIMIT_NPROC) is so low, or a pids cgroup has so little room, that
+/// one process more could be what the program, or another one of the user's, does not get.
 fn is_limited() -> bool {
     const FEW: u64 = 4096;
+    const LITTLE: usize = 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nproc);
     limit.current.is_some_and(|most| most < FEW)
-}
-
-/// PR_GET_CHILD_SUBREAPER of prctl(2), Linux 3.4: orphans among the program's descendants become its
-/// children, and the sibling would be one that its waits find.
-fn takes_orphans() -> bool {
-    let mut answer: libc::c_int = 0;
-    let option = libc::PR_GET_CHILD_SUBREAPER.cast_unsigned() as usize;
-    let to = (&raw mut answer).expose_provenance();
-    // SAFETY: the kernel writes one int to `answer`.
-    unsafe { raw::call(libc::SYS_prctl, [option, to, 0, 0, 0, 0]) };
-    answer != 0
+        || headroom::tasks().is_some_and(|room| room < LITTLE)
 }
 
 /// Waits for the child that makes the sibling: it has no exit signal, and is about to end. Where a wait of

@@ -17,10 +17,9 @@
 //! All of these are code inside the program. `jumbo::teardown` is the other way, from outside: for a process that
 //! nobody prepared, a supervisor frees its memory beside the kernel.
 //!
-//! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child or
-//! that of the nearest subreaper above the program, who finds an exit status of 0 when it is done (an init
-//! that never waits keeps a zombie). Where the program is a subreaper itself it would come back to the
-//! program, and hang its waits for all children: there is none.
+//! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child. There is
+//! none where init is known for waiting for nobody but its own (`init`), nor where orphans go to a subreaper, be it
+//! the program or one above it (`orphans`), whose waits for all children would find it.
 //!
 //! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
 //! the program's root folder and its /proc mounted. Between its first instruction and its filter (some
@@ -40,9 +39,11 @@ mod control;
 mod filter;
 mod gate;
 mod identity;
+mod init;
 mod launch;
 mod locks;
 mod mapping;
+mod orphans;
 mod proc;
 pub mod raw;
 mod release;
@@ -54,6 +55,7 @@ mod zap;
 pub use confine::NAME;
 pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
 pub use locks::is_locked;
+pub use orphans::set_taken as orphans_are_taken;
 pub(crate) use raw::Entry;
 pub use state::State;
-pub use survey::{Survey, is_device, is_mapped, survey};
+pub use survey::{Survey, is_device, is_mapped, is_written, survey};

@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use super::control::{CONTROL, Stack};
 use super::raw::{self, Entry, Wait, plain};
-use super::{State, confine, filter, release};
+use super::{State, confine, filter, orphans, release};
 
 /// How long a wake-up that went to somebody else is missed: of those that wait for the end of the main
 /// thread the kernel wakes one, and pthread_join(3) may wait for it too. It is passed on here, but cannot
@@ -68,6 +68,9 @@ unsafe fn spawn(
 /// # Safety
 /// Called by [`spawn_intermediate`] alone.
 unsafe extern "C" fn intermediate(_: usize) -> ! {
+    // SAFETY: it writes nothing.
+    let own = u32::try_from(unsafe { plain(libc::SYS_getpid, [0; 3]) }).unwrap_or(0);
+    CONTROL.intermediate.store(own, Ordering::Relaxed);
     let told = flag(libc::CLONE_PARENT_SETTID) | flag(libc::CLONE_CHILD_CLEARTID);
     // SAFETY: no sibling was alive when this process was made, and only this one makes it.
     let spawn = || unsafe { spawn(SHARING | told, SIBLING.place(), sibling) };
@@ -97,6 +100,13 @@ unsafe extern "C" fn sibling(_: usize) -> ! {
 }
 
 fn prepare() -> State {
+    let is_unwanted = || CONTROL.retire.load(Ordering::Acquire) != 0;
+    let intermediate = CONTROL.intermediate.load(Ordering::Relaxed);
+    match orphans::has_gone_to(intermediate, is_unwanted) {
+        Some(1) => {}
+        Some(_) => return State::Subreaper,
+        None => return State::Retired,
+    }
     // Neither the terminal's signals nor those for the program's process group.
     // SAFETY: it writes nothing.
     unsafe { plain(libc::SYS_setsid, [0; 3]) };

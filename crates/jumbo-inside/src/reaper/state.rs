@@ -28,10 +28,12 @@ pub enum State {
     Unconfined = 19,
     /// clone(2) failed.
     Clone = 20,
-    /// The program is a subreaper: the sibling would become its child.
+    /// The program is a subreaper, or there is one above it: the sibling would become its child.
     Subreaper = 21,
-    /// So few processes are allowed to the user that one more may be too many.
+    /// So few processes are allowed, to the user or in a pids cgroup, that one more may be too many.
     Limits = 22,
+    /// Init of the PID namespace does nothing about SIGCHLD: the sibling would stay its zombie.
+    Init = 23,
     /// An AIO context would outlive the program.
     Aio = 32,
     /// A System V shared memory segment would stay attached.
@@ -40,11 +42,13 @@ pub enum State {
     LockedFile = 34,
     /// A device is mapped, or a socket.
     Device = 35,
+    /// A file that is open for writing is mapped, and would stay busy.
+    WrittenFile = 36,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Off,
         Self::Waiting,
         Self::Running,
@@ -58,10 +62,12 @@ impl State {
         Self::Clone,
         Self::Subreaper,
         Self::Limits,
+        Self::Init,
         Self::Aio,
         Self::SysvSegment,
         Self::LockedFile,
         Self::Device,
+        Self::WrittenFile,
     ];
 
     /// The state whose code it is.
@@ -85,10 +91,12 @@ impl State {
             Self::Clone => "clone-failed",
             Self::Subreaper => "subreaper",
             Self::Limits => "limits",
+            Self::Init => "init",
             Self::Aio => "aio",
             Self::SysvSegment => "sysv-segment",
             Self::LockedFile => "locked-file",
             Self::Device => "device",
+            Self::WrittenFile => "written-file",
         }
     }
 
@@ -109,15 +117,19 @@ impl State {
             Self::Unconfined => "not started: it could not be confined",
             Self::Clone => "not started: no process could be made",
             Self::Subreaper => {
-                "not started: the program takes orphans (a subreaper), and it would be one"
+                "not started: orphans go to a subreaper, the program or one above it, and it would be one"
             }
             Self::Limits => {
-                "not started: the user may have too few processes (RLIMIT_NPROC below 4096)"
+                "not started: too few processes are allowed (RLIMIT_NPROC below 4096, or fewer than 1024 left in a pids cgroup)"
+            }
+            Self::Init => {
+                "not started: init of this PID namespace does nothing about SIGCHLD, and would leave it a zombie"
             }
             Self::Aio => "declined: an AIO context would outlive the program",
             Self::SysvSegment => "declined: a System V segment would stay attached",
             Self::LockedFile => "declined: a mapped file would stay locked or leased",
             Self::Device => "declined: a device or a socket is mapped",
+            Self::WrittenFile => "declined: a mapped file that is open for writing would stay busy",
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What the address space holds, looked at from inside the program: [`survey()`], [`is_mapped`],
-//! [`is_device`].
+//! [`is_device`], [`is_written`].
 //!
 //! While the sibling shares the memory, whatever hangs on it outlives the program: for about a
 //! millisecond, but after whoever waits has been answered. So `auto` starts no sibling where such a
@@ -22,6 +22,9 @@ pub struct Survey {
     pub outlives: Option<State>,
 }
 
+/// How the name of the ledger begins, in the same way.
+const LEDGER: &[u8] = b"/memfd:jumbo-led";
+
 /// How the name of an io_uring begins: as much of it as a [`Mapping`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
@@ -31,6 +34,7 @@ const RING: &[u8] = b"anon_inode:[io_u";
 /// /proc cannot be read.
 pub fn survey() -> Result<Survey> {
     let mut found = Survey::default();
+    let mut written = false;
     each_mapping(|mapping| {
         if mapping.is_private_anonymous() {
             if mapping.writable {
@@ -38,11 +42,15 @@ pub fn survey() -> Result<Survey> {
             }
         } else if found.outlives.is_none() {
             found.outlives = outliving(mapping);
+            written = written || holds_writer(mapping);
         }
         false
     })?;
     if found.outlives.is_none() && locks::any(are_mapped)? {
         found.outlives = Some(State::LockedFile);
+    }
+    if found.outlives.is_none() && written {
+        found.outlives = Some(State::WrittenFile);
     }
     Ok(found)
 }
@@ -69,19 +77,78 @@ pub fn is_device(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
     }
 }
 
+/// Whether a mapping of an open file keeps the file busy for writing: it cannot be executed (ETXTBSY), leased
+/// or sealed, however it is mapped.
+pub fn is_written(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
+    use rustix::fs::{FileType, OFlags};
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let flags = rustix::fs::fcntl_getfl(descriptor);
+    is_file && flags.is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR))
+}
+
+/// The same of a mapping, by the link that stands for it in /proc/self/map_files (Linux 3.3): its permissions are those of
+/// the open file. What another thread has unmapped meanwhile is passed over.
+fn holds_writer(mapping: &Mapping) -> bool {
+    use rustix::fs::{AtFlags, Mode};
+    // Shared memory that has no file to be found by, and what the launcher maps with us.
+    let nameless = [b"/dev/zero".as_slice(), b"/anon_hugepage", RING];
+    let ours = mapping.is_named(LEDGER);
+    if mapping.inode == 0 || ours || nameless.into_iter().any(|name| mapping.is_named(name)) {
+        return false;
+    }
+    let (start, end) = (mapping.start, mapping.end);
+    let mut path = Path::new();
+    let Some(path) = path.write(format_args!("/proc/self/map_files/{start:x}-{end:x}")) else {
+        return true;
+    };
+    let link = rustix::fs::statat(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW);
+    match link {
+        Ok(link) => Mode::from_raw_mode(link.st_mode).contains(Mode::WUSR),
+        Err(rustix::io::Errno::NOENT) => false,
+        Err(_) => mapping.writable && !mapping.private,
+    }
+}
+
+/// Room for a path, ended by a zero.
+struct Path {
+    bytes: [u8; 64],
+    length: usize,
+}
+
+impl Path {
+    const fn new() -> Self {
+        Self {
+            bytes: [0; 64],
+            length: 0,
+        }
+    }
+
+    /// `None` where it does not fit.
+    fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&core::ffi::CStr> {
+        core::fmt::write(self, text).ok()?;
+        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
+    }
+}
+
+impl core::fmt::Write for Path {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.length + text.len();
+        // One byte stays a zero.
+        let room = self.bytes.get_mut(self.length..end).filter(|_| end < 64);
+        room.ok_or(core::fmt::Error)?
+            .copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
 /// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whoever has
 /// mapped it.
 fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut name = [0u8; 32];
-    let number = rustix::path::DecInt::from_fd(descriptor);
-    let number = number.as_bytes();
-    let start = b"/proc/self/fd/".len();
-    let Some(place) = path.get_mut(start..start + number.len()) else {
-        return false;
-    };
-    place.copy_from_slice(number);
-    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else {
+    let number = rustix::fd::AsRawFd::as_raw_fd(&descriptor);
+    let mut path = Path::new();
+    let Some(path) = path.write(format_args!("/proc/self/fd/{number}")) else {
         return false;
     };
     let read = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]);
@@ -130,6 +197,7 @@ fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> Result<bool> {
 }
 
 #[cfg(test)]
+#[expect(unsafe_code, reason = "maps a file")]
 mod tests {
     use super::*;
     use std::os::fd::AsFd as _;
@@ -151,6 +219,40 @@ mod tests {
             socket.as_fd(),
             &rustix::fs::fstat(&socket).unwrap()
         ));
+    }
+
+    /// Whether the mapping that starts there holds a file open for writing.
+    fn holds_one(at: usize) -> bool {
+        let mut found = None;
+        let is_there = |mapping: &Mapping| {
+            found = (mapping.start == at).then(|| holds_writer(mapping));
+            found.is_some()
+        };
+        assert!(each_mapping(is_there).unwrap());
+        found.unwrap()
+    }
+
+    #[test]
+    fn a_mapping_that_holds_a_file_open_for_writing_is_told() {
+        use rustix::mm::{MapFlags, ProtFlags};
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let reader = std::fs::File::open(file.path()).unwrap();
+        let stat = rustix::fs::fstat(&reader).unwrap();
+        assert!(is_written(file.as_file().as_fd(), &stat) && !is_written(reader.as_fd(), &stat));
+        for (file, written) in [(file.as_file(), true), (&reader, false)] {
+            for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
+                // SAFETY: a new mapping where the kernel likes disturbs nobody.
+                let at = unsafe {
+                    rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file, 0)
+                };
+                // It stays mapped: the kernel keeps what it told of an address.
+                let at = at.unwrap().expose_provenance();
+                assert_eq!(holds_one(at), written, "{flags:?}");
+            }
+        }
+        let name = format!("/memfd:{}", crate::ledger::Ledger::NAME);
+        assert!(name.as_bytes().starts_with(LEDGER));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
 //! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
-//! socket, mapping a locked file, locking a mapped one or taking a lease of it. A lock that another process
+//! socket, mapping a file that is locked or open for writing, locking a mapped one or taking a lease of it. A lock that another process
 //! takes later, by an open file that it shares with this one, is not seen.
 
 use core::ffi::{c_int, c_void};
@@ -199,6 +199,8 @@ fn look_at_mapped(descriptor: c_int) {
         acquire(State::Device);
     } else if reaper::is_locked(file) {
         acquire(State::LockedFile);
+    } else if reaper::is_written(file, &stat) {
+        acquire(State::WrittenFile);
     }
 }
 

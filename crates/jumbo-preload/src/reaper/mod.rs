@@ -17,9 +17,15 @@ static MODE: AtomicU8 = AtomicU8::new(0);
 const ON: u8 = 1;
 const AUTO: u8 = 2;
 
+/// Who takes the orphans below this process: what the orders say, and where in the environment.
+pub(crate) struct Orphans {
+    pub(crate) are_taken: bool,
+    pub(crate) digit: *mut u8,
+}
+
 /// Gets ready, and starts the sibling where it is wanted at once. At the end of the constructor: in the
 /// main thread, and with the ledger in place. `counted`: jumbo, or the program, tells what malloc has.
-pub(crate) fn begin(mode: ReaperMode, counted: bool) {
+pub(crate) fn begin(mode: ReaperMode, counted: bool, orphans: &Orphans) {
     let mode = match mode {
         ReaperMode::Off => return,
         ReaperMode::On => ON,
@@ -31,9 +37,9 @@ pub(crate) fn begin(mode: ReaperMode, counted: bool) {
     let Some(image) = image() else {
         return reaper::note(State::Kernel);
     };
-    // SAFETY: `image` is where this library was found; the functions are in `bytes`; a library in
+    // SAFETY: `digit` is that of the environment; `image` is where this library was found; the functions are in `bytes`; a library in
     // LD_PRELOAD is never unloaded.
-    unsafe { reaper::prepare(workers(), &image) };
+    unsafe { reaper::prepare(workers(), &image, orphans.are_taken, orphans.digit) };
     auto::count(counted);
     MODE.store(mode, Ordering::Release);
     enter(mode);

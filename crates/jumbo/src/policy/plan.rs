@@ -142,6 +142,7 @@ impl Plan {
             free_least: None,
             small_pages: host.thp_never,
             reaper: options.reaper,
+            orphans_are_taken: false,
             filters: 0,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,

@@ -1,0 +1,92 @@
+/*
+ * Init of a PID namespace: runs a command, and says how many dead orphans nobody has waited for.
+ *
+ *   init HOW COMMAND...
+ *
+ * HOW: application (waits for its child alone), or what it does with SIGCHLD besides: catches, ignores,
+ * blocks.
+ */
+#include "check.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+static pid_t command;
+static volatile int ended;
+static volatile int result;
+
+static void reap(int signal)
+{
+    (void)signal;
+    int status;
+    for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
+        if (child == command)
+            ended = 1, result = status;
+    }
+}
+
+/* Processes but this one: those that are dead, or those that are not. */
+static int count(int dead)
+{
+    int found = 0;
+    DIR *processes = opendir("/proc");
+    CHECK(processes);
+    for (struct dirent *entry; (entry = readdir(processes));) {
+        char path[300], state;
+        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
+        FILE *stat = atoi(entry->d_name) > 1 ? fopen(path, "r") : NULL;
+        if (!stat)
+            continue;
+        found += fscanf(stat, "%*d (%*[^)]) %c", &state) == 1 && (state == 'Z') == dead;
+        fclose(stat);
+    }
+    closedir(processes);
+    return found;
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc > 2 && getpid() == 1);
+    sigset_t chld, before;
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    CHECK(sigprocmask(SIG_BLOCK, &chld, &before) == 0);
+    command = fork();
+    CHECK(command >= 0);
+    if (command == 0) {
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        execv(argv[2], argv + 2);
+        CHECK(0);
+    }
+    int status = 0;
+    if (!strcmp(argv[1], "blocks")) {
+        while (!ended) {
+            int signal;
+            CHECK(sigwait(&chld, &signal) == 0);
+            reap(signal);
+        }
+        status = result;
+    } else if (!strcmp(argv[1], "catches")) {
+        signal(SIGCHLD, reap);
+        while (!ended)
+            sigsuspend(&before);
+        CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+        status = result;
+    } else {
+        /* Whoever ignores it is told of no status. */
+        if (!strcmp(argv[1], "ignores"))
+            signal(SIGCHLD, SIG_IGN);
+        CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+        CHECK(waitpid(command, &status, 0) == (strcmp(argv[1], "ignores") ? command : -1));
+    }
+    while (count(0) > 0) {
+        usleep(1000);
+        if (!strcmp(argv[1], "blocks"))
+            reap(0);
+    }
+    if (!strcmp(argv[1], "blocks"))
+        reap(0);
+    printf("zombies=%d\n", count(1));
+    return WEXITSTATUS(status);
+}
