@@ -9,13 +9,14 @@
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`orders`]: what the launcher tells the library, in one environment variable.
-//! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
+//! - [`headroom`], [`sandbox`]: what may be touched and called without harm; [`bpf`]: what a filter would say to a call.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
 //! This crate is no public interface: `jumbo` is. Its functions take addresses, and believe their callers.
 
 #![cfg_attr(not(test), no_std)]
 
+pub mod bpf;
 pub mod gather;
 pub mod headroom;
 pub mod heap;

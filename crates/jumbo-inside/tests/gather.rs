@@ -526,7 +526,7 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
         let child = unsafe { libc::fork() };
         gather::after_fork(held);
         if child == 0 {
-            gather::forked();
+            gather::forked(std::process::id().cast_signed());
             let code = i32::from(!in_child(other));
             // SAFETY: the child is not to run what the test's process has to run at its end.
             unsafe { libc::_exit(code) };

@@ -16,6 +16,8 @@
 
 mod alloc;
 mod bytes;
+mod environment;
+mod glibc;
 mod maps;
 #[cfg(feature = "mimalloc")]
 mod mimalloc;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
+use jumbo_inside::sandbox;
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
@@ -79,7 +80,7 @@ unsafe fn any(
 ) -> *mut c_void {
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
-    let mapped = if large && pmd != 0 {
+    let mapped = if large && pmd != 0 && sandbox::allows_advice() {
         // SAFETY: the caller's promise.
         unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
     } else {

@@ -67,7 +67,8 @@ pub(crate) fn alignment(bytes: usize) -> usize {
 
 /// Whether a block of `bytes` will be freed in the background, as far as can be known beforehand.
 fn is_later(bytes: usize) -> bool {
-    is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && are_pages_small() && is_own()
+    let later = is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && !sandbox::is_untried();
+    later && are_pages_small() && is_own()
 }
 
 /// Memory comes in base pages: the host's THP are off, or this process was told not to use them (PR_GET_THP_DISABLE,

@@ -453,9 +453,9 @@ impl HeldLocks {
 }
 
 /// In the child of a fork: its memory is not locked, whatever the parent did (mlockall(2)), and nobody
-/// but this thread is here.
-pub fn forked() {
-    gather::forked();
+/// but this thread is here. It is `process` now.
+pub fn forked(process: u32) {
+    gather::forked(process.cast_signed());
     supply::forked();
     LOCKED.store(false, Ordering::Relaxed);
 }

@@ -141,6 +141,7 @@ impl Plan {
             small_pages: host.thp_never,
             reaper: options.reaper,
             filters: 0,
+            launched_under: 0,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,
         };

@@ -112,6 +112,11 @@ pub(super) fn surplus() -> usize {
 /// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
 /// Nothing has changed then.
 pub(super) fn bring(address: usize, length: usize) -> Result<()> {
+    // A filter that the program installed may not let us read files, or populate.
+    if sandbox::is_entered_later() || !sandbox::allows_advice() {
+        note(reason::CONFINED);
+        return Err(Errno::NOMEM);
+    }
     let most = MOST.load(Ordering::Relaxed);
     let held = HELD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
         held.checked_add(length).filter(|held| *held <= most)
@@ -283,10 +288,6 @@ fn make_huge(address: usize, length: usize) -> bool {
 
 /// Whether so much can be touched without harm to anybody.
 fn has_room(length: usize) -> bool {
-    // A filter that the program installed may not let us read files.
-    if sandbox::is_entered_later() {
-        return false;
-    }
     let credit = CREDIT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
         credit.checked_sub(length)
     });
