@@ -12,8 +12,8 @@ use jumbo_inside::heap::{self, maps};
 use jumbo_inside::sandbox;
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
-    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
-    PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_FIXED,
+    MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 
 use crate::next;
@@ -46,6 +46,9 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
+        gather::about_to_map_at(addr.addr(), len);
+    }
     // SAFETY: the caller's promise.
     let map = || unsafe { any(addr, len, prot, flags, fd, off) };
     if gather::is_pending() {
@@ -185,6 +188,9 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    if flags & MREMAP_FIXED != 0 {
+        gather::about_to_map_at(to.addr(), new);
+    }
     // SAFETY: the same call.
     let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
     if new > old && gather::is_pending() {

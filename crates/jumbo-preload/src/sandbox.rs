@@ -196,6 +196,7 @@ unsafe extern "C" fn watched(
             answer
         }
         libc::SYS_shmat => {
+            gather::about_to_map_at(second.cast_unsigned() as usize, 1);
             let answer = call();
             if answer != -1 {
                 auto::acquire(State::SysvSegment);
@@ -213,6 +214,10 @@ unsafe extern "C" fn watched(
             answer
         }
         libc::SYS_mmap => {
+            if int(fourth) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+                let at = |argument: c_long| argument.cast_unsigned() as usize;
+                gather::about_to_map_at(at(first), at(second));
+            }
             let answer = call();
             if answer != -1 {
                 auto::mapped_file(std::ptr::null_mut(), int(fourth), int(fifth));

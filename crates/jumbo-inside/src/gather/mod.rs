@@ -213,6 +213,25 @@ pub fn about_to_allocate(bytes: usize) {
     }
 }
 
+/// The program is about to map at addresses of its own choice (MAP_FIXED): what is being freed there, where it was moved to, is
+/// not to be taken for the program's. So it is freed before.
+#[inline(always)]
+pub fn about_to_map_at(address: usize, length: usize) {
+    if window::overlaps(address, length) {
+        clear(address, length);
+    }
+}
+
+#[cold]
+fn clear(address: usize, length: usize) {
+    if FROM.load(Ordering::Relaxed) == usize::MAX || sandbox::is_untried() || !is_own() {
+        return;
+    }
+    let _blocked = Blocked::new();
+    window::WINDOW.with(|window| window.avoid(address, length));
+    HANDOVER.clear(&Kernel);
+}
+
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
 pub fn dismiss() {
     if HANDOVER.has_workers() && is_own() {

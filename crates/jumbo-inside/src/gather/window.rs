@@ -119,7 +119,20 @@ pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
     WINDOW.with(|window| window.take(address, length)).flatten()
 }
 
+/// Whether a window may be among those addresses.
+pub(super) const fn overlaps(address: usize, length: usize) -> bool {
+    address < END && address.saturating_add(length) > BASE
+}
+
 impl Window {
+    /// The program will have these addresses: the next windows are beyond them.
+    pub(super) fn avoid(&mut self, address: usize, length: usize) {
+        let beyond = address
+            .saturating_add(length)
+            .checked_next_multiple_of(ALIKE);
+        self.next = beyond.filter(|beyond| *beyond < END).unwrap_or(BASE);
+    }
+
     fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         // First what most ranges fail. A kernel that cannot say moves one mapping or none.
         let suits = pays(self, address, length, true)
