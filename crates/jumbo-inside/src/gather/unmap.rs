@@ -142,16 +142,20 @@ impl Leaving {
             return false;
         }
         let blocked = self.blocked.take().unwrap_or_default();
-        let place = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
+        let looked = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
             None
         } else {
             window::take(address, length)
         };
+        let was_looked_at = looked.is_some();
+        let place = looked.flatten();
         if place.is_some() || self.batch.bytes() > 0 {
             self.blocked = Some(blocked);
         }
         let Some(place) = place else {
-            Slot::add(&stats::slot().free_inline, length as u64);
+            if was_looked_at {
+                Slot::add(&stats::slot().free_inline, length as u64);
+            }
             return false;
         };
         if !place.is_empty() {
@@ -289,10 +293,10 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
             && memory::is_whole_and_unlocked(address, length).is_ok()
             && window::lies(window, address, length) == Lies::Plainly
     });
-    if suits != Some(true) {
+    if suits == Some(false) {
         Slot::add(&stats::slot().free_inline, length as u64);
-        return None;
     }
+    suits.filter(|suits| *suits)?;
     let mut batch = Batch::new(None);
     batch
         .push(Entry::new(address, length, Operation::Zap))

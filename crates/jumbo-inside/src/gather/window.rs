@@ -110,13 +110,13 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
 }
 
 /// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
-/// is the caller's to unmap; `None` where nothing has changed.
-pub(super) fn take(address: usize, length: usize) -> Option<Range<usize>> {
+/// is the caller's to unmap; `Some(None)` where nothing has changed, and `None` where it was not even looked at.
+pub(super) fn take(address: usize, length: usize) -> Option<Option<Range<usize>>> {
     if length > (END - BASE) / 4 {
         return None;
     }
     // In a signal handler that interrupted us here the kernel unmaps it.
-    WINDOW.with(|window| window.take(address, length)).flatten()
+    WINDOW.with(|window| window.take(address, length))
 }
 
 /// Whether a window may be among those addresses.
