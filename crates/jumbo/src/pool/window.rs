@@ -106,6 +106,16 @@ impl Mapping {
         unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
     }
 
+    /// Puts a private copy of a file over the mapping, from its aligned start on: where it is one of huge pages, reserved by
+    /// the kernel.
+    pub(super) fn map_copy(&self, length: usize, file: BorrowedFd<'_>) -> Result<()> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        debug_assert!(self.address + length <= self.start + self.length);
+        // SAFETY: as in `map_file`.
+        unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
+    }
+
     /// Puts private huge pages over the mapping, from its aligned start on, reserved by the kernel.
     pub(super) fn map_huge(&self, length: usize, size: PageSize) -> Result<()> {
         // MAP_HUGE_*: the binary logarithm of the size, from this bit on (<linux/mman.h>). Linux 3.8.

@@ -189,7 +189,20 @@ fn a_hugetlbfs_mount_bounds_its_pool() {
     let pool = Pool::new(made.unwrap(), Placement::ANYWHERE);
     let resized = pool.resize(Pages(6));
     assert_eq!((pool.page_size(), resized.persistent), (SIZE, Pages(4)));
-    assert!(matches!(resized.stopped, Some(Error::Source(_))));
+    let stopped = resized.stopped.unwrap();
+    assert!(matches!(stopped, Error::Source(_)));
+    assert!(stopped.to_string().contains("size="), "{stopped}");
+    // Nor do arenas and shared regions get past it. The kernel's pool has four more.
+    pool.set_overcommit(Pages(4));
+    let refused = pool.arena(Pages(5), Populate::OnTake).unwrap_err();
+    assert!(refused.to_string().contains("size="), "{refused}");
+    let refused = pool.shared_region(c"region", Pages(2), Populate::OnTake);
+    assert!(refused.unwrap_err().to_string().contains("mount"));
+    let mut arena = pool.arena(Pages(3), Populate::OnTake).unwrap();
+    arena.bytes_mut(0..3).unwrap().fill(1);
+    assert_eq!(kernel_counters(), [8, 4, 0, 0]);
+    drop(arena);
+    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
     drop(pool);
     assert!(mount(&["umount"]));
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
