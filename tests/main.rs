@@ -7,6 +7,7 @@
 //! - [`real_programs`]: CPython, Redis, PostgreSQL, Node, a Go and a static binary.
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
+//! - [`filters`]: programs that put a seccomp filter on themselves.
 //! - [`free`]: large frees, with several threads and later.
 //! - [`hostile`]: programs that mean harm to a command that looks at them.
 //! - [`mappings`]: `mmap` and its kin.
@@ -22,6 +23,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says that it failed by a panic")]
 
 mod allocator;
+mod filters;
 mod free;
 mod hostile;
 mod launcher;

@@ -1,7 +1,7 @@
 //! Has the loader start us first, and compiles mimalloc.
 //!
 //! `initfirst`: our constructor runs before those of other libraries, so that our fork handlers are the
-//! outermost. pthread_atfork(3) calls the first registered last, just before the fork, where glibc takes
+//! innermost. pthread_atfork(3) calls the first registered last, just before the fork, where glibc takes
 //! its own malloc's locks; the other way round we would hold ours while another library waits for its.
 
 #[cfg(feature = "mimalloc")]

@@ -72,6 +72,19 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
     assert_eq!(report.number("/obtained/ledger/free/gathered"), 0.0);
 }
 
+/// `inline` is what was looked at, and left to the caller.
+#[test]
+fn what_nobody_looked_at_is_not_counted() {
+    let files = compiled("merged");
+    for (argument, counted) in [(None, 200.0 * 1048576.0), (Some("merged"), 0.0)] {
+        let program = Program::new(files.path("merged")).args(argument);
+        let (ran, report) = program.reported_with(&["--free-workers=2"]);
+        ran.ok();
+        let inline = report.number("/obtained/ledger/free/inline");
+        assert_eq!(inline, counted, "{argument:?}: {report:?}");
+    }
+}
+
 /// What is freed later would still count as promised, and another program be refused memory.
 #[test]
 fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {

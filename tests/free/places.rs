@@ -77,6 +77,23 @@ fn a_copy_by_a_bare_clone_frees_by_itself() {
     assert_children_free("copy");
 }
 
+/// Where what is pending was moved to no address is the program's, as far as it did not choose one there.
+#[test]
+fn a_program_may_map_where_it_likes_while_memory_is_freed() {
+    assert_same_in_both_modes(&Program::new(compiled("mapped_over").path("mapped_over")));
+}
+
+/// Parent and child have the same ID.
+#[test]
+fn a_copy_that_is_the_first_of_a_namespace_as_its_parent_is_frees_by_itself() {
+    if !host::root() {
+        return;
+    }
+    let files = compiled("namespaced");
+    let program = Program::new(files.path("namespaced")).around(["unshare", "--pid", "--fork"]);
+    assert_same_in_both_modes(&program);
+}
+
 #[test]
 fn a_copy_by_a_bare_clone_waits_for_no_thread_of_its_parent() {
     assert_children_free("busy");

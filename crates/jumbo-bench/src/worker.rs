@@ -27,6 +27,11 @@ pub(crate) enum Task {
     Release(Bytes, bool),
     /// Mappings of each size unmapped, of huge pages where that is set, so many times.
     Unmap(Vec<Bytes>, bool, usize),
+    /// So many blocks of so many bytes freed, by a program that says nothing of huge pages.
+    Blocks(Bytes, usize),
+    /// So many ranges of so many bytes given back: by `munmap` each, or by a `Gather` that hands over so many base pages
+    /// at a time.
+    Ranges(Bytes, usize, Option<u64>),
     /// So many bytes held until the end; where that is set, beside a sibling.
     Hold(Bytes, bool),
     /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes: on base pages;
@@ -80,6 +85,8 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::SmallFree => heap::small_free(),
         Task::Release(size, back) => free::release(size, back),
         Task::Unmap(sizes, huge, times) => free::unmap(&sizes, huge, times),
+        Task::Blocks(size, count) => free::blocks(size, count),
+        Task::Ranges(size, count, flush) => free::ranges(size, count, flush),
         Task::Hold(size, reaper) => return exit::hold(size, reaper),
         Task::Stream(supply, size, threads, passes) => pool::stream(supply, size, threads, passes),
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),

@@ -180,9 +180,21 @@ fn the_json_of_the_free_table() {
             "huge_inline_aa",
             "small_inline",
             "small_inline_aa",
+            "blocks_found",
+            "blocks_found_aa",
+            "gather_aa",
+            "gather_1024_pages",
+            "gather_32768_pages",
+            "gather_262144_pages",
         ],
         &[],
     );
+    let published = |name: &str| {
+        let mut rows = table["rows"].as_array().unwrap().iter();
+        rows.find(|row| row["name"] == name).unwrap()["published"].clone()
+    };
+    assert_eq!(published("free_1_workers"), "1.21");
+    assert_eq!(published("free_2_workers"), "1.91");
     assert!(table["ratios"]["free_4_workers"].is_null(), "{table:#}");
 }
 

@@ -10,7 +10,7 @@
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`orders`]: what the launcher tells the library, in one environment variable.
 //! - [`pool`]: the rules of a pool of huge pages, for the heap and for `jumbo::pool`.
-//! - [`headroom`], [`sandbox`]: what may be touched and called without harm.
+//! - [`headroom`], [`sandbox`]: what may be touched and called without harm; [`bpf`]: what a filter would say to a call.
 //! - [`sys`], [`sync`], [`units`]: system calls that rustix lacks, locks, sizes.
 //!
 //! This crate is no public interface: `jumbo` is. Its functions take addresses; those whose callers have to keep a promise
@@ -18,6 +18,7 @@
 
 #![cfg_attr(not(test), no_std)]
 
+pub mod bpf;
 pub mod gather;
 pub mod headroom;
 pub mod heap;

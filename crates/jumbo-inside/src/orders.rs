@@ -47,6 +47,9 @@ pub struct Orders<'a> {
     /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
     /// harmless under them.
     pub filters: u32,
+    /// How many the launcher itself runs under, tried out or not: a program that it started lives with our advice under
+    /// these as well as without, as far as is known. What comes later is another matter.
+    pub launched_under: u32,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
     pub pmd: usize,
     /// Where the ledger is mapped from, if anybody wants one.
@@ -69,11 +72,15 @@ impl Default for Orders<'_> {
             reaper: ReaperMode::Auto,
             orphans_are_taken: false,
             filters: 0,
+            launched_under: 0,
             pmd: 2 << 20,
             ledger: None,
         }
     }
 }
+
+/// The key of [`Orders::launched_under`].
+const LAUNCHED_UNDER: &str = "launched_under";
 
 /// The most threads that can be asked for with `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
@@ -173,6 +180,15 @@ impl<'a> Orders<'a> {
             .then_some(at)
     }
 
+    /// Where in `text` the ten digits of [`Orders::launched_under`] are, to be written over.
+    pub fn launched_digits(text: &str) -> Option<Range<usize>> {
+        let key = text.find(LAUNCHED_UNDER)?;
+        let start = key + LAUNCHED_UNDER.len() + 1;
+        let digits = text.get(start..start + 10)?;
+        let whole = digits.bytes().all(|byte| byte.is_ascii_digit());
+        whole.then_some(start..start + 10)
+    }
+
     /// The orders in `text`. A key that is not known, or a value that does not parse, keeps the default:
     /// a program must run whatever its environment says.
     pub fn decode(text: &'a str) -> Self {
@@ -201,6 +217,9 @@ impl<'a> Orders<'a> {
                 "small_pages" => orders.small_pages = value != "0",
                 "orphans" => orders.orphans_are_taken = value != "0",
                 "filters" => orders.filters = value.parse().unwrap_or(orders.filters),
+                LAUNCHED_UNDER => {
+                    orders.launched_under = value.parse().unwrap_or(orders.launched_under);
+                }
                 "reaper" => {
                     let known = ReaperMode::ALL
                         .into_iter()
@@ -241,6 +260,7 @@ impl fmt::Display for Orders<'_> {
             self.filters,
             self.pmd
         )?;
+        write!(f, ",{LAUNCHED_UNDER}={:010}", self.launched_under)?;
         if self.small_pages {
             f.write_str(",small_pages=1")?;
         }
@@ -359,7 +379,7 @@ mod tests {
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans_are_taken: bool,
-            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9,
+            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
@@ -369,10 +389,12 @@ mod tests {
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans_are_taken, filters, pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans_are_taken, filters, launched_under, pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());
+            let digits = Orders::launched_digits(&text).and_then(|digits| text.get(digits));
+            prop_assert_eq!(digits.and_then(|digits| digits.parse().ok()), Some(launched_under));
             let digit = Orders::orphans_digit(&text).unwrap();
             let mut changed = text.clone();
             changed.replace_range(digit..=digit, "1");

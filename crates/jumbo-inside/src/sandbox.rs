@@ -1,10 +1,14 @@
-//! Whether this process runs under a seccomp filter: [`is_entered`], [`is_untried`].
+//! Whether this process runs under a seccomp filter: [`is_entered`], [`is_untried`], [`allows_advice`].
 //!
 //! A filter knows the system calls that its program makes, not ours: one that the program never made may
 //! end it. So whoever works inside somebody else's process asks here before a call of his own, and
 //! leaves it where a filter is at work. A filter is known when it was there at the start ([`detect`]), or
 //! when the program installs one through the C library ([`enter`], from the preload library). One that is
-//! installed by a system call in the program's own machine code is not seen.
+//! installed by a system call in the program's own machine code is not seen until the program execs.
+//!
+//! Advice (madvise(2)) is what the heap lives by, and what most filters let pass: a filter that the program installs is
+//! asked beforehand ([`super::bpf`]), and only where it would not let advice pass is none given from then on. Everything
+//! else that the heap does, the C library's own allocator does too: mapping, unmapping, moving, protecting.
 //!
 //! Containers put a filter on all they start. Under one that was inherited, somebody else can make the calls
 //! first, in a process that may die of it: the launcher does, and says under how many filters they were
@@ -16,7 +20,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
+
+use super::bpf::{self, Call};
 
 /// How many reasons there are to think so.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
@@ -25,6 +31,9 @@ static FILTERS: AtomicU32 = AtomicU32::new(0);
 static TRIED: AtomicU32 = AtomicU32::new(0);
 /// One of them was there at the start.
 static FROM_START: AtomicU32 = AtomicU32::new(0);
+
+/// How many reasons there are to give no advice: filters that do not let it pass, or may not.
+static SILENCING: AtomicU32 = AtomicU32::new(0);
 
 /// True where a filter came after the start: the one from before (a container's, say) has let the dynamic
 /// loader open and read files, this one may not.
@@ -42,30 +51,82 @@ pub fn is_untried() -> bool {
     FILTERS.load(Ordering::Acquire) > TRIED.load(Ordering::Relaxed)
 }
 
-/// A filter is about to be installed. Before the call, since it is at work when the call returns.
-pub fn enter() {
-    FILTERS.fetch_add(1, Ordering::AcqRel);
+/// True where madvise(2) is harmless, as far as is known.
+#[inline(always)]
+pub fn allows_advice() -> bool {
+    SILENCING.load(Ordering::Acquire) == 0
 }
 
-/// The filter of the last [`enter`] was refused by the kernel.
-pub fn leave() {
-    FILTERS.fetch_sub(1, Ordering::AcqRel);
+/// A filter that is about to be installed: at work from [`enter`] on, since it may be when the call returns.
+#[derive(Debug)]
+#[must_use]
+pub struct Entering(());
+
+/// A filter is about to be installed.
+pub fn enter() -> Entering {
+    SILENCING.fetch_add(1, Ordering::AcqRel);
+    FILTERS.fetch_add(1, Ordering::AcqRel);
+    Entering(())
+}
+
+impl Entering {
+    /// The kernel refused the filter.
+    pub fn refused(self) {
+        FILTERS.fetch_sub(1, Ordering::AcqRel);
+        SILENCING.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// The kernel took it. `None`: it is not known, or lets next to nothing pass (the strict mode).
+    pub fn installed(self, filter: Option<&[libc::sock_filter]>) {
+        if filter.is_some_and(lets_advice) {
+            SILENCING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Whether a filter lets all advice pass that is given in the program's name: ours, and that of glibc's tunable.
+fn lets_advice(filter: &[libc::sock_filter]) -> bool {
+    const LENGTH: usize = 2 << 20;
+    let advice = [
+        libc::MADV_HUGEPAGE,
+        libc::MADV_COLLAPSE,
+        libc::MADV_DONTNEED,
+        libc::MADV_POPULATE_WRITE,
+    ];
+    advice.into_iter().all(|advice| {
+        let advice = advice.cast_unsigned() as usize;
+        let here = lets_advice as *const () as usize;
+        let call = Call::new(libc::SYS_madvise, here, [1 << 45, LENGTH, advice, 0, 0, 0]);
+        bpf::lets(filter, &call)
+    })
 }
 
 /// Looks whether a filter was there before: `Seccomp` in /proc/self/status (proc_pid_status(5), Linux
 /// 3.8). Only where files may be opened, as at a program's start, when the dynamic loader has just done
 /// so. Where the file cannot be read there is taken to be one. `tried` is the number of filters under
 /// which the calls that give memory back were found harmless; where it is another, one was put on
-/// since.
-pub fn detect(tried: u32) {
+/// since. `launched_under` is how many the launcher has itself, tried or not: [`known`] there. Under these a program
+/// is advised; one that was put on since may not let that pass.
+pub fn detect(tried: u32, launched_under: u32) {
     match inherited() {
         Some(0) => {}
         found => {
-            enter();
+            FILTERS.fetch_add(1, Ordering::AcqRel);
             FROM_START.store(1, Ordering::Release);
             TRIED.store(u32::from(found == Some(tried)), Ordering::Relaxed);
+            if found.unwrap_or(UNKNOWN) > launched_under {
+                SILENCING.fetch_add(1, Ordering::AcqRel);
+            }
         }
     }
+}
+
+/// A number of filters that is not known.
+const UNKNOWN: u32 = u32::MAX;
+
+/// How many filters this process has, for [`detect`].
+pub fn known() -> u32 {
+    inherited().unwrap_or(UNKNOWN)
 }
 
 /// How many filters this process has: 0, or `Seccomp_filters` of /proc/self/status (Linux 5.9). `None`
@@ -73,7 +134,8 @@ pub fn detect(tried: u32) {
 pub fn inherited() -> Option<u32> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     let mut text = [0u8; 4096];
-    let length = rustix::fs::open(c"/proc/self/status", flags, Mode::empty())
+    // As the dynamic loader does it: not by open(2), which a filter may not let pass.
+    let length = rustix::fs::openat(CWD, c"/proc/self/status", flags, Mode::empty())
         .and_then(|file| rustix::io::read(&file, &mut text));
     filters(text.get(..length.ok()?)?)
 }
@@ -112,10 +174,10 @@ mod tests {
 
     #[test]
     fn a_refused_filter_is_forgotten() {
-        let before = is_entered();
-        enter();
-        assert!(is_entered());
-        leave();
-        assert_eq!(is_entered(), before);
+        let before = (is_entered(), allows_advice());
+        let entering = enter();
+        assert!(is_entered() && !allows_advice());
+        entering.refused();
+        assert_eq!((is_entered(), allows_advice()), before);
     }
 }

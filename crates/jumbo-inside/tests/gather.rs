@@ -527,7 +527,7 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
         unsafe { gather::after_fork(held) };
         if child == 0 {
             // SAFETY: it is the child.
-            unsafe { gather::forked() };
+            unsafe { gather::forked(std::process::id().cast_signed()) };
             let code = i32::from(!in_child(other));
             // SAFETY: the child is not to run what the test's process has to run at its end.
             unsafe { libc::_exit(code) };

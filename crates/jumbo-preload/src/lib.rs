@@ -19,6 +19,8 @@
 mod alloc;
 mod bytes;
 mod end;
+mod environment;
+mod glibc;
 mod maps;
 #[cfg(feature = "mimalloc")]
 mod mimalloc;

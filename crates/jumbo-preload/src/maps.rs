@@ -9,10 +9,11 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
+use jumbo_inside::sandbox;
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
-    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_MAYMOVE,
-    PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_FIXED,
+    MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 
 use crate::next;
@@ -45,6 +46,9 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
+        gather::about_to_map_at(addr.addr(), len);
+    }
     // SAFETY: the caller's promise.
     let map = || unsafe { any(addr, len, prot, flags, fd, off) };
     if gather::is_pending() {
@@ -79,7 +83,7 @@ unsafe fn any(
 ) -> *mut c_void {
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
-    let mapped = if large && pmd != 0 {
+    let mapped = if large && pmd != 0 && sandbox::allows_advice() {
         // SAFETY: the caller's promise.
         unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
     } else {
@@ -184,6 +188,9 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    if flags & MREMAP_FIXED != 0 {
+        gather::about_to_map_at(to.addr(), new);
+    }
     // SAFETY: the same call.
     let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
     if new > old && gather::is_pending() {

@@ -1,7 +1,7 @@
 //! The calls by which a program installs a seccomp filter: prctl(2), syscall(2).
 //!
-//! From then on no system call is made that the program does not make itself; see
-//! [`jumbo_inside::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
+//! From then on no system call is made that the program's own allocator would not make, but for advice where the filter
+//! lets it pass; see [`jumbo_inside::sandbox`]. Calls of [`sharing`] that a program makes by their number are met here too.
 
 use core::ffi::{c_int, c_long, c_ulong};
 
@@ -10,7 +10,7 @@ use jumbo_inside::sandbox;
 use jumbo_inside::{gather, heap};
 
 use crate::reaper::auto;
-use crate::{next, sharing};
+use crate::{environment, glibc, mimalloc, next, sharing};
 
 /// prctl(2)'s ways to take privilege from one thread: the workers of [`gather`] would keep it.
 const NARROWING: [c_int; 4] = [
@@ -20,8 +20,12 @@ const NARROWING: [c_int; 4] = [
     libc::PR_SET_SECUREBITS,
 ];
 
-/// SECCOMP_SET_MODE_STRICT and SECCOMP_SET_MODE_FILTER of seccomp(2); the operations behind only ask.
-const SET_MODES: core::ops::RangeInclusive<c_long> = 0..=1;
+/// What seccomp(2) is asked for; the operations behind these only ask.
+const SET_MODES: core::ops::RangeInclusive<c_long> =
+    SET_MODE_STRICT..=libc::SECCOMP_SET_MODE_FILTER as c_long;
+const SET_MODE_STRICT: c_long = libc::SECCOMP_SET_MODE_STRICT as c_long;
+/// Success is a descriptor then, and not 0.
+const LISTENER: c_long = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as c_long;
 
 /// prctl(2). Declared with the five arguments that the kernel looks at; the calling conventions of Linux
 /// let the callee name them all the same.
@@ -39,7 +43,12 @@ pub unsafe extern "C" fn prctl(
     // SAFETY: the same call.
     let call = || unsafe { (next::prctl.get())(option, first, second, third, fourth) };
     if option == libc::PR_SET_SECCOMP {
-        return entering(call, |answer| *answer == 0);
+        let strict = first == c_ulong::from(libc::SECCOMP_MODE_STRICT);
+        return entering(
+            call,
+            |answer| *answer == 0,
+            (!strict).then_some(second.cast_signed()),
+        );
     }
     if NARROWING.contains(&option) {
         gather::retire();
@@ -162,9 +171,14 @@ unsafe extern "C" fn watched(
     let call =
         || unsafe { (next::syscall.get())(number, first, second, third, fourth, fifth, sixth) };
     match number {
-        libc::SYS_seccomp if SET_MODES.contains(&first) => entering(call, |answer| *answer == 0),
+        libc::SYS_seccomp if SET_MODES.contains(&first) => {
+            let listens = second & LISTENER != 0;
+            let installed = |answer: &c_long| *answer == 0 || listens && *answer > 0;
+            entering(call, installed, (first != SET_MODE_STRICT).then_some(third))
+        }
         libc::SYS_prctl if first == c_long::from(libc::PR_SET_SECCOMP) => {
-            entering(call, |answer| *answer == 0)
+            let strict = second == c_long::from(libc::SECCOMP_MODE_STRICT);
+            entering(call, |answer| *answer == 0, (!strict).then_some(third))
         }
         libc::SYS_prctl => {
             if NARROWING.map(c_long::from).contains(&first) {
@@ -199,6 +213,7 @@ unsafe extern "C" fn watched(
             answer
         }
         libc::SYS_shmat => {
+            gather::about_to_map_at(second.cast_unsigned() as usize, 1);
             let answer = call();
             if answer != -1 {
                 auto::acquire(State::SysvSegment);
@@ -216,6 +231,10 @@ unsafe extern "C" fn watched(
             answer
         }
         libc::SYS_mmap => {
+            if int(fourth) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+                let at = |argument: c_long| argument.cast_unsigned() as usize;
+                gather::about_to_map_at(at(first), at(second));
+            }
             let answer = call();
             if answer != -1 {
                 auto::mapped_file(core::ptr::null_mut(), int(fourth), int(fifth));
@@ -232,16 +251,46 @@ const fn int(argument: c_long) -> c_int {
     argument as c_int
 }
 
-/// Makes a call that installs a filter where it succeeds.
-fn entering<T>(call: impl FnOnce() -> T, succeeded: impl FnOnce(&T) -> bool) -> T {
+/// Makes a call that installs a filter where it succeeds: the one at that address, or the strict mode's.
+fn entering<T>(
+    call: impl FnOnce() -> T,
+    succeeded: impl FnOnce(&T) -> bool,
+    filter: Option<c_long>,
+) -> T {
     heap::before_confinement();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.
-    sandbox::enter();
-    gather::retire();
-    let answer = call();
-    if !succeeded(&answer) {
-        sandbox::leave();
+    let is_first = !sandbox::is_untried();
+    let entering = sandbox::enter();
+    if is_first {
+        gather::confine();
     }
+    glibc::follow();
+    mimalloc::confine();
+    let answer = call();
+    if succeeded(&answer) {
+        // SAFETY: the kernel has just read the filter there.
+        let filter = filter.and_then(|filter| unsafe { steps(filter) });
+        entering.installed(filter);
+        environment::entered(filter);
+    } else {
+        entering.refused();
+    }
+    glibc::follow();
     answer
+}
+
+/// The steps of a filter, as prctl(2) and seccomp(2) take it.
+///
+/// # Safety
+/// The kernel has taken it, and the program leaves it alone for now.
+unsafe fn steps<'a>(filter: c_long) -> Option<&'a [libc::sock_filter]> {
+    let filter =
+        core::ptr::with_exposed_provenance::<libc::sock_fprog>(usize::try_from(filter).ok()?);
+    // SAFETY: the caller's promise: the kernel takes none that is null, or cannot be read; it need not be aligned.
+    unsafe {
+        let filter = filter.read_unaligned();
+        let is_aligned = filter.filter.is_aligned();
+        is_aligned.then(|| core::slice::from_raw_parts(filter.filter, filter.len.into()))
+    }
 }

@@ -113,6 +113,8 @@ pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_i
 /// As for shmat(2): SHM_REMAP replaces what is there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+    // How long it is only the kernel knows.
+    gather::about_to_map_at(at.addr(), 1);
     // SAFETY: the same call.
     let attached = unsafe { (next::shmat.get())(id, at, flags) };
     if attached != libc::MAP_FAILED {

@@ -1,6 +1,6 @@
 //! The constructor: reads the orders, joins the ledger, starts diverting.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo_inside::gather;
@@ -8,20 +8,16 @@ use jumbo_inside::heap::{self, HeldLocks, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
 use jumbo_inside::sandbox;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
+use crate::environment::{self, Environment};
 use crate::reaper::Orphans;
-use crate::{alloc, maps, mimalloc, next, reaper, streams};
+use crate::{alloc, glibc, maps, mimalloc, next, reaper, streams};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: unsafe extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = start;
-
-/// This library's file name, as it ends its entry in LD_PRELOAD.
-const LIBRARY: &[u8] = b"libjumbo_preload.so";
-/// What the launcher adds to GLIBC_TUNABLES.
-const TUNABLE: &[u8] = b"glibc.malloc.hugetlb=1";
 
 /// # Safety
 /// Called once by the dynamic loader, with the process's own vectors, before `main`.
@@ -42,7 +38,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
         let orders = Orders::decode(text);
         obey(&orders, &environment);
         if !orders.follow {
-            leave_environment(orders.tunable, &environment);
+            environment::leave(orders.tunable, &environment);
         }
     }
     next::set_errno(errno);
@@ -50,18 +46,25 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
     // Before anybody asks.
-    sandbox::detect(orders.filters);
+    sandbox::detect(orders.filters, orders.launched_under);
     if let Some(ledger) = orders.ledger.and_then(join) {
-        heap::count_in(ledger, pid());
+        heap::count_in(ledger, process());
     }
-    let glibc = next::malloc_is_glibcs();
-    let mut flags = if glibc { 0 } else { flag::FOREIGN_MALLOC };
+    let is_glibc = next::malloc_is_glibcs();
+    if orders.tunable {
+        glibc::watch(orders.pmd);
+    }
+    // Nor of what follows is known that it is harmless.
+    if !sandbox::allows_advice() {
+        return;
+    }
+    let mut flags = if is_glibc { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
     let hugetlb = tunables
         .split(|byte| *byte == b':')
         .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
         .next_back();
-    let ours = glibc && orders.heap != HeapMode::Off;
+    let ours = is_glibc && orders.heap != HeapMode::Off;
     let mimalloc = ours && orders.heap == HeapMode::Mimalloc && mimalloc::IS_THERE;
     let settings = Settings {
         pmd: orders.pmd,
@@ -95,8 +98,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         FreeMode::Off => None,
     };
     // Threads are made under whatever locks the caller of munmap(2) holds: of another malloc, that may be its own.
-    if let Some(mode) = mode.filter(|_| glibc) {
-        gather::inside(environment.0.addr());
+    if let Some(mode) = mode.filter(|_| is_glibc) {
+        gather::inside(environment.address());
         gather::start(gather::Settings {
             mode,
             threads: orders.free_workers,
@@ -124,7 +127,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         are_taken: orders.orphans_are_taken,
         digit: environment.orphans_digit(),
     };
-    reaper::begin(orders.reaper, ours || !glibc, &orphans);
+    reaper::begin(orders.reaper, ours || !is_glibc, &orphans);
 }
 
 /// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It
@@ -136,26 +139,25 @@ fn is_launched(pool: PoolOrder, environment: &Environment) -> bool {
             let orders = environment.value(Orders::VARIABLE.as_bytes());
             let orders = orders.and_then(|value| core::str::from_utf8(value).ok());
             if let Some(digits) = orders.and_then(PoolOrder::warm_digits) {
-                environment.overwrite(Orders::VARIABLE.as_bytes(), digits.start, pid());
+                environment.overwrite(Orders::VARIABLE.as_bytes(), digits.start, process());
             }
             true
         }
-        Some(process) => process == pid(),
+        Some(launched) => launched == process(),
     }
 }
 
-fn pid() -> u32 {
-    rustix::process::getpid()
-        .as_raw_nonzero()
-        .get()
-        .unsigned_abs()
+/// This process's ID, in its first thread or in the one thread of a fork's child, without a system call: a seccomp
+/// filter may end who makes getpid(2).
+fn process() -> u32 {
+    glibc::thread()
 }
 
 /// Maps the launcher's ledger. Where it cannot be had (another user by now, another PID namespace), the
 /// program runs all the same and is not counted.
 fn join(path: &str) -> Option<&'static Ledger> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()?;
     Ledger::map(&fd).ok().filter(|ledger| ledger.is_valid())
 }
 
@@ -198,152 +200,7 @@ unsafe extern "C" fn after_fork_child() {
     streams::reset();
     // SAFETY: this is the child.
     unsafe {
-        heap::forked(pid());
+        heap::forked(process());
         reaper::forked();
-    }
-}
-
-/// Takes what the launcher added out of the environment, so that children run without us. The strings
-/// are only ever cut shorter, in place.
-fn leave_environment(tunable: bool, environment: &Environment) {
-    environment.cut(
-        b"LD_PRELOAD",
-        |entry| entry.ends_with(LIBRARY),
-        |byte| byte == b':' || byte == b' ',
-    );
-    if tunable {
-        environment.cut(
-            b"GLIBC_TUNABLES",
-            |entry| entry == TUNABLE,
-            |byte| byte == b':',
-        );
-    }
-    environment.remove(Orders::VARIABLE.as_bytes());
-}
-
-/// The process's environment, before anybody else has looked at it.
-struct Environment(*mut *mut c_char);
-
-impl Environment {
-    /// # Safety
-    /// `vector` is null, or an environment as execve(2) lays it out, which nobody else changes while
-    /// this lives.
-    const unsafe fn new(vector: *mut *mut c_char) -> Self {
-        Self(vector)
-    }
-
-    fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
-        let mut slot = self.0;
-        core::iter::from_fn(move || {
-            // SAFETY: `new`'s promise: the vector goes on until its null pointer.
-            if slot.is_null() || unsafe { slot.read() }.is_null() {
-                return None;
-            }
-            let this = slot;
-            // SAFETY: this entry is not the last one, so there is a next.
-            slot = unsafe { slot.add(1) };
-            Some(this)
-        })
-    }
-
-    /// The slot of `name`, and where in its string the value begins.
-    fn find(&self, name: &[u8]) -> Option<(*mut *mut c_char, usize)> {
-        self.slots().find_map(|slot| {
-            // SAFETY: `new`'s promise: each entry is a terminated string.
-            let entry = unsafe { CStr::from_ptr(slot.read()) }.to_bytes();
-            let rest = entry.strip_prefix(name)?;
-            rest.starts_with(b"=").then_some((slot, name.len() + 1))
-        })
-    }
-
-    fn value(&self, name: &[u8]) -> Option<&[u8]> {
-        let (slot, offset) = self.find(name)?;
-        // SAFETY: as in `find`; the offset is within the string.
-        Some(&unsafe { CStr::from_ptr(slot.read()) }.to_bytes()[offset..])
-    }
-
-    /// Writes a number over the ten digits at an offset of a value.
-    fn overwrite(&self, name: &[u8], at: usize, mut number: u32) {
-        let Some((slot, offset)) = self.find(name) else {
-            return;
-        };
-        for place in (0..10).rev() {
-            let digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
-            number /= 10;
-            // SAFETY: the string is writable (the kernel puts it on the stack), read by nobody else now,
-            // and the caller found ten digits there.
-            unsafe {
-                slot.read()
-                    .add(offset + at + place)
-                    .cast::<u8>()
-                    .write(digit)
-            };
-        }
-    }
-
-    /// The digit of the orders that says whether orphans are taken; or null.
-    fn orphans_digit(&self) -> *mut u8 {
-        let found = self.find(Orders::VARIABLE.as_bytes());
-        let orders = self.value(Orders::VARIABLE.as_bytes());
-        let orders = orders.and_then(|value| core::str::from_utf8(value).ok());
-        match (found, orders.and_then(Orders::orphans_digit)) {
-            // SAFETY: `find`'s and `value`'s: it is a byte of the string.
-            (Some((slot, offset)), Some(at)) => unsafe { slot.read().add(offset + at).cast() },
-            _ => core::ptr::null_mut(),
-        }
-    }
-
-    /// Cuts the entries that `unwanted` names out of a list, and the variable if nothing is left.
-    fn cut(&self, name: &[u8], unwanted: impl Fn(&[u8]) -> bool, separator: impl Fn(u8) -> bool) {
-        let Some((slot, offset)) = self.find(name) else {
-            return;
-        };
-        // SAFETY: the string is terminated, writable (the kernel puts it on the stack), and read by
-        // nobody else now; `length` does not reach past its end.
-        let value = unsafe {
-            let start = slot.read().add(offset).cast::<u8>();
-            let length = CStr::from_ptr(start.cast()).to_bytes().len();
-            core::slice::from_raw_parts_mut(start, length + 1)
-        };
-        let length = value.len() - 1;
-        let (mut from, mut to) = (0, 0);
-        while from < length {
-            let end = value[from..length]
-                .iter()
-                .position(|byte| separator(*byte))
-                .map_or(length, |at| from + at);
-            if !unwanted(&value[from..end]) {
-                if to > 0 {
-                    // The separator that stood in front of this entry.
-                    value[to] = value[from - 1];
-                    to += 1;
-                }
-                value.copy_within(from..end, to);
-                to += end - from;
-            }
-            from = end + 1;
-        }
-        value[to..].fill(0);
-        if to == 0 {
-            self.remove(name);
-        }
-    }
-
-    fn remove(&self, name: &[u8]) {
-        let Some((slot, _)) = self.find(name) else {
-            return;
-        };
-        let mut to = slot;
-        loop {
-            // SAFETY: `to` starts at an entry and stops at the vector's null pointer.
-            unsafe {
-                let next = to.add(1).read();
-                to.write(next);
-                if next.is_null() {
-                    return;
-                }
-                to = to.add(1);
-            }
-        }
     }
 }

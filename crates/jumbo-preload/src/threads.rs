@@ -12,6 +12,7 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 use jumbo_inside::gather;
+use jumbo_inside::sandbox;
 
 use crate::next;
 
@@ -59,8 +60,8 @@ extern "C" fn leave_thrd() -> *mut c_void {
 }
 
 fn leave() {
-    // Linux names the first thread after the process.
-    if rustix::thread::gettid() == rustix::process::getpid() {
+    // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
+    if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
         gather::retire_for_good();
     }
     // Where nobody has called any of ours so far.

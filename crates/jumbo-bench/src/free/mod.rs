@@ -9,11 +9,11 @@
 
 mod worker;
 
-pub(crate) use worker::{release, unmap};
+pub(crate) use worker::{blocks, ranges, release, unmap};
 
 use std::num::NonZeroU32;
 
-use jumbo::kernel::Root;
+use jumbo::kernel::{Root, thp};
 use jumbo::units::Bytes;
 
 use crate::child::{Launch, ask};
@@ -31,6 +31,13 @@ pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
 /// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
 const HUGE: Bytes = Bytes(2 << 30);
+
+/// A block of the row on the host as it is found.
+const BLOCK: Bytes = Bytes(128 << 20);
+
+/// A range of a `Gather`, and how many base pages one hands over at a time: the last is what it does by default.
+const RANGE: Bytes = Bytes(1 << 20);
+const FLUSHES: [u64; 3] = [1 << 10, 32 << 10, 256 << 10];
 
 /// What a program maps and unmaps all the time, in MiB.
 const SMALL: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -63,7 +70,10 @@ pub fn measure(
     let names = ("small_inline", "munmap of 1 to 64 MiB");
     let small = unmaps(settings, names, (sizes, false), small);
     let table = Table::new("free", format!("{size} in base pages"), settings, machine);
-    group::measure(settings, progress, table, vec![frees, huge, small])
+    let found = found(settings, &root, size);
+    let gathers = gathers(settings, size);
+    let groups = vec![frees, huge, small, found, gathers];
+    group::measure(settings, progress, table, groups)
 }
 
 fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Group<'a> {
@@ -93,9 +103,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
         };
         let name = format!("free_{workers}_workers");
         let row = group.ratio((&name, &measure, "call_ms"), [plain, side]);
-        if workers > 1 {
-            row.published("1.86 by default, 2.26 at best");
-        }
+        row.published(published(workers));
     }
     let sides = [plain, background];
     let what = ("free_background_call", "free, until it returns", "call_ms");
@@ -103,6 +111,74 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     let measure = "free, until the memory is back";
     group.ratio(("free_background_back", measure, "back_ms"), sides);
     group
+}
+
+/// Blocks as large as jumbo looks at where the host brings no huge pages, with the host as it is found: where huge pages are
+/// to be had jumbo's side is on them.
+fn found<'a>(settings: &'a Settings, root: &Root, size: Bytes) -> Group<'a> {
+    let is_never = thp::pmd_size(root).is_ok_and(|pmd| thp::is_never(root, pmd));
+    let (measure, freed) = match is_never {
+        true => (
+            "free of blocks, host as found (THP never)",
+            Freed::By(u32::MAX, size),
+        ),
+        false => (
+            "free of blocks, host as found (THP not never)",
+            Freed::Anyhow,
+        ),
+    };
+    let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(1);
+    let mut group = Group::new(measure);
+    let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
+        let freed = if launch == Launch::Plain {
+            Freed::Anyhow
+        } else {
+            freed
+        };
+        let expected = Expected {
+            freed,
+            ..Expected::default()
+        };
+        let (name, what) = (launch.name(), (launch, Task::Blocks(BLOCK, count)));
+        group.side(name, size, move || ask(settings, &what, &expected))
+    });
+    group.against_itself(("blocks_found_aa", measure, "call_ms"), plain);
+    group.ratio(("blocks_found", measure, "call_ms"), [plain, jumbo]);
+    group
+}
+
+/// Many ranges by a `Gather` of the program's own, by how much it hands over at a time.
+fn gathers(settings: &Settings, size: Bytes) -> Group<'_> {
+    let count = usize::try_from(size.0 / RANGE.0).unwrap_or(1);
+    let mut group = Group::new("Gather");
+    let mut side = |name: String, flush| {
+        let what = (Launch::Plain, Task::Ranges(RANGE, count, flush));
+        let expected = Expected::on(On::Base(size));
+        group.side(name, size, move || ask(settings, &what, &expected))
+    };
+    let plain = side("munmap".to_owned(), None);
+    let by = FLUSHES.map(|pages| (pages, side(format!("flush_pages {pages}"), Some(pages))));
+    let measure = "ranges of 1 MiB, munmap each";
+    group.against_itself(("gather_aa", measure, "call_ms"), plain);
+    for (pages, side) in by {
+        let measure = format!("ranges of 1 MiB, Gather with {pages} flush_pages");
+        let name = format!("gather_{pages}_pages");
+        group.ratio((&name, &measure, "call_ms"), [plain, side]);
+    }
+    group
+}
+
+/// What the series "mm: parallel free" of 2017 came to with so many threads.
+const fn published(workers: u32) -> Option<&'static str> {
+    match workers {
+        1 => Some("1.21"),
+        2 => Some("1.91"),
+        4 => Some("2.23"),
+        8 => Some("2.26"),
+        16 => Some("2.23"),
+        32 => Some("1.74"),
+        _ => None,
+    }
 }
 
 /// A row on mappings of these sizes, unmapped by so many processes, each so many times.

@@ -4,9 +4,10 @@
 
 use std::time::{Duration, Instant};
 
+use jumbo::gather::{Gather, Tunables};
 use jumbo::kernel::Root;
 use jumbo::status::{Covered, Freeing};
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, Pages};
 
 use crate::Error;
 use crate::memory::{Block, Mapping, Memory, Watch, base_pages_only};
@@ -66,6 +67,56 @@ pub(crate) fn unmap(sizes: &[Bytes], huge: bool, times: usize) -> Result<Sample,
     Ok(Sample::new([("unmap_us", unmap_us)], Memory::sum(had)))
 }
 
+/// Allocates `count` blocks of `size` bytes, touches them, and frees one after the other. It is an ordinary program: on what
+/// pages they are is the host's business.
+pub(crate) fn blocks(size: Bytes, count: usize) -> Result<Sample, Error> {
+    let root = Root::host();
+    let blocks = (0..count).map(|_| Block::allocate(size).ok_or(Error::Malloc(size)));
+    let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+    blocks.iter_mut().for_each(Block::touch);
+    let had = blocks
+        .iter()
+        .map(|block| Memory::read_of(&root, &block.addresses()));
+    let had = had.collect::<Result<Vec<_>, _>>()?;
+    let clock = Instant::now();
+    blocks.into_iter().for_each(drop);
+    let mut sample = Sample::new([("call_ms", ms(clock.elapsed()))], Memory::sum(had));
+    sample.freed = settled(&root)?;
+    Ok(sample)
+}
+
+/// Maps `count` ranges of `size` bytes, apart from each other and in base pages, touches them and gives them back: by `munmap`,
+/// or by a gather that hands over so many base pages at a time.
+pub(crate) fn ranges(size: Bytes, count: usize, flush: Option<u64>) -> Result<Sample, Error> {
+    base_pages_only()?;
+    let root = Root::host();
+    let ranges = (0..count).map(|_| Mapping::apart(size).map_err(Error::Map));
+    let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+    ranges.iter_mut().for_each(Mapping::touch);
+    let memory = Memory::read(&root)?;
+    let clock = Instant::now();
+    match flush {
+        None => {
+            for range in ranges {
+                range.unmap().map_err(Error::Map)?;
+            }
+        }
+        Some(pages) => {
+            let mut gather = Gather::new(Tunables {
+                flush_pages: Pages(pages),
+                ..Tunables::default()
+            });
+            for range in ranges {
+                let added = range.add_to(&mut gather);
+                added.map_err(|error| Error::Map(error.errno.into()))?;
+            }
+            let finished = gather.finish();
+            finished.map_err(|error| Error::Map(error.errno.into()))?;
+        }
+    }
+    Ok(Sample::new([("call_ms", ms(clock.elapsed()))], memory))
+}
+
 /// What was counted, when nothing is left to be counted.
 fn settled(root: &Root) -> Result<Option<Freeing>, Error> {
     let clock = Instant::now();
@@ -83,6 +134,17 @@ fn settled(root: &Root) -> Result<Option<Freeing>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_and_ranges_are_freed_and_timed() {
+        let size = Bytes(4 << 20);
+        let sample = blocks(size, 3).unwrap();
+        assert!(sample.figures["call_ms"] > 0.0 && sample.memory.resident >= Bytes(12 << 20));
+        for flush in [None, Some(1), Some(1 << 20)] {
+            let sample = ranges(size, 3, flush).unwrap();
+            assert!(sample.figures["call_ms"] > 0.0 && sample.memory.resident >= Bytes(12 << 20));
+        }
+    }
 
     #[test]
     fn mappings_are_unmapped_and_timed() {

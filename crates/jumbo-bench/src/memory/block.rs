@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
+use jumbo::gather::{FreeError, Gather, Operation};
 use jumbo::units::{Bytes, PageSize};
 
 /// What one huge page maps where one is wanted; where it is more, the claim of the side fails.
@@ -99,6 +100,15 @@ impl Mapping {
         }
     }
 
+    /// `mmap` of a range with nothing behind it, so that it is no neighbour of the next.
+    pub(crate) fn apart(size: Bytes) -> io::Result<Self> {
+        let wide = Self::new(size + Bytes(rustix::param::page_size() as u64))?;
+        let length = usize::try_from(size.0).map_err(io::Error::other)?;
+        let (range, gap) = wide.split(length);
+        gap.unmap()?;
+        Ok(range)
+    }
+
     fn map(size: u64, flags: libc::c_int) -> io::Result<Self> {
         let length = usize::try_from(size).map_err(io::Error::other)?;
         let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -142,6 +152,13 @@ impl Mapping {
     pub(crate) fn addresses(&self) -> Range<u64> {
         let start = self.start.addr().get() as u64;
         start..start + self.length as u64
+    }
+
+    /// Has a gather unmap it.
+    pub(crate) fn add_to(self, gather: &mut Gather) -> Result<(), FreeError> {
+        let start = self.start.addr().get();
+        // SAFETY: as for `munmap`, below.
+        unsafe { gather.add(start..start + self.length, Operation::Unmap) }
     }
 
     /// `munmap`.

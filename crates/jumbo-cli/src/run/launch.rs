@@ -68,6 +68,9 @@ impl<'a> Launch<'a> {
             }
             found => found?,
         };
+        if library.is_some() {
+            plan.orders.launched_under = sandbox::known();
+        }
         // To find out takes a process, which a filter could forbid as well: not for a program that is to be
         // exec'd in place, unless somebody asked.
         let may_fork = settings.report.is_some() || settings.free_asked;

@@ -237,7 +237,7 @@ const POOL_REASONS: [(u32, &str); 14] = [
     ),
     (
         pool_reason::CONFINED,
-        "no hugetlb pages behind a seccomp filter or a chroot of the program's own",
+        "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot",
     ),
     (
         pool_reason::STUCK_ROOM,

@@ -1,10 +1,9 @@
 //! Where less was obtained than was asked for, and why: [`Shortfall`].
 
-use std::io;
-
 use jumbo::policy::{HeapMode, Memory, Options, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::launch::Launch;
@@ -140,11 +139,15 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     }
     if total.refused > Bytes(0) {
         let errno = i32::try_from(total.refused_errno).unwrap_or_default();
-        let error = io::Error::from_raw_os_error(errno);
-        add(
-            "advice",
-            format!("madvise refused {}: {error}", total.refused),
-        );
+        let text = match Errno::from_raw_os_error(errno) {
+            // The kernel's own answers are others.
+            Errno::PERM => format!(
+                "{} were not advised: a seccomp filter may end who asks",
+                total.refused
+            ),
+            error => format!("madvise refused {}: {error}", total.refused),
+        };
+        add("advice", text);
     }
     let heap = peak.map(|peak| peak.heap().usage.bytes).unwrap_or_default();
     let left_each = total.maps_left.0 / u64::from(counted.images.max(1));

@@ -129,6 +129,13 @@ impl<P: Platform> Handover<P> {
         true
     }
 
+    /// Works on all jobs that there are now, whosever they are, until they are done.
+    pub(super) fn clear(&self, carrier: &impl Carrier) {
+        if let Some(last) = self.with(|queue| queue.last()) {
+            self.work(Role::Clearer(last), carrier, None);
+        }
+    }
+
     /// The life of worker `number`: until it has been idle for `linger`, or is to leave.
     pub(super) fn serve(&self, number: usize, linger: Duration, carrier: &impl Carrier) {
         self.work(Role::Worker(number), carrier, Some(linger));

@@ -4,10 +4,11 @@
 //! interposed). Sizes and addresses are bytes, multiples of the page size.
 #![expect(unsafe_code, reason = "the leaf that gives memory back")]
 
-use core::ptr::with_exposed_provenance_mut as at;
+use core::ptr::{self, with_exposed_provenance_mut as at};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::io::Result;
-use rustix::mm::{self, Advice, MsyncFlags};
+use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
 
 use super::batch::{Batch, Entry, FreeError, Operation};
 use super::handover::Carrier;
@@ -76,6 +77,30 @@ pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<()> {
 pub(super) unsafe fn keep_from_children(address: usize, length: usize) -> Result<()> {
     // SAFETY: the caller's promise; here what it holds does not change.
     unsafe { mm::madvise(at(address), length, Advice::LinuxDontFork) }
+}
+
+/// A word, 0 as yet, that is 0 again in each copy of this memory (fork(2), a bare clone(2)), and stays what it is where
+/// the memory is shared. Null where the kernel has none to give: MADV_WIPEONFORK, Linux 4.14.
+pub(super) fn wiped_word() -> *mut AtomicU32 {
+    let page = rustix::param::page_size();
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    let Ok(word) = (unsafe { mm::mmap_anonymous(ptr::null_mut(), page, prot, flags) }) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: as above: it is ours alone.
+    if unsafe { mm::madvise(word, page, Advice::LinuxWipeOnFork) }.is_err() {
+        // SAFETY: as above.
+        let _ = unsafe { unmap(word.expose_provenance(), page) };
+        return ptr::null_mut();
+    }
+    word.cast()
+}
+
+/// What [`wiped_word`] gave.
+pub(super) fn word(place: &AtomicPtr<AtomicU32>) -> Option<&'static AtomicU32> {
+    // SAFETY: null, or a page of zeroes that is never unmapped, and shared by atomics alone.
+    unsafe { place.load(Ordering::Relaxed).as_ref() }
 }
 
 /// Whether a range is mapped without a hole (else `ENOMEM`) and no part of it is locked (else `EBUSY`).

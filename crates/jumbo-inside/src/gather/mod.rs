@@ -35,12 +35,13 @@ mod unmap;
 mod window;
 mod workers;
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use handover::Handover;
 use memory::Kernel;
 
-use crate::{headroom, sys::Blocked};
+use crate::{headroom, sandbox, sys::Blocked};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
@@ -76,6 +77,9 @@ static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
 /// Whose locks these are: this process, from [`start`] or [`forked`] on.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+/// A word that the kernel clears in a copy of this memory, as long as [`forked`] has not set it there. Null where
+/// there is none.
+static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
 pub fn start(settings: Settings) {
@@ -85,7 +89,10 @@ pub fn start(settings: Settings) {
     };
     // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
     let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
-    own();
+    if memory::word(&COPY).is_none() {
+        COPY.store(memory::wiped_word(), Ordering::Relaxed);
+    }
+    own(process());
     BACKGROUND.store(later, Ordering::Relaxed);
     SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
     MOST.store(threads, Ordering::Relaxed);
@@ -109,15 +116,22 @@ pub fn inside(bottom: usize) {
 }
 
 /// The locks are this process's now.
-fn own() {
-    OWNER.store(process(), Ordering::Relaxed);
+fn own(process: i32) {
+    if let Some(word) = memory::word(&COPY) {
+        word.store(1, Ordering::Relaxed);
+    }
+    OWNER.store(process, Ordering::Relaxed);
 }
 
 /// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
 /// clone(2). Locks may be held there by threads that it does not have, and nobody frees what is pending.
+///
+/// A copy is told by its word, since it may have the same ID (1, in a PID namespace of its own); who shares the memory
+/// by its ID.
 fn is_own() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
-    owner == 0 || owner == process()
+    let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
+    owner == 0 || !is_copy() && owner == process()
 }
 
 fn process() -> i32 {
@@ -140,7 +154,14 @@ fn default_threads() -> u32 {
 /// thread of ours: for calls that the kernel refuses to a process of several threads (unshare(2),
 /// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
 /// False where they have not ended within ten seconds.
+///
+/// Behind a filter there is none, and nobody asks: [`confine`] has ended them.
 pub fn retire() -> bool {
+    sandbox::is_untried() || confine()
+}
+
+/// [`retire`], at the moment when a filter is about to be installed.
+pub fn confine() -> bool {
     let _blocked = Blocked::new();
     workers::retire(false)
 }
@@ -148,6 +169,9 @@ pub fn retire() -> bool {
 /// [`retire`], and no worker is made any more: the main thread is about to end by itself
 /// (pthread_exit(3)), and the process is to end with its own last thread.
 pub fn retire_for_good() -> bool {
+    if sandbox::is_untried() {
+        return true;
+    }
     let _blocked = Blocked::new();
     workers::retire(true)
 }
@@ -187,6 +211,25 @@ pub fn about_to_allocate(bytes: usize) {
     if is_pending() {
         unmap::spend(bytes);
     }
+}
+
+/// The program is about to map at addresses of its own choice (MAP_FIXED): what is being freed there, where it was moved to, is
+/// not to be taken for the program's. So it is freed before.
+#[inline(always)]
+pub fn about_to_map_at(address: usize, length: usize) {
+    if window::overlaps(address, length) {
+        clear(address, length);
+    }
+}
+
+#[cold]
+fn clear(address: usize, length: usize) {
+    if FROM.load(Ordering::Relaxed) == usize::MAX || sandbox::is_untried() || !is_own() {
+        return;
+    }
+    let _blocked = Blocked::new();
+    window::WINDOW.with(|window| window.avoid(address, length));
+    HANDOVER.clear(&Kernel);
 }
 
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
@@ -244,7 +287,7 @@ pub unsafe fn after_fork(held: HeldLocks) {
     }
 }
 
-/// In the child of a fork: it has no workers, and nothing of what its parent was freeing.
+/// In the child of a fork, which is `process` now: it has no workers, and nothing of what its parent was freeing.
 ///
 /// # Safety
 /// This is the child of a fork(2), and has not had another thread yet.
@@ -252,9 +295,9 @@ pub unsafe fn after_fork(held: HeldLocks) {
     unsafe_code,
     reason = "forgets workers that another process could not have"
 )]
-pub unsafe fn forked() {
+pub unsafe fn forked(process: i32) {
     if OWNER.load(Ordering::Relaxed) != 0 {
-        own();
+        own(process);
     }
     HANDOVER.forked();
 }

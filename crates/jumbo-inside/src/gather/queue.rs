@@ -74,6 +74,8 @@ pub(super) enum Role {
     Worker(usize),
     /// Until the background jobs up to this one are done.
     Helper(Id),
+    /// Until all jobs up to this one are.
+    Clearer(Id),
 }
 
 /// What a thread has done since it last asked.
@@ -409,7 +411,10 @@ impl Queue {
         let next = match role {
             Role::Owner(id) => self.for_owner(id),
             Role::Worker(number) => self.for_worker(number, matches!(did, Did::Sleep(true))),
-            Role::Helper(upto) => self.for_helper(upto),
+            Role::Helper(upto) => {
+                self.for_helper(|job| job.terms.owner.is_none() && job.id <= upto)
+            }
+            Role::Clearer(upto) => self.for_helper(|job| job.id <= upto),
         };
         self.working += u32::from(matches!(next, Next::Piece(..)));
         next
@@ -446,16 +451,12 @@ impl Queue {
         Next::Sleep
     }
 
-    fn for_helper(&mut self, upto: Id) -> Next {
-        let concerns = |job: &Job| job.terms.owner.is_none() && job.id <= upto;
-        if let Some((id, piece)) = self.oldest(concerns) {
+    fn for_helper(&mut self, concerns: impl Fn(&Job) -> bool) -> Next {
+        if let Some((id, piece)) = self.oldest(&concerns) {
             return Next::Piece(id, piece);
         }
-        if self
-            .jobs
-            .iter()
-            .any(|job| job.phase != Phase::Free && concerns(job))
-        {
+        let is_under_way = |job: &Job| matches!(job.phase, Phase::Open | Phase::Closing);
+        if (self.jobs.iter()).any(|job| is_under_way(job) && concerns(job)) {
             self.wait();
             return Next::Wait;
         }

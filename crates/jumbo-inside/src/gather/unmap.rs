@@ -67,7 +67,8 @@ pub(crate) fn alignment(bytes: usize) -> usize {
 
 /// Whether a block of `bytes` will be freed in the background, as far as can be known beforehand.
 fn is_later(bytes: usize) -> bool {
-    is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && are_pages_small() && is_own()
+    let later = is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && !sandbox::is_untried();
+    later && are_pages_small() && is_own()
 }
 
 /// Memory comes in base pages: the host's THP are off, or this process was told not to use them (PR_GET_THP_DISABLE,
@@ -141,17 +142,21 @@ impl Leaving {
             return false;
         }
         let blocked = self.blocked.take().unwrap_or_default();
-        let place = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
+        let looked = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
             None
         } else {
             // SAFETY: the caller's promise.
             unsafe { window::take(address, length) }
         };
+        let was_looked_at = looked.is_some();
+        let place = looked.flatten();
         if place.is_some() || self.batch.bytes() > 0 {
             self.blocked = Some(blocked);
         }
         let Some(place) = place else {
-            Slot::add(&stats::slot().free_inline, length as u64);
+            if was_looked_at {
+                Slot::add(&stats::slot().free_inline, length as u64);
+            }
             return false;
         };
         if !place.is_empty() {
@@ -293,10 +298,10 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
             && memory::is_whole_and_unlocked(address, length).is_ok()
             && window::lies(window, address, length) == Lies::Plainly
     });
-    if suits != Some(true) {
+    if suits == Some(false) {
         Slot::add(&stats::slot().free_inline, length as u64);
-        return None;
     }
+    suits.filter(|suits| *suits)?;
     let mut batch = Batch::new(None);
     // SAFETY: the caller's promise, which holds until the batch is done, below.
     unsafe { batch.push(Entry::new(address, length, Operation::Zap)) }.ok()?;

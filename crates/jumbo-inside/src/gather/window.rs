@@ -110,22 +110,35 @@ pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous:
 }
 
 /// Moves a range out of the program's reach, if it pays and the kernel lets it. Gives its new place, which
-/// is the caller's to unmap; `None` where nothing has changed.
+/// is the caller's to unmap; `Some(None)` where nothing has changed, and `None` where it was not even looked at.
 ///
 /// # Safety
 /// The caller may unmap the range.
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
-pub(super) unsafe fn take(address: usize, length: usize) -> Option<Range<usize>> {
+pub(super) unsafe fn take(address: usize, length: usize) -> Option<Option<Range<usize>>> {
     if length > (END - BASE) / 4 {
         return None;
     }
     // In a signal handler that interrupted us here the kernel unmaps it.
     // SAFETY: the caller's promise.
     let take = |window: &mut Window| unsafe { window.take(address, length) };
-    WINDOW.with(take).flatten()
+    WINDOW.with(take)
+}
+
+/// Whether a window may be among those addresses.
+pub(super) const fn overlaps(address: usize, length: usize) -> bool {
+    address < END && address.saturating_add(length) > BASE
 }
 
 impl Window {
+    /// The program will have these addresses: the next windows are beyond them.
+    pub(super) fn avoid(&mut self, address: usize, length: usize) {
+        let beyond = address
+            .saturating_add(length)
+            .checked_next_multiple_of(ALIKE);
+        self.next = beyond.filter(|beyond| *beyond < END).unwrap_or(BASE);
+    }
+
     /// # Safety
     /// As for [`take`].
     #[expect(unsafe_code, reason = "takes memory away from under its pointers")]

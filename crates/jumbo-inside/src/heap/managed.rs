@@ -9,6 +9,8 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::io::{Errno, Result};
+
 use super::memory::Mapped;
 use super::supply::{self, SUPPLY};
 use super::{LOCKED, MANAGED_BASE, PMD, memory};
@@ -140,6 +142,18 @@ pub fn beyond(length: usize) {
     if SUPPLY.page() != 0 && length >= PMD.load(Ordering::Relaxed) {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
+}
+
+/// Drops what memory holds that the allocator has mapped for itself and does not use.
+///
+/// # Errors
+/// The kernel's, where nothing has changed.
+pub fn renew(address: usize, length: usize) -> Result<()> {
+    let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN;
+    if SUPPLY.page() != 0 && pool.contains(&address) {
+        return Err(Errno::PERM);
+    }
+    memory::discard(address, length)
 }
 
 /// Advises memory that the allocator has mapped for itself, where a huge page may fit.

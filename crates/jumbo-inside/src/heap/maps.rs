@@ -18,6 +18,7 @@ use super::frontier::Frontier;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
 use crate::ledger::Slot;
 use crate::ledger::stats;
+use crate::sandbox;
 use crate::sync::Lock;
 use crate::sys;
 
@@ -176,5 +177,6 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
 }
 
 fn active() -> bool {
-    PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed)
+    let advised = PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
+    advised && !LOCKED.load(Ordering::Relaxed)
 }

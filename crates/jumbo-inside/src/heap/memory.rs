@@ -19,7 +19,7 @@ use super::extents::{Record, Table};
 use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
 use crate::gather::Leaving;
 use crate::ledger::stats;
-use crate::sys;
+use crate::{sandbox, sys};
 
 fn at(address: usize) -> *mut core::ffi::c_void {
     ptr::with_exposed_provenance_mut(address)
@@ -50,16 +50,33 @@ pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut
     unsafe { leaving.take(address, length) }
 }
 
-/// Gives the memory of freed pages back and keeps them mapped.
+/// Gives the memory of freed pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
 pub(super) fn discard(address: usize, length: usize) -> Result<()> {
-    // SAFETY: as for `unmap`: the pages were freed by their owner.
-    unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) }
+    if sandbox::allows_advice() {
+        // SAFETY: as for `unmap`: the pages were freed by their owner.
+        return unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) };
+    }
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: as above; what takes their place is as private, and zero.
+    unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
+}
+
+/// madvise(2), where a filter lets it pass: else `EPERM`.
+///
+/// # Safety
+/// As for madvise(2).
+unsafe fn give_advice(address: usize, length: usize, advice: Advice) -> Result<()> {
+    if !sandbox::allows_advice() {
+        return Err(Errno::PERM);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { mm::madvise(at(address), length, advice) }
 }
 
 /// Asks for huge pages in a range, and counts what the kernel said.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
-    let answer = unsafe { mm::madvise(at(address), length, Advice::LinuxHugepage) };
+    let answer = unsafe { give_advice(address, length, Advice::LinuxHugepage) };
     stats::advised(length, answer.err());
     answer
 }
@@ -79,7 +96,7 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
 /// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
 pub(super) fn populate(address: usize, length: usize) -> Result<()> {
     // SAFETY: the mapping was made by the caller and nobody has seen it yet.
-    unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
+    unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
 }
 
 /// Why there are no hugetlb pages for a range.
@@ -151,7 +168,7 @@ pub(super) fn without_signals(work: impl FnOnce()) {
 
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
-    let done = sys::collapse(address, length).is_ok();
+    let done = sandbox::allows_advice() && sys::collapse(address, length).is_ok();
     if done {
         stats::collapsed(length);
     }

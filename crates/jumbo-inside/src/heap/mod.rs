@@ -493,7 +493,7 @@ impl HeldLocks {
 #[expect(unsafe_code, reason = "as there")]
 pub unsafe fn forked(pid: u32) {
     // SAFETY: the caller's promise.
-    unsafe { gather::forked() };
+    unsafe { gather::forked(pid.cast_signed()) };
     SUPPLY.forked();
     LOCKED.store(false, Ordering::Relaxed);
     let Some(ledger) = stats::ledger() else {

@@ -73,7 +73,7 @@ pub struct Slot {
     pub collapsed: AtomicU64,
     /// Freed by several threads at once.
     pub free_gathered: AtomicU64,
-    /// Large ranges freed by the caller alone: huge-mapped, or nothing to gain.
+    /// Large ranges that were looked at and freed by the caller alone: huge-mapped, or nothing to gain.
     pub free_inline: AtomicU64,
     /// Freed after the call had returned (part of `free_gathered`).
     pub free_background: AtomicU64,

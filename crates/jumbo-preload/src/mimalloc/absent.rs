@@ -10,6 +10,8 @@ pub(crate) fn before_fork() {}
 
 pub(crate) fn after_fork() {}
 
+pub(crate) fn confine() {}
+
 pub(crate) fn taken() -> usize {
     0
 }

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, managed};
 use jumbo_inside::orders::PoolOrder;
+use jumbo_inside::sandbox;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
@@ -31,6 +32,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
     fn jumbo_mimalloc_trim();
+    fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_before_fork();
     fn jumbo_mimalloc_after_fork();
 }
@@ -113,6 +115,14 @@ pub(crate) fn after_fork() {
     HOLDER.store(0, Ordering::Relaxed);
     // SAFETY: `before_fork` has taken them, in this thread.
     unsafe { jumbo_mimalloc_after_fork() };
+}
+
+/// Before a seccomp filter: it makes no more system calls than to map and unmap.
+pub(crate) fn confine() {
+    if STARTED.load(Ordering::Acquire) {
+        // SAFETY: no promise is asked for.
+        unsafe { jumbo_mimalloc_confine() };
+    }
 }
 
 /// Bytes that mimalloc has taken for its blocks.
@@ -333,6 +343,13 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         libc::MADV_HUGEPAGE => mm::Advice::LinuxHugepage,
         _ => return answer(Err(Errno::INVAL)),
     };
+    if !sandbox::allows_advice() {
+        let drops = advice != mm::Advice::LinuxHugepage;
+        return answer(match drops {
+            true => managed::renew(addr.addr(), len),
+            false => Err(Errno::PERM),
+        });
+    }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // A freed block's: no lock is held.
         // SAFETY: mimalloc drops memory of its own that nobody uses.

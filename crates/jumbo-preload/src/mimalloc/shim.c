@@ -11,12 +11,15 @@
 #define MI_PRIM_HAS_PROCESS_ATTACH 1
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <linux/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,6 +56,42 @@ static inline void *mapped(intptr_t answer) {
 #define mprotect(addr, len, prot) answered(jumbo_mimalloc_protect(addr, len, prot))
 /* It names its mappings, and switches THP off for the whole process where it is told to in its environment. */
 #define prctl(...) 0
+/* How a thread waits for another that is about to be done: without a system call, which a seccomp filter may not let pass. */
+#define sleep(seconds) jumbo_wait()
+
+static inline void jumbo_wait(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+/* A thread's heap begins with random bits, which no promise rests on here. Behind a seccomp filter they are made of some that
+ * were asked for before. */
+static _Atomic(int) confined;
+static uint64_t seed;
+static _Atomic(uint64_t) drawn;
+
+static long jumbo_syscall(long number, ...) {
+  long arguments[6];
+  va_list list;
+  va_start(list, number);
+  for (int at = 0; at < 6; at++) arguments[at] = va_arg(list, long);
+  va_end(list);
+  if (number != SYS_getrandom || !atomic_load_explicit(&confined, memory_order_acquire)) {
+    return syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+  }
+  unsigned char *to = (unsigned char *)arguments[0];
+  for (long at = 0; at < arguments[1]; at++) {
+    uint64_t bits = seed + atomic_fetch_add_explicit(&drawn, 1, memory_order_relaxed) * 0x9e3779b97f4a7c15;
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+    to[at] = (unsigned char)(bits >> 56);
+  }
+  return arguments[1];
+}
+#define syscall jumbo_syscall
 
 #include "static.c"
 
@@ -209,6 +248,14 @@ EXPORTED bool jumbo_mimalloc_free(void *block) {
 EXPORTED size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
 
 EXPORTED void jumbo_mimalloc_trim(void) { mi_collect(true); }
+
+EXPORTED void jumbo_mimalloc_confine(void) {
+  if (atomic_load_explicit(&confined, memory_order_relaxed)) return;
+  jumbo_syscall(SYS_getrandom, &seed, sizeof seed, 1 /* GRND_NONBLOCK */);
+  atomic_store_explicit(&confined, 1, memory_order_release);
+  /* No question which node a thread runs on. */
+  mi_atomic_store_release(&mi_numa_node_count, 1);
+}
 
 /* In the order in which mimalloc nests them. */
 EXPORTED void jumbo_mimalloc_before_fork(void) {

@@ -144,6 +144,7 @@ impl Plan {
             reaper: options.reaper,
             orphans_are_taken: false,
             filters: 0,
+            launched_under: 0,
             pmd: pmd.unwrap_or(defaults.pmd),
             ledger: None,
         };

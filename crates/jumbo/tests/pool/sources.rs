@@ -159,31 +159,45 @@ fn hugetlb_regions() {
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
 
+/// Unmounted when it is dropped.
+struct Mounted<'a>(&'a std::path::Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
 #[test]
 fn a_hugetlbfs_mount_bounds_its_pool() {
     let Some(_kernel) = KernelPool::with(8, 0) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let mount = |arguments: &[&str]| {
-        let status = Command::new(arguments[0])
-            .args(&arguments[1..])
-            .arg(folder.path())
-            .status();
-        status.is_ok_and(|status| status.success())
-    };
     let options = "pagesize=2M,size=8M,min_size=4M";
-    if !mount(&["mount", "-t", "hugetlbfs", "-o", options, "none"]) {
+    let status = Command::new("mount")
+        .args(["-t", "hugetlbfs", "-o", options, "none"])
+        .arg(folder.path())
+        .status();
+    if !status.is_ok_and(|status| status.success()) {
         return skip("cannot mount hugetlbfs");
     }
+    // A mount that stays behind would keep its pages from every other test.
+    let mounted = Mounted(folder.path());
     assert_eq!(kernel_counters(), [8, 8, 2, 0]);
     let made = Hugetlb::in_mount(&Root::host(), folder.path(), Pages(64));
     let pool = Pool::new(made.unwrap(), Placement::ANYWHERE);
     let resized = pool.resize(Pages(6));
     assert_eq!((pool.page_size(), resized.persistent), (SIZE, Pages(4)));
-    assert!(matches!(resized.stopped, Some(Error::Source(_))));
+    let stopped = resized.stopped.unwrap();
+    assert!(matches!(stopped, Error::Source(_)));
+    assert!(stopped.to_string().contains("size="), "{stopped}");
+    // Nor does a shared region get past it. The kernel's pool has four more.
+    pool.set_overcommit(Pages(4));
+    let refused = pool.shared_region(c"region", Pages(2), Populate::OnTake);
+    assert!(refused.unwrap_err().to_string().contains("mount"));
     drop(pool);
-    assert!(mount(&["umount"]));
+    drop(mounted);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
     let plain = Hugetlb::in_mount(&Root::host(), folder.path(), Pages(64));
     assert!(plain.is_err(), "not on hugetlbfs");

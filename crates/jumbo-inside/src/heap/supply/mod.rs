@@ -29,6 +29,7 @@ use super::{BASE_PAGE, memory, warm};
 use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
 use crate::pool::{Books, Overcommit, Room, make_huge};
+use crate::sandbox;
 use crate::sync::Lock;
 
 pub use settle::Before;
@@ -170,6 +171,11 @@ impl Supply {
     /// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
     /// Nothing has changed then.
     pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+        // A filter that the program installed may not let us read files, or populate.
+        if sandbox::is_entered_later() || !sandbox::allows_advice() {
+            self.note(reason::CONFINED);
+            return Err(Errno::NOMEM);
+        }
         let pages = (length / self.page()) as u64;
         if !self.admit(pages) {
             let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);

@@ -34,6 +34,8 @@ const ADDRESSES: u64 = 2;
 pub struct Hugetlb {
     window: Window,
     file: OwnedFd,
+    /// The folder of the mount whose quota holds for the pages.
+    mount: Option<OwnedFd>,
     origin: Origin,
 }
 
@@ -53,23 +55,25 @@ impl Hugetlb {
     pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let file =
             memory_file(NAME, size).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
-        Self::on(root, file, size, capacity)
+        Self::on(root, file, None, size, capacity)
     }
 
-    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there.
+    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there. It
+    /// has no shared regions, since the kernel seals no file of a mount.
     ///
     /// # Errors
     /// [`SetupError::Size`] where `folder` is not on hugetlbfs; [`SetupError::Call`] where it cannot be
     /// written.
     pub fn in_mount(root: &Root, folder: &Path, capacity: Pages) -> Result<Self, SetupError> {
         const HUGETLBFS_MAGIC: u64 = 0x958458f6;
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(SetupError::call("open(O_TMPFILE) on hugetlbfs"))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mount = rustix::fs::open(folder, flags, Mode::empty())
+            .map_err(SetupError::call("open of a folder on hugetlbfs"))?;
+        let file = unnamed_file(&mount).map_err(SetupError::call(IN_MOUNT))?;
         let stat = rustix::fs::fstatfs(&file).map_err(SetupError::call("fstatfs"))?;
         let size = u64::try_from(stat.f_bsize).unwrap_or(0);
         match (u64::try_from(stat.f_type), PageSize::new(size)) {
-            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, size, capacity),
+            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, Some(mount), size, capacity),
             _ => Err(SetupError::Size(format!(
                 "{} is not on hugetlbfs",
                 folder.display()
@@ -77,7 +81,13 @@ impl Hugetlb {
         }
     }
 
-    fn on(root: &Root, file: OwnedFd, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
+    fn on(
+        root: &Root,
+        file: OwnedFd,
+        mount: Option<OwnedFd>,
+        size: PageSize,
+        capacity: Pages,
+    ) -> Result<Self, SetupError> {
         let window = Window::reserve(size, host_nodes(root)?, capacity)?;
         let length = window.length();
         rustix::fs::ftruncate(&file, length as u64).map_err(SetupError::call("ftruncate"))?;
@@ -92,6 +102,7 @@ impl Hugetlb {
         Ok(Self {
             window,
             file,
+            mount,
             origin,
         })
     }
@@ -110,6 +121,15 @@ impl Hugetlb {
             why: "the pool's pages are another process's",
         })
     }
+}
+
+/// What [`unnamed_file`] calls.
+const IN_MOUNT: &str = "open(O_TMPFILE) on hugetlbfs";
+
+/// A file of a hugetlbfs mount that has no name there. O_TMPFILE, Linux 3.11; hugetlbfs has it since 5.1.
+fn unnamed_file(mount: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::openat(mount, c".", flags, Mode::RUSR | Mode::WUSR)
 }
 
 /// A file of huge pages of `size`. memfd_create(2) with MFD_HUGETLB, Linux 4.14.
@@ -169,10 +189,10 @@ fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceE
         errno,
         why: match errno {
             Errno::FAULT => {
-                "the kernel's pool and overcommit, or a cgroup's hugetlb limit, are used up"
+                "the kernel's pool and overcommit, a mount's size=, or a cgroup's hugetlb limit, are used up"
             }
             Errno::NOMEM => {
-                "the kernel's pool and overcommit, or a cgroup's limit on reservations, are used up"
+                "the kernel's pool and overcommit, a mount's size=, or a cgroup's limit on reservations, are used up"
             }
             Errno::INVAL => "a kernel before Linux 5.14",
             _ => "the kernel's answer",
@@ -233,6 +253,15 @@ impl Source for Hugetlb {
 
     fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
+        if self.mount.is_some() {
+            // Another file would not count, and one of the mount could be cut short under who has it mapped.
+            return Err(SourceError {
+                node,
+                operation: "a shared region",
+                errno: Errno::OPNOTSUPP,
+                why: "the pool is on a hugetlbfs mount, of which no file can be sealed",
+            });
+        }
         let file = memory_file(name, self.window.size())
             .map_err(error(node, "memfd_create(MFD_HUGETLB)"))?;
         rustix::fs::ftruncate(&file, length as u64).map_err(error(node, "ftruncate"))?;

@@ -1,0 +1,123 @@
+//! What is known of glibc's insides: whose thread this is ([`thread`]), and where its malloc keeps the tunable that
+//! has it advise its heap ([`follow`]).
+//!
+//! The launcher sets that tunable, so that a heap grows on huge pages; glibc then calls madvise(2) each time it grows.
+//! Behind a filter that does not let that pass it must not, and there is no function to tell it. So the word is found
+//! that it looks at (`mp_.thp_pagesize`, malloc/malloc.c), and is 0 from then on, as it is without the tunable. Where
+//! it is not found for certain, all is left as it is.
+
+use core::ffi::{c_int, c_void};
+use core::ops::Range;
+use core::ptr::{self, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use jumbo_inside::sandbox;
+
+/// The ID of the calling thread, which glibc notes in a mutex as its owner.
+pub(crate) fn thread() -> u32 {
+    let mut mutex = libc::PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    let mutex = &raw mut mutex;
+    // SAFETY: a mutex that no other thread knows. Its layout is part of the ABI (bits/struct_mutex.h): the owner is the
+    // third of its words.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        let owner = mutex.cast::<u32>().add(2).read_volatile();
+        libc::pthread_mutex_unlock(mutex);
+        owner
+    }
+}
+
+/// What the word is while the tunable is in force; 0: it is none of ours.
+static PAGE: AtomicUsize = AtomicUsize::new(0);
+/// Where it is, once that was asked.
+static PLACE: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
+
+/// The launcher set the tunable.
+pub(crate) fn watch(pmd: usize) {
+    PAGE.store(pmd, Ordering::Relaxed);
+    follow();
+}
+
+/// Has glibc advise its heap where that is harmless, and only there.
+pub(crate) fn follow() {
+    let page = PAGE.load(Ordering::Relaxed);
+    let advises = sandbox::allows_advice();
+    if page == 0 || advises && PLACE.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    if PLACE.load(Ordering::Acquire).is_null() {
+        PLACE.store(find(page), Ordering::Release);
+    }
+    // SAFETY: null, or a word of glibc's that it reads at any time and never writes after its start.
+    if let Some(word) = unsafe { PLACE.load(Ordering::Acquire).as_ref() } {
+        word.store(if advises { page } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+/// The one word in glibc's data that is `page` and has around it what stands there in `struct malloc_par`; null where
+/// there is none, or more than one.
+fn find(page: usize) -> *mut AtomicUsize {
+    let mut data: Range<usize> = 0..0;
+    // SAFETY: dlsym(3) with a terminated name; `look` is given the pointer to `data`, which outlives the call.
+    unsafe {
+        // No other library has one of that name.
+        let function = libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr());
+        data.start = function.addr();
+        libc::dl_iterate_phdr(Some(look), (&raw mut data).cast())
+    };
+    // SAFETY: glibc's data, mapped as long as the process lives. Others may write there, so it is read word by word.
+    let word = |at: usize| unsafe { with_exposed_provenance_mut::<usize>(at).read_volatile() };
+    let size = size_of::<usize>();
+    let (first, last) = (data.start.next_multiple_of(size), data.end & !(size - 1));
+    let mut found = (first..last)
+        .step_by(size)
+        .skip(BEFORE)
+        .take_while(|at| at + size < last)
+        .filter(|at| word(*at) == page)
+        .filter(|at| {
+            let before: [usize; BEFORE] = core::array::from_fn(|back| word(at - (back + 1) * size));
+            are_parameters(before, word(at + size))
+        });
+    match (found.next(), found.next()) {
+        (Some(at), None) => with_exposed_provenance_mut(at),
+        _ => ptr::null_mut(),
+    }
+}
+
+/// How many words before it are looked at.
+const BEFORE: usize = 3;
+
+/// Whether these are, backwards, arena_max, arena_test and mmap_threshold, and behind is
+/// hp_pagesize, which is 0 with `hugetlb=1`. glibc 2.35 and later.
+fn are_parameters(before: [usize; BEFORE], behind: usize) -> bool {
+    const FEW: usize = 1 << 16;
+    const MOST: usize = 64 << 20;
+    let [arena_max, arena_test, mmap_threshold] = before;
+    arena_max < FEW && (1..FEW).contains(&arena_test) && mmap_threshold <= MOST && behind == 0
+}
+
+/// # Safety
+/// Called by dl_iterate_phdr(3) with an object and with what [`find`] passes: a range that starts at a function's address.
+unsafe extern "C" fn look(
+    object: *mut libc::dl_phdr_info,
+    _size: usize,
+    data: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (object, data) = unsafe { (&*object, &mut *data.cast::<Range<usize>>()) };
+    let base = usize::try_from(object.dlpi_addr).unwrap_or(0);
+    // SAFETY: an object's table has as many entries as it says.
+    let segments =
+        || (0..usize::from(object.dlpi_phnum)).map(|at| unsafe { &*object.dlpi_phdr.add(at) });
+    let range = |segment: &libc::Elf64_Phdr| {
+        let start = base + usize::try_from(segment.p_vaddr).unwrap_or(0);
+        start..start + usize::try_from(segment.p_memsz).unwrap_or(0)
+    };
+    let loaded = || segments().filter(|segment| segment.p_type == libc::PT_LOAD);
+    if !loaded().any(|segment| range(segment).contains(&data.start)) {
+        return 0;
+    }
+    let writable = loaded().find(|segment| segment.p_flags & libc::PF_W != 0);
+    *data = writable.map_or(0..0, range);
+    1
+}
