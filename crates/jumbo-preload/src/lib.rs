@@ -3,7 +3,7 @@
 //! It interposes the `malloc` family ([`alloc`]), the `mmap` family ([`maps`]), a few calls that
 //! bear on them and those that install seccomp filters ([`sandbox`]), and calls [`jumbo_inside::heap`], which
 //! does the work; [`sharing`] meets what bears on the sibling of [`reaper`]. [`next`] finds the definitions that stand behind ours, [`start`] is the constructor,
-//! [`slot`] shows others where we count.
+//! [`environment`] what it reads and what children inherit, [`glibc`] what is known of glibc's insides, [`slot`] shows others where we count.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
 //! back in, errno left alone by what succeeds. A call that is none of our business costs a comparison and
