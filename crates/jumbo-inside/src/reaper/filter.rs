@@ -5,10 +5,12 @@
 //! write; so whatever is not needed to give memory back ends it.
 //!
 //! What is left: reading its two descriptors, waiting and waking, giving back memory (which the program
-//! can do itself), asking whether it is alone, threads of its own, ending. How long it can be made to do so
+//! can do itself), asking whether it is alone, threads of its own, ending. How long it can be made to compute
 //! is bounded by RLIMIT_CPU (see `confine`); how many threads it can be made to have, by RLIMIT_NPROC
-//! and a pids cgroup as the program's own are. RLIMIT_NPROC does not bind root: there a pids cgroup is all
-//! that keeps it from filling the host's table of threads.
+//! and a pids cgroup as the program's own are. RLIMIT_NPROC does not bind root, nor does another user's bind the
+//! program: so where the program may become another user each thread takes a descriptor (CLONE_PIDFD), of which
+//! the sibling may have as many as it needs threads (RLIMIT_NOFILE) and can close none. Before Linux 6.9, which
+//! refuses that, such a sibling has one thread.
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;
@@ -22,6 +24,9 @@ pub(super) const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_SYSVSEM
     | libc::CLONE_CHILD_CLEARTID)
     .cast_unsigned();
+
+/// The same, each with a descriptor: for threads, Linux 6.9.
+pub(super) const COUNTED_THREAD: u32 = THREAD | libc::CLONE_PIDFD.cast_unsigned();
 
 /// The sibling's descriptors are 0 to this one.
 pub(super) const LAST_DESCRIPTOR: u32 = 1;
@@ -98,67 +103,73 @@ const fn number(value: i32) -> u32 {
 const LENGTH: u16 = 52;
 
 /// Each rule: is it this call? else skip the rule. Then the argument, then an answer.
-static FILTER: [Step; LENGTH as usize] = [
-    load(ARCHITECTURE),
-    equal(ARCH, 1, 0),
-    answer(KILL),
-    load(NUMBER),
-    call(libc::SYS_futex, 4),
-    load(low(1)),
-    greater(number(libc::FUTEX_WAKE), 1, 0),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_madvise, 5),
-    load(low(2)),
-    equal(number(libc::MADV_DONTNEED), 1, 0),
-    equal(number(MADV_DONTNEED_LOCKED), 0, 1),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_munmap, 1),
-    answer(ALLOW),
-    call(libc::SYS_read, 4),
-    load(low(0)),
-    greater(LAST_DESCRIPTOR, 1, 0),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_lseek, 4),
-    load(low(0)),
-    greater(LAST_DESCRIPTOR, 1, 0),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_unshare, 6),
-    load(low(0)),
-    equal(number(libc::CLONE_VM), 0, 3),
-    load(high(0)),
-    equal(0, 0, 1),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_clone, 6),
-    load(low(0)),
-    equal(THREAD, 0, 3),
-    load(high(0)),
-    equal(0, 0, 1),
-    answer(ALLOW),
-    answer(KILL),
-    call(libc::SYS_exit, 1),
-    answer(ALLOW),
-    call(libc::SYS_exit_group, 1),
-    answer(ALLOW),
-    call(libc::SYS_clock_gettime, 1),
-    answer(ALLOW),
-    // Of a wait that was interrupted by a stop or by the freezer.
-    call(libc::SYS_restart_syscall, 1),
-    answer(ALLOW),
-    call(libc::SYS_sched_yield, 1),
-    answer(ALLOW),
-    answer(KILL),
-];
+const fn filter(thread: u32) -> [Step; LENGTH as usize] {
+    [
+        load(ARCHITECTURE),
+        equal(ARCH, 1, 0),
+        answer(KILL),
+        load(NUMBER),
+        call(libc::SYS_futex, 4),
+        load(low(1)),
+        greater(number(libc::FUTEX_WAKE), 1, 0),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_madvise, 5),
+        load(low(2)),
+        equal(number(libc::MADV_DONTNEED), 1, 0),
+        equal(number(MADV_DONTNEED_LOCKED), 0, 1),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_munmap, 1),
+        answer(ALLOW),
+        call(libc::SYS_read, 4),
+        load(low(0)),
+        greater(LAST_DESCRIPTOR, 1, 0),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_lseek, 4),
+        load(low(0)),
+        greater(LAST_DESCRIPTOR, 1, 0),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_unshare, 6),
+        load(low(0)),
+        equal(number(libc::CLONE_VM), 0, 3),
+        load(high(0)),
+        equal(0, 0, 1),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_clone, 6),
+        load(low(0)),
+        equal(thread, 0, 3),
+        load(high(0)),
+        equal(0, 0, 1),
+        answer(ALLOW),
+        answer(KILL),
+        call(libc::SYS_exit, 1),
+        answer(ALLOW),
+        call(libc::SYS_exit_group, 1),
+        answer(ALLOW),
+        call(libc::SYS_clock_gettime, 1),
+        answer(ALLOW),
+        // Of a wait that was interrupted by a stop or by the freezer.
+        call(libc::SYS_restart_syscall, 1),
+        answer(ALLOW),
+        call(libc::SYS_sched_yield, 1),
+        answer(ALLOW),
+        answer(KILL),
+    ]
+}
+static FILTER: [Step; LENGTH as usize] = filter(THREAD);
+static COUNTING_FILTER: [Step; LENGTH as usize] = filter(COUNTED_THREAD);
 
-/// Puts this thread under the filter. It has PR_SET_NO_NEW_PRIVS.
-pub(super) fn install() -> bool {
+/// Puts this thread under the filter; `counting`: one that lets it make [`COUNTED_THREAD`]s only. It has
+/// PR_SET_NO_NEW_PRIVS.
+pub(super) fn install(counting: bool) -> bool {
+    let filter = if counting { &COUNTING_FILTER } else { &FILTER };
     let program = libc::sock_fprog {
         len: LENGTH,
-        filter: FILTER.as_ptr().cast_mut(),
+        filter: filter.as_ptr().cast_mut(),
     };
     let arguments = [
         libc::PR_SET_SECCOMP.cast_unsigned() as usize,

@@ -7,12 +7,18 @@
 #![expect(unsafe_code, reason = "unmaps what is not used any more")]
 
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 
 use super::State;
 use super::control::CONTROL;
 use super::mapping::{Lines, Mapping};
 use super::raw::{self, plain};
 use super::zap::Round;
+
+/// From so much memory on the bulk is put off for a moment that it does not show beside: who waits for the
+/// program is about to be woken, and needs a CPU for it.
+const LARGE: u64 = 1 << 30;
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// The descriptors, as the sibling opened them.
 const MAPS: usize = 0;
@@ -33,6 +39,13 @@ pub(super) unsafe fn all() {
             unsafe { raw::unmap(mapping.start, length) };
         }
     });
+    if before >= LARGE {
+        raw::wait(
+            &CONTROL.retire,
+            CONTROL.retire.load(Ordering::Relaxed),
+            MOMENT,
+        );
+    }
     let mut round = Round::new(CONTROL.workers.load(Ordering::Relaxed));
     each_mapping(|mapping| {
         if mapping.is_private_anonymous() {

@@ -123,7 +123,7 @@ fn prepare() -> State {
     if !opened || is_alone() {
         return State::Kernel;
     }
-    if filter::install() {
+    if filter::install(CONTROL.counts_threads.load(Ordering::Relaxed)) {
         State::Running
     } else {
         State::Unconfined

@@ -9,8 +9,8 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use super::control::{MAX_WORKERS, Stack};
-use super::filter::{MADV_DONTNEED_LOCKED, THREAD};
+use super::control::{CONTROL, MAX_WORKERS, Stack};
+use super::filter::{COUNTED_THREAD, MADV_DONTNEED_LOCKED, THREAD};
 use super::raw::{self, Entry};
 
 /// What a thread takes at once, and how its ends are aligned: whole huge pages, of any size but 1 GiB.
@@ -32,17 +32,20 @@ struct Range {
     first: usize,
 }
 
-/// A thread that helps.
+/// A thread that helps. Where the kernel counts them it is made once, and later rounds do without.
 struct Helper {
     /// Zeroed by the kernel when the thread has ended.
     alive: AtomicU32,
     stack: Stack<{ 16 << 10 }>,
+    /// Its descriptor, where it has one: of no use.
+    descriptor: AtomicU32,
 }
 
 static HELPERS: [Helper; MAX_WORKERS - 1] = [const {
     Helper {
         alive: AtomicU32::new(0),
         stack: Stack::new(),
+        descriptor: AtomicU32::new(0),
     }
 }; MAX_WORKERS - 1];
 
@@ -54,7 +57,7 @@ impl Range {
 
 impl Round {
     /// How many ranges are worked off at once.
-    const RANGES: usize = 512;
+    const RANGES: usize = 2048;
 
     /// An empty round for so many threads, the caller among them.
     pub(super) fn new(workers: usize) -> Self {
@@ -158,18 +161,21 @@ impl Helper {
         self.alive.store(1, Ordering::Relaxed);
         let (stack, size) = self.stack.place();
         let alive = self.alive.as_ptr().expose_provenance();
-        // clone(2), whose flags a filter can check: flags, top of the stack, and where to tell the end.
+        let descriptor = self.descriptor.as_ptr().expose_provenance();
+        let counted = CONTROL.counts_threads.load(Ordering::Relaxed);
+        let flags = if counted { COUNTED_THREAD } else { THREAD } as usize;
+        // clone(2), whose flags a filter can check: flags, top of the stack, and where to tell descriptor and end.
         let arguments = if cfg!(target_arch = "aarch64") {
-            [THREAD as usize, stack + size, 0, 0, alive]
+            [flags, stack + size, descriptor, 0, alive]
         } else {
-            [THREAD as usize, stack + size, 0, alive, 0]
+            [flags, stack + size, descriptor, alive, 0]
         };
         let entry = Entry {
             function: help,
             argument: core::ptr::from_ref(round).expose_provenance(),
         };
         // SAFETY: the stack is this helper's, whose last thread was joined; the round outlives the
-        // thread, since `run` joins it.
+        // thread, since `run` joins it; the kernel writes to two atomics.
         if unsafe { raw::spawn(libc::SYS_clone, arguments, entry) } < 0 {
             self.alive.store(0, Ordering::Relaxed);
         }
@@ -220,15 +226,15 @@ mod tests {
         let mut round = Round::new(3);
         let base = memory.expose_provenance();
         // Every range but the gaps: more of them than a table holds, then one of many pieces.
-        for at in 0..1000 {
+        for at in 0..5000 {
             // SAFETY: within the mapping, whose words are all atomic.
             unsafe { round.add(base + 4 * at * 4096, base + (4 * at + 3) * 4096) };
         }
         // SAFETY: as above.
-        unsafe { round.add(base + 4000 * 4096, base + length - 4096) };
+        unsafe { round.add(base + 20_000 * 4096, base + length - 4096) };
         round.run();
         for at in 0..pages {
-            let kept = (at < 4000 && at % 4 == 3) || at == pages - 1;
+            let kept = (at < 20_000 && at % 4 == 3) || at == pages - 1;
             assert_eq!(
                 page(at).load(Ordering::Relaxed),
                 if kept { 7 } else { 0 },
