@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use jumbo::kernel::process::Change;
@@ -12,7 +11,7 @@ use jumbo::kernel::thp::Thp;
 use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode};
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
-use jumbo_inside::ledger::{Ledger, Slot, flag, pool_reason};
+use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
 use serde::Serialize;
 
@@ -253,46 +252,26 @@ const POOL_REASONS: [(u32, &str); 14] = [
     ),
 ];
 
-impl PoolCounts {
-    fn of(slot: &Slot) -> Self {
-        let bytes = |counter: &std::sync::atomic::AtomicU64| Bytes(counter.load(Relaxed));
-        Self {
-            hugetlb: bytes(&slot.pool_hugetlb_peak),
-            thp: bytes(&slot.pool_thp_peak),
-            beyond: bytes(&slot.pool_beyond),
-            moved: bytes(&slot.pool_moved),
-            stuck: bytes(&slot.pool_stuck),
-            ..Self::default()
-        }
-        .because(slot.pool_reasons.load(Relaxed))
-    }
-
-    fn add(self, other: &Self) -> Self {
-        Self {
-            hugetlb: self.hugetlb.max(other.hugetlb),
-            thp: self.thp.max(other.thp),
-            beyond: self.beyond + other.beyond,
-            moved: self.moved + other.moved,
-            stuck: self.stuck + other.stuck,
-            run: self.run.or(other.run),
-            ..Self::default()
-        }
-        .because(self.bits | other.bits)
-    }
-
-    fn because(self, bits: u32) -> Self {
+impl From<ledger::Counts> for PoolCounts {
+    fn from(counts: ledger::Counts) -> Self {
+        let bits = counts.pool_reasons;
         // Where the kernel's pool has nothing to give it is no matter who would have been refused.
         let refused = pool_reason::FORK | pool_reason::THREADS;
         let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
-        let shown = match self.hugetlb == Bytes(0) && bits & absent != 0 {
+        let shown = match counts.pool_hugetlb_peak == 0 && bits & absent != 0 {
             true => bits & !refused,
             false => bits,
         };
         let known = POOL_REASONS.iter().filter(|(bit, _)| shown & bit != 0);
         Self {
+            hugetlb: Bytes(counts.pool_hugetlb_peak),
+            thp: Bytes(counts.pool_thp_peak),
+            beyond: Bytes(counts.pool_beyond),
+            moved: Bytes(counts.pool_moved),
+            stuck: Bytes(counts.pool_stuck),
+            run: None,
             reasons: known.map(|(_, text)| *text).collect(),
             bits,
-            ..self
         }
     }
 }
@@ -331,76 +310,45 @@ impl From<&Usage> for Kinds {
     }
 }
 
-impl Counts {
-    fn of(slot: &Slot) -> Self {
-        let flags = slot.flags.load(Relaxed);
-        let bytes = |counter: &std::sync::atomic::AtomicU64| Bytes(counter.load(Relaxed));
+impl From<ledger::Counts> for Counts {
+    fn from(counts: ledger::Counts) -> Self {
+        let flags = counts.flags;
         Self {
             flags,
             malloc_diverted: flags & flag::MALLOC != 0,
             maps_covered: flags & flag::MAPS != 0,
-            large_peak: bytes(&slot.large_peak),
-            large_calls: slot.large_calls.load(Relaxed),
-            large_fallback: slot.large_fallback.load(Relaxed),
-            advised: bytes(&slot.advised),
-            refused: bytes(&slot.refused),
-            refused_errno: slot.refused_errno.load(Relaxed),
-            maps_advised: bytes(&slot.maps_advised),
-            maps_left: bytes(&slot.maps_left),
-            arenas_advised: bytes(&slot.arenas_advised),
-            collapsed: bytes(&slot.collapsed),
+            large_peak: Bytes(counts.large_peak),
+            large_calls: counts.large_calls,
+            large_fallback: counts.large_fallback,
+            advised: Bytes(counts.advised),
+            refused: Bytes(counts.refused),
+            refused_errno: counts.refused_errno,
+            maps_advised: Bytes(counts.maps_advised),
+            maps_left: Bytes(counts.maps_left),
+            arenas_advised: Bytes(counts.arenas_advised),
+            collapsed: Bytes(counts.collapsed),
             free: FreeCounts {
-                gathered: bytes(&slot.free_gathered),
-                inline: bytes(&slot.free_inline),
-                background: bytes(&slot.free_background),
-                workers: slot.free_workers.load(Relaxed),
-                waits: slot.free_waits.load(Relaxed),
+                gathered: Bytes(counts.free_gathered),
+                inline: Bytes(counts.free_inline),
+                background: Bytes(counts.free_background),
+                workers: counts.free_workers,
+                waits: counts.free_waits,
             },
-            pool: PoolCounts::of(slot),
-        }
-    }
-
-    fn add(self, other: &Self) -> Self {
-        let last_errno = match other.refused_errno {
-            0 => self.refused_errno,
-            errno => errno,
-        };
-        Self {
-            flags: self.flags | other.flags,
-            malloc_diverted: self.malloc_diverted || other.malloc_diverted,
-            maps_covered: self.maps_covered || other.maps_covered,
-            large_peak: self.large_peak + other.large_peak,
-            large_calls: self.large_calls.saturating_add(other.large_calls),
-            large_fallback: self.large_fallback.saturating_add(other.large_fallback),
-            advised: self.advised + other.advised,
-            refused: self.refused + other.refused,
-            refused_errno: last_errno,
-            maps_advised: self.maps_advised + other.maps_advised,
-            maps_left: self.maps_left + other.maps_left,
-            arenas_advised: self.arenas_advised + other.arenas_advised,
-            collapsed: self.collapsed + other.collapsed,
-            free: FreeCounts {
-                gathered: self.free.gathered + other.free.gathered,
-                inline: self.free.inline + other.free.inline,
-                background: self.free.background + other.free.background,
-                workers: self.free.workers.max(other.free.workers),
-                waits: self.free.waits.saturating_add(other.free.waits),
-            },
-            pool: self.pool.add(&other.pool),
+            pool: PoolCounts::from(counts),
         }
     }
 }
 
 impl Reaped {
     /// `None` where no reaper was asked for.
-    fn of(slot: &Slot) -> Option<Self> {
-        let state = State::from_code(slot.reaper.load(Relaxed))?;
+    fn of(counts: &ledger::Counts) -> Option<Self> {
+        let state = State::from_code(counts.reaper)?;
         (state != State::Off).then(|| Self {
-            pid: slot.pid.load(Relaxed),
-            reaper_pid: slot.reaper_pid.load(Relaxed),
+            pid: counts.pid,
+            reaper_pid: counts.reaper_pid,
             state: state.name(),
             reason: state.text(),
-            freed: Bytes(slot.reaper_freed.load(Relaxed)),
+            freed: Bytes(counts.reaper_freed),
         })
     }
 }
@@ -412,7 +360,7 @@ pub(super) struct Counted {
     pub(super) total: Counts,
     /// Of the processes in which a reaper was asked for: see [`last_of_each`].
     pub(super) reapers: Vec<Reaped>,
-    by_pid: BTreeMap<u32, Counts>,
+    by_pid: BTreeMap<u32, ledger::Counts>,
 }
 
 impl Counted {
@@ -421,13 +369,18 @@ impl Counted {
             images: ledger.map_or(0, Ledger::claimed),
             ..Self::default()
         };
-        for slot in ledger.into_iter().flat_map(Ledger::slots) {
-            let counts = Counts::of(slot);
-            counted.total = counted.total.add(&counts);
-            let theirs = counted.by_pid.entry(slot.pid.load(Relaxed)).or_default();
-            *theirs = std::mem::take(theirs).add(&counts);
-            counted.reapers.extend(Reaped::of(slot));
+        let mut total = ledger::Counts::default();
+        for counts in ledger
+            .into_iter()
+            .flat_map(Ledger::slots)
+            .map(ledger::Counts::of)
+        {
+            total = total.and(counts);
+            let theirs = counted.by_pid.entry(counts.pid).or_default();
+            *theirs = theirs.and(counts);
+            counted.reapers.extend(Reaped::of(&counts));
         }
+        counted.total = total.into();
         counted.reapers = last_of_each(counted.reapers);
         let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
         counted.total.pool.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
@@ -435,7 +388,7 @@ impl Counted {
     }
 
     pub(super) fn of(&self, pid: u32) -> Option<Counts> {
-        self.by_pid.get(&pid).cloned()
+        self.by_pid.get(&pid).copied().map(Counts::from)
     }
 }
 

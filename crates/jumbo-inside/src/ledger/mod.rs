@@ -8,6 +8,8 @@
 //! nothing worse.
 
 mod charges;
+#[macro_use]
+mod counters;
 mod locator;
 pub(crate) mod stats;
 
@@ -40,77 +42,73 @@ pub struct Ledger {
     slots: [Slot; SLOTS],
 }
 
-/// What one process (one image of it: `exec` claims a new slot) asked for and got. All in bytes
-/// unless named otherwise.
-#[repr(C, align(128))]
-#[derive(Debug, Default)]
-pub struct Slot {
+counters! {
     /// The process, in its own PID namespace; 0 while the slot is being set up.
-    pub pid: AtomicU32,
+    pid: AtomicU32 as u32, last;
     /// Facts found at start: [`flag`].
-    pub flags: AtomicU32,
+    flags: AtomicU32 as u32, bits;
     /// Large allocations now alive in the window.
-    pub large_live: AtomicU64,
+    large_live: AtomicU64 as u64, sum;
     /// The most of them there ever were.
-    pub large_peak: AtomicU64,
+    large_peak: AtomicU64 as u64, sum;
     /// How many large allocations were made (a count).
-    pub large_calls: AtomicU64,
+    large_calls: AtomicU64 as u64, sum;
     /// Large allocations that the window could not serve and the program's allocator did.
-    pub large_fallback: AtomicU64,
+    large_fallback: AtomicU64 as u64, sum;
     /// Memory newly put under MADV_HUGEPAGE, over the whole life (allocations and mappings).
-    pub advised: AtomicU64,
+    advised: AtomicU64 as u64, sum;
     /// Memory whose MADV_HUGEPAGE the kernel refused.
-    pub refused: AtomicU64,
+    refused: AtomicU64 as u64, sum;
     /// The errno of the last refusal.
-    pub refused_errno: AtomicU64,
+    refused_errno: AtomicU64 as u64, last;
     /// Anonymous mappings the program made and jumbo advised.
-    pub maps_advised: AtomicU64,
+    maps_advised: AtomicU64 as u64, sum;
     /// Anonymous mappings left alone: no whole huge page fits, or huge pages make no sense there.
-    pub maps_left: AtomicU64,
+    maps_left: AtomicU64 as u64, sum;
     /// glibc thread arenas put under MADV_HUGEPAGE.
-    pub arenas_advised: AtomicU64,
+    arenas_advised: AtomicU64 as u64, sum;
     /// Bytes collapsed with MADV_COLLAPSE.
-    pub collapsed: AtomicU64,
+    collapsed: AtomicU64 as u64, sum;
     /// Freed by several threads at once.
-    pub free_gathered: AtomicU64,
+    free_gathered: AtomicU64 as u64, sum;
     /// Large ranges that were looked at and freed by the caller alone: huge-mapped, or nothing to gain.
-    pub free_inline: AtomicU64,
+    free_inline: AtomicU64 as u64, sum;
     /// Freed after the call had returned (part of `free_gathered`).
-    pub free_background: AtomicU64,
+    free_background: AtomicU64 as u64, sum;
     /// Now waiting to be freed in the background.
-    pub free_pending: AtomicU64,
+    free_pending: AtomicU64 as u64, sum;
     /// The most threads that freed at once (a count).
-    pub free_workers: AtomicU64,
+    free_workers: AtomicU64 as u64, most;
     /// Allocations that waited for memory being freed in the background (a count).
-    pub free_waits: AtomicU64,
+    free_waits: AtomicU64 as u64, sum;
     /// Hugetlb pages of the pool now held, and the most of them there ever were.
-    pub pool_hugetlb: AtomicU64,
+    pool_hugetlb: AtomicU64 as u64, sum;
     /// The peak of `pool_hugetlb`.
-    pub pool_hugetlb_peak: AtomicU64,
+    pool_hugetlb_peak: AtomicU64 as u64, most;
     /// THPs of the pool now held.
-    pub pool_thp: AtomicU64,
+    pool_thp: AtomicU64 as u64, sum;
     /// The peak of `pool_thp`.
-    pub pool_thp_peak: AtomicU64,
+    pool_thp_peak: AtomicU64 as u64, most;
     /// Asked for while there was a pool, and served without it.
-    pub pool_beyond: AtomicU64,
+    pool_beyond: AtomicU64 as u64, sum;
     /// Moved from hugetlb pages to THPs, before a fork or a thread.
-    pub pool_moved: AtomicU64,
+    pool_moved: AtomicU64 as u64, sum;
     /// Should have been moved, and could not be.
-    pub pool_stuck: AtomicU64,
+    pool_stuck: AtomicU64 as u64, sum;
     /// What this process is charged with in [`Ledger::pool`].
-    pub pool_charged: AtomicU64,
+    pool_charged: AtomicU64 as u64, sum;
     /// The process, as the PID namespace of its /proc has it; 0 where it is charged with nothing.
-    pub pool_owner: AtomicU32,
+    pool_owner: AtomicU32 as u32, last;
     /// Why the pool was not better: bits of [`pool_reason`].
-    pub pool_reasons: AtomicU32,
+    pool_reasons: AtomicU32 as u32, bits;
     /// What became of the reaper: a code of [`crate::reaper::State`].
-    pub reaper: AtomicU32,
+    reaper: AtomicU32 as u32, last;
     /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
-    pub reaper_pid: AtomicU32,
+    reaper_pid: AtomicU32 as u32, last;
     /// What the reaper gave back.
-    pub reaper_freed: AtomicU64,
+    reaper_freed: AtomicU64 as u64, sum;
     /// How long that took, in nanoseconds.
-    pub reaper_ns: AtomicU64,
+    reaper_ns: AtomicU64 as u64, sum;
 }
 
 /// Bits of [`Slot::pool_reasons`].
@@ -223,45 +221,6 @@ impl Ledger {
 }
 
 impl Slot {
-    /// A slot of which nothing was counted yet.
-    pub const fn new() -> Self {
-        Self {
-            pid: AtomicU32::new(0),
-            flags: AtomicU32::new(0),
-            large_live: AtomicU64::new(0),
-            large_peak: AtomicU64::new(0),
-            large_calls: AtomicU64::new(0),
-            large_fallback: AtomicU64::new(0),
-            advised: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            refused_errno: AtomicU64::new(0),
-            maps_advised: AtomicU64::new(0),
-            maps_left: AtomicU64::new(0),
-            arenas_advised: AtomicU64::new(0),
-            collapsed: AtomicU64::new(0),
-            free_gathered: AtomicU64::new(0),
-            free_inline: AtomicU64::new(0),
-            free_background: AtomicU64::new(0),
-            free_pending: AtomicU64::new(0),
-            free_workers: AtomicU64::new(0),
-            free_waits: AtomicU64::new(0),
-            pool_hugetlb: AtomicU64::new(0),
-            pool_hugetlb_peak: AtomicU64::new(0),
-            pool_thp: AtomicU64::new(0),
-            pool_thp_peak: AtomicU64::new(0),
-            pool_beyond: AtomicU64::new(0),
-            pool_moved: AtomicU64::new(0),
-            pool_stuck: AtomicU64::new(0),
-            pool_charged: AtomicU64::new(0),
-            pool_owner: AtomicU32::new(0),
-            pool_reasons: AtomicU32::new(0),
-            reaper: AtomicU32::new(0),
-            reaper_pid: AtomicU32::new(0),
-            reaper_freed: AtomicU64::new(0),
-            reaper_ns: AtomicU64::new(0),
-        }
-    }
-
     /// Adds `bytes` to a counter. Relaxed: each counter stands alone.
     pub fn add(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);

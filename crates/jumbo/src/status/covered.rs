@@ -17,7 +17,7 @@ use crate::kernel::peek::Peek;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root};
 use crate::units::Bytes;
-use jumbo_inside::ledger::{Locator, Slot};
+use jumbo_inside::ledger::{Counts, Locator, Slot};
 use jumbo_inside::reaper::State;
 
 use super::library::{self, LIBRARY, Library};
@@ -123,32 +123,31 @@ impl Covered {
         };
         let peek = Peek::open(root, pid, &maps, ours.device())?;
         let slot = read_slot(&peek, library.start, library.size())?;
-        let bytes = |offset| Bytes(word(&slot, offset));
-        let state = State::from_code(half(&slot, offset_of!(Slot, reaper))).unwrap_or_default();
-        let reaper_pid = half(&slot, offset_of!(Slot, reaper_pid));
+        let counts = Counts::read(&slot);
+        let state = State::from_code(counts.reaper).unwrap_or_default();
         Ok(Some(Self {
             free: Freeing {
                 threads: threads(root, pid)?,
-                pending: bytes(offset_of!(Slot, free_pending)),
-                gathered: bytes(offset_of!(Slot, free_gathered)),
-                inline: bytes(offset_of!(Slot, free_inline)),
-                background: bytes(offset_of!(Slot, free_background)),
-                workers: word(&slot, offset_of!(Slot, free_workers)),
-                waits: word(&slot, offset_of!(Slot, free_waits)),
+                pending: Bytes(counts.free_pending),
+                gathered: Bytes(counts.free_gathered),
+                inline: Bytes(counts.free_inline),
+                background: Bytes(counts.free_background),
+                workers: counts.free_workers,
+                waits: counts.free_waits,
             },
             pool: Pooled {
-                hugetlb: bytes(offset_of!(Slot, pool_hugetlb)),
-                hugetlb_peak: bytes(offset_of!(Slot, pool_hugetlb_peak)),
-                thp: bytes(offset_of!(Slot, pool_thp)),
-                thp_peak: bytes(offset_of!(Slot, pool_thp_peak)),
-                beyond: bytes(offset_of!(Slot, pool_beyond)),
-                moved: bytes(offset_of!(Slot, pool_moved)),
-                stuck: bytes(offset_of!(Slot, pool_stuck)),
+                hugetlb: Bytes(counts.pool_hugetlb),
+                hugetlb_peak: Bytes(counts.pool_hugetlb_peak),
+                thp: Bytes(counts.pool_thp),
+                thp_peak: Bytes(counts.pool_thp_peak),
+                beyond: Bytes(counts.pool_beyond),
+                moved: Bytes(counts.pool_moved),
+                stuck: Bytes(counts.pool_stuck),
             },
             reaper: Reaping {
                 state: state.name(),
                 reason: state.text(),
-                pid: (reaper_pid != 0).then_some(reaper_pid),
+                pid: Some(counts.reaper_pid).filter(|pid| *pid != 0),
             },
         }))
     }
