@@ -47,9 +47,6 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 fn obey(orders: &Orders<'_>, environment: &Environment) {
     // Before anybody asks.
     sandbox::detect(orders.filters, orders.launched_under);
-    if let Some(ledger) = orders.ledger.and_then(join) {
-        heap::count_in(ledger, process());
-    }
     let is_glibc = next::malloc_is_glibcs();
     if orders.tunable {
         glibc::watch(orders.pmd);
@@ -57,6 +54,9 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     // Nor of what follows is known that it is harmless.
     if !sandbox::allows_advice() {
         return;
+    }
+    if let Some(ledger) = orders.ledger.and_then(join) {
+        heap::count_in(ledger, process());
     }
     let mut flags = if is_glibc { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, hugetlb};
 use jumbo::policy::Tunable;
+use jumbo::units::Bytes;
 use serde_json::json;
 
 use super::Failure;
@@ -107,6 +108,16 @@ fn describe(
     }
     if let Some(pool) = launch.plan.orders.pool {
         lines.push(String::from("\npool"));
+        let whose = match pool.each {
+            true => "for each process",
+            false => "for all processes of the run together",
+        };
+        let beforehand = match pool.warm {
+            Some(_) => "made resident before the program starts",
+            None => "a bound: no page is taken before a process asks for it",
+        };
+        let size = Bytes((pool.size + pool.overcommit) as u64);
+        lines.push(format!("  {size} {whose}, {beforehand}"));
         lines.extend(launch.plan.why_other_pages().map(|why| format!("  {why}")));
         lines.push(format!("  {}", host_pool(pool.page)));
     }

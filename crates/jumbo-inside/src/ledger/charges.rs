@@ -32,7 +32,8 @@ impl Ledger {
 
     /// Begins to charge the process of `slot`. What an earlier image of it (execve(2)) was charged with is gone.
     pub(super) fn begin_charging(&self, slot: &Slot) {
-        if self.pool.most() == 0 {
+        // Behind a filter that the program installed no page is taken, and no file read.
+        if self.pool.most() == 0 || sandbox::is_entered_later() {
             return;
         }
         let Some(owner) = self_in_proc() else { return };
