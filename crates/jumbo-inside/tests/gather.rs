@@ -133,7 +133,7 @@ fn lock(start: usize, length: usize) {
 }
 
 fn make_readable(start: usize, length: usize) -> Result<()> {
-    // SAFETY: nobody writes to it afterwards.
+    // SAFETY: the test does not write to it afterwards.
     unsafe { mprotect(at(start), length, MprotectFlags::READ) }
 }
 

@@ -129,7 +129,7 @@ unsafe fn anonymous(
     // SAFETY: the caller's promise, for whatever address and flags below.
     let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
 
-    // Stacks grow into what nobody touches; hugetlb is huge; 32-bit addresses and code are special.
+    // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     if flags & special != 0 || prot & PROT_EXEC != 0 {
         maps::left_alone(len);
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn mremap(
 /// `addr` is a private mapping of `old` bytes, which the caller wants moved.
 unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    // SAFETY: a new mapping, where the kernel likes, replaces none.
     let moved = unsafe { mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
     if moved != MAP_FAILED {
         // SAFETY: the caller's promise, and a new mapping that is larger; the program gives the old one up for it.

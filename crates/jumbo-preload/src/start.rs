@@ -45,7 +45,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 }
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
-    // Before anybody asks.
+    // Before the first question.
     sandbox::detect(orders.filters, orders.launched_under);
     if let Some(ledger) = orders.ledger.and_then(join) {
         heap::count_in(ledger, process());

@@ -64,6 +64,6 @@ fn leave() {
     if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
         gather::retire_for_good();
     }
-    // Where nobody has called any of ours so far.
+    // Where the program has called none of ours so far.
     next::prepare();
 }

@@ -65,7 +65,7 @@ fn order(size: usize, overcommit: usize, each: bool) -> PoolOrder {
 fn map_kernel(pages: usize) -> Option<usize> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping disturbs nobody, and populating it changes nothing.
+    // SAFETY: a new mapping replaces none, and populating it changes nothing.
     unsafe {
         let start = mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE, prot, flags).ok()?;
         let populated = mm::madvise(start, pages * PAGE, Advice::LinuxPopulateWrite);

@@ -160,7 +160,7 @@ impl Target {
         };
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());
-            // Whoever was held to the last has to be waited for here first.
+            // A process that was held to the last has to be waited for here first.
             self.attend();
         }
     }

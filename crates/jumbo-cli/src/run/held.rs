@@ -95,7 +95,7 @@ impl Held {
     }
 
     /// Answers a stop of the program, and returns what an untraced one would have brought. `may_stop`:
-    /// jumbo stops with it, and then nobody could answer the next.
+    /// jumbo stops with it, and then no process could answer the next.
     pub(super) fn pass(
         &mut self,
         child: &Child,

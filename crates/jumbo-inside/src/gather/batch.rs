@@ -2,7 +2,7 @@
 //!
 //! The numbers are the kernel's own (`MMU_GATHER_BUNDLE`, `MAX_GATHER_BATCH` in asm-generic/tlb.h). Memory
 //! for the blocks is taken beforehand, a [`Reserve`] of them, because freeing must work when there is no
-//! memory; where none is left a batch is full, and whoever fills it hands it over first.
+//! memory; where none is left a batch is full, and the thread that fills it hands it over first.
 //!
 //! Invariant: two entries of one batch that touch and are freed alike are one entry, if both were among
 //! the last [`LOOK_BACK`] when the second came.

@@ -17,7 +17,7 @@
 //! refuse a part half way; and everything where no thread may be made (`interrupted`), where a seccomp filter is
 //! at work, and in a process that shares or copied our memory behind the C library's back.
 //!
-//! While one of the locks is held, or memory is being freed, the thread's signals wait: somebody may need the lock
+//! While one of the locks is held, or memory is being freed, the thread's signals wait: another thread may need the lock
 //! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
 //!
 //! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
@@ -124,7 +124,7 @@ fn own(process: i32) {
 }
 
 /// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
-/// clone(2). Locks may be held there by threads that it does not have, and nobody frees what is pending.
+/// clone(2). Locks may be held there by threads that it does not have, and no thread frees what is pending.
 ///
 /// A copy is told by its word, since it may have the same ID (1, in a PID namespace of its own); who shares the memory
 /// by its ID.
@@ -155,7 +155,7 @@ fn default_threads() -> u32 {
 /// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
 /// False where they have not ended within ten seconds.
 ///
-/// Behind a filter there is none, and nobody asks: [`confine`] has ended them.
+/// Behind a filter there is none, and no call is made: [`confine`] has ended them.
 pub fn retire() -> bool {
     sandbox::is_untried() || confine()
 }
@@ -176,7 +176,7 @@ pub fn retire_for_good() -> bool {
     workers::retire(true)
 }
 
-/// Whether a start routine is that of a worker: for whoever interposes pthread_create(3), by which workers are
+/// Whether a start routine is that of a worker: for code that interposes pthread_create(3), by which workers are
 /// made.
 pub fn is_worker(routine: usize) -> bool {
     workers::is_routine(routine)
@@ -262,7 +262,7 @@ impl HeldLocks {
     }
 }
 
-/// Before fork(2): no window is half made, and nobody is in the queue.
+/// Before fork(2): no window is half made, and no thread is in the queue.
 pub fn before_fork() -> HeldLocks {
     HeldLocks {
         window: window::WINDOW.acquire(),

@@ -1,6 +1,6 @@
 //! What is being freed and by whom: [`Queue`], the book behind the [`super::handover`]'s lock.
 //!
-//! A job is a batch with a cursor. Whoever has time claims the next piece of it, so that all threads
+//! A job is a batch with a cursor. A thread that has time claims the next piece of it, so that all threads
 //! finish together; the last one out closes the job (unmaps what has been emptied). Threads come in three
 //! [`Role`]s: the owner of a job, who works on it and waits for its end; workers; and helpers, who need
 //! the memory of background jobs.
@@ -53,7 +53,7 @@ pub(super) struct Terms {
     pub(super) most: u32,
     /// How large a piece is, in bytes.
     pub(super) piece: usize,
-    /// Who waits for it, as [`crate::sync::Platform::me`] says; nobody does in background mode.
+    /// The thread that waits for it, as [`crate::sync::Platform::me`] says; none does in background mode.
     pub(super) owner: Option<u32>,
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Did {
     Nothing,
     Piece(Id, Piece, Result<(), FreeError>),
     Close(Id),
-    /// As a worker; true if nobody called.
+    /// As a worker; true if no thread called.
     Sleep(bool),
     /// As an owner or a helper.
     Wait,
@@ -383,12 +383,12 @@ impl Queue {
         }
     }
 
-    /// Somebody waits until there are news.
+    /// A thread waits until there are news.
     pub(super) const fn wait(&mut self) {
         self.waiting += 1;
     }
 
-    /// Somebody who waited does not any more.
+    /// A thread that waited does not any more.
     pub(super) const fn woken(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);
     }
@@ -518,7 +518,7 @@ impl Queue {
     }
 
     /// In the child of a fork, by `me`, its only thread: the workers are not here. Jobs of other threads
-    /// are nobody's (and their windows were not copied); one of this thread's own, which a signal handler
+    /// have no owner here (and their windows were not copied); one of this thread's own, which a signal handler
     /// interrupted to fork, begins anew.
     pub(super) fn forked(&mut self, me: u32) {
         for job in &mut self.jobs {

@@ -40,7 +40,7 @@ fn threads(length: usize) -> Option<u32> {
 }
 
 /// The program was given a block of `bytes`, and has not touched it yet. Where such a block will be freed in the
-/// background, somebody is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
+/// background, a worker is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
 /// longer to make than all else takes together.
 pub fn prepare(bytes: usize) {
     if is_later(bytes) {
@@ -123,7 +123,7 @@ impl Leaving {
         }
     }
 
-    /// Takes a range: whoever touches it from now on faults, and it can be mapped again. False where
+    /// Takes a range: a thread that touches it from now on faults, and it can be mapped again. False where
     /// nothing was done, and the kernel has to unmap it.
     ///
     /// # Safety
@@ -217,7 +217,7 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
         HANDOVER.not_made(call.make - made);
     }
     if later && !HANDOVER.has_workers() {
-        // Nobody else would do it.
+        // No other thread would do it.
         HANDOVER.help(&Kernel);
     }
     Ok(call.job)

@@ -1,14 +1,14 @@
 //! Where a range goes when it is unmapped: [`Window`].
 //!
 //! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
-//! be mapped again by anybody, as munmap(2) has it, while the memory is given back with several threads, or
+//! be mapped again by any thread, as munmap(2) has it, while the memory is given back with several threads, or
 //! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
 //! was, and the caller has the kernel unmap it, with the kernel's own answer. So it is one mapping: of several,
 //! Linux moves some and refuses others since 6.17, and another thread may have mapped what it left by then.
 //!
 //! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
 //! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
-//! its shadow; each window is reserved before it is used, so that a mapping of somebody else's is never
+//! its shadow; each window is reserved before it is used, so that a mapping of the program's is never
 //! replaced.
 //!
 //! Invariant: while this lock is free, each window that holds memory is kept out of the children of forks.
@@ -183,7 +183,7 @@ impl Window {
             self.next = (place + length).next_multiple_of(ALIKE);
             match sys::reserve(place, length) {
                 Ok(()) => return Some(place),
-                // Somebody's mapping, or a window that is not empty yet.
+                // A mapping of the program's, or a window that is not empty yet.
                 Err(Errno::EXIST) => {}
                 Err(_) => return None,
             }

@@ -1,11 +1,11 @@
 //! The threads that free: [`make`].
 //!
 //! They are threads of the C library's, so that its setuid(2) reaches them, debuggers and seccomp(2) with
-//! TSYNC know them, and nothing about them surprises anybody: detached, named `jumbo-free/N`, with every
+//! TSYNC know them, and nothing about them surprises the program: detached, named `jumbo-free/N`, with every
 //! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
 //! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
 //! a bare system call for one thread alone, from being dropped everywhere. In a process with
-//! capabilities they leave at once. Background mode, which somebody has asked for, has one made ahead and keeps it
+//! capabilities they leave at once. Background mode, which the user has asked for, has one made ahead and keeps it
 //! for a while ([`prepare`]); a fork ends it first ([`dismiss`]).
 #![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
 
@@ -47,7 +47,7 @@ static MAKER: AtomicI32 = AtomicI32::new(0);
 /// library allocates.
 ///
 /// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
-/// stack, and while somebody frees, that waits for a piece to be done. It need not be the caller who waits.
+/// stack, and while a thread frees, that waits for a piece to be done. It need not be the caller who waits.
 pub(super) fn make(count: u32) -> u32 {
     let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         left.checked_sub(1)
@@ -142,7 +142,7 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
 }
 
 /// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes: SCHED_BATCH
-/// preempts nobody then. Other policies than the usual one stay as they are.
+/// preempts no thread then. Other policies than the usual one stay as they are.
 fn stand_back() {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads the parameter; both calls are about this thread alone.

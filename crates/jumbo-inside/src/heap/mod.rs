@@ -13,7 +13,7 @@
 //! - [`arena`] advises glibc's thread arenas;
 //! - `memory` is the one leaf that touches memory.
 //!
-//! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
+//! This code runs inside the wrapped program: no allocation, no thread-local, no call that could
 //! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
 
 pub mod arena;
@@ -239,7 +239,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     if !POOLED.load(Ordering::Acquire) {
         return None;
     }
-    // Whoever asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
+    // A program that asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
     // sticks to pages would stick to those of the pool.
     let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
     let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
@@ -267,7 +267,7 @@ pub unsafe fn release(address: usize) -> bool {
     let part = part_of(address);
     part.with(|window, leaving| window.release(address, keep, leaving))
         .unwrap_or_else(|| {
-            // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
+            // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
             part.deferred.push(address);
             true
         })
@@ -362,7 +362,7 @@ pub fn about_to_fork() {
     }
 }
 
-/// Gives back what the pool has and nobody uses, so that it need not move.
+/// Gives back what the pool has and the program does not use, so that it need not move.
 fn give_up() {
     if POOLED.load(Ordering::Acquire) {
         POOL.with(|pool, leaving| pool.give_up(leaving));

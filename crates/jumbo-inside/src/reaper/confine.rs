@@ -16,7 +16,7 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
 /// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
 /// left: enough for some TiB of base pages. It bounds code of the program's choice that runs in a sibling
-/// whose program is gone, and that nobody would look for.
+/// whose program is gone, and that no user would look for.
 const MOST_SECONDS: u64 = 600;
 
 /// How the sibling is called in ps(1).
@@ -35,7 +35,7 @@ pub(super) fn confine() -> bool {
         && limit_time()
         && empty_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
-        // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
+        // In a table of its own, which never held what it closes: no pipe stays open a moment longer.
         && reads(
             libc::SYS_close_range,
             [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
@@ -58,7 +58,7 @@ fn run_anywhere() -> bool {
 }
 
 /// Who waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
-/// get one back only after a slice. SCHED_BATCH preempts nobody when it wakes. And giving memory back is no business of real
+/// get one back only after a slice. SCHED_BATCH preempts no thread when it wakes. And giving memory back is no business of real
 /// time. Policies that stand back further stay as they are.
 fn stand_back() -> bool {
     let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);

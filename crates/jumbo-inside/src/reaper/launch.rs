@@ -41,7 +41,7 @@ static GATE: Gate = Gate::new();
 /// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS`] in the environment that the process was
 /// given.
 /// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
-/// sibling unmaps everything else. Nobody unmaps the image for as long as the process runs.
+/// sibling unmaps everything else. The image stays mapped for as long as the process runs.
 pub unsafe fn prepare(
     workers: usize,
     image: &Range<usize>,

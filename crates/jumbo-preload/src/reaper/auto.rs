@@ -1,7 +1,7 @@
 //! `--reaper=auto`: a sibling once the process has asked for much memory of its own, and as long as
 //! nothing that hangs on the memory would outlive the program.
 //!
-//! Counted is what is asked for, not what is touched, since nobody calls us when memory is touched: blocks
+//! Counted is what is asked for, not what is touched, since we are not called when memory is touched: blocks
 //! of the heap now alive, regions that glibc's heaps grew into, what mimalloc has taken for its blocks, private
 //! writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
@@ -38,10 +38,10 @@ static ASKED: AtomicU64 = AtomicU64::new(0);
 /// How much is to be asked for until the process is looked at.
 static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH);
 
-/// Nobody tells what glibc's malloc has: it is the program's, and jumbo's heap is off.
+/// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether anybody tells what malloc has. Once, before [`watch`].
+/// Whether what malloc has is counted. Once, before [`watch`].
 pub(super) fn count(counted: bool) {
     UNCOUNTED.store(!counted, Ordering::Relaxed);
 }

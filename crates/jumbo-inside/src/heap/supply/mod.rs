@@ -34,7 +34,7 @@ use crate::sync::Lock;
 
 pub use settle::Before;
 
-/// Addresses of the pool, whoever uses it.
+/// Addresses of the pool, for all of its users.
 pub const SPAN: usize = 512 << 30;
 /// One entry a page, which is at least 2 MiB where there are that many.
 pub(super) const PAGES: usize = SPAN >> 21;
@@ -272,7 +272,7 @@ impl Supply {
     }
 
     /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
-    /// part of such a page; and a whole one it would give to whoever comes first, so that the next touch could
+    /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
     /// be SIGBUS.
     pub(super) fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
@@ -365,7 +365,7 @@ impl Supply {
             return Ok(());
         }
         self.note(reason::FRAGMENTED);
-        // A refusal to unmap (too many mappings) leaves advised memory that nobody uses.
+        // A refusal to unmap (too many mappings) leaves advised memory without a user.
         let _ = memory::unmap(address, length);
         Err(Errno::NOMEM)
     }
