@@ -374,17 +374,17 @@ fn give_up() {
 /// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
 pub fn before_thread() {
     SUPPLY.about_to_thread();
-    settle(Before::Thread);
+    evacuate(Before::Thread);
 }
 
 /// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
 /// nothing can move.
 pub fn before_confinement() {
-    settle(Before::Confinement);
+    evacuate(Before::Confinement);
 }
 
-fn settle(before: Before) {
-    if !SUPPLY.may_settle(before) {
+fn evacuate(before: Before) {
+    if !SUPPLY.may_evacuate(before) {
         return;
     }
     if SUPPLY.will_move(before) {
@@ -395,7 +395,7 @@ fn settle(before: Before) {
     // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
     // then cannot move any more.
     if pool && managed {
-        SUPPLY.settle(before);
+        SUPPLY.evacuate(before);
     }
     #[expect(unsafe_code, reason = "gives locks back")]
     // SAFETY: this thread took them above.
@@ -424,7 +424,7 @@ pub fn before_fork() -> HeldLocks {
     };
     // Where they are refused, pages are being brought: then nothing can be said about them.
     if held.pool && held.managed {
-        SUPPLY.settle(Before::Fork);
+        SUPPLY.evacuate(Before::Fork);
     }
     held
 }

@@ -13,12 +13,12 @@
 //!
 //! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up to its overcommit. All
 //! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
-//! process forks is in `settle`.
+//! process forks is in `evacuate`.
 //!
 //! Invariant: `sources` says of each page where it came from, and the books count them. The caller that brings or gives a
 //! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
 
-mod settle;
+mod evacuate;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -32,7 +32,7 @@ use crate::pool::{Books, Overcommit, Room, make_huge};
 use crate::sandbox;
 use crate::sync::Lock;
 
-pub use settle::Before;
+pub use evacuate::Before;
 
 /// Addresses of the pool, for all of its users.
 pub const SPAN: usize = 512 << 30;
@@ -77,7 +77,7 @@ pub struct Supply {
     /// How many takes do not ask for hugetlb pages.
     backing_off: AtomicU32,
     room: Room,
-    moves: settle::Moves,
+    moves: evacuate::Moves,
 }
 
 impl Supply {
@@ -104,7 +104,7 @@ impl Supply {
             reasons: AtomicU32::new(0),
             backing_off: AtomicU32::new(0),
             room: Room::new(LEFT),
-            moves: settle::Moves::new(),
+            moves: evacuate::Moves::new(),
         }
     }
 

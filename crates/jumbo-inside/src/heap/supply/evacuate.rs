@@ -1,4 +1,4 @@
-//! Hugetlb pages that move to THPs, because a fork is about to be made: [`Supply::settle`].
+//! Hugetlb pages that move to THPs, because a fork is about to be made: [`Supply::evacuate`].
 //!
 //! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a page of the
 //! kernel's pool. Where there is none, the kernel takes the page from the child, which then dies of SIGBUS. So
@@ -33,7 +33,7 @@ pub enum Before {
     Confinement,
 }
 
-/// What [`Supply::settle`] has to know.
+/// What [`Supply::evacuate`] has to know.
 #[derive(Debug)]
 pub(super) struct Moves {
     /// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
@@ -132,13 +132,13 @@ impl Supply {
         self.base.load(Ordering::Relaxed) - 2 * at * BASE_PAGE
     }
 
-    /// Whether [`Supply::settle`] would move anything: then threads of ours have to be gone before.
+    /// Whether [`Supply::evacuate`] would move anything: then threads of ours have to be gone before.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
-        self.may_settle(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
+        self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
 
     /// Whether hugetlb pages are asked for, and what is about to be done would end that.
-    pub(in crate::heap) fn may_settle(&self, before: Before) -> bool {
+    pub(in crate::heap) fn may_evacuate(&self, before: Before) -> bool {
         let keeps = before == Before::Thread && self.moves.nofork.load(Ordering::Relaxed);
         self.asking.load(Ordering::Acquire) && !keeps
     }
@@ -153,8 +153,8 @@ impl Supply {
     /// Moves what hugetlb pages hold to THPs, and takes no more of them. The caller holds the locks of those who bring and give.
     ///
     /// What cannot be moved (no room, or another thread that could write to it) stays, and is counted.
-    pub fn settle(&self, before: Before) {
-        if !self.may_settle(before) {
+    pub fn evacuate(&self, before: Before) {
+        if !self.may_evacuate(before) {
             return;
         }
         // Another thread would write to the pages while they move. Where the program kept its promise there is
@@ -245,7 +245,7 @@ impl Supply {
     /// Whether no other thread could write to the pages.
     fn is_alone(&self, before: Before) -> bool {
         // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
-        // thread that is about to be made is the first: another one would have settled.
+        // thread that is about to be made is the first: another one would have had them moved.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
         let seen = (!sandbox::is_entered_later()).then(memory::is_alone);
         seen.flatten().unwrap_or(!made)
