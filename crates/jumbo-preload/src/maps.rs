@@ -64,7 +64,7 @@ pub unsafe extern "C" fn mmap(
 #[cold]
 fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
     let answer = call();
-    if answer == failed && gather::settle() {
+    if answer == failed && gather::drain() {
         return call();
     }
     answer
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn mremap(
     let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
-        gather::settle();
+        gather::drain();
     }
     let pmd = PMD.load(Ordering::Relaxed);
     let ours = pmd != 0 && maps::is_placed(addr.addr());
@@ -326,7 +326,7 @@ fn grown(old: usize, increment: isize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
-    gather::retire();
+    gather::end_workers();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

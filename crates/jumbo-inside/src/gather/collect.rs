@@ -99,7 +99,7 @@ impl Gather {
     ///
     /// # Safety
     /// What the range holds is the caller's to lose. From now on, until [`Gather::finish`] has returned, and
-    /// in [`Mode::Background`] until [`super::settle`] has, no thread touches it.
+    /// in [`Mode::Background`] until [`super::drain`] has, no thread touches it.
     #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
     pub unsafe fn add(
         &mut self,

@@ -195,16 +195,16 @@ impl<P: Platform> Handover<P> {
 
     /// Has all workers leave, after what they have in hand, and waits until they have, for at most about
     /// `bound`. Gives the threads that were workers; `None` where some are still there.
-    pub(super) fn retire(
+    pub(super) fn end_workers(
         &self,
         bound: Duration,
         for_good: bool,
     ) -> Option<[u32; super::queue::WORKERS]> {
         let deadline = Deadline::after(bound);
         self.with(|queue| {
-            queue.retire(true);
+            queue.end_workers(true);
             if for_good {
-                queue.retire_for_good();
+                queue.make_no_more();
             }
             self.work.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -226,7 +226,7 @@ impl<P: Platform> Handover<P> {
             self.news.wait(word, Some(time));
             let _ = self.with(Queue::woken);
         }
-        let _ = self.with(|queue| queue.retire(false));
+        let _ = self.with(|queue| queue.end_workers(false));
         left
     }
 

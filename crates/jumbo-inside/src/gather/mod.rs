@@ -156,24 +156,24 @@ fn default_threads() -> u32 {
 /// False where they have not ended within ten seconds.
 ///
 /// Behind a filter there is none, and no call is made: [`confine`] has ended them.
-pub fn retire() -> bool {
+pub fn end_workers() -> bool {
     sandbox::is_untried() || confine()
 }
 
-/// [`retire`], at the moment when a filter is about to be installed.
+/// [`end_workers`], at the moment when a filter is about to be installed.
 pub fn confine() -> bool {
     let _blocked = Blocked::new();
-    workers::retire(false)
+    workers::end(false)
 }
 
-/// [`retire`], and no worker is made any more: the main thread is about to end by itself
+/// [`end_workers`], and no worker is made any more: the main thread is about to end by itself
 /// (pthread_exit(3)), and the process is to end with its own last thread.
-pub fn retire_for_good() -> bool {
+pub fn end_workers_for_good() -> bool {
     if sandbox::is_untried() {
         return true;
     }
     let _blocked = Blocked::new();
-    workers::retire(true)
+    workers::end(true)
 }
 
 /// Whether a start routine is that of a worker: for code that interposes pthread_create(3), by which workers are
@@ -191,7 +191,7 @@ pub fn is_pending() -> bool {
 /// Helps to free what is being freed in the background, and waits until it is. True if there was
 /// anything: what could not be allocated may be had now.
 #[cold]
-pub fn settle() -> bool {
+pub fn drain() -> bool {
     if !is_pending() {
         return false;
     }
@@ -233,10 +233,10 @@ fn clear(address: usize, length: usize) {
 }
 
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
-pub fn dismiss() {
+pub fn end_idle_workers() {
     if HANDOVER.has_workers() && is_own() {
         let _blocked = Blocked::new();
-        workers::dismiss();
+        workers::end_idle();
     }
 }
 

@@ -174,7 +174,7 @@ impl World {
 
     /// The workers leave, and nothing is left.
     fn end(&self) {
-        assert!(self.handover.retire(BOUND, false).is_some());
+        assert!(self.handover.end_workers(BOUND, false).is_some());
         let workers = core::mem::take(&mut *self.workers.lock().unwrap());
         for worker in workers {
             worker.join().unwrap();

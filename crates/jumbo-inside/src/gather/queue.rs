@@ -232,9 +232,9 @@ pub(super) struct Queue {
     /// Owners and helpers that wait.
     waiting: u32,
     workers: [Worker; WORKERS],
-    retiring: bool,
+    ending: bool,
     /// No worker is made any more.
-    retired: bool,
+    no_more: bool,
     /// Something has happened that owners and helpers wait for.
     news: bool,
     /// Bytes of background jobs.
@@ -256,8 +256,8 @@ impl Queue {
                 present: false,
                 thread: 0,
             }; WORKERS],
-            retiring: false,
-            retired: false,
+            ending: false,
+            no_more: false,
             news: false,
             pending: 0,
             working: 0,
@@ -289,7 +289,7 @@ impl Queue {
         let pieces = u32::try_from(bytes.div_ceil(terms.piece.max(1))).unwrap_or(u32::MAX);
         let wanted = terms.most.min(pieces).saturating_sub(own);
         let wake = wanted.min(self.asleep);
-        let room = if self.retired || self.retiring {
+        let room = if self.no_more || self.ending {
             0
         } else {
             let most = MOST.min(terms.most.saturating_sub(own));
@@ -314,7 +314,7 @@ impl Queue {
 
     /// Counts a worker that the caller makes, if there is none: true then.
     pub(super) const fn expect(&mut self) -> bool {
-        let lacks = self.alive == 0 && !self.retired && !self.retiring;
+        let lacks = self.alive == 0 && !self.no_more && !self.ending;
         self.alive += lacks as u32;
         lacks
     }
@@ -343,13 +343,13 @@ impl Queue {
     }
 
     /// Has the workers leave when there is nothing to do, or no longer.
-    pub(super) const fn retire(&mut self, leave: bool) {
-        self.retiring = leave;
+    pub(super) const fn end_workers(&mut self, leave: bool) {
+        self.ending = leave;
     }
 
     /// Has no workers made from now on.
-    pub(super) const fn retire_for_good(&mut self) {
-        self.retired = true;
+    pub(super) const fn make_no_more(&mut self) {
+        self.no_more = true;
     }
 
     pub(super) const fn alive(&self) -> u32 {
@@ -441,7 +441,7 @@ impl Queue {
         if let Some((id, piece)) = found {
             return Next::Piece(id, piece);
         }
-        if tired || self.retiring || self.retired {
+        if tired || self.ending || self.no_more {
             self.alive = self.alive.saturating_sub(1);
             self.workers[number].present = false;
             self.news = true;
@@ -534,7 +534,7 @@ impl Queue {
         (self.alive, self.asleep, self.waiting) = (0, 0, 0);
         (self.pending, self.working, self.peak) = (0, 0, 0);
         self.workers = [Worker::default(); WORKERS];
-        self.retiring = false;
+        self.ending = false;
     }
 }
 

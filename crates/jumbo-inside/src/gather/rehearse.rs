@@ -7,7 +7,7 @@ use rustix::io::Result;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::unmap::{MAY_BE_HUGE, discard, unmap};
-use super::{Mode, Settings, interrupted, memory, settle, start};
+use super::{Mode, Settings, drain, interrupted, memory, start};
 
 /// Enough for several threads to have something to do.
 const LENGTH: usize = 8 << 20;
@@ -43,8 +43,8 @@ pub fn rehearse() -> Result<bool> {
             unsafe { memory::unmap(address, LENGTH)? };
         }
     }
-    settle();
-    super::retire();
+    drain();
+    super::end_workers();
     Ok(done)
 }
 

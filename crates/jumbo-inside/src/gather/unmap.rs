@@ -269,7 +269,7 @@ pub(super) fn spend(bytes: usize) {
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent)
         .is_err()
     {
-        super::settle();
+        super::drain();
     }
 }
 

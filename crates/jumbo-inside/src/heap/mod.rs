@@ -220,7 +220,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
             .flatten()
     };
     let mut taken = take();
-    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::settle() {
+    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::drain() {
         taken = take();
     }
     let Some(Ok((address, zero))) = taken else {
@@ -357,7 +357,7 @@ pub fn lock_future(locked: bool) {
 /// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
 pub fn about_to_fork() {
     if SUPPLY.will_move(Before::Fork) {
-        gather::retire();
+        gather::end_workers();
         give_up();
     }
 }
@@ -388,7 +388,7 @@ fn evacuate(before: Before) {
         return;
     }
     if SUPPLY.will_move(before) {
-        gather::retire();
+        gather::end_workers();
         give_up();
     }
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
@@ -412,7 +412,7 @@ fn evacuate(before: Before) {
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
 /// locks were taken, for [`after_fork`].
 pub fn before_fork() -> HeldLocks {
-    gather::dismiss();
+    gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
     let held = HeldLocks {
