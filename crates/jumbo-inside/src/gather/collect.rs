@@ -8,7 +8,7 @@ use super::batch::{Batch, Entry, FreeError, Operation, Reserve};
 use super::memory::Kernel;
 use super::queue::{Id, Outcome};
 use super::unmap::{alone, hand_over};
-use super::{HANDOVER, LEAST, default_threads, window};
+use super::{HANDOVER, LEAST, default_threads, staging};
 use crate::sandbox;
 use crate::units::Pages;
 
@@ -206,6 +206,6 @@ fn pays(batch: &Batch) -> bool {
     }
     let anonymous = largest.operation() != Operation::Drop;
     let (start, length) = (largest.start(), largest.length());
-    let looked = window::WINDOW.with(|window| window::pays(window, start, length, anonymous));
+    let looked = staging::STAGING.with(|staging| staging::pays(staging, start, length, anonymous));
     batch.bytes() >= LEAST && looked == Some(true)
 }

@@ -6,7 +6,7 @@
 //!
 //! - [`Gather`] is for programs that know what they free: it collects ranges in a `batch`.
 //! - [`unmap`], [`discard`] and [`Leaving`] are for the preload library and for [`crate::heap`]: munmap(2),
-//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `window` of
+//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `staging` range of
 //!   ours first.
 //! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
 //!   threads, `memory` the leaf that frees; background mode asks [`crate::headroom`] beforehand.
@@ -20,7 +20,7 @@
 //! While one of the locks is held, or memory is being freed, the thread's signals wait: another thread may need the lock
 //! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
 //!
-//! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
+//! Lock order: the heap's, the lock of `staging`, the queue's. None is held while memory is freed or a thread made.
 
 mod batch;
 mod collect;
@@ -31,8 +31,8 @@ mod memory;
 mod model;
 mod queue;
 mod rehearse;
+mod staging;
 mod unmap;
-mod window;
 mod workers;
 
 use core::ptr;
@@ -217,7 +217,7 @@ pub fn about_to_allocate(bytes: usize) {
 /// not to be taken for the program's. So it is freed before.
 #[inline(always)]
 pub fn about_to_map_at(address: usize, length: usize) {
-    if window::overlaps(address, length) {
+    if staging::overlaps(address, length) {
         clear(address, length);
     }
 }
@@ -228,7 +228,7 @@ fn clear(address: usize, length: usize) {
         return;
     }
     let _blocked = Blocked::new();
-    window::WINDOW.with(|window| window.avoid(address, length));
+    staging::STAGING.with(|staging| staging.avoid(address, length));
     HANDOVER.clear(&Kernel);
 }
 
@@ -243,29 +243,29 @@ pub fn end_idle_workers() {
 /// Which locks a fork holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldLocks {
-    window: bool,
+    staging: bool,
     queue: bool,
 }
 
 impl HeldLocks {
     /// As a number below 4.
     pub const fn bits(self) -> u8 {
-        self.window as u8 | (self.queue as u8) << 1
+        self.staging as u8 | (self.queue as u8) << 1
     }
 
     /// From [`HeldLocks::bits`].
     pub const fn from_bits(bits: u8) -> Self {
         Self {
-            window: bits & 1 != 0,
+            staging: bits & 1 != 0,
             queue: bits & 2 != 0,
         }
     }
 }
 
-/// Before fork(2): no window is half made, and no thread is in the queue.
+/// Before fork(2): no staging range is half made, and no thread is in the queue.
 pub fn before_fork() -> HeldLocks {
     HeldLocks {
-        window: window::WINDOW.acquire(),
+        staging: staging::STAGING.acquire(),
         queue: HANDOVER.before_fork(),
     }
 }
@@ -281,8 +281,8 @@ pub unsafe fn after_fork(held: HeldLocks) {
         if held.queue {
             HANDOVER.after_fork();
         }
-        if held.window {
-            window::WINDOW.release();
+        if held.staging {
+            staging::STAGING.release();
         }
     }
 }

@@ -518,7 +518,7 @@ impl Queue {
     }
 
     /// In the child of a fork, by `me`, its only thread: the workers are not here. Jobs of other threads
-    /// have no owner here (and their windows were not copied); one of this thread's own, which a signal handler
+    /// have no owner here (and their staging ranges were not copied); one of this thread's own, which a signal handler
     /// interrupted to fork, begins anew.
     pub(super) fn forked(&mut self, me: u32) {
         for job in &mut self.jobs {

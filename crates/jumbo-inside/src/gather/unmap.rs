@@ -9,9 +9,10 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::window::Lies;
+use super::staging::Lies;
 use super::{
-    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, window, workers,
+    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, staging,
+    workers,
 };
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
@@ -58,8 +59,8 @@ fn deepen() {
 
 /// To what a block of `bytes` is best aligned: page tables of the second highest level are moved whole.
 pub(crate) fn alignment(bytes: usize) -> usize {
-    if bytes >= window::ALIKE && is_later(bytes) {
-        window::ALIKE
+    if bytes >= staging::ALIKE && is_later(bytes) {
+        staging::ALIKE
     } else {
         1
     }
@@ -146,7 +147,7 @@ impl Leaving {
             None
         } else {
             // SAFETY: the caller's promise.
-            unsafe { window::take(address, length) }
+            unsafe { staging::take(address, length) }
         };
         let was_looked_at = looked.is_some();
         let place = looked.flatten();
@@ -253,7 +254,7 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
-    let room = window::WINDOW
+    let room = staging::STAGING
         .with(|_| headroom::headroom(Enough::to_hold(all)))
         .flatten();
     BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
@@ -293,10 +294,10 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     }
     let _blocked = Blocked::new();
     // The kernel works from the start to the first mapping that it refuses; we could not stop there.
-    let suits = window::WINDOW.with(|window| {
-        window::pays(window, address, length, true)
+    let suits = staging::STAGING.with(|staging| {
+        staging::pays(staging, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
-            && window::lies(window, address, length) == Lies::Plainly
+            && staging::lies(staging, address, length) == Lies::Plainly
     });
     if suits == Some(false) {
         Slot::add(&stats::slot().free_inline, length as u64);
