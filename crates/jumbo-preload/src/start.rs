@@ -113,7 +113,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if hugetlb.is_some_and(|value| value != b"0") {
         flags |= flag::TUNABLE;
     }
-    heap::note(flags);
+    heap::add_flags(flags);
     if let Some(pool) = orders
         .pool
         .filter(|pool| ours && is_launched(*pool, environment))

@@ -127,7 +127,7 @@ impl Target {
     }
 
     /// Answers what the process stops for.
-    pub(super) fn attend(&mut self) {
+    pub(super) fn answer_stops(&mut self) {
         let State::Alive(process, Some(hold)) = &mut self.state else {
             return;
         };
@@ -161,7 +161,7 @@ impl Target {
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());
             // A process that was held to the last has to be waited for here first.
-            self.attend();
+            self.answer_stops();
         }
     }
 

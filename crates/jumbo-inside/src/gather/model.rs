@@ -145,9 +145,9 @@ impl World {
     fn submit(&self, start: usize, pages: usize, most: u32, later: bool) -> Call {
         let mut batch = Batch::new(None);
         let first = Entry::new(start, PAGE, Operation::Unmap);
-        batch.note(first).unwrap();
+        batch.push_unfreed(first).unwrap();
         let rest = Entry::new(start + 2 * PAGE, (pages - 1) * PAGE, Operation::Unmap);
-        batch.note(rest).unwrap();
+        batch.push_unfreed(rest).unwrap();
         let terms = Terms {
             most,
             piece: PAGE,

@@ -549,7 +549,7 @@ mod tests {
         assert!(queue.expect() && queue.is_idle());
         let mut batch = Batch::new(None);
         let entry = Entry::new(0, 2 << 20, Operation::Unmap);
-        assert!(batch.note(entry).is_ok());
+        assert!(batch.push_unfreed(entry).is_ok());
         let terms = Terms {
             most: 1,
             piece: 1 << 20,

@@ -196,7 +196,7 @@ pub fn count_in(ledger: &'static Ledger, pid: u32) {
 }
 
 /// Adds to the flags of this process.
-pub fn note(flags: u32) {
+pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
 }
 

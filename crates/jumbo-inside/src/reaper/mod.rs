@@ -53,7 +53,7 @@ mod survey;
 mod zap;
 
 pub use confine::NAME;
-pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
+pub use launch::{forked, is_owner, is_running, keep_out, let_in, prepare, record, retire, start};
 pub use locks::is_locked;
 pub use orphans::set_taken as orphans_are_taken;
 pub(crate) use raw::Entry;

@@ -52,7 +52,7 @@ pub(super) fn watch() {
     ASKED.store(0, Ordering::Relaxed);
     UNTIL.store(ENOUGH, Ordering::Relaxed);
     GUARDING.store(false, Ordering::Relaxed);
-    reaper::note(match UNCOUNTED.load(Ordering::Relaxed) {
+    reaper::record(match UNCOUNTED.load(Ordering::Relaxed) {
         true => State::Uncounted,
         false => State::Waiting,
     });
@@ -101,7 +101,7 @@ fn add(bytes: usize) {
 fn look() {
     if sandbox::is_entered() {
         WATCHING.store(false, Ordering::Relaxed);
-        return reaper::note(State::Seccomp);
+        return reaper::record(State::Seccomp);
     }
     let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
     let asked = blocks.saturating_add(ASKED.load(Ordering::Relaxed));
@@ -119,14 +119,14 @@ fn look() {
 /// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
 fn decide() -> bool {
     let Ok(Survey { private, outlives }) = reaper::survey() else {
-        reaper::note(State::Kernel);
+        reaper::record(State::Kernel);
         return true;
     };
     if (private as u64) < ENOUGH {
         return false;
     }
     if let Some(state) = outlives.or(acquired()) {
-        reaper::note(state);
+        reaper::record(state);
         return true;
     }
     // From here on, what is acquired is told.
@@ -156,7 +156,7 @@ pub(super) fn started() {
 fn decline(state: State) {
     GUARDING.store(false, Ordering::SeqCst);
     if !reaper::retire(state) {
-        reaper::note(state);
+        reaper::record(state);
     }
 }
 

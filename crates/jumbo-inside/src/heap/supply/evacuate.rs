@@ -183,7 +183,7 @@ impl Supply {
                 at += pages.max(1);
             }
         });
-        self.note(match before {
+        self.add_reason(match before {
             Before::Fork => reason::FORK,
             Before::Thread => reason::THREADS,
             Before::Confinement => reason::CONFINED,
@@ -211,7 +211,7 @@ impl Supply {
                 self.move_pages(address + first, length - first, alone);
             }
             Err(why) => {
-                self.note(why);
+                self.add_reason(why);
                 Slot::add(&stats::slot().pool_stuck, length as u64);
             }
         }

@@ -173,14 +173,14 @@ impl Supply {
     pub fn bring(&self, address: usize, length: usize) -> Result<()> {
         // A filter that the program installed may not let us read files, or populate.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
-            self.note(reason::CONFINED);
+            self.add_reason(reason::CONFINED);
             return Err(Errno::NOMEM);
         }
         let pages = (length / self.page()) as u64;
         if !self.admit(pages) {
             let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);
             let most = self.books.with(|(_, overcommit)| size + overcommit.most);
-            self.note(if most.is_some_and(|most| length as u64 > most * page) {
+            self.add_reason(if most.is_some_and(|most| length as u64 > most * page) {
                 reason::LARGER
             } else {
                 reason::FULL
@@ -189,7 +189,7 @@ impl Supply {
         }
         if !self.charge(length) {
             self.leave(pages);
-            self.note(reason::FULL);
+            self.add_reason(reason::FULL);
             return Err(Errno::NOMEM);
         }
         self.keep_spares();
@@ -320,7 +320,7 @@ impl Supply {
             return Ok(0);
         }
         if !self.could_move(length) {
-            self.note(reason::UNMOVABLE);
+            self.add_reason(reason::UNMOVABLE);
             self.backing_off.store(BACK_OFF, relaxed);
             return Ok(0);
         }
@@ -337,7 +337,7 @@ impl Supply {
                 Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
                 Err(memory::NoHugetlb::InTheWay) => break,
                 Err(why) if part <= page => {
-                    self.note(match why {
+                    self.add_reason(match why {
                         memory::NoHugetlb::NoSize => reason::NO_SIZE,
                         memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
@@ -356,7 +356,7 @@ impl Supply {
             return Err(Errno::NOMEM);
         }
         let Some(_claim) = self.room.claim(length) else {
-            self.note(reason::NO_ROOM);
+            self.add_reason(reason::NO_ROOM);
             return Err(Errno::NOMEM);
         };
         memory::map(address, length)?;
@@ -364,7 +364,7 @@ impl Supply {
             self.record(address, length, THP);
             return Ok(());
         }
-        self.note(reason::FRAGMENTED);
+        self.add_reason(reason::FRAGMENTED);
         // A refusal to unmap (too many mappings) leaves advised memory without a user.
         let _ = memory::unmap(address, length);
         Err(Errno::NOMEM)
@@ -476,7 +476,7 @@ impl Supply {
     }
 
     /// Why a page was not what it could have been.
-    fn note(&self, reason: u32) {
+    fn add_reason(&self, reason: u32) {
         let all = self.reasons.fetch_or(reason, Ordering::Relaxed) | reason;
         stats::slot().pool_reasons.store(all, Ordering::Relaxed);
     }
