@@ -35,7 +35,7 @@ fn a_program_that_cannot_start_is_127_or_126() {
     }
 }
 
-/// A filter that was inherited ends whoever makes a call that the program never makes: the launcher as well.
+/// A filter that was inherited ends each process that makes a call that the program never makes: the launcher as well.
 #[test]
 fn a_program_is_worth_more_than_its_report() {
     let files = compile(&[Source::C("under_filter", &[])]);
@@ -288,7 +288,7 @@ fn nothing_outlives_the_program() {
     });
 }
 
-/// Whoever kills the launcher outright means the program, which could be told by no other signal.
+/// A SIGKILL to the launcher is meant for the program, which could be told by no other signal.
 #[test]
 fn a_program_ends_when_its_launcher_is_killed() {
     let (running, _report) = Program::shell("echo ready; exec sleep 600").start_reported(&[]);

@@ -119,7 +119,7 @@ fn a_program_runs_without_proc_and_sys() {
     }
     let script = "mount -t tmpfs none /sys && mount -t tmpfs none /proc && exec \"$@\"";
     let around = ["unshare", "--mount", "sh", "-c", script, "sh"];
-    // Without /proc nobody knows where an executable is, so the library is named.
+    // Without /proc it is not known where an executable is, so the library is named.
     let program = Program::shell("echo alone; exit 3").around(around);
     let program = program.env("JUMBO_PRELOAD", build::preload());
     assert_alike(&program.plain(), &program.jumbo(), "jumbo run");

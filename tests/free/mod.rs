@@ -74,7 +74,7 @@ fn large_frees_are_done_by_threads_and_the_report_says_so() {
 
 /// `inline` is what was looked at, and left to the caller.
 #[test]
-fn what_nobody_looked_at_is_not_counted() {
+fn what_was_not_looked_at_is_not_counted() {
     let files = compiled("merged");
     for (argument, counted) in [(None, 200.0 * 1048576.0), (Some("merged"), 0.0)] {
         let program = Program::new(files.path("merged")).args(argument);
@@ -136,7 +136,7 @@ fn a_memory_cgroup_at_its_limit_holds_as_much_as_before() {
     }
 }
 
-/// Page faults ask nobody. Here they come as soon as the call has returned, and from threads that leave those that
+/// Page faults ask for no room. Here they come as soon as the call has returned, and from threads that leave those that
 /// free no CPU.
 #[test]
 fn a_memory_cgroup_has_room_for_what_is_touched_meanwhile() {

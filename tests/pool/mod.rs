@@ -142,7 +142,7 @@ fn a_pool_bounds_the_run_or_each_process() {
 
 /// The limit lets the mapping pass and the touch die: that it is asked beforehand is what this shows.
 #[test]
-fn a_control_groups_limit_on_hugetlb_kills_nobody() {
+fn a_control_groups_limit_on_hugetlb_kills_no_process() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(100) else {
         return;
@@ -229,7 +229,7 @@ fn the_pool_stays_and_its_overcommit_goes() {
 
 /// A private hugetlb page that a child writes to needs another one, and there is none: without care it dies.
 #[test]
-fn a_fork_with_an_empty_pool_kills_nobody() {
+fn a_fork_with_an_empty_pool_kills_no_process() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(100) else {
         return;
@@ -246,7 +246,7 @@ fn a_fork_with_an_empty_pool_kills_nobody() {
 
 /// Hugetlb pages are not charged to a memory cgroup, what they move to is: there might be no room for it.
 #[test]
-fn a_fork_in_a_memory_cgroup_kills_nobody() {
+fn a_fork_in_a_memory_cgroup_kills_no_process() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(32) else { return };
     for heap in HEAPS {
@@ -295,7 +295,7 @@ fn a_memory_cgroup_full_of_page_cache_has_room() {
 
 /// Where nothing can be asked at the fork, and where the kernel gives no further mapping.
 #[test]
-fn a_fork_of_a_confined_program_kills_nobody() {
+fn a_fork_of_a_confined_program_kills_no_process() {
     let (_files, program) = pooled();
     let Some(_pool) = kernel_pool(32) else { return };
     let root = tempfile::tempdir().unwrap();

@@ -121,7 +121,7 @@ static void amid_frees(void)
         char *range = filled(64 * KIB);
         pid_t child = bare_copy();
         if (child == 0) {
-            /* A child that waits for somebody who is not there ends by this. */
+            /* A child that waits for a thread that is not there ends by this. */
             alarm(60);
             _exit(munmap(range, SIZE) != 0);
         }

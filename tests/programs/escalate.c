@@ -176,7 +176,7 @@ static const struct {
     {"x32", 0x40000000 + SYS_getpid, {0}},
 };
 
-/* A filter of the program's own: it may not signal anybody. */
+/* A filter of the program's own: it may not send a signal. */
 static void install_filter(void)
 {
     struct sock_filter steps[] = {

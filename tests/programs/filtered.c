@@ -1,5 +1,5 @@
 /*
- * A seccomp filter that ends whoever makes a process, looks for one's own number, or opens a file.
+ * A seccomp filter that ends a program which makes a process, asks for its own number, or opens a file.
  *
  *   filtered exec PROGRAM [ARGUMENT...]   inherited by a program: files may be opened there
  *   filtered prctl MIB                    installed by prctl(2), then so much is asked for

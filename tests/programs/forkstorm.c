@@ -45,7 +45,7 @@ int main(void)
         CHECK(pid >= 0);
         if (pid == 0) {
             uint64_t random = (uint64_t)child + 1;
-            /* A lock that a thread of the parent held is nobody's now: this ends a child that waits. */
+            /* A lock that a thread of the parent held has no owner now: this ends a child that waits. */
             alarm(60);
             for (int i = 0; i < KEPT; i++) {
                 check_paint(kept[i], (size_t)(i + 1) * 300 * KIB, (uint8_t)i);

@@ -18,7 +18,7 @@ enum { THREADS = 3 };
 static atomic_int stop, census;
 static atomic_ulong operations, children, neighbours;
 static size_t least, most;
-/* Where a range was that somebody has unmapped. */
+/* Where a range was that a thread has unmapped. */
 static _Atomic(char *) given_up;
 /* Both sides of a census. */
 static pthread_barrier_t assembled, counted;
@@ -221,7 +221,7 @@ static void fork_one(void)
     if (pid == 0)
         in_child(atomic_load(&children));
     int status = -1, ended = 0;
-    /* A lock that a thread of the parent held is nobody's now: a child that waits for it never ends. Counted, so
+    /* A lock that a thread of the parent held has no owner now: a child that waits for it never ends. Counted, so
      * that a time in which nothing runs is none. */
     for (int tries = 0; tries < 60000 && (ended = waitpid(pid, &status, WNOHANG)) == 0; tries++) {
         struct timespec moment = {0, 1000000};

@@ -127,7 +127,7 @@ static void with_jumps(unsigned times)
     size_t rss = resident() + 32 * MIB, lines = mappings() + 20;
     static volatile unsigned number;
     for (number = 0; number < times; number++) {
-        /* Where nobody else maps anything. */
+        /* Where no other thread maps anything. */
         char *start = (char *)0x500000000000;
         int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
         CHECK(mmap(start, SIZE, prot, flags, -1, 0) == start);

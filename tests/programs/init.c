@@ -1,5 +1,5 @@
 /*
- * Init of a PID namespace: runs a command, and says how many dead orphans nobody has waited for.
+ * Init of a PID namespace: runs a command, and says how many dead orphans were not waited for.
  *
  *   init HOW COMMAND...
  *
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
         CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
         status = result;
     } else {
-        /* Whoever ignores it is told of no status. */
+        /* A process that ignores it is told of no status. */
         if (!strcmp(argv[1], "ignores"))
             signal(SIGCHLD, SIG_IGN);
         CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);

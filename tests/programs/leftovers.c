@@ -61,7 +61,7 @@ static void acquire(const char *what, const char *path)
         CHECK(segment >= 0);
         held = shmat(segment, NULL, 0);
         CHECK(held != (void *)-1);
-        /* For whoever looks after the end. */
+        /* For the test, which looks after the end. */
         printf("segment=%d\n", segment);
     } else if (!strcmp(what, "sysv-number")) {
         segment = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);

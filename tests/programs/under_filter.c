@@ -1,5 +1,5 @@
 // Puts a seccomp filter on itself and becomes another program: under_filter allow|CALL PROGRAM ARG...
-// `allow` lets everything through; `mremap`, `memfd_create`, `ioctl` and `ptrace` end whoever makes that call.
+// `allow` lets everything through; `mremap`, `memfd_create`, `ioctl` and `ptrace` end a process that makes that call.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -64,7 +64,7 @@ fn it_holds_nothing() {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
     let (_, stat) = stat.rsplit_once(") ").unwrap();
     let words: Vec<&str> = stat.split(' ').collect();
-    // Its own session and group, without a terminal; nobody's child but init's, or a subreaper's.
+    // Its own session and group, without a terminal; a child of init's, or of a subreaper's.
     let (parent, group, session, terminal) = (words[1], words[2], words[3], words[4]);
     assert_eq!(
         (group, session, terminal),
@@ -113,7 +113,7 @@ fn a_hard_core_limit_of_0_leaves_none_to_who_may_change_the_user() {
     let nobody = [bounded, "--reuid=nobody", may_set_user[0], may_set_user[1]];
     let cases: [(&str, &[&str], bool); 3] = [
         ("root", &[bounded], false),
-        ("nobody who may be somebody else", &nobody, false),
+        ("nobody who may become another user", &nobody, false),
         ("root without capabilities", &["--bounding-set=-all"], true),
     ];
     for (name, options, started) in cases {
@@ -128,8 +128,8 @@ fn a_hard_core_limit_of_0_leaves_none_to_who_may_change_the_user() {
     }
 }
 
-/// The sibling of root's is made to do what is forbidden, by a program that is nobody's now and has made
-/// itself dumpable again; nobody's own sibling beside it, to see that a core would be seen.
+/// The sibling of root's is made to do what is forbidden, by a program that is the user `nobody` now and has made
+/// itself dumpable again; that user's own sibling beside it, to see that a core would be seen.
 #[test]
 fn no_core_in_the_name_of_another_user_goes_into_a_pipe() {
     if !host::root() || cfg!(not(target_arch = "x86_64")) {
@@ -259,7 +259,7 @@ fn a_signal_for_it_is_not_handled() {
     assert_no_sibling(&path);
 }
 
-/// As root, then as nobody under a seccomp filter: all that the sibling executes and reads is rewritten,
+/// As root, then as the user `nobody` under a seccomp filter: all that the sibling executes and reads is rewritten,
 /// so that it runs code of the program's choice, which makes one call.
 #[test]
 fn code_of_the_programs_choice_does_nothing_in_it() {

@@ -1,4 +1,4 @@
-//! However the program ends, whoever waits is answered at once, and the memory comes back.
+//! However the program ends, a parent that waits is answered at once, and the memory comes back.
 
 use super::{assert_no_sibling, sibling, siblings, states};
 use crate::support::{MIB, Program, Ran, Report, Source, build, compile, host, wait};

@@ -106,7 +106,7 @@ fn what_is_asked_of_mimalloc_counts() {
     }
 }
 
-/// What glibc's malloc maps, nobody tells.
+/// What glibc's malloc maps is not counted.
 #[test]
 fn what_is_not_counted_is_said() {
     let files = compile(&[Source::C("asks", &[])]);

@@ -1,4 +1,4 @@
-//! It frees nothing while anybody uses the memory, and ends when it is not needed.
+//! It frees nothing while a process uses the memory, and ends when it is not needed.
 
 use rustix::process::Signal;
 
@@ -52,7 +52,7 @@ fn a_vfork_child_that_outlives_its_killed_parent_keeps_its_memory() {
     assert_no_sibling(&files.path("vforked"));
 }
 
-/// A stopped sibling frees nothing and hinders nobody; when it is continued it goes on.
+/// A stopped sibling frees nothing and hinders no process; when it is continued it goes on.
 #[test]
 fn a_sibling_that_was_stopped_goes_on() {
     let files = compile(&[Source::C("reaped", &[])]);
@@ -69,7 +69,7 @@ fn a_sibling_that_was_stopped_goes_on() {
     assert_no_sibling(&path);
 }
 
-/// Whoever kills it has the program that they would have had without it.
+/// A user who kills it has the program that they would have had without it.
 #[test]
 fn a_program_whose_sibling_was_killed_runs_on() {
     let files = compile(&[Source::C("reaped", &[])]);

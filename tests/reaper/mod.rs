@@ -1,7 +1,7 @@
 //! `jumbo run --reaper`: memory given back after the program's end.
 //!
-//! - [`ends`]: however the program ends, whoever waits is answered, and the memory comes back.
-//! - [`lifetime`]: it frees nothing while anybody uses the memory.
+//! - [`ends`]: however the program ends, a parent that waits is answered, and the memory comes back.
+//! - [`lifetime`]: it frees nothing while a process uses the memory.
 //! - [`leftovers`]: what would outlive the program, and `auto`.
 //! - [`confinement`]: it can do nothing that the program cannot.
 //! - [`refusals`]: where it is not started, and calls that it is ended for.

@@ -28,7 +28,7 @@ fn pid_one_of_a_namespace_gets_none() {
     assert_no_sibling(&files.path("reaped"));
 }
 
-/// What nobody waits for stays a zombie for as long as the namespace.
+/// What is not waited for stays a zombie for as long as the namespace.
 #[test]
 fn an_init_that_waits_for_no_orphan_is_left_none() {
     if !host::root() {

@@ -27,7 +27,7 @@ fn start(program: &Program, mode: Option<&str>, options: &[&str]) -> (Running, O
     }
 }
 
-/// Makes a process end, and returns how long whoever waits for it waited.
+/// Makes a process end, and returns how long its parent waited.
 fn time_end(pid: Pid, end: impl FnOnce()) -> Duration {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{PidfdFlags, pidfd_open};

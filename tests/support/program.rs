@@ -208,7 +208,7 @@ impl ReportFile {
     fn new() -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = build::world_readable_folder();
-        // Whoever runs the program writes it.
+        // The user who runs the program writes it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         Self { folder }
     }

@@ -83,7 +83,7 @@ fn show(view: &mut View, snapshot: &Snapshot, findings: &[Finding]) -> std::io::
 fn cost(cost: Cost) -> String {
     match cost {
         Cost::Fails => "programs fail or are killed".to_owned(),
-        Cost::Wasted(bytes) => format!("{bytes} that nobody can use"),
+        Cost::Wasted(bytes) => format!("{bytes} that no program can use"),
         Cost::Slow(bytes) => format!("{bytes} are slower to use than they need be"),
         Cost::Unknown => "no figure can be given".to_owned(),
     }

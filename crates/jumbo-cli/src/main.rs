@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
-        // Whoever reads our output may stop when it has enough (`jumbo status | head`).
+        // The reader of our output may stop when it has enough (`jumbo status | head`).
         if !view::is_broken_pipe(&error) {
             view::tell(&view::in_words(&error));
         }

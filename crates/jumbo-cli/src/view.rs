@@ -126,7 +126,7 @@ impl View {
 }
 
 /// Text without control characters: a process chooses its name and the names of its files, and must not
-/// get to drive the terminal of whoever looks at it.
+/// get to drive the terminal of the user who looks at it.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     without(text, char::is_control)
 }
@@ -169,7 +169,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `value` as one line of JSON on standard output, there at once for whoever reads it from a pipe.
+/// `value` as one line of JSON on standard output, there at once for a reader of a pipe.
 pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut out = Stdout::lock();
     writeln!(out, "{}", escaped(serde_json::to_string(value)?))?;
@@ -192,7 +192,7 @@ pub(crate) fn escaped(json: String) -> String {
     out
 }
 
-/// Says something on stderr. That nobody can hear it (it is full, or gone) is no reason to panic.
+/// Says something on stderr. That it cannot be written (it is full, or gone) is no reason to panic.
 pub(crate) fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "jumbo: {}", clean_lines(message));
 }
@@ -209,7 +209,7 @@ pub(crate) fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// True where nobody reads standard output any more.
+/// True where no process reads standard output any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause

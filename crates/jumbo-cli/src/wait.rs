@@ -22,11 +22,11 @@ use crate::view::{self, tell};
 /// Wait until the memory of programs that have ended is back
 ///
 /// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the reaper, a process of its
-/// own, still gives it back, in parallel. Whoever needs that memory at once, to start the program again say, waits
+/// own, still gives it back, in parallel. A script that needs that memory at once, to start the program again say, waits
 /// here.
 ///
 /// With PIDs, of programs or of reapers: until all of these have ended, and the reapers of these programs as well.
-/// Where a program has ended before, nobody can tell which reaper was its own: then until no reaper of any program
+/// Where a program has ended before, it is not known which reaper was its own: then until no reaper of any program
 /// that has ended is left. So the PID may be one that is gone.
 ///
 /// Without: until there is no reaper of a program that has ended. Those of programs that live are not waited for, and

@@ -149,7 +149,7 @@ fn a_normal_user_sees_what_it_may_and_is_told_what_it_may_not() {
     }
     // The build folder may be closed to others, so a copy of the command is what they run. cp(1) makes
     // it: a descriptor open for writing here could be inherited by what another test starts, and a file
-    // that anybody writes cannot be run (ETXTBSY).
+    // that is open for writing cannot be run (ETXTBSY).
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let copy = folder.path().join("jumbo");
     let copied = Command::new("cp")

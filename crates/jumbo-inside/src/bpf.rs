@@ -54,7 +54,7 @@ impl Call {
     }
 }
 
-/// Whether a filter lets a call be made: it passes, or fails with an errno, and nobody hears of it but a log.
+/// Whether a filter lets a call be made: it passes, or fails with an errno, and at most a log hears of it.
 pub fn lets(filter: &[Step], call: &Call) -> bool {
     let harmless = [
         libc::SECCOMP_RET_ALLOW,

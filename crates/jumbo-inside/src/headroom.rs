@@ -1,7 +1,7 @@
 //! How much memory can still be had, asked from inside a program: [`headroom`]; and how many tasks: [`tasks`].
 //!
-//! By this process's limits, by its memory cgroup and all above it, and of the host. Whoever lets freed memory
-//! count as used for a moment longer asks here first, and whoever touches memory that the program did not
+//! By this process's limits, by its memory cgroup and all above it, and of the host. Code that lets freed memory
+//! count as used for a moment longer asks here first, and so does code that touches memory that the program did not
 //! touch: at a cgroup's limit a touch does not fail, it kills. Where a limit cannot be read it is taken to be
 //! short.
 //!
@@ -10,7 +10,7 @@
 //! the sources of a pool share.
 //!
 //! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
-//! ask nobody, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
+//! ask for no room, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
 //!
 //! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time.
 
@@ -103,7 +103,7 @@ pub fn is_promise_strict() -> bool {
     !text.is_ok_and(|text| matches!(number(text), Some(0 | 1)))
 }
 
-/// What nobody uses, not even for the contents of files, where that is more than `enough`: one call, where
+/// What is not used, not even for the contents of files, where that is more than `enough`: one call, where
 /// /proc/meminfo takes three.
 fn free(enough: usize) -> Option<usize> {
     if enough == usize::MAX {

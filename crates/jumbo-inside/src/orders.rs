@@ -52,7 +52,7 @@ pub struct Orders<'a> {
     pub launched_under: u32,
     /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
     pub pmd: usize,
-    /// Where the ledger is mapped from, if anybody wants one.
+    /// Where the ledger is mapped from, if the launcher wants one.
     pub ledger: Option<&'a str>,
 }
 

@@ -1,7 +1,7 @@
 //! Whether this process runs under a seccomp filter: [`is_entered`], [`is_untried`], [`allows_advice`].
 //!
 //! A filter knows the system calls that its program makes, not ours: one that the program never made may
-//! end it. So whoever works inside somebody else's process asks here before a call of his own, and
+//! end it. So code of ours asks here before a call that the program may never make, and
 //! leaves it where a filter is at work. A filter is known when it was there at the start ([`detect`]), or
 //! when the program installs one through the C library ([`enter`], from the preload library). One that is
 //! installed by a system call in the program's own machine code is not seen until the program execs.
@@ -10,7 +10,7 @@
 //! asked beforehand ([`super::bpf`]), and only where it would not let advice pass is none given from then on. Everything
 //! else that the heap does, the C library's own allocator does too: mapping, unmapping, moving, protecting.
 //!
-//! Containers put a filter on all they start. Under one that was inherited, somebody else can make the calls
+//! Containers put a filter on all they start. Under one that was inherited, another program can make the calls
 //! first, in a process that may die of it: the launcher does, and says under how many filters they were
 //! harmless.
 //!
@@ -46,7 +46,7 @@ pub fn is_entered() -> bool {
     FILTERS.load(Ordering::Acquire) != 0
 }
 
-/// True where a filter is at work under which nobody has tried the calls that give memory back.
+/// True where a filter is at work under which the launcher has not tried the calls that give memory back.
 pub fn is_untried() -> bool {
     FILTERS.load(Ordering::Acquire) > TRIED.load(Ordering::Relaxed)
 }

@@ -133,7 +133,7 @@ fn lock(start: usize, length: usize) {
 }
 
 fn make_readable(start: usize, length: usize) -> Result<()> {
-    // SAFETY: nobody writes to it afterwards.
+    // SAFETY: the test does not write to it afterwards.
     unsafe { mprotect(at(start), length, MprotectFlags::READ) }
 }
 
@@ -181,11 +181,11 @@ fn unmapped_memory_is_gone_and_its_addresses_are_free() {
             map_again(start, length).unwrap();
             assert_zero(start, length);
             fill(start, length);
-            gather::settle();
+            gather::drain();
             assert_filled(start, 0, length);
             unmap(start, length);
         }
-        gather::settle();
+        gather::drain();
         assert_no_window();
     }
 }
@@ -402,7 +402,7 @@ fn zap_and_unmap(mode: Mode) -> u32 {
         }
     }
     let freed = gather.finish().unwrap();
-    gather::settle();
+    gather::drain();
     assert_eq!(freed.bytes, 2 * length as u64);
     assert_zero(zapped, length);
     assert!(mappings(gone, length).is_empty());
@@ -504,7 +504,7 @@ fn retired_workers_are_gone_and_come_back() {
         let length = 32 * MIB;
         let start = filled(length);
         assert!(gather_unmap(start, length));
-        assert!(gather::retire());
+        assert!(gather::end_workers());
         assert!(!gather::is_pending());
         let left = threads();
         let ours = |name: &String| name.starts_with("jumbo-free");
@@ -536,7 +536,7 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
         // SAFETY: `status` lives as long as the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
-        gather::settle();
+        gather::drain();
         assert_filled(other, 0, 4 * MIB);
         unmap(other, 4 * MIB);
     }
@@ -544,8 +544,8 @@ fn a_fork_has_neither_workers_nor_what_they_free() {
 
 /// Without allocating: the other threads' locks may be held for ever here.
 fn in_child(other: usize) -> bool {
-    let nothing = !gather::is_pending() && !gather::settle();
+    let nothing = !gather::is_pending() && !gather::drain();
     let gone = gather_unmap(other, 4 * MIB);
-    gather::settle();
+    gather::drain();
     nothing && gone && !is_mapped(other, PAGE)
 }

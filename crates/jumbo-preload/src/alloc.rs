@@ -64,7 +64,7 @@ fn small(pointer: *mut c_void) -> *mut c_void {
 #[inline(always)]
 fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
     let block = ask();
-    if block.is_null() && gather::is_pending() && gather::settle() {
+    if block.is_null() && gather::is_pending() && gather::drain() {
         return small(ask());
     }
     small(block)
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
     // SAFETY: the same call.
     let ask = || unsafe { (next::posix_memalign.get())(out, align, size) };
     let answer = ask();
-    if answer == libc::ENOMEM && gather::is_pending() && gather::settle() {
+    if answer == libc::ENOMEM && gather::is_pending() && gather::drain() {
         return ask();
     }
     answer

@@ -94,7 +94,7 @@ pub(crate) struct Environment(*mut *mut c_char);
 
 impl Environment {
     /// # Safety
-    /// `vector` is null, or an environment as execve(2) lays it out, which nobody else changes while
+    /// `vector` is null, or an environment as execve(2) lays it out, which no other code changes while
     /// this lives.
     pub(crate) const unsafe fn new(vector: *mut *mut c_char) -> Self {
         Self(vector)
@@ -143,7 +143,7 @@ impl Environment {
         for place in (0..10).rev() {
             let digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
             number /= 10;
-            // SAFETY: the string is writable (the kernel puts it on the stack), read by nobody else now,
+            // SAFETY: the string is writable (the kernel puts it on the stack), read by no other thread now,
             // and the caller found ten digits there.
             unsafe {
                 slot.read()
@@ -172,7 +172,7 @@ impl Environment {
             return;
         };
         // SAFETY: the string is terminated, writable (the kernel puts it on the stack), and read by
-        // nobody else now; `length` does not reach past its end.
+        // no other thread now; `length` does not reach past its end.
         let value = unsafe {
             let start = slot.read().add(offset).cast::<u8>();
             let length = CStr::from_ptr(start.cast()).to_bytes().len();

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn mmap(
 #[cold]
 fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
     let answer = call();
-    if answer == failed && gather::settle() {
+    if answer == failed && gather::drain() {
         return call();
     }
     answer
@@ -129,7 +129,7 @@ unsafe fn anonymous(
     // SAFETY: the caller's promise, for whatever address and flags below.
     let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
 
-    // Stacks grow into what nobody touches; hugetlb is huge; 32-bit addresses and code are special.
+    // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     if flags & special != 0 || prot & PROT_EXEC != 0 {
         maps::left_alone(len);
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn mremap(
     let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
-        gather::settle();
+        gather::drain();
     }
     let pmd = PMD.load(Ordering::Relaxed);
     let ours = pmd != 0 && maps::is_placed(addr.addr());
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn mremap(
 /// `addr` is a private mapping of `old` bytes, which the caller wants moved.
 unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    // SAFETY: a new mapping, where the kernel likes, replaces none.
     let moved = unsafe { mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
     if moved != MAP_FAILED {
         // SAFETY: the caller's promise, and a new mapping that is larger; the program gives the old one up for it.
@@ -326,7 +326,7 @@ fn grown(old: usize, increment: isize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
-    gather::retire();
+    gather::end_workers();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

@@ -141,7 +141,7 @@ next! {
         else { no_memory(); -1 };
 }
 
-/// Has everything looked up, if nobody has called anything so far.
+/// Has everything looked up, if nothing was called so far.
 pub(crate) fn prepare() {
     // SAFETY: a block like any other; asking for it does the lookup.
     unsafe { (free.get())((malloc.get())(1)) };
@@ -150,7 +150,7 @@ pub(crate) fn prepare() {
 /// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there
 /// for "use the static buffer".
 fn look_up() -> bool {
-    /// Who is at it: nobody, or a thread.
+    /// The thread that is at it; 0: none.
     static BUSY: AtomicUsize = AtomicUsize::new(0);
     let me = jumbo_inside::heap::thread();
     loop {
@@ -177,7 +177,7 @@ fn initialise() {
     let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()) };
     if malloc.address() == glibcs {
         scrub_stack();
-        // SAFETY: the next definitions, looked up; the block is of no use to anybody.
+        // SAFETY: the next definitions, looked up; the block is not used.
         unsafe { (free.get())((malloc.get())(1)) };
     }
 }
@@ -223,14 +223,14 @@ pub(crate) fn malloc_is_glibcs() -> bool {
         let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()) };
         is_ours_or_a_stub(name) && glibcs == behind
     });
-    // The last is one that others interpose with the rest, and whose address hardly anybody takes.
+    // The last is one that others interpose with the rest, and whose address hardly a program takes.
     are_glibcs && is_ours_or_a_stub(c"malloc_usable_size")
 }
 
 /// Whether the program's function of that name is this library's.
 ///
 /// A program that is linked to fixed addresses and takes the function's has a stub of its own by that name,
-/// which calls whoever is found behind it. (Node is one.)
+/// which calls the definition found behind it. (Node is one.)
 fn is_ours_or_a_stub(name: &CStr) -> bool {
     // SAFETY: dlsym(3) with a terminated name.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn prctl(
         );
     }
     if NARROWING.contains(&option) {
-        gather::retire();
+        gather::end_workers();
     }
     let answer = call();
     if answer == 0 {
@@ -182,7 +182,7 @@ unsafe extern "C" fn watched(
         }
         libc::SYS_prctl => {
             if NARROWING.map(c_long::from).contains(&first) {
-                gather::retire();
+                gather::end_workers();
             }
             let answer = call();
             if answer == 0 {
@@ -199,7 +199,7 @@ unsafe extern "C" fn watched(
         | libc::SYS_setresuid
         | libc::SYS_setresgid
         | libc::SYS_setgroups => {
-            gather::retire();
+            gather::end_workers();
             call()
         }
         libc::SYS_unshare => sharing::unshared(first, call),

@@ -58,7 +58,7 @@ pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
     let errno = || unsafe { *libc::__errno_location() };
     let before = errno();
     // The kernel refuses some of these to a process of several threads as well.
-    gather::retire();
+    gather::end_workers();
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&errno())
     });
@@ -102,7 +102,7 @@ pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
 /// As for capset(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
-    gather::retire();
+    gather::end_workers();
     // SAFETY: the same call.
     unsafe { (next::capset.get())(header, data) }
 }

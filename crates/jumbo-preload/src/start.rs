@@ -45,7 +45,7 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 }
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
-    // Before anybody asks.
+    // Before the first question.
     sandbox::detect(orders.filters, orders.launched_under);
     let is_glibc = next::malloc_is_glibcs();
     if orders.tunable {
@@ -113,7 +113,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if hugetlb.is_some_and(|value| value != b"0") {
         flags |= flag::TUNABLE;
     }
-    heap::note(flags);
+    heap::add_flags(flags);
     if let Some(pool) = orders
         .pool
         .filter(|pool| ours && is_launched(*pool, environment))

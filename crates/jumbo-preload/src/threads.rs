@@ -62,8 +62,8 @@ extern "C" fn leave_thrd() -> *mut c_void {
 fn leave() {
     // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
     if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
-        gather::retire_for_good();
+        gather::end_workers_for_good();
     }
-    // Where nobody has called any of ours so far.
+    // Where the program has called none of ours so far.
     next::prepare();
 }

@@ -1,7 +1,7 @@
 //! jumbo: huge pages for the whole life of a program's memory.
 //!
-//! A page is provisioned, described, mapped and freed; each stage is a module of its own, and all of
-//! them stand on [`kernel`] (the only door to the operating system) and [`units`]:
+//! A page is provisioned, described, mapped and freed. Each stage is a module of its own. All of them use [`units`], and
+//! [`kernel`] for the files of /proc and /sys and the system calls that rustix lacks:
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
 //! - [`gather`]: memory given back with several threads, or later.
@@ -9,8 +9,9 @@
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
+//! - [`whole_file`]: files written whole or not at all.
 //!
-//! Arrows point down: a mechanism never reaches into another's insides.
+//! Which module uses which is a table in `tests/arrows.rs`: no mechanism uses the parts of another.
 //!
 //! # Quickstart
 //!

@@ -159,7 +159,7 @@ fn huge_pages_split_at_swap() {
 }
 
 #[test]
-fn a_pool_that_nobody_uses() {
+fn a_pool_that_no_process_uses() {
     let finding = only(|fake| {
         mapper(fake, 100).pool(2048, [1000, 900, 100, 0, 0]);
     });
@@ -376,7 +376,7 @@ fn scattered_memory() {
     );
     let fake = Fake::healthy();
     ail(&fake);
-    assert_eq!(findings(&fake), [], "nobody has missed it yet");
+    assert_eq!(findings(&fake), [], "no program has missed it yet");
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn the_costliest_comes_first() {
 #[test]
 fn what_cannot_be_read_is_no_finding_but_missing() {
     let fake = Fake::new(4096);
-    // A folder where a file is expected cannot be read by anybody.
+    // A folder where a file is expected cannot be read by any user.
     fake.write(&format!("{THP}/enabled/x"), "");
     let snapshot = Snapshot::read(&fake.root(), 10);
     assert_eq!(examine(&snapshot), []);

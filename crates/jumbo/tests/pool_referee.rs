@@ -107,7 +107,7 @@ impl Mapped {
         let length = usize::try_from(pages).unwrap() * SIZE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = flags | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-        // SAFETY: a new mapping disturbs nobody.
+        // SAFETY: a new mapping replaces none.
         let address = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), length, prot, flags)? };
         Ok(Self { address, length })
     }
@@ -116,7 +116,7 @@ impl Mapped {
         let length = usize::try_from(pages).unwrap() * SIZE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let null = std::ptr::null_mut();
-        // SAFETY: a new mapping disturbs nobody.
+        // SAFETY: a new mapping replaces none.
         let address = unsafe { mm::mmap(null, length, prot, MapFlags::SHARED | flags, file, 0)? };
         Ok(Self { address, length })
     }
@@ -132,7 +132,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and nobody refers into it.
+        // SAFETY: the mapping is this value's, and nothing refers into it.
         unsafe { mm::munmap(self.address, self.length).unwrap() };
     }
 }
@@ -428,7 +428,7 @@ fn run(ops: &[Op]) -> Outcome {
     }
 }
 
-/// What became of a sequence, once two runs say the same; `None` where somebody else keeps taking and giving
+/// What became of a sequence, once two runs say the same; `None` where another process keeps taking and giving
 /// pages of the kernel's pool.
 fn run_undisturbed(ops: &[Op]) -> Option<Outcome> {
     let mut before = None;
@@ -495,7 +495,7 @@ fn the_pool_counts_as_the_kernel_does() {
         return skip("the kernel has no pool of 2M pages");
     }
     if !is_unused() {
-        return skip("somebody uses the kernel's pool of 2M pages");
+        return skip("another process uses the kernel's pool of 2M pages");
     }
     if Mount::new().is_none() {
         return skip("cannot mount hugetlbfs");
@@ -515,7 +515,7 @@ fn the_pool_counts_as_the_kernel_does() {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let ops: Vec<Op> = (0..steps).map(|_| random.operation()).collect();
         let Some(outcome) = run_undisturbed(&ops) else {
-            return skip("somebody uses the kernel's pool of 2M pages meanwhile");
+            return skip("another process uses the kernel's pool of 2M pages meanwhile");
         };
         println!(
             "seed {seed}: {steps} operations; of those that can fail {} succeeded and {} were refused, on both sides",

@@ -219,7 +219,7 @@ fn only_a_process_with_the_library_in_it_has_its_memory_read() {
     let plain = "1000-3000 r--p 0 08:01 9   /usr/bin/p\n";
     fake.write("proc/7/maps", plain);
     assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);
-    // Its data alone, as it stays mapped where somebody unmapped the rest, leads nowhere.
+    // Its data alone, as it stays mapped where the rest was unmapped, leads nowhere.
     let data = "4000-5000 rw-p 1000 08:01 8   /usr/lib/libjumbo_preload.so\n";
     fake.write("proc/7/maps", [plain, data].concat());
     assert_eq!(Covered::read(&fake.root(), 7).unwrap(), None);

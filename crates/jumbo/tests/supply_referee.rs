@@ -65,7 +65,7 @@ fn order(size: usize, overcommit: usize, each: bool) -> PoolOrder {
 fn map_kernel(pages: usize) -> Option<usize> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping disturbs nobody, and populating it changes nothing.
+    // SAFETY: a new mapping replaces none, and populating it changes nothing.
     unsafe {
         let start = mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE, prot, flags).ok()?;
         let populated = mm::madvise(start, pages * PAGE, Advice::LinuxPopulateWrite);
@@ -158,7 +158,7 @@ fn books(seed: u64) -> Result<(), String> {
     let each = seed.is_multiple_of(2);
     let (supply, ledger) = supply(order(SIZE, OVERCOMMIT, each));
     // No hugetlb pages: those are the referee's.
-    supply.settle(Before::Confinement);
+    supply.evacuate(Before::Confinement);
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut brought, mut refused) = (0, 0);
@@ -257,7 +257,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
     let (mut moved, mut had) = (false, false);
     for step in 0..STEPS {
         if step == STEPS / 2 {
-            supply.settle(Before::Fork);
+            supply.evacuate(Before::Fork);
             moved = true;
         }
         if random.below(2) == 0 {

@@ -84,7 +84,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let tracer = tracer.spawn(move || {
         let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
         let end = watch::run(&mut targets, signal, timeout, &signals);
-        // Whoever holds a process lets go of it by ending.
+        // A thread that holds a process lets go of it by ending.
         let settled: Vec<_> = targets
             .into_iter()
             .map(|target| target.settle(signal))

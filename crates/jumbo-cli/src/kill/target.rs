@@ -127,7 +127,7 @@ impl Target {
     }
 
     /// Answers what the process stops for.
-    pub(super) fn attend(&mut self) {
+    pub(super) fn answer_stops(&mut self) {
         let State::Alive(process, Some(hold)) = &mut self.state else {
             return;
         };
@@ -160,8 +160,8 @@ impl Target {
         };
         if gone && self.ended.is_none() {
             self.ended = self.sent.map(|sent| sent.elapsed());
-            // Whoever was held to the last has to be waited for here first.
-            self.attend();
+            // A process that was held to the last has to be waited for here first.
+            self.answer_stops();
         }
     }
 

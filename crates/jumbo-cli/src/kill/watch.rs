@@ -33,7 +33,7 @@ pub(super) fn run(
     let deadline = Instant::now().checked_add(timeout);
     loop {
         for target in &mut *targets {
-            target.attend();
+            target.answer_stops();
             target.look();
         }
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);

@@ -172,7 +172,7 @@ fn change(
             notes.extend(obstacles(root, size, wish.node, made));
         }
         let mut change = Change::new(plan.writes, boot, notes);
-        change.needs_force = beyond(root, size, made);
+        change.needs_force = more_than_available(root, size, made);
         change.compact = compact && made > Pages(0);
         change.pool = Some(OfPool::new(before, plan.effect));
         Ok(change)
@@ -181,7 +181,7 @@ fn change(
 
 /// Why so many pages are not asked for. The kernel makes pages until there is no memory left for any, and
 /// a caller that asks for more than there is may have mistaken a size.
-fn beyond(root: &Root, size: PageSize, made: Pages) -> Option<String> {
+fn more_than_available(root: &Root, size: PageSize, made: Pages) -> Option<String> {
     let wanted = made.bytes(size);
     let available = Memory::read(root).ok()?.available;
     (wanted > available).then(|| {

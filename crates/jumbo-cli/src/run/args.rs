@@ -105,8 +105,8 @@ pub(crate) struct Args {
 
     /// Give the memory back after the program has ended: auto, on or off [default: auto]
     ///
-    /// A sibling process that shares the memory outlives the program, so that nobody who waits for the
-    /// program waits for its memory. `auto`: once the program asked for more than 1 GiB, and where
+    /// A sibling process that shares the memory outlives the program, so that a process that waits for the
+    /// program does not wait for its memory. `auto`: once the program asked for more than 1 GiB, and where
     /// nothing hangs on its memory that must end with it. `jumbo wait` waits for the memory.
     ///
     /// The sibling has the program's executable and command line, and ignores signals: pidof(1), `pgrep -f`,
@@ -218,7 +218,7 @@ pub(super) struct Settings {
     pub(super) command: Vec<OsString>,
 }
 
-/// A report that somebody wants.
+/// A report that the user wants.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) json: bool,
@@ -293,7 +293,7 @@ impl Settings {
         self.options.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// A program that does nothing, with a report for nobody.
+    /// A program that does nothing, with a report that is thrown away.
     pub(super) fn for_rehearsal(report: bool, supervise: bool) -> std::io::Result<Self> {
         Ok(Self {
             options: Options {

@@ -1,7 +1,7 @@
 //! Where a report file goes: [`check`] before the program starts, [`write`] when it has ended.
 //!
 //! Invariant: what exists is written to in place, as a shell's `>` does, and nothing is ever renamed
-//! over it: it may be a device, a pipe, a link, or a file that somebody holds open.
+//! over it: it may be a device, a pipe, a link, or a file that another process holds open.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};

@@ -85,7 +85,7 @@ impl Held {
             // The first thread's stops come with the child's changes.
             State::Hold(hold) if hold.thread() != child.pid() => {
                 let news = hold.poll();
-                self.note(news);
+                self.take_in(news);
             }
             State::Ending(teardown) => {
                 teardown.look();
@@ -95,7 +95,7 @@ impl Held {
     }
 
     /// Answers a stop of the program, and returns what an untraced one would have brought. `may_stop`:
-    /// jumbo stops with it, and then nobody could answer the next.
+    /// jumbo stops with it, and then no process could answer the next.
     pub(super) fn pass(
         &mut self,
         child: &Child,
@@ -123,7 +123,7 @@ impl Held {
                     let mut hold = hold;
                     let news = hold.answer(stop);
                     self.state = State::Hold(hold);
-                    self.note(news);
+                    self.take_in(news);
                     None
                 }
             },
@@ -134,7 +134,7 @@ impl Held {
         }
     }
 
-    fn note(&mut self, news: News) {
+    fn take_in(&mut self, news: News) {
         match news {
             News::None | News::Stopped(_) => {}
             News::Ends(teardown) => self.state = State::Ending(teardown),

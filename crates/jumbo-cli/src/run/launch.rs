@@ -72,7 +72,7 @@ impl<'a> Launch<'a> {
             plan.orders.launched_under = sandbox::known();
         }
         // To find out takes a process, which a filter could forbid as well: not for a program that is to be
-        // exec'd in place, unless somebody asked.
+        // exec'd in place, unless the user asked.
         let may_fork = settings.report.is_some() || settings.free_asked;
         if library.is_some() && may_fork && settings.options.free != FreeMode::Off {
             plan.orders.filters = filters();

@@ -269,7 +269,7 @@ pub(super) fn rehearse(root: &Root) {
     share_memory(own, own);
 }
 
-/// The CPU time this thread has used: what looking costs, whoever it had to wait for.
+/// The CPU time this thread has used: what looking costs, without what it waited for.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -42,7 +42,7 @@ pub(super) struct End {
 }
 
 /// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end it for one that the
-/// program never makes, so there somebody else makes them first.
+/// program never makes, so there another process makes them first.
 pub(super) fn is_harmless(settings: &Settings) -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
@@ -201,7 +201,7 @@ fn watch(
             };
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
-                // The job is stopped only where there is a shell to see it: elsewhere nobody would
+                // The job is stopped only where there is a shell to see it: elsewhere no process would
                 // continue us, and the program would end unnoticed.
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
                     stop_with(recipient, signals, signal)?;
@@ -215,7 +215,7 @@ fn watch(
     }
 }
 
-/// What `change` would be if nobody traced the program.
+/// What `change` would be if the program were not traced.
 fn pass(child: &Child, held: Option<&mut Held>, change: Change) -> Option<Change> {
     match held {
         Some(held) => held.pass(child, change, has_terminal),
@@ -312,8 +312,8 @@ impl Recipient<'_> {
         signal.sender != std::process::id() && !self.is_of_program(signal.sender)
     }
 
-    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has soon, could be
-    /// anybody's: then it is if it has come into the ledger lately, and else a stranger, as another script's kill(1) is.
+    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has soon, has a number that
+    /// may be any process's: then it is if it has come into the ledger lately, and else a stranger, as another script's kill(1) is.
     fn is_of_program(&self, pid: u32) -> bool {
         let came_lately = |ledger: &Ledger| {
             let pids = ledger.slots().map(|slot| slot.pid.load(Ordering::Relaxed));

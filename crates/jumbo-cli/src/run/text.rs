@@ -117,7 +117,7 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             }
         )?;
     }
-    // These say nothing that anybody has to know.
+    // These say nothing that a user has to know.
     let reapers = report.obtained.reapers.iter();
     for reaper in reapers
         .filter(|reaper| !["waiting", "uncounted"].contains(&reaper.state))

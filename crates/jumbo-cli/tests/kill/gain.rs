@@ -193,7 +193,7 @@ fn the_core_is_whole() {
 
 /// A lock that another process waits for must be found in the memory of its dead owner.
 #[test]
-fn whoever_waits_for_a_robust_lock_gets_it() {
+fn a_process_that_waits_for_a_robust_lock_gets_it() {
     let script = "
 shared = mmap.mmap(-1, 4096)
 lock = ctypes.c_char.from_buffer(shared)

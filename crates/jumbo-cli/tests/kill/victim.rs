@@ -58,7 +58,7 @@ impl Victim {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // A group of its own, with its parent in the session: in one that nobody's parent controls, as
+            // A group of its own, with its parent in the session: in one that no member's parent controls, as
             // under setsid(1), the kernel ignores SIGTSTP.
             .process_group(0)
             .spawn()
@@ -160,7 +160,7 @@ impl Installed {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         // cp(1) makes it: a descriptor open for writing here could be inherited by what another test
-        // starts, and a file that anybody writes cannot be run (ETXTBSY).
+        // starts, and a file that is open for writing cannot be run (ETXTBSY).
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_jumbo"))
             .arg(folder.path())

@@ -83,7 +83,7 @@ fn what_cannot_be_started_says_so_in_one_line() {
 }
 
 #[test]
-fn an_error_that_nobody_can_be_told_keeps_its_exit_code() {
+fn an_error_that_cannot_be_written_keeps_its_exit_code() {
     for mode in MODES {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let status = run(mode).arg("/nonexistent").stderr(full).status();

@@ -24,7 +24,7 @@ fn below(name: &str, wrapper: &str, probe: &str) -> Option<serde_json::Value> {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let jumbo = folder.path().join("jumbo");
-    // cp(1) makes them: a file that anybody writes cannot be run, and what another test starts inherits descriptors.
+    // cp(1) makes them: a file that is open for writing cannot be run, and what another test starts inherits descriptors.
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_jumbo"))
         .args([library(), folder.path()])

@@ -97,7 +97,7 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
 }
 
 #[test]
-fn there_is_no_report_where_nobody_looks() {
+fn there_is_no_report_where_no_user_looks() {
     for options in [&[][..], &["--quiet"], &["--report=none"]] {
         let output = output(jumbo().arg("run").args(options).args(["--", "true"]));
         assert_eq!(stderr(&output), "", "{options:?}");

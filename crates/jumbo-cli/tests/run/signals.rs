@@ -192,7 +192,7 @@ fn what_the_program_sends_to_its_parent_does_not_come_back() {
     }
 }
 
-/// Of a sender that is gone nobody can tell whose child it was; but it has written into the ledger.
+/// Of a sender that is gone it is not known whose child it was; but it has written into the ledger.
 #[test]
 fn what_a_short_lived_child_sends_does_not_come_back() {
     let folder = tempfile::tempdir().unwrap();

@@ -61,7 +61,7 @@ pub(crate) fn stdout(command: &mut Command) -> String {
 }
 
 /// Makes a file that can be run. Another process writes it: a descriptor open for writing here could be inherited
-/// by what another test starts, and a file that anybody writes cannot be run (ETXTBSY).
+/// by what another test starts, and a file that is open for writing cannot be run (ETXTBSY).
 pub(crate) fn executable(path: &Path, text: &str) {
     let script = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     let made = Command::new("sh")

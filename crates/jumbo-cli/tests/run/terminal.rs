@@ -172,7 +172,7 @@ fn stop_and_continue(options: &str) {
     session.expect("status 5.");
 }
 
-/// jumbo is stopped with the job; whoever continues the program alone is obeyed all the same.
+/// jumbo is stopped with the job; a process that continues the program alone is obeyed all the same.
 #[test]
 fn a_program_continued_alone_goes_on() {
     for options in ["--report", "--supervise --quiet"] {

@@ -2,7 +2,7 @@
 //!
 //! The numbers are the kernel's own (`MMU_GATHER_BUNDLE`, `MAX_GATHER_BATCH` in asm-generic/tlb.h). Memory
 //! for the blocks is taken beforehand, a [`Reserve`] of them, because freeing must work when there is no
-//! memory; where none is left a batch is full, and whoever fills it hands it over first.
+//! memory; where none is left a batch is full, and the thread that fills it hands it over first.
 //!
 //! Invariant: two entries of one batch that touch and are freed alike are one entry, if both were among
 //! the last [`LOOK_BACK`] when the second came.
@@ -315,7 +315,7 @@ impl Batch {
     /// As [`Batch::push`], for tests, which free nothing.
     #[cfg(test)]
     #[expect(unsafe_code, reason = "nothing is freed")]
-    pub(super) fn note(&mut self, entry: Entry) -> Result<(), Full> {
+    pub(super) fn push_unfreed(&mut self, entry: Entry) -> Result<(), Full> {
         // SAFETY: no test gives its batches to `Kernel`.
         unsafe { self.push(entry) }
     }
@@ -391,7 +391,7 @@ mod tests {
                 }
                 let entry = Entry::new(page * 4096, length * 4096, operation(code));
                 prop_assert_eq!(entry.operation(), operation(code));
-                batch.note(entry).unwrap();
+                batch.push_unfreed(entry).unwrap();
                 bytes += entry.length();
                 model.extend(pages(std::iter::once(entry)));
                 prop_assert_eq!(batch.bytes(), bytes);
@@ -405,7 +405,7 @@ mod tests {
         ) {
             let mut batch = Batch::new(None);
             for page in order {
-                batch.note(Entry::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
+                batch.push_unfreed(Entry::new((page + 7) * 4096, 4096, Operation::Zap)).unwrap();
             }
             let whole = Entry::new(7 * 4096, 8 * 4096, Operation::Zap);
             prop_assert_eq!(batch.entries().collect::<Vec<_>>(), vec![whole]);
@@ -419,27 +419,27 @@ mod tests {
         let mut batch = Batch::new(Some(reserve));
         let room = INLINE + CHAIN * BLOCK;
         for index in 0..room {
-            batch.note(apart(index)).unwrap();
+            batch.push_unfreed(apart(index)).unwrap();
         }
-        assert_eq!(batch.note(apart(room)), Err(Full));
+        assert_eq!(batch.push_unfreed(apart(room)), Err(Full));
         assert!(batch.entries().eq((0..room).map(apart)));
         // Its neighbours still go in.
         batch
-            .note(Entry::new(room * 8192 - 4096, 4096, Operation::Zap))
+            .push_unfreed(Entry::new(room * 8192 - 4096, 4096, Operation::Zap))
             .unwrap();
         assert_eq!(batch.count(), room);
         drop(batch);
         let mut many: Vec<Batch> = Vec::new();
         let taken = std::iter::from_fn(|| {
             let mut batch = Batch::new(Some(reserve));
-            let filled = (0..=INLINE).all(|index| batch.note(apart(index)).is_ok());
+            let filled = (0..=INLINE).all(|index| batch.push_unfreed(apart(index)).is_ok());
             many.push(batch);
             filled.then_some(())
         });
         assert_eq!(taken.count(), Reserve::BLOCKS);
         // Without a reserve there is room for the inline ones.
         let mut small = Batch::new(None);
-        assert!((0..INLINE).all(|index| small.note(apart(index)).is_ok()));
-        assert_eq!(small.note(apart(INLINE)), Err(Full));
+        assert!((0..INLINE).all(|index| small.push_unfreed(apart(index)).is_ok()));
+        assert_eq!(small.push_unfreed(apart(INLINE)), Err(Full));
     }
 }

@@ -8,7 +8,7 @@ use super::batch::{Batch, Entry, FreeError, Operation, Reserve};
 use super::memory::Kernel;
 use super::queue::{Id, Outcome};
 use super::unmap::{alone, hand_over};
-use super::{HANDOVER, LEAST, default_threads, window};
+use super::{HANDOVER, LEAST, default_threads, staging};
 use crate::sandbox;
 use crate::units::Pages;
 
@@ -99,7 +99,7 @@ impl Gather {
     ///
     /// # Safety
     /// What the range holds is the caller's to lose. From now on, until [`Gather::finish`] has returned, and
-    /// in [`Mode::Background`] until [`super::settle`] has, nobody touches it.
+    /// in [`Mode::Background`] until [`super::drain`] has, no thread touches it.
     #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
     pub unsafe fn add(
         &mut self,
@@ -206,6 +206,6 @@ fn pays(batch: &Batch) -> bool {
     }
     let anonymous = largest.operation() != Operation::Drop;
     let (start, length) = (largest.start(), largest.length());
-    let looked = window::WINDOW.with(|window| window::pays(window, start, length, anonymous));
+    let looked = staging::STAGING.with(|staging| staging::pays(staging, start, length, anonymous));
     batch.bytes() >= LEAST && looked == Some(true)
 }

@@ -1,7 +1,7 @@
 //! The hand-over from those who free to the workers: [`Handover`], the [`Queue`] behind a lock, and where
 //! to sleep.
 //!
-//! Nobody misses a call: each of the two words that threads sleep on is read and moved on under the lock, and
+//! No thread misses a call: each of the two words that threads sleep on is read and moved on under the lock, and
 //! futex(2) does not sleep on a word that has moved. The work itself is done outside of the lock, by a
 //! [`Carrier`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
 //! searches its interleavings (`model`).
@@ -195,16 +195,16 @@ impl<P: Platform> Handover<P> {
 
     /// Has all workers leave, after what they have in hand, and waits until they have, for at most about
     /// `bound`. Gives the threads that were workers; `None` where some are still there.
-    pub(super) fn retire(
+    pub(super) fn end_workers(
         &self,
         bound: Duration,
         for_good: bool,
     ) -> Option<[u32; super::queue::WORKERS]> {
         let deadline = Deadline::after(bound);
         self.with(|queue| {
-            queue.retire(true);
+            queue.end_workers(true);
             if for_good {
-                queue.retire_for_good();
+                queue.make_no_more();
             }
             self.work.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -226,11 +226,11 @@ impl<P: Platform> Handover<P> {
             self.news.wait(word, Some(time));
             let _ = self.with(Queue::woken);
         }
-        let _ = self.with(|queue| queue.retire(false));
+        let _ = self.with(|queue| queue.end_workers(false));
         left
     }
 
-    /// Before fork(2): nobody else is in the queue. False where this thread is.
+    /// Before fork(2): no other thread is in the queue. False where this thread is.
     pub(super) fn before_fork(&self) -> bool {
         self.queue.acquire()
     }
@@ -245,7 +245,7 @@ impl<P: Platform> Handover<P> {
         unsafe { self.queue.release() }
     }
 
-    /// In the child of a fork. Whoever comes next tells the queue.
+    /// In the child of a fork. The next call tells the queue.
     pub(super) fn forked(&self) {
         self.forked.store(true, Ordering::Relaxed);
         self.pending.store(0, Ordering::Relaxed);

@@ -20,7 +20,7 @@ const DEEP: usize = 1 << 20;
 /// Words at a time: few, since a fresh page of stack for them costs more than to ask again.
 const WORDS: usize = 128;
 
-/// Where the handlers of this program return to; 0: this is not somebody else's program, [`UNKNOWN`]: it is.
+/// Where the handlers of this program return to; 0: we were not loaded into a program; [`UNKNOWN`]: we were.
 static RETURN: AtomicUsize = AtomicUsize::new(0);
 const UNKNOWN: usize = 1;
 /// An address at the beginning of the main thread's stack.

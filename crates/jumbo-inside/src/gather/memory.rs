@@ -84,7 +84,7 @@ pub(super) unsafe fn keep_from_children(address: usize, length: usize) -> Result
 pub(super) fn wiped_word() -> *mut AtomicU32 {
     let page = rustix::param::page_size();
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    // SAFETY: a new mapping, where the kernel likes, replaces none.
     let Ok(word) = (unsafe { mm::mmap_anonymous(ptr::null_mut(), page, prot, flags) }) else {
         return ptr::null_mut();
     };

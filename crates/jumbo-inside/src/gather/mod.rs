@@ -6,7 +6,7 @@
 //!
 //! - [`Gather`] is for programs that know what they free: it collects ranges in a `batch`.
 //! - [`unmap`], [`discard`] and [`Leaving`] are for the preload library and for [`crate::heap`]: munmap(2),
-//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `window` of
+//!   MADV_DONTNEED and large `free`s of programs that know nothing. What is unmapped moves to a `staging` range of
 //!   ours first.
 //! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
 //!   threads, `memory` the leaf that frees; background mode asks [`crate::headroom`] beforehand.
@@ -17,10 +17,10 @@
 //! refuse a part half way; and everything where no thread may be made (`interrupted`), where a seccomp filter is
 //! at work, and in a process that shares or copied our memory behind the C library's back.
 //!
-//! While one of the locks is held, or memory is being freed, the thread's signals wait: somebody may need the lock
+//! While one of the locks is held, or memory is being freed, the thread's signals wait: another thread may need the lock
 //! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
 //!
-//! Lock order: the heap's, the window's, the queue's. None is held while memory is freed or a thread made.
+//! Lock order: the heap's, the lock of `staging`, the queue's. None is held while memory is freed or a thread made.
 
 mod batch;
 mod collect;
@@ -31,8 +31,8 @@ mod memory;
 mod model;
 mod queue;
 mod rehearse;
+mod staging;
 mod unmap;
-mod window;
 mod workers;
 
 use core::ptr;
@@ -124,7 +124,7 @@ fn own(process: i32) {
 }
 
 /// False in a process that has this memory, or a copy of it, but was not made by fork(3): by vfork(2), or a bare
-/// clone(2). Locks may be held there by threads that it does not have, and nobody frees what is pending.
+/// clone(2). Locks may be held there by threads that it does not have, and no thread frees what is pending.
 ///
 /// A copy is told by its word, since it may have the same ID (1, in a PID namespace of its own); who shares the memory
 /// by its ID.
@@ -155,28 +155,28 @@ fn default_threads() -> u32 {
 /// setns(2)), or that change one thread alone (capset(2), seccomp(2)). The next large free makes new ones.
 /// False where they have not ended within ten seconds.
 ///
-/// Behind a filter there is none, and nobody asks: [`confine`] has ended them.
-pub fn retire() -> bool {
+/// Behind a filter there is none, and no call is made: [`confine`] has ended them.
+pub fn end_workers() -> bool {
     sandbox::is_untried() || confine()
 }
 
-/// [`retire`], at the moment when a filter is about to be installed.
+/// [`end_workers`], at the moment when a filter is about to be installed.
 pub fn confine() -> bool {
     let _blocked = Blocked::new();
-    workers::retire(false)
+    workers::end(false)
 }
 
-/// [`retire`], and no worker is made any more: the main thread is about to end by itself
+/// [`end_workers`], and no worker is made any more: the main thread is about to end by itself
 /// (pthread_exit(3)), and the process is to end with its own last thread.
-pub fn retire_for_good() -> bool {
+pub fn end_workers_for_good() -> bool {
     if sandbox::is_untried() {
         return true;
     }
     let _blocked = Blocked::new();
-    workers::retire(true)
+    workers::end(true)
 }
 
-/// Whether a start routine is that of a worker: for whoever interposes pthread_create(3), by which workers are
+/// Whether a start routine is that of a worker: for code that interposes pthread_create(3), by which workers are
 /// made.
 pub fn is_worker(routine: usize) -> bool {
     workers::is_routine(routine)
@@ -191,7 +191,7 @@ pub fn is_pending() -> bool {
 /// Helps to free what is being freed in the background, and waits until it is. True if there was
 /// anything: what could not be allocated may be had now.
 #[cold]
-pub fn settle() -> bool {
+pub fn drain() -> bool {
     if !is_pending() {
         return false;
     }
@@ -217,7 +217,7 @@ pub fn about_to_allocate(bytes: usize) {
 /// not to be taken for the program's. So it is freed before.
 #[inline(always)]
 pub fn about_to_map_at(address: usize, length: usize) {
-    if window::overlaps(address, length) {
+    if staging::overlaps(address, length) {
         clear(address, length);
     }
 }
@@ -228,44 +228,44 @@ fn clear(address: usize, length: usize) {
         return;
     }
     let _blocked = Blocked::new();
-    window::WINDOW.with(|window| window.avoid(address, length));
+    staging::STAGING.with(|staging| staging.avoid(address, length));
     HANDOVER.clear(&Kernel);
 }
 
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
-pub fn dismiss() {
+pub fn end_idle_workers() {
     if HANDOVER.has_workers() && is_own() {
         let _blocked = Blocked::new();
-        workers::dismiss();
+        workers::end_idle();
     }
 }
 
 /// Which locks a fork holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldLocks {
-    window: bool,
+    staging: bool,
     queue: bool,
 }
 
 impl HeldLocks {
     /// As a number below 4.
     pub const fn bits(self) -> u8 {
-        self.window as u8 | (self.queue as u8) << 1
+        self.staging as u8 | (self.queue as u8) << 1
     }
 
     /// From [`HeldLocks::bits`].
     pub const fn from_bits(bits: u8) -> Self {
         Self {
-            window: bits & 1 != 0,
+            staging: bits & 1 != 0,
             queue: bits & 2 != 0,
         }
     }
 }
 
-/// Before fork(2): no window is half made, and nobody is in the queue.
+/// Before fork(2): no staging range is half made, and no thread is in the queue.
 pub fn before_fork() -> HeldLocks {
     HeldLocks {
-        window: window::WINDOW.acquire(),
+        staging: staging::STAGING.acquire(),
         queue: HANDOVER.before_fork(),
     }
 }
@@ -281,8 +281,8 @@ pub unsafe fn after_fork(held: HeldLocks) {
         if held.queue {
             HANDOVER.after_fork();
         }
-        if held.window {
-            window::WINDOW.release();
+        if held.staging {
+            staging::STAGING.release();
         }
     }
 }

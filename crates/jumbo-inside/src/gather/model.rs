@@ -2,7 +2,7 @@
 //! that the scheduler knows.
 //!
 //! What is looked for: a byte freed twice or never, a job closed before all of it is free, an owner that is
-//! told too early, a call that nobody hears (a deadlock, which shuttle finds by itself).
+//! told too early, a call that no thread hears (a deadlock, which shuttle finds by itself).
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -19,7 +19,7 @@ use super::queue::{Call, Piece, Terms};
 use crate::sync::{Platform, Word};
 
 const PAGE: usize = 4096;
-/// Nobody gets tired.
+/// No worker gets tired.
 const FOREVER: Duration = Duration::MAX;
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -145,9 +145,9 @@ impl World {
     fn submit(&self, start: usize, pages: usize, most: u32, later: bool) -> Call {
         let mut batch = Batch::new(None);
         let first = Entry::new(start, PAGE, Operation::Unmap);
-        batch.note(first).unwrap();
+        batch.push_unfreed(first).unwrap();
         let rest = Entry::new(start + 2 * PAGE, (pages - 1) * PAGE, Operation::Unmap);
-        batch.note(rest).unwrap();
+        batch.push_unfreed(rest).unwrap();
         let terms = Terms {
             most,
             piece: PAGE,
@@ -174,7 +174,7 @@ impl World {
 
     /// The workers leave, and nothing is left.
     fn end(&self) {
-        assert!(self.handover.retire(BOUND, false).is_some());
+        assert!(self.handover.end_workers(BOUND, false).is_some());
         let workers = core::mem::take(&mut *self.workers.lock().unwrap());
         for worker in workers {
             worker.join().unwrap();
@@ -218,7 +218,7 @@ fn owners_are_told_when_all_is_free() {
     search(|| owners(Duration::ZERO));
 }
 
-/// Nobody waits for these: only workers that hear the call do them.
+/// No thread waits for these: only workers that hear the call do them.
 #[test]
 fn background_jobs_are_heard_of() {
     search(|| {

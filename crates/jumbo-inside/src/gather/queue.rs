@@ -1,6 +1,6 @@
 //! What is being freed and by whom: [`Queue`], the book behind the [`super::handover`]'s lock.
 //!
-//! A job is a batch with a cursor. Whoever has time claims the next piece of it, so that all threads
+//! A job is a batch with a cursor. A thread that has time claims the next piece of it, so that all threads
 //! finish together; the last one out closes the job (unmaps what has been emptied). Threads come in three
 //! [`Role`]s: the owner of a job, who works on it and waits for its end; workers; and helpers, who need
 //! the memory of background jobs.
@@ -53,7 +53,7 @@ pub(super) struct Terms {
     pub(super) most: u32,
     /// How large a piece is, in bytes.
     pub(super) piece: usize,
-    /// Who waits for it, as [`crate::sync::Platform::me`] says; nobody does in background mode.
+    /// The thread that waits for it, as [`crate::sync::Platform::me`] says; none does in background mode.
     pub(super) owner: Option<u32>,
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Did {
     Nothing,
     Piece(Id, Piece, Result<(), FreeError>),
     Close(Id),
-    /// As a worker; true if nobody called.
+    /// As a worker; true if no thread called.
     Sleep(bool),
     /// As an owner or a helper.
     Wait,
@@ -232,9 +232,9 @@ pub(super) struct Queue {
     /// Owners and helpers that wait.
     waiting: u32,
     workers: [Worker; WORKERS],
-    retiring: bool,
+    ending: bool,
     /// No worker is made any more.
-    retired: bool,
+    no_more: bool,
     /// Something has happened that owners and helpers wait for.
     news: bool,
     /// Bytes of background jobs.
@@ -256,8 +256,8 @@ impl Queue {
                 present: false,
                 thread: 0,
             }; WORKERS],
-            retiring: false,
-            retired: false,
+            ending: false,
+            no_more: false,
             news: false,
             pending: 0,
             working: 0,
@@ -289,7 +289,7 @@ impl Queue {
         let pieces = u32::try_from(bytes.div_ceil(terms.piece.max(1))).unwrap_or(u32::MAX);
         let wanted = terms.most.min(pieces).saturating_sub(own);
         let wake = wanted.min(self.asleep);
-        let room = if self.retired || self.retiring {
+        let room = if self.no_more || self.ending {
             0
         } else {
             let most = MOST.min(terms.most.saturating_sub(own));
@@ -314,7 +314,7 @@ impl Queue {
 
     /// Counts a worker that the caller makes, if there is none: true then.
     pub(super) const fn expect(&mut self) -> bool {
-        let lacks = self.alive == 0 && !self.retired && !self.retiring;
+        let lacks = self.alive == 0 && !self.no_more && !self.ending;
         self.alive += lacks as u32;
         lacks
     }
@@ -343,13 +343,13 @@ impl Queue {
     }
 
     /// Has the workers leave when there is nothing to do, or no longer.
-    pub(super) const fn retire(&mut self, leave: bool) {
-        self.retiring = leave;
+    pub(super) const fn end_workers(&mut self, leave: bool) {
+        self.ending = leave;
     }
 
     /// Has no workers made from now on.
-    pub(super) const fn retire_for_good(&mut self) {
-        self.retired = true;
+    pub(super) const fn make_no_more(&mut self) {
+        self.no_more = true;
     }
 
     pub(super) const fn alive(&self) -> u32 {
@@ -383,12 +383,12 @@ impl Queue {
         }
     }
 
-    /// Somebody waits until there are news.
+    /// A thread waits until there are news.
     pub(super) const fn wait(&mut self) {
         self.waiting += 1;
     }
 
-    /// Somebody who waited does not any more.
+    /// A thread that waited does not any more.
     pub(super) const fn woken(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);
     }
@@ -441,7 +441,7 @@ impl Queue {
         if let Some((id, piece)) = found {
             return Next::Piece(id, piece);
         }
-        if tired || self.retiring || self.retired {
+        if tired || self.ending || self.no_more {
             self.alive = self.alive.saturating_sub(1);
             self.workers[number].present = false;
             self.news = true;
@@ -518,7 +518,7 @@ impl Queue {
     }
 
     /// In the child of a fork, by `me`, its only thread: the workers are not here. Jobs of other threads
-    /// are nobody's (and their windows were not copied); one of this thread's own, which a signal handler
+    /// have no owner here (and their staging ranges were not copied); one of this thread's own, which a signal handler
     /// interrupted to fork, begins anew.
     pub(super) fn forked(&mut self, me: u32) {
         for job in &mut self.jobs {
@@ -534,7 +534,7 @@ impl Queue {
         (self.alive, self.asleep, self.waiting) = (0, 0, 0);
         (self.pending, self.working, self.peak) = (0, 0, 0);
         self.workers = [Worker::default(); WORKERS];
-        self.retiring = false;
+        self.ending = false;
     }
 }
 
@@ -549,7 +549,7 @@ mod tests {
         assert!(queue.expect() && queue.is_idle());
         let mut batch = Batch::new(None);
         let entry = Entry::new(0, 2 << 20, Operation::Unmap);
-        assert!(batch.note(entry).is_ok());
+        assert!(batch.push_unfreed(entry).is_ok());
         let terms = Terms {
             most: 1,
             piece: 1 << 20,

@@ -7,13 +7,13 @@ use rustix::io::Result;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::unmap::{MAY_BE_HUGE, discard, unmap};
-use super::{Mode, Settings, interrupted, memory, settle, start};
+use super::{Mode, Settings, drain, interrupted, memory, start};
 
 /// Enough for several threads to have something to do.
 const LENGTH: usize = 8 << 20;
 
 /// Frees memory in every way that this module knows. For a process that may end by it: one that runs under
-/// a seccomp filter of which nobody knows what it allows, and that has nothing else to do.
+/// a seccomp filter of which it is not known what it allows, and that has nothing else to do.
 ///
 /// True where none of the ways was refused; where one was, frees are the kernel's, as ever.
 ///
@@ -32,7 +32,7 @@ pub fn rehearse() -> Result<bool> {
             small_pages: false,
         });
         let address = touched()?;
-        // SAFETY: the memory is ours, and nobody has a pointer into it.
+        // SAFETY: the memory is ours, and nothing points into it.
         done &= unsafe { discard(address, LENGTH) } == Some(Ok(()));
         // What was dropped is not there any more, and would be left to the kernel.
         fill(address);
@@ -43,15 +43,15 @@ pub fn rehearse() -> Result<bool> {
             unsafe { memory::unmap(address, LENGTH)? };
         }
     }
-    settle();
-    super::retire();
+    drain();
+    super::end_workers();
     Ok(done)
 }
 
 /// Memory on base pages, all of it resident.
 fn touched() -> Result<usize> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping where the kernel likes disturbs nobody.
+    // SAFETY: a new mapping, where the kernel likes, replaces none.
     unsafe {
         let memory = mm::mmap_anonymous(ptr::null_mut(), LENGTH, prot, MapFlags::PRIVATE)?;
         // Refused where the kernel has no huge pages.

@@ -9,9 +9,10 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Carrier;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::window::Lies;
+use super::staging::Lies;
 use super::{
-    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, window, workers,
+    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, staging,
+    workers,
 };
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
@@ -40,7 +41,7 @@ fn threads(length: usize) -> Option<u32> {
 }
 
 /// The program was given a block of `bytes`, and has not touched it yet. Where such a block will be freed in the
-/// background, somebody is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
+/// background, a worker is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
 /// longer to make than all else takes together.
 pub fn prepare(bytes: usize) {
     if is_later(bytes) {
@@ -58,8 +59,8 @@ fn deepen() {
 
 /// To what a block of `bytes` is best aligned: page tables of the second highest level are moved whole.
 pub(crate) fn alignment(bytes: usize) -> usize {
-    if bytes >= window::ALIKE && is_later(bytes) {
-        window::ALIKE
+    if bytes >= staging::ALIKE && is_later(bytes) {
+        staging::ALIKE
     } else {
         1
     }
@@ -123,7 +124,7 @@ impl Leaving {
         }
     }
 
-    /// Takes a range: whoever touches it from now on faults, and it can be mapped again. False where
+    /// Takes a range: a thread that touches it from now on faults, and it can be mapped again. False where
     /// nothing was done, and the kernel has to unmap it.
     ///
     /// # Safety
@@ -146,7 +147,7 @@ impl Leaving {
             None
         } else {
             // SAFETY: the caller's promise.
-            unsafe { window::take(address, length) }
+            unsafe { staging::take(address, length) }
         };
         let was_looked_at = looked.is_some();
         let place = looked.flatten();
@@ -217,7 +218,7 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
         HANDOVER.not_made(call.make - made);
     }
     if later && !HANDOVER.has_workers() {
-        // Nobody else would do it.
+        // No other thread would do it.
         HANDOVER.help(&Kernel);
     }
     Ok(call.job)
@@ -253,7 +254,7 @@ fn count(bytes: usize, outcome: Option<Outcome>, later: bool) {
 fn allows_later(bytes: usize) -> bool {
     let pending = HANDOVER.pending();
     let all = bytes.saturating_add(pending);
-    let room = window::WINDOW
+    let room = staging::STAGING
         .with(|_| headroom::headroom(Enough::to_hold(all)))
         .flatten();
     BUDGET.store(room.map_or(0, |room| room.least()), Ordering::Relaxed);
@@ -269,7 +270,7 @@ pub(super) fn spend(bytes: usize) {
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent)
         .is_err()
     {
-        super::settle();
+        super::drain();
     }
 }
 
@@ -293,10 +294,10 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     }
     let _blocked = Blocked::new();
     // The kernel works from the start to the first mapping that it refuses; we could not stop there.
-    let suits = window::WINDOW.with(|window| {
-        window::pays(window, address, length, true)
+    let suits = staging::STAGING.with(|staging| {
+        staging::pays(staging, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
-            && window::lies(window, address, length) == Lies::Plainly
+            && staging::lies(staging, address, length) == Lies::Plainly
     });
     if suits == Some(false) {
         Slot::add(&stats::slot().free_inline, length as u64);

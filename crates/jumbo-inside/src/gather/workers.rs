@@ -1,12 +1,12 @@
 //! The threads that free: [`make`].
 //!
 //! They are threads of the C library's, so that its setuid(2) reaches them, debuggers and seccomp(2) with
-//! TSYNC know them, and nothing about them surprises anybody: detached, named `jumbo-free/N`, with every
+//! TSYNC know them, and nothing about them surprises the program: detached, named `jumbo-free/N`, with every
 //! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
 //! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
 //! a bare system call for one thread alone, from being dropped everywhere. In a process with
-//! capabilities they leave at once. Background mode, which somebody has asked for, has one made ahead and keeps it
-//! for a while ([`prepare`]); a fork ends it first ([`dismiss`]).
+//! capabilities they leave at once. Background mode, which the user has asked for, has one made ahead and keeps it
+//! for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
 #![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
 
 use core::ffi::{CStr, c_void};
@@ -32,7 +32,7 @@ const READY: Duration = Duration::from_mins(1);
 const STACK: usize = 2 << 20;
 /// After a thread could not be made, so many frees do without.
 const BACK_OFF: u32 = 64;
-/// How long [`retire`] waits.
+/// How long [`end`] waits.
 const BOUND: Duration = Duration::from_secs(10);
 /// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
 /// it, or where a debugger has it.
@@ -47,7 +47,7 @@ static MAKER: AtomicI32 = AtomicI32::new(0);
 /// library allocates.
 ///
 /// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
-/// stack, and while somebody frees, that waits for a piece to be done. It need not be the caller who waits.
+/// stack, and while a thread frees, that waits for a piece to be done. It need not be the caller who waits.
 pub(super) fn make(count: u32) -> u32 {
     let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         left.checked_sub(1)
@@ -142,7 +142,7 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
 }
 
 /// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes: SCHED_BATCH
-/// preempts nobody then. Other policies than the usual one stay as they are.
+/// preempts no thread then. Other policies than the usual one stay as they are.
 fn stand_back() {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads the parameter; both calls are about this thread alone.
@@ -176,22 +176,22 @@ pub(super) fn prepare() {
 
 /// Ends the workers where all of them sleep or are about to: a fork is about to be made, and some programs warn where one is made
 /// beside other threads (CPython 3.12).
-pub(super) fn dismiss() {
+pub(super) fn end_idle() {
     if HANDOVER.is_idle() {
-        retire(false);
+        end(false);
     }
 }
 
 /// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
 /// them. False where they have not left within ten seconds.
-pub(super) fn retire(for_good: bool) -> bool {
+pub(super) fn end(for_good: bool) -> bool {
     let process = process();
     if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
         // There is none, in this process.
         return true;
     }
     HANDOVER.help(&Kernel);
-    let Some(left) = HANDOVER.retire(BOUND, for_good) else {
+    let Some(left) = HANDOVER.end_workers(BOUND, for_good) else {
         return false;
     };
     let deadline = Deadline::after(LETTING_GO);

@@ -14,7 +14,7 @@ use core::ops::Range;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum State {
-    /// Handed out, or lost to somebody else's mapping.
+    /// Handed out, or lost to a mapping of the program's.
     #[default]
     Live,
     /// Free, still mapped and maybe resident: the cheapest to take again, but not zero.
@@ -387,7 +387,7 @@ mod tests {
         }
         fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
             assert!(within.start <= pages.start && pages.end <= within.end);
-            // Whoever reads one of them finds nonsense.
+            // A reader of one of them finds nonsense.
             let nonsense = Record {
                 pages: NONE,
                 state: State::Dirty,

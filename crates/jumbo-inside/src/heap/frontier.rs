@@ -37,7 +37,7 @@ pub(super) struct Growth {
     mapped: usize,
 }
 
-/// Gaps left when somebody else's mapping is in the way: room for what else may be around it.
+/// Gaps left when a mapping of the program's is in the way: room for what else may be around it.
 const SKIP: usize = 1 << 30;
 
 impl Frontier {
@@ -68,7 +68,7 @@ impl Frontier {
     /// beyond what is handed out.
     ///
     /// # Errors
-    /// `EEXIST` where somebody else's mapping is in the way ([`Frontier::skip`] passes it); `ERANGE`
+    /// `EEXIST` where a mapping of the program's is in the way ([`Frontier::skip`] passes it); `ERANGE`
     /// at the end of the range; else the kernel's, `ENOMEM` mostly. Nothing has changed then.
     pub(super) fn take(&mut self, size: usize, allowed: usize) -> Result<Growth> {
         let start = self.next;

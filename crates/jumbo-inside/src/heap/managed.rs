@@ -20,7 +20,7 @@ use crate::sync::Lock;
 
 /// What is asked for and given up at a time, at least.
 const SLICE: usize = 64 << 10;
-/// Pages larger than that many slices are not given back: nobody gives up all of one.
+/// Pages larger than that many slices are not given back: no user gives up all of one.
 const SLICES: usize = u32::BITS as usize;
 
 static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);

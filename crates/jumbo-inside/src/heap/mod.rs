@@ -13,7 +13,7 @@
 //! - [`arena`] advises glibc's thread arenas;
 //! - `memory` is the one leaf that touches memory.
 //!
-//! This code runs inside somebody else's process: no allocation, no thread-local, no call that could
+//! This code runs inside the wrapped program: no allocation, no thread-local, no call that could
 //! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
 
 pub mod arena;
@@ -196,7 +196,7 @@ pub fn count_in(ledger: &'static Ledger, pid: u32) {
 }
 
 /// Adds to the flags of this process.
-pub fn note(flags: u32) {
+pub fn add_flags(flags: u32) {
     stats::slot().flags.fetch_or(flags, Ordering::Relaxed);
 }
 
@@ -220,7 +220,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
             .flatten()
     };
     let mut taken = take();
-    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::settle() {
+    if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::drain() {
         taken = take();
     }
     let Some(Ok((address, zero))) = taken else {
@@ -239,7 +239,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     if !POOLED.load(Ordering::Acquire) {
         return None;
     }
-    // Whoever asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
+    // A program that asks for whole base pages may protect or drop some of them, which hugetlb pages refuse. What
     // sticks to pages would stick to those of the pool.
     let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
     let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
@@ -267,7 +267,7 @@ pub unsafe fn release(address: usize) -> bool {
     let part = part_of(address);
     part.with(|window, leaving| window.release(address, keep, leaving))
         .unwrap_or_else(|| {
-            // This thread holds the lock: we are in a signal handler. Whoever takes the lock next frees it.
+            // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
             part.deferred.push(address);
             true
         })
@@ -357,12 +357,12 @@ pub fn lock_future(locked: bool) {
 /// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
 pub fn about_to_fork() {
     if SUPPLY.will_move(Before::Fork) {
-        gather::retire();
+        gather::end_workers();
         give_up();
     }
 }
 
-/// Gives back what the pool has and nobody uses, so that it need not move.
+/// Gives back what the pool has and the program does not use, so that it need not move.
 fn give_up() {
     if POOLED.load(Ordering::Acquire) {
         POOL.with(|pool, leaving| pool.give_up(leaving));
@@ -374,28 +374,28 @@ fn give_up() {
 /// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
 pub fn before_thread() {
     SUPPLY.about_to_thread();
-    settle(Before::Thread);
+    evacuate(Before::Thread);
 }
 
 /// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
 /// nothing can move.
 pub fn before_confinement() {
-    settle(Before::Confinement);
+    evacuate(Before::Confinement);
 }
 
-fn settle(before: Before) {
-    if !SUPPLY.may_settle(before) {
+fn evacuate(before: Before) {
+    if !SUPPLY.may_evacuate(before) {
         return;
     }
     if SUPPLY.will_move(before) {
-        gather::retire();
+        gather::end_workers();
         give_up();
     }
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
     // Refused in a handler that interrupted one of them, where no thread should be made. What is there by
     // then cannot move any more.
     if pool && managed {
-        SUPPLY.settle(before);
+        SUPPLY.evacuate(before);
     }
     #[expect(unsafe_code, reason = "gives locks back")]
     // SAFETY: this thread took them above.
@@ -412,7 +412,7 @@ fn settle(before: Before) {
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
 /// locks were taken, for [`after_fork`].
 pub fn before_fork() -> HeldLocks {
-    gather::dismiss();
+    gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
     let held = HeldLocks {
@@ -424,7 +424,7 @@ pub fn before_fork() -> HeldLocks {
     };
     // Where they are refused, pages are being brought: then nothing can be said about them.
     if held.pool && held.managed {
-        SUPPLY.settle(Before::Fork);
+        SUPPLY.evacuate(Before::Fork);
     }
     held
 }

@@ -45,7 +45,7 @@ pub(super) fn confine() -> bool {
         && at_most(libc::RLIMIT_NOFILE, DESCRIPTORS.into())
         && empty_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
-        // In a table of its own, which never held what it closes: nobody's pipe stays open for a moment.
+        // In a table of its own, which never held what it closes: no pipe stays open a moment longer.
         && reads(
             libc::SYS_close_range,
             [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
@@ -68,7 +68,7 @@ fn run_anywhere() -> bool {
 }
 
 /// Who waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
-/// get one back only after a slice. SCHED_BATCH preempts nobody when it wakes. And giving memory back is no business of real
+/// get one back only after a slice. SCHED_BATCH preempts no thread when it wakes. And giving memory back is no business of real
 /// time. Policies that stand back further stay as they are.
 fn stand_back() -> bool {
     let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);

@@ -37,7 +37,7 @@ pub(super) struct Control {
     pub(super) image: [AtomicUsize; 2],
     /// The base page, in bytes.
     pub(super) page: AtomicUsize,
-    /// At its start the program was nobody who could become another user.
+    /// At its start the program could not become another user.
     pub(super) identity_is_fixed: AtomicBool,
     /// The program may become another user: the kernel is to count the threads of the sibling.
     pub(super) counts_threads: AtomicBool,

@@ -4,7 +4,7 @@
 //! that is made while it unshares would have the kernel refuse. So who makes such a call shuts the gate first
 //! and ends the sibling then; who starts one looks at the gate when it is the thread that is at it. Of the
 //! two, one sees the other. It is a count and no lock, since the call may take long and a signal handler may
-//! come between: a start that finds it shut is not waited for, but left to whoever opens the gate last.
+//! come between: a start that finds it shut is not waited for, but left to the thread that opens the gate last.
 //!
 //! A thread that never comes back from its call (a longjmp(3) out of a handler) leaves it shut: there is no
 //! sibling from then on.
@@ -32,13 +32,13 @@ impl Gate {
 }
 
 impl<W: Word> Gate<W> {
-    /// In the child of a fork, where nobody else is: the calls were the parent's.
+    /// In the child of a fork, where no other thread is: the calls were the parent's.
     pub(super) fn reset(&self) {
         self.shut.swap(0, ORDER);
         self.wanted.swap(0, ORDER);
     }
 
-    /// Before a call: whoever starts a sibling from here on is refused.
+    /// Before a call: a start of a sibling is refused from here on.
     pub(super) fn shut(&self) {
         self.shut.fetch_add(1, ORDER);
     }
@@ -61,7 +61,7 @@ impl<W: Word> Gate<W> {
         open
     }
 
-    /// After a refused start: whether it is to be tried again, since nobody is left to whom it is.
+    /// After a refused start: whether it is to be tried again, since no thread is left that would.
     pub(super) fn was_opened(&self) -> bool {
         self.shut.load(ORDER) == 0 && self.take()
     }
@@ -70,7 +70,7 @@ impl<W: Word> Gate<W> {
         self.wanted.swap(0, ORDER) != 0
     }
 
-    /// True where nobody is in a call any more. The child of a fork that was made in a signal handler returns
+    /// True where no thread is in a call any more. The child of a fork that was made in a signal handler returns
     /// into a call that was counted in its parent.
     fn leave(&self) -> bool {
         loop {
@@ -111,7 +111,7 @@ mod tests {
         }
 
         fn wait(&self, _: u32, _: Option<Duration>) -> bool {
-            unreachable!("nobody sleeps at a gate")
+            unreachable!("no thread sleeps at a gate")
         }
 
         fn wake(&self, _: u32) {}

@@ -1,4 +1,4 @@
-//! Who the calling thread is, and whether it could become somebody else: [`is_fixed`].
+//! Which user the calling thread is, and whether it could become another: [`is_fixed`].
 //!
 //! The sibling stays for ever what the program was when it made it. Where the program stays that too, what
 //! happens in the sibling's name is nothing that the program could not have in its own.
@@ -11,7 +11,7 @@ pub(super) const CAPABILITIES: [u32; 2] = [0x2008_0522, 0];
 
 /// Whether the user and group of the calling thread are one each (real, effective and saved), and no
 /// capability is permitted that could change them. Both can still come with a user namespace of its own,
-/// which the kernel gives nobody who shares memory, and with exec, after which the memory is another.
+/// which the kernel gives no process that shares memory, and with exec, after which the memory is another.
 pub(super) fn is_fixed() -> bool {
     is_one(libc::SYS_getresuid) && is_one(libc::SYS_getresgid) && is_without_capabilities()
 }

@@ -41,7 +41,7 @@ static GATE: Gate = Gate::new();
 /// `digit` is null, or the address of the digit behind [`crate::orders::Orders::ORPHANS`] in the environment that the process was
 /// given.
 /// `image` is right. Within it are `memcpy`, `memmove`, `memset`, `memcmp` and `bcmp`: in the end the
-/// sibling unmaps everything else. Nobody unmaps the image for as long as the process runs.
+/// sibling unmaps everything else. The image stays mapped for as long as the process runs.
 pub unsafe fn prepare(
     workers: usize,
     image: &Range<usize>,
@@ -78,9 +78,9 @@ pub unsafe fn forked() {
     CONTROL.clear();
     stats::slot().reaper_pid.store(0, Ordering::Relaxed);
     if sandbox::is_entered() {
-        note(State::Seccomp);
+        record(State::Seccomp);
     } else {
-        note(State::Off);
+        record(State::Off);
         own();
     }
 }
@@ -118,7 +118,7 @@ pub fn start() -> State {
         // Another thread that is at it, and was not done in time, is as one that is in the way.
         let state = obstacle().unwrap_or_else(|| exclusively(launch).unwrap_or(State::Waiting));
         if state != State::Waiting {
-            note(state);
+            record(state);
             return state;
         }
         if !GATE.was_opened() {
@@ -145,7 +145,7 @@ pub fn let_in(retired: bool) -> bool {
 }
 
 /// Counts what became of the reaper.
-pub fn note(state: State) {
+pub fn record(state: State) {
     let slot = stats::slot();
     if state == State::Running {
         let alive = CONTROL.alive.load(Ordering::Relaxed);
@@ -168,7 +168,7 @@ pub fn retire(reason: State) -> bool {
     if exclusively(|| is_there() && end()) != Some(true) {
         return false;
     }
-    note(reason);
+    record(reason);
     true
 }
 

@@ -3,7 +3,7 @@
 //! flock(2), and F_OFD_SETLK and F_SETLEASE of fcntl(2). Locks of F_SETLK belong to the process, and end with
 //! it. /proc/locks (proc_locks(5)) tells those of all files, also of one whose descriptor was closed when it
 //! was mapped; but none whose taker has ended, or is in a PID namespace that is not seen from here. What
-//! /proc/PID/fdinfo tells of the caller's own descriptors is whole, whoever took it.
+//! /proc/PID/fdinfo tells of the caller's own descriptors is whole, also for a lock that another process took.
 
 use core::mem::MaybeUninit;
 use rustix::fd::{AsFd, BorrowedFd};

@@ -37,7 +37,7 @@ impl Mapping {
         (self.device, self.inode)
     }
 
-    /// Memory that is nobody else's and no file's.
+    /// Memory of this program alone, and of no file.
     pub(super) fn is_private_anonymous(&self) -> bool {
         self.private && self.inode == 0 && !self.is_kernels()
     }

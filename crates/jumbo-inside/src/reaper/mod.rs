@@ -1,13 +1,13 @@
 //! Memory given back after the program's end, by a sibling process that shares it.
 //!
-//! A process that ends tears its address space down itself, on one thread, and whoever waits for it waits
+//! A process that ends tears its address space down itself, on one thread, and a process that waits for it waits
 //! for that. The sibling shares the address space, so that the program is not its last user: the program
 //! ends at once, however it ended, and the sibling gives the memory back with several threads.
 //!
 //! - [`start`] and [`retire`] (`launch`) are called inside the program, and [`keep_out`] (`gate`) before calls
 //!   that it would stand in the way of; `control` is what both look at.
 //! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
-//!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and nobody else
+//!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and no other process
 //!   uses the memory.
 //! - `release` then reads the list of mappings (`mapping`), unmaps what is not private and anonymous, and
 //!   empties the rest (`zap`). `raw` makes its system calls.
@@ -15,10 +15,10 @@
 //! - [`State`] is what became of it, and why.
 //!
 //! All of these are code inside the program. `jumbo::teardown` is the other way, from outside: for a process that
-//! nobody prepared, a supervisor frees its memory beside the kernel.
+//! was not prepared, a supervisor frees its memory beside the kernel.
 //!
-//! Nobody in the program waits for it: its parent, made for that, ends at once, so it is init's child. There is
-//! none where init is known for waiting for nobody but its own (`init`), nor where orphans go to a subreaper, be it
+//! The program never waits for it: its parent, made for that, ends at once, so it is init's child. There is
+//! none where init is known for waiting for its own children only (`init`), nor where orphans go to a subreaper, be it
 //! the program or one above it (`orphans`), whose waits for all children would find it.
 //!
 //! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
@@ -53,7 +53,7 @@ mod survey;
 mod zap;
 
 pub use confine::NAME;
-pub use launch::{forked, is_owner, is_running, keep_out, let_in, note, prepare, retire, start};
+pub use launch::{forked, is_owner, is_running, keep_out, let_in, prepare, record, retire, start};
 pub use locks::is_locked;
 pub use orphans::set_taken as orphans_are_taken;
 pub(crate) use raw::Entry;

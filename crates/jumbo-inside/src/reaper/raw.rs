@@ -1,6 +1,6 @@
 //! System calls of the sibling: in its own machine code, without libc.
 //!
-//! The sibling runs on the thread pointer of whoever started it, so `errno` is not its own, and in the
+//! The sibling runs on the thread pointer of the thread that started it, so `errno` is not its own, and in the
 //! end libc is not mapped any more. What a call returns is the kernel's own word: a negative errno where
 //! it failed.
 #![expect(unsafe_code, reason = "the leaf that makes the system calls")]
@@ -174,7 +174,7 @@ pub(super) unsafe fn plain(number: libc::c_long, arguments: [usize; 3]) -> isize
 /// munmap(2).
 ///
 /// # Safety
-/// Nobody uses the range any more.
+/// No thread uses the range any more.
 pub(super) unsafe fn unmap(start: usize, length: usize) -> isize {
     // SAFETY: the caller's promise.
     unsafe { call(libc::SYS_munmap, [start, length, 0, 0, 0, 0]) }
@@ -183,7 +183,7 @@ pub(super) unsafe fn unmap(start: usize, length: usize) -> isize {
 /// madvise(2).
 ///
 /// # Safety
-/// Where the advice drops what the range holds, nobody uses it any more.
+/// Where the advice drops what the range holds, no thread uses it any more.
 pub(super) unsafe fn advise(start: usize, length: usize, advice: i32) -> isize {
     let advice = advice.cast_unsigned() as usize;
     // SAFETY: the caller's promise.
@@ -253,7 +253,7 @@ pub(super) fn wake(word: &AtomicU32) {
 }
 
 /// The futex word that the kernel zeroes, and wakes one waiter of, when the calling thread is gone or has
-/// become another program, if somebody shares its memory then. `None` on kernels that do not tell.
+/// become another program, if another process shares its memory then. `None` on kernels that do not tell.
 pub(super) fn tid_word() -> Option<&'static AtomicU32> {
     let mut address = 0usize;
     let arguments = [PR_GET_TID_ADDRESS, (&raw mut address).expose_provenance()];

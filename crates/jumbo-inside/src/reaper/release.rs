@@ -1,6 +1,6 @@
 //! Giving the memory back: [`all`].
 //!
-//! Whoever is here is alone with the memory. First goes what others may wait for: files, shared memory,
+//! The sibling is alone with the memory here. First goes what others may wait for: files, shared memory,
 //! devices. Then threads zap the private anonymous memory; what refuses to be zapped, and the page tables,
 //! goes with the sibling's own end. Only this library, the kernel's own pages and the ledger stay mapped.
 

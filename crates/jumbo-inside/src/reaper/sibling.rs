@@ -12,7 +12,7 @@ use super::control::{CONTROL, Stack};
 use super::raw::{self, Entry, Wait, plain};
 use super::{State, confine, filter, orphans, release};
 
-/// How long a wake-up that went to somebody else is missed: of those that wait for the end of the main
+/// How long a wake-up that went to another thread is missed: of those that wait for the end of the main
 /// thread the kernel wakes one, and pthread_join(3) may wait for it too. It is passed on here, but cannot
 /// be there. Each time is one wake-up of a sleeping process.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const fn flag(bit: libc::c_int) -> u64 {
     bit.cast_unsigned() as u64
 }
 
-/// Makes the process that makes the sibling: its parent ends at once, so that it is nobody's child that
+/// Makes the process that makes the sibling: its parent ends at once, so that it is no child that
 /// the program's own waits, or those of what it execs, could meet. Returns the process ID.
 ///
 /// # Errors
@@ -137,14 +137,14 @@ fn tell(state: State) {
 
 /// Whether no other process or thread uses this memory. unshare(2) of CLONE_VM changes nothing and is
 /// allowed to such a one alone (`current_is_single_threaded` in the kernel, since 2.6.16): without
-/// privilege, without /proc, whoever it is that shares.
+/// privilege, without /proc, and whichever process shares.
 fn is_alone() -> bool {
     let vm = libc::CLONE_VM.cast_unsigned() as usize;
     // SAFETY: it writes nothing.
     unsafe { plain(libc::SYS_unshare, [vm, 0, 0]) == 0 }
 }
 
-/// Returns when nobody else uses the memory any more; does not return when the sibling is retired.
+/// Returns when no other process uses the memory any more; does not return when the sibling is retired.
 ///
 /// The kernel zeroes `word` and wakes one who waits when the main thread has ended, however it ended, and
 /// when the process execs, from whatever thread (`mm_release`). Unless the program has told it another

@@ -109,7 +109,7 @@ impl State {
             Self::Done => "gave the memory back after the end",
             Self::Retired => "ended before a call that it would have stood in the way of",
             Self::Uncounted => {
-                "not started: without jumbo's heap nobody counts what malloc has; --reaper=on starts it"
+                "not started: without jumbo's heap what malloc has is not counted; --reaper=on starts it"
             }
             Self::PidOne => "not started: the program is PID 1 of its namespace",
             Self::Seccomp => "not started: the program runs under a seccomp filter",

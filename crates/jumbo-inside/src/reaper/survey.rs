@@ -2,7 +2,7 @@
 //! [`is_device`], [`is_written`].
 //!
 //! While the sibling shares the memory, whatever hangs on it outlives the program: for about a
-//! millisecond, but after whoever waits has been answered. So `auto` starts no sibling where such a
+//! millisecond, but after the waiting parent has been answered. So `auto` starts no sibling where such a
 //! thing is there. Read from /proc with buffers on the stack; where /proc cannot be read there is no
 //! sibling.
 
@@ -142,7 +142,7 @@ impl core::fmt::Write for Path {
     }
 }
 
-/// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whoever has
+/// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whichever process has
 /// mapped it.
 fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
     let mut name = [0u8; 32];
@@ -242,7 +242,7 @@ mod tests {
         assert!(is_written(file.as_file().as_fd(), &stat) && !is_written(reader.as_fd(), &stat));
         for (file, written) in [(file.as_file(), true), (&reader, false)] {
             for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
-                // SAFETY: a new mapping where the kernel likes disturbs nobody.
+                // SAFETY: a new mapping, where the kernel likes, replaces none.
                 let at = unsafe {
                     rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file, 0)
                 };

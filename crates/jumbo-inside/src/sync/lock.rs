@@ -5,7 +5,7 @@
 //! owner asks again; the caller then takes another way.
 //!
 //! Owner and lock are one word, so that a signal at any instruction finds them in agreement: 0 when
-//! free, else [`Platform::me`] of the holder, with the lowest bit set when somebody may be asleep. `me` is
+//! free, else [`Platform::me`] of the holder, with the lowest bit set when a thread may be asleep. `me` is
 //! made of the thread pointer: the one thread identity that needs neither a system call nor a
 //! thread-local, and that stays the same in the child of a fork. Two threads whose pointers are 128 GiB
 //! apart would look the same; the one is then refused without need, which is what every caller is

@@ -1,4 +1,4 @@
-//! Locks and sleep for code inside somebody else's process: [`Lock`], [`Word`].
+//! Locks and sleep for code inside wrapped programs: [`Lock`], [`Word`].
 //!
 //! Nothing here allocates, has a thread-local or goes through libc. What sleeps does so on a [`Word`],
 //! of a [`Platform`]: the kernel's futexes ([`Linux`]), or in tests a model of them, so that the code that
@@ -37,7 +37,7 @@ pub trait Word: Debug {
     fn swap(&self, new: u32, order: Ordering) -> u32;
     /// Adds, wrapping around, and gives the old value.
     fn fetch_add(&self, more: u32, order: Ordering) -> u32;
-    /// Sleeps while the value is `expected`, until somebody wakes, or for no reason. True where it was
+    /// Sleeps while the value is `expected`, until another thread wakes it, or for no reason. True where it was
     /// the time that ran out.
     fn wait(&self, expected: u32, time: Option<Duration>) -> bool;
     /// Wakes `count` of those asleep.

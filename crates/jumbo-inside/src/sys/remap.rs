@@ -34,7 +34,7 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
 /// aborted.
 ///
 /// # Safety
-/// The arguments are those of a [`move_mapping`] that has just failed, and nobody has mapped anything in
+/// The arguments are those of a [`move_mapping`] that has just failed, and no thread has mapped anything in
 /// either range since.
 #[expect(unsafe_code, reason = "as above")]
 pub unsafe fn move_back(from: usize, to: usize, length: usize) {

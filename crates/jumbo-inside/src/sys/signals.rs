@@ -18,7 +18,7 @@ const SYS: u32 = libc::SIGSYS.unsigned_abs();
 const ALL: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
 
 /// While this lives the signals of this thread wait: no handler runs that could come back in, jump away
-/// (siglongjmp(3)), or stop this thread until somebody else has got on.
+/// (siglongjmp(3)), or stop this thread until another has got on.
 #[derive(Debug)]
 #[must_use]
 pub struct Blocked {

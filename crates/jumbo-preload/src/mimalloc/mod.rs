@@ -65,7 +65,7 @@ pub(crate) fn divert(pool: Option<PoolOrder>) {
     // SAFETY: no promise is asked for.
     let unit = unsafe { jumbo_mimalloc_unit() };
     let range = pool.map_or(0..0, |order| managed::range(order, unit));
-    // SAFETY: the range is the pool's, used by nobody else, and committed by `jumbo_mimalloc_commit`.
+    // SAFETY: the range is the pool's, used for nothing else, and committed by `jumbo_mimalloc_commit`.
     unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(range.start), range.len()) };
     STARTED.store(true, Ordering::Release);
     POOLED.store(!range.is_empty(), Ordering::Relaxed);
@@ -330,7 +330,7 @@ extern "C" fn jumbo_mimalloc_map(
 /// munmap(2), for mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
-    // SAFETY: mimalloc unmaps memory of its own that nobody uses.
+    // SAFETY: mimalloc unmaps memory of its own, without blocks in it.
     answer(unsafe { mm::munmap(addr, len) })
 }
 
@@ -352,12 +352,12 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // A freed block's: no lock is held.
-        // SAFETY: mimalloc drops memory of its own that nobody uses.
+        // SAFETY: mimalloc drops memory of its own, without blocks in it.
         if let Some(result) = unsafe { gather::discard(addr.addr(), len) } {
             return answer(result);
         }
     }
-    // SAFETY: mimalloc drops memory of its own that nobody uses.
+    // SAFETY: mimalloc drops memory of its own, without blocks in it.
     answer(unsafe { mm::madvise(addr, len, advice) })
 }
 

@@ -1,4 +1,4 @@
-/* mimalloc, compiled for life inside somebody else's process.
+/* mimalloc, compiled for life inside a wrapped program.
  *
  * One translation unit with mimalloc's own sources, which the crate libmimalloc-sys brings along, so that
  * what is here can reach what is static there:
@@ -145,8 +145,8 @@ static void give_claimed(mi_arena_t *arena, size_t first, size_t end) {
   mi_bbitmap_setN(arena->slices_free, first, end - first);
 }
 
-/* Has the slices of a block that was freed given back, but for those that somebody has again: in whole huge pages, and
- * in one call where nobody has, so that several threads can do it. */
+/* Has the slices of a block that was freed given back, but for those that another block has again: in whole huge pages, and
+ * in one call where none has, so that several threads can do it. */
 static void give_back(mi_memid_t memid) {
   if (memid.memkind != MI_MEM_ARENA) return;
   size_t at, count;

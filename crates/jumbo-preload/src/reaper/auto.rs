@@ -1,7 +1,7 @@
 //! `--reaper=auto`: a sibling once the process has asked for much memory of its own, and as long as
 //! nothing that hangs on the memory would outlive the program.
 //!
-//! Counted is what is asked for, not what is touched, since nobody calls us when memory is touched: blocks
+//! Counted is what is asked for, not what is touched, since we are not called when memory is touched: blocks
 //! of the heap now alive, regions that glibc's heaps grew into, what mimalloc has taken for its blocks, private
 //! writable mappings made. Past
 //! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
@@ -38,10 +38,10 @@ static ASKED: AtomicU64 = AtomicU64::new(0);
 /// How much is to be asked for until the process is looked at.
 static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH);
 
-/// Nobody tells what glibc's malloc has: it is the program's, and jumbo's heap is off.
+/// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether anybody tells what malloc has. Once, before [`watch`].
+/// Whether what malloc has is counted. Once, before [`watch`].
 pub(super) fn count(counted: bool) {
     UNCOUNTED.store(!counted, Ordering::Relaxed);
 }
@@ -52,7 +52,7 @@ pub(super) fn watch() {
     ASKED.store(0, Ordering::Relaxed);
     UNTIL.store(ENOUGH, Ordering::Relaxed);
     GUARDING.store(false, Ordering::Relaxed);
-    reaper::note(match UNCOUNTED.load(Ordering::Relaxed) {
+    reaper::record(match UNCOUNTED.load(Ordering::Relaxed) {
         true => State::Uncounted,
         false => State::Waiting,
     });
@@ -101,7 +101,7 @@ fn add(bytes: usize) {
 fn look() {
     if sandbox::is_entered() {
         WATCHING.store(false, Ordering::Relaxed);
-        return reaper::note(State::Seccomp);
+        return reaper::record(State::Seccomp);
     }
     let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
     let asked = blocks.saturating_add(ASKED.load(Ordering::Relaxed));
@@ -119,14 +119,14 @@ fn look() {
 /// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
 fn decide() -> bool {
     let Ok(Survey { private, outlives }) = reaper::survey() else {
-        reaper::note(State::Kernel);
+        reaper::record(State::Kernel);
         return true;
     };
     if (private as u64) < ENOUGH {
         return false;
     }
     if let Some(state) = outlives.or(acquired()) {
-        reaper::note(state);
+        reaper::record(state);
         return true;
     }
     // From here on, what is acquired is told.
@@ -156,7 +156,7 @@ pub(super) fn started() {
 fn decline(state: State) {
     GUARDING.store(false, Ordering::SeqCst);
     if !reaper::retire(state) {
-        reaper::note(state);
+        reaper::record(state);
     }
 }
 

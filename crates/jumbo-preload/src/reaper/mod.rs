@@ -32,10 +32,10 @@ pub(crate) fn begin(mode: ReaperMode, counted: bool, orphans: &Orphans) {
         ReaperMode::Auto => AUTO,
     };
     if sandbox::is_entered() {
-        return reaper::note(State::Seccomp);
+        return reaper::record(State::Seccomp);
     }
     let Some(image) = image() else {
-        return reaper::note(State::Kernel);
+        return reaper::record(State::Kernel);
     };
     // SAFETY: `digit` is that of the environment; `image` is where this library was found; the functions are in `bytes`; a library in
     // LD_PRELOAD is never unloaded.
@@ -102,7 +102,7 @@ fn again() {
         // Left to the thread that came into such a call meanwhile.
         State::Waiting => {}
         // Where it cannot be there any more (children in another PID namespace), it was ended for this.
-        _ => reaper::note(State::Retired),
+        _ => reaper::record(State::Retired),
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Pool {
     pub size: PageSize,
     /// `nr_hugepages`: every page of the pool.
     pub total: Pages,
-    /// `free_hugepages`: those that nobody maps.
+    /// `free_hugepages`: those that no process maps.
     pub free: Pages,
     /// `resv_hugepages`: those of the free ones that are promised to mappings.
     pub reserved: Pages,
@@ -70,7 +70,7 @@ impl NodePool {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
 
-    /// Pages that somebody maps.
+    /// Pages that are mapped.
     pub fn used(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.free.0))
     }
@@ -82,12 +82,12 @@ impl Pool {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
 
-    /// Pages that somebody maps.
+    /// Pages that are mapped.
     pub fn used(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.free.0))
     }
 
-    /// Pages that nobody maps and nobody was promised.
+    /// Pages that are neither mapped nor reserved.
     pub fn unused(&self) -> Pages {
         Pages(self.free.0.saturating_sub(self.reserved.0))
     }

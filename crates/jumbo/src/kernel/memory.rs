@@ -168,7 +168,7 @@ impl Zone {
     }
 
     /// How many pages of `size` the free blocks hold. `None` where the allocator's largest block is
-    /// smaller than that, so that nobody knows which blocks are neighbours.
+    /// smaller than that, so that it is not known which blocks are neighbours.
     pub fn whole(&self, size: PageSize, base: PageSize) -> Option<Pages> {
         let wanted = size.order(base).0;
         let blocks = self.blocks.iter().enumerate();

@@ -26,7 +26,7 @@ pub struct Mapping<'a> {
     pub write: bool,
     /// `x` of the permissions.
     pub execute: bool,
-    /// `s` of the permissions: writes are seen by whoever else maps it.
+    /// `s` of the permissions: writes are seen by all processes that map it.
     pub shared: bool,
     /// Where in the file the mapping starts.
     pub offset: u64,

@@ -240,7 +240,7 @@ pub(super) fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64
 }
 
 /// A feature's folder is not there. Every kernel has the one above, so where that is missing too it is
-/// /sys that is hidden, as in some containers, and nobody knows what the kernel has.
+/// /sys that is hidden, as in some containers, and what the kernel has is not known.
 pub(super) fn absent(root: &Root) -> Result<(), FileError> {
     root.list("sys/kernel/mm").map(drop)
 }

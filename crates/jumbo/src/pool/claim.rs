@@ -46,7 +46,7 @@ impl Pool {
         self.check_fits(pages.0)?;
         let mut places = self.claim_places(pages.0)?;
         let mut released = List::new();
-        // The free pages stay until there is other memory, so that nobody takes them away in between; but where
+        // The free pages stay until there is other memory, so that no other process takes them away in between; but where
         // there is no room for both they go first.
         let opened = match open() {
             Err(_) if places.free.len() > 0 => {

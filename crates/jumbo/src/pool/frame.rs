@@ -1,7 +1,7 @@
 //! A page that is in exactly one place: [`Frame`], and the places that hold many: [`List`].
 //!
-//! A frame is a number, and the number is a token: it is neither copied nor cloned, so whoever holds
-//! it is the only one who does. A list threads its frames through a table ([`Links`]) that is mapped once,
+//! A frame is a number, and the number is a token: it is neither copied nor cloned, so the holder of
+//! it is the only one. A list threads its frames through a table ([`Links`]) that is mapped once,
 //! so that moving pages about allocates nothing.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,12 +15,12 @@ const NONE: u32 = u32::MAX;
 /// How many pages there can be on a node: 128 TiB of 2 MiB pages, less one.
 pub(super) const MAX_FRAMES: u32 = (1 << INDEX_BITS) - 1;
 
-/// A page of a pool: its node and its number there. Whoever holds it owns the page.
+/// A page of a pool: its node and its number there. The holder owns the page.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame(u32);
 
 impl Frame {
-    /// A page that nobody has held before; the caller sees to that.
+    /// A page that was never held before; the caller sees to that.
     pub(super) fn new(node: NodeId, index: u32) -> Self {
         debug_assert!(index < MAX_FRAMES);
         Self(node.0 << INDEX_BITS | index)

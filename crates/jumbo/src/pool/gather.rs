@@ -22,7 +22,7 @@ pub(super) enum Purpose {
     Promise,
 }
 
-/// The pool with nobody else in it.
+/// The pool with no other thread in it.
 pub(super) struct Exclusive<'p> {
     pool: &'p Pool,
     pub(super) state: MutexGuard<'p, State>,
@@ -52,7 +52,7 @@ impl Exclusive<'_> {
         }
     }
 
-    /// Closes the caches to pages of nodes that have surplus, before anybody can come in again.
+    /// Closes the caches to pages of nodes that have surplus, before another thread can come in again.
     pub(super) fn close_caches(&mut self) {
         let draining = self.state.draining();
         for cache in self.caches.iter_mut().flatten() {
@@ -147,7 +147,7 @@ impl Pool {
                 Some(error) => Some(error),
                 None if beyond(&all.state) => {
                     let held = self.held(NodeSet::ALL);
-                    // What this call has made itself is no reason to tell anybody about.
+                    // What this call has made itself is no part of the error.
                     all.state.overcommit.pending -= made.len();
                     let counters = all.state.exhausted(wanted, held, allowed);
                     all.state.overcommit.pending += made.len();

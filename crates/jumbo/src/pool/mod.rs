@@ -3,7 +3,7 @@
 //! A [`Pool`] keeps pages of one size, with the words and the rules of the kernel's own hugetlb pools:
 //!
 //! - *persistent* pages stay, *surplus* pages come on demand, up to the *overcommit* limit, and go as soon
-//!   as they are given back; *free* pages are nobody's, *reserved* ones are those of the free pages that
+//!   as they are given back; *free* pages are not taken, *reserved* ones are those of the free pages that
 //!   are promised;
 //! - [`Pool::take`] gives a [`Page`], an owned handle that goes back when it is dropped; [`Pool::take_owned`] an [`OwnedPage`],
 //!   which keeps the pool, for a program that has it in an `Arc`;
@@ -37,7 +37,7 @@
 //! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
-//! Invariant, whenever nobody is inside: `reserved <= free <= total`, `surplus <= total` on each node and
+//! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
 //! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
@@ -103,7 +103,7 @@ pub struct Pool {
 pub struct Counters {
     /// Every page of the pool.
     pub total: Pages,
-    /// Those that nobody has taken.
+    /// Those that are not taken.
     pub free: Pages,
     /// Those of the free ones that are promised.
     pub reserved: Pages,
@@ -119,7 +119,7 @@ impl Counters {
         Pages(self.total.0.saturating_sub(self.surplus.0))
     }
 
-    /// Pages that somebody has taken.
+    /// Pages that are taken.
     pub fn used(&self) -> Pages {
         Pages(self.total.0.saturating_sub(self.free.0))
     }

@@ -38,7 +38,7 @@ pub struct OwnedPage {
 
 impl Pool {
     /// Takes a page: a free one, else a surplus page. What it holds is unspecified: zeroes, or what
-    /// somebody of this process left there.
+    /// another user in this process left there.
     ///
     /// # Errors
     /// [`Error::Exhausted`], [`Error::Source`], [`Error::Placement`], [`Error::Window`], [`Error::Forked`].
@@ -119,7 +119,7 @@ impl<'p> Page<'p> {
 impl Drop for Page<'_> {
     #[expect(unsafe_code, reason = "the frame leaves the page in its drop")]
     fn drop(&mut self) {
-        // SAFETY: this is the drop, so nobody touches the field again.
+        // SAFETY: this is the drop, so the field is not touched again.
         let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
         match self.subpool {
             Some(subpool) => subpool.give_frame(frame),

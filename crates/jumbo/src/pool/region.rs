@@ -152,7 +152,7 @@ impl Region<'_> {
         let (offset, length) = (range.start * self.page, range.len() * self.page);
         match &self.mapping {
             // SAFETY: the pages of the range are in place, readable and writable, until the drop; the region
-            // is borrowed mutably, and nobody else knows their addresses.
+            // is borrowed mutably, and no other code knows their addresses.
             Some(mapping) => Ok(unsafe { mapping.bytes_mut(offset, length) }),
             None => Ok(&mut []),
         }

@@ -5,7 +5,7 @@ use super::gather::Purpose;
 use super::{Error, Page, Placement, Pool, Subpool};
 use crate::units::Pages;
 
-/// Pages that are set aside. Taking one cannot fail and waits for nobody; what is left goes back when this is
+/// Pages that are set aside. Taking one cannot fail and does not wait; what is left goes back when this is
 /// dropped, and the surplus among it at once to the source.
 #[derive(Debug)]
 pub struct Reservation<'p> {

@@ -1,6 +1,6 @@
 //! What keeps threads apart: [`Shards`], caches of free pages, each behind a lock of its own.
 //!
-//! A thread takes from and gives to the cache of its CPU, and meets nobody there. A cached page is free like any
+//! A thread takes from and gives to the cache of its CPU, and meets no other thread there. A cached page is free like any
 //! other: it is counted as free, and who needs it locks all caches ([`super::Pool::exclusive`]). So the
 //! counters are exact and no page is out of reach.
 

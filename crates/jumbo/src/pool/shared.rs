@@ -61,7 +61,7 @@ impl Pool {
         let (mapping, length) = self.addresses(pages)?;
         let (file, claim) = self.claim(pages, || {
             let file = self.source.open(name, &mapping, length)?;
-            // Nobody can cut the file short under those who have it mapped, which would kill them.
+            // No process can cut the file short under those that have it mapped, which would kill them.
             rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| SourceError {
                 node: NodeId(0),
                 operation: "F_ADD_SEALS",

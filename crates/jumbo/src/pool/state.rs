@@ -1,6 +1,6 @@
 //! The pool's books: [`State`], what there is on each node and what is owed.
 //!
-//! Plain code without threads in it: whoever holds the lock calls it. It decides; making and unmaking pages
+//! Plain code without threads in it: the holder of the lock calls it. It decides; making and unmaking pages
 //! is left to the caller, who must not hold the lock meanwhile.
 
 use jumbo_inside::pool::{Books, Overcommit};
@@ -18,7 +18,7 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 pub(super) struct Node {
     /// How many pages the pool has there.
     pub(super) books: Books,
-    /// Free pages that nobody was promised and no cache holds.
+    /// Free pages that are not promised and that no cache holds.
     pub(super) free: List,
     /// Places whose page went back to the source.
     holes: List,
@@ -86,7 +86,7 @@ impl State {
         self.sum(nodes, |node| node.books.persistent())
     }
 
-    /// Free pages that nobody was promised; those in caches are not among them.
+    /// Free pages that are not promised; those in caches are not among them.
     pub(super) fn listed(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.free.len())
     }

@@ -1,7 +1,7 @@
 //! A part of a pool with bounds of its own: [`Subpool`].
 //!
 //! What `size=` and `min_size=` of a hugetlbfs mount are to the kernel. The minimum is held as pages, so it is
-//! promised whatever else happens to the pool: `held == max(0, minimum - charged)` whenever nobody is inside.
+//! promised whatever else happens to the pool: `held == max(0, minimum - charged)` whenever no thread is inside.
 
 use std::sync::Mutex;
 

@@ -2,7 +2,7 @@
 //!
 //! A window is a range of addresses in which each frame has its place for good, node after node. It is
 //! reserved once, without memory behind it; a source puts memory there ([`super::Source::populate`]) and
-//! takes it away again. What is done to a frame's memory is done by whoever holds the [`Frame`], so no two
+//! takes it away again. What is done to a frame's memory is done by the holder of the [`Frame`], so no two
 //! callers can disagree about a page. Every call is raw: no libc wrapper that could be interposed, and
 //! errno stays as it was.
 #![expect(
@@ -33,7 +33,7 @@ pub struct Mapping {
     /// The first address that is aligned as was asked.
     pub(super) address: usize,
     /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
-    /// those addresses are anybody's.
+    /// those addresses are the program's.
     kept_in: AtomicU32,
 }
 
@@ -82,7 +82,7 @@ impl Mapping {
     fn zeroed(length: usize) -> Result<Self> {
         let mapping = Self::reserve(length, rustix::param::page_size())?;
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: the range is the mapping just made; more access to it takes nothing away from anybody.
+        // SAFETY: the range is the mapping just made; more access to it takes nothing away.
         unsafe { mm::mprotect(at(mapping.address), length, access)? };
         Ok(mapping)
     }
@@ -101,7 +101,7 @@ impl Mapping {
             Access::ByPage => (ProtFlags::empty(), flags | MapFlags::NORESERVE),
         };
         debug_assert!(self.address + length <= self.start + self.length);
-        // SAFETY: the range lies in this reservation, in which nothing lives that anybody refers to: the
+        // SAFETY: the range lies in this reservation, to which no reference exists: the
         // callers do this once, before they hand out any address.
         unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
     }
@@ -145,7 +145,7 @@ impl Mapping {
     /// The bytes of a part of it that is mapped, readable and writable.
     ///
     /// # Safety
-    /// The part is mapped so, and stays so for `'a`; nobody else in this process refers to it.
+    /// The part is mapped so, and stays so for `'a`; there is no other reference to it in this process.
     pub(super) unsafe fn bytes_mut<'a>(&self, offset: usize, length: usize) -> &'a mut [u8] {
         // SAFETY: the caller's contract; the mapping is anonymous or a file that only we can truncate.
         unsafe { std::slice::from_raw_parts_mut(at(self.address + offset).cast(), length) }
@@ -158,7 +158,7 @@ impl Mapping {
     /// # Safety
     /// The part is mapped so, resident and cannot be cut off, for as long as `self` lives.
     pub(super) unsafe fn shared_bytes(&self, offset: usize, length: usize) -> &[AtomicU8] {
-        // SAFETY: the caller's contract; an AtomicU8 is a byte that anybody may write at any time.
+        // SAFETY: the caller's contract; an AtomicU8 is a byte that other threads and processes may write at any time.
         unsafe { std::slice::from_raw_parts(at(self.address + offset).cast(), length) }
     }
 }
@@ -177,7 +177,7 @@ impl Drop for Mapping {
 }
 
 fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: populating changes no byte that anybody can read.
+    // SAFETY: populating changes no byte that can be read.
     unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
@@ -307,14 +307,14 @@ impl Window {
     /// Makes the place readable and writable.
     pub(super) fn open(&self, frame: &Frame) -> Result<()> {
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: more access to the pool's own memory takes nothing away from anybody.
+        // SAFETY: more access to the pool's own memory takes nothing away.
         unsafe { mm::mprotect(at(self.address(frame)), self.bytes, access) }
     }
 
     /// Takes the access to an empty place away, so that mlockall(2) does not fill it. Where that fails (too many
     /// mappings) the place stays open, and nothing else is different.
     pub(super) fn close(&self, frame: &Frame) {
-        // SAFETY: the frame is held by the caller, so nobody refers to the page's bytes.
+        // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
         let _ =
             unsafe { mm::mprotect(at(self.address(frame)), self.bytes, MprotectFlags::empty()) };
     }
@@ -327,7 +327,7 @@ impl Window {
     /// Gives anonymous memory back to the kernel; the place stays.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
         let address = at(self.address(frame));
-        // SAFETY: the frame is held by the caller, so nobody refers to the page's bytes.
+        // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
         unsafe {
             match mm::madvise(address, self.bytes, Advice::LinuxDontNeed) {
                 // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.

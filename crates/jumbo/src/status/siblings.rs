@@ -1,7 +1,7 @@
 //! Whose memory a reaper shares: [`program_of`], [`reaper_of`], [`reapers_of_the_ended`].
 //!
 //! A program's sibling (see [`jumbo_inside::reaper`]) is a process of its own with all of the program's memory, so
-//! whoever adds up processes counts that twice. It is told by its name, by what it is confined to, and by the library
+//! a sum over processes counts that twice. It is told by its name, by what it is confined to, and by the library
 //! that it runs in; its program, by the memory that both share, or where kcmp(2) does not say that, by the command line,
 //! which lies in that memory, and the program's own counters. One whose program has ended is the only process that has
 //! the memory: it is counted.

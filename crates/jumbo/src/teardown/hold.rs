@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// One traced thread of a process. Nothing of the process changes by it but what ptrace(2) brings about:
-/// `TracerPid` is set, nobody else can trace it, a privileged program that it executes gets no
+/// `TracerPid` is set, no other process can trace it, a privileged program that it executes gets no
 /// privileges, and a signal without a handler interrupts what the thread waits in.
 ///
 /// All calls are to be made from the thread that seized. The hold ends when that ends; dropping it early
@@ -110,8 +110,8 @@ impl Hold {
         self.stopped
     }
 
-    /// Answers the thread's stops as if nobody traced it. To be called upon each SIGCHLD. Not where the
-    /// thread's process is a child of this one: its end is there for whoever waits for the child, who
+    /// Answers the thread's stops as if it were not traced. To be called upon each SIGCHLD. Not where the
+    /// thread's process is a child of this one: its end is there for the code that waits for the child, which
     /// passes the stops to [`Hold::answer`].
     pub fn poll(&mut self) -> News {
         loop {
@@ -162,7 +162,7 @@ impl Hold {
 
     fn at_exit(&mut self) -> News {
         if !self.is_last() {
-            // First of all: where another thread is in execve(2), that waits for the end of this one, and whoever
+            // First of all: where another thread is in execve(2), that waits for the end of this one, and a process that
             // seizes it waits for execve(2).
             let _ = Stop::Exit.detach(self.thread);
             return self.move_on(Some(self.thread));

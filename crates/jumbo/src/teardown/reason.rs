@@ -6,7 +6,7 @@ use rustix::io::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// PTRACE_SEIZE: EPERM and nobody traces it, or another errno.
+    /// PTRACE_SEIZE: EPERM and no process traces it, or another errno.
     #[error("it may not be traced ({0})")]
     Denied(Errno),
     /// Another thread of the system is its tracer.

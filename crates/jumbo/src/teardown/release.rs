@@ -99,7 +99,7 @@ impl Teardown {
         if let (Ok(worker), Some(before)) = (&worker, before) {
             wait_until_seen(process, thread, before, worker);
         }
-        // Where this fails somebody killed it a second time, and it goes on already.
+        // Where this fails another process killed it a second time, and it goes on already.
         let _ = Stop::Exit.detach(thread);
         Self {
             process: process.clone(),
@@ -133,7 +133,7 @@ impl Teardown {
         let worker = checked.and_then(|()| {
             let (theirs, sent) = (process.clone(), Arc::clone(&sent));
             spawn(move || {
-                // Waking whoever waits for the answer would take as long as the race does.
+                // Waking the thread that waits for the answer would take as long as the race does.
                 match sent.get_or_init(|| theirs.signal(signal)) {
                     Ok(()) => Work::of(&theirs),
                     Err(_) => Work::none(),
@@ -229,7 +229,7 @@ impl Work {
         let (started, cpu) = (Instant::now(), cpu_time());
         let outcome = loop {
             match sys::release(process) {
-                // Somebody (a KVM guest, say) keeps a part of it busy.
+                // Another user of the memory (a KVM guest, say) keeps a part of it busy.
                 Err(Errno::AGAIN) if !process.is_gone() => {
                     std::thread::sleep(Duration::from_millis(1));
                 }

@@ -191,11 +191,11 @@ fn a_thp_pool_takes_no_privilege() {
         return;
     };
     if !rustix::process::geteuid().is_root() {
-        return skip("needs root, to become somebody else");
+        return skip("needs root, to become another user");
     }
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("pool");
-    // By cp(1): what another test starts inherits descriptors, and a file that anybody writes cannot be run.
+    // By cp(1): what another test starts inherits descriptors, and a file that is open for writing cannot be run.
     let copied = Command::new("cp")
         .arg(std::env::current_exe().unwrap())
         .arg(&copy)
@@ -227,7 +227,7 @@ fn a_shared_region_goes_to_another_process_with_its_reservation() {
         .shared_region(c"jumbo-handed", Pages(4), Populate::OnTake)
         .unwrap();
     region.page(0).unwrap()[0].store(11, Ordering::Relaxed);
-    // Nobody else leaves a page that is not promised.
+    // No other process leaves a page that is not promised.
     let rest = hugetlb();
     assert_eq!(rest.resize(Pages(8)).persistent, Pages(4));
     assert_eq!(kernel_counters(), [8, 3, 3, 0]);
@@ -325,7 +325,7 @@ fn role() {
                     page.bytes_mut().fill(1);
                     pages.push(page);
                 }
-                // All of them hold what they have until nobody can have more.
+                // All of them hold what they have until none can have more.
                 together.wait();
                 pages.len()
             };
@@ -365,7 +365,7 @@ fn role() {
         }
         "handed" => {
             let number = std::env::var("JUMBO_POOL_FD").unwrap().parse().unwrap();
-            // SAFETY: the descriptor was left to this process, and nobody else here knows it.
+            // SAFETY: the descriptor was left to this process, and no other code here knows it.
             let file = unsafe { OwnedFd::from_raw_fd(number) };
             let region = Mapped::of(file).unwrap();
             let bytes = region.bytes(0..4 * BYTES).unwrap();

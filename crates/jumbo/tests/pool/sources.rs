@@ -45,7 +45,7 @@ impl KernelPool {
         } else if fs::metadata(POOL).is_err() {
             skip("the kernel has no pool of 2M pages");
         } else if !is_unused() {
-            skip("somebody uses the kernel's pool of 2M pages");
+            skip("another process uses the kernel's pool of 2M pages");
         } else {
             let mut knobs = Knobs::new();
             assert!(knobs.set(format!("{POOL}/nr_hugepages"), persistent));

@@ -68,7 +68,7 @@ impl Drop for Marked<'_> {
         let mark = self.mark.to_ne_bytes();
         assert!(
             bytes[..8] == mark && bytes[bytes.len() - 8..] == mark,
-            "somebody else wrote to this page"
+            "another thread wrote to this page"
         );
     }
 }

@@ -13,12 +13,12 @@
 //!
 //! The rules are those of [`crate::pool`]: persistent pages up to the pool's size, then surplus up to its overcommit. All
 //! processes of a run share one bound ([`crate::ledger::Ledger::pool`]), unless each has its own. What must be so before a
-//! process forks is in `settle`.
+//! process forks is in `evacuate`.
 //!
 //! Invariant: `sources` says of each page where it came from, and the books count them. The caller that brings or gives a
 //! range is its only user, and holds the lock of the window (or of the allocator) that the range lies in.
 
-mod settle;
+mod evacuate;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -32,9 +32,9 @@ use crate::pool::{Books, Overcommit, Room, make_huge};
 use crate::sandbox;
 use crate::sync::Lock;
 
-pub use settle::Before;
+pub use evacuate::Before;
 
-/// Addresses of the pool, whoever uses it.
+/// Addresses of the pool, for all of its users.
 pub const SPAN: usize = 512 << 30;
 /// One entry a page, which is at least 2 MiB where there are that many.
 pub(super) const PAGES: usize = SPAN >> 21;
@@ -77,7 +77,7 @@ pub struct Supply {
     /// How many takes do not ask for hugetlb pages.
     backing_off: AtomicU32,
     room: Room,
-    moves: settle::Moves,
+    moves: evacuate::Moves,
 }
 
 impl Supply {
@@ -104,7 +104,7 @@ impl Supply {
             reasons: AtomicU32::new(0),
             backing_off: AtomicU32::new(0),
             room: Room::new(LEFT),
-            moves: settle::Moves::new(),
+            moves: evacuate::Moves::new(),
         }
     }
 
@@ -173,14 +173,14 @@ impl Supply {
     pub fn bring(&self, address: usize, length: usize) -> Result<()> {
         // A filter that the program installed may not let us read files, or populate.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
-            self.note(reason::CONFINED);
+            self.add_reason(reason::CONFINED);
             return Err(Errno::NOMEM);
         }
         let pages = (length / self.page()) as u64;
         if !self.admit(pages) {
             let (size, page) = (self.size.load(Ordering::Relaxed) as u64, self.page() as u64);
             let most = self.books.with(|(_, overcommit)| size + overcommit.most);
-            self.note(if most.is_some_and(|most| length as u64 > most * page) {
+            self.add_reason(if most.is_some_and(|most| length as u64 > most * page) {
                 reason::LARGER
             } else {
                 reason::FULL
@@ -189,7 +189,7 @@ impl Supply {
         }
         if !self.charge(length) {
             self.leave(pages);
-            self.note(reason::FULL);
+            self.add_reason(reason::FULL);
             return Err(Errno::NOMEM);
         }
         self.keep_spares();
@@ -272,7 +272,7 @@ impl Supply {
     }
 
     /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
-    /// part of such a page; and a whole one it would give to whoever comes first, so that the next touch could
+    /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
     /// be SIGBUS.
     pub(super) fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
@@ -320,7 +320,7 @@ impl Supply {
             return Ok(0);
         }
         if !self.could_move(length) {
-            self.note(reason::UNMOVABLE);
+            self.add_reason(reason::UNMOVABLE);
             self.backing_off.store(BACK_OFF, relaxed);
             return Ok(0);
         }
@@ -337,7 +337,7 @@ impl Supply {
                 Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
                 Err(memory::NoHugetlb::InTheWay) => break,
                 Err(why) if part <= page => {
-                    self.note(match why {
+                    self.add_reason(match why {
                         memory::NoHugetlb::NoSize => reason::NO_SIZE,
                         memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
@@ -356,7 +356,7 @@ impl Supply {
             return Err(Errno::NOMEM);
         }
         let Some(_claim) = self.room.claim(length) else {
-            self.note(reason::NO_ROOM);
+            self.add_reason(reason::NO_ROOM);
             return Err(Errno::NOMEM);
         };
         memory::map(address, length)?;
@@ -364,8 +364,8 @@ impl Supply {
             self.record(address, length, THP);
             return Ok(());
         }
-        self.note(reason::FRAGMENTED);
-        // A refusal to unmap (too many mappings) leaves advised memory that nobody uses.
+        self.add_reason(reason::FRAGMENTED);
+        // A refusal to unmap (too many mappings) leaves advised memory without a user.
         let _ = memory::unmap(address, length);
         Err(Errno::NOMEM)
     }
@@ -476,7 +476,7 @@ impl Supply {
     }
 
     /// Why a page was not what it could have been.
-    fn note(&self, reason: u32) {
+    fn add_reason(&self, reason: u32) {
         let all = self.reasons.fetch_or(reason, Ordering::Relaxed) | reason;
         stats::slot().pool_reasons.store(all, Ordering::Relaxed);
     }

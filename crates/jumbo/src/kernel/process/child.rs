@@ -11,7 +11,7 @@ use super::{Image, Signals, Stop};
 
 /// A program that runs as a child of this process, in its session and process group.
 ///
-/// It dies with this process: whoever kills the launcher means the program.
+/// It dies with this process: a kill of the launcher is meant for the program.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,

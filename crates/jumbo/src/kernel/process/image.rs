@@ -27,7 +27,7 @@ pub fn inherited_environment() -> Vec<CString> {
         static environ: *const *const c_char;
     }
     let mut entries = Vec::new();
-    // SAFETY: `environ` is null or a null-terminated array of C strings, and nobody calls setenv: this
+    // SAFETY: `environ` is null or a null-terminated array of C strings, and setenv is not called: this
     // crate never does, and its callers are single-threaded when they start a program.
     unsafe {
         let mut entry = environ;

@@ -28,7 +28,7 @@ impl<T: Send + 'static> Interruptible<T> {
         let (sender, result) = channel();
         let thread = thread::Builder::new().spawn(move || {
             unblock();
-            // Nobody waits any more where the receiver is gone.
+            // No thread waits any more where the receiver is gone.
             let _ = sender.send(work());
         })?;
         Ok(Self { thread, result })
@@ -59,7 +59,7 @@ impl<T: Send + 'static> Interruptible<T> {
     }
 }
 
-/// A signal that nobody else sends: the last of those without a meaning.
+/// A signal that no other code sends: the last of those without a meaning.
 fn number() -> libc::c_int {
     libc::SIGRTMAX()
 }

@@ -5,7 +5,7 @@
 //! - [`Signals`]: every signal of this process, read from a descriptor instead of delivered.
 //! - [`Interruptible`]: work in a thread, in a system call that a signal cuts short.
 //! - [`tree`]: the processes that a program consists of.
-//! - [`Standing`]: what a process is to whoever wants to end it; [`Stop`]: why a traced one stands still.
+//! - [`Standing`]: what a process is to one that wants to end it; [`Stop`]: why a traced one stands still.
 //! - [`release`]: the memory of a process that is ending, before it has ended.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
 //!   process was given.

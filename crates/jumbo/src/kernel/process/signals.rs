@@ -72,7 +72,7 @@ impl Signals {
             put_back(&mask, &sigchld);
             return Err(error);
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, mask, sigchld })
     }
@@ -103,7 +103,7 @@ impl Signals {
     }
 
     /// Stops this process as `signal` stops it by default; returns when it is continued, or at once
-    /// where the kernel does not let it stop (nobody could continue it).
+    /// where the kernel does not let it stop (no process could continue it).
     pub fn stop_by(&self, signal: i32) {
         // SAFETY: the structures are ours; the disposition is put back, and the signal blocked again,
         // before anything else can run: this thread is the only one.

@@ -1,4 +1,4 @@
-//! What a process or thread is to whoever wants to end it: [`Standing`], from /proc/PID/status.
+//! What a process or thread is to a process that wants to end it: [`Standing`], from /proc/PID/status.
 
 use crate::kernel::{FileError, Root};
 
@@ -13,7 +13,7 @@ pub struct Standing {
     pub process: u32,
     /// Its parent.
     pub parent: u32,
-    /// The thread that traces it; 0: nobody does.
+    /// The thread that traces it; 0: none does.
     pub tracer: u32,
     /// How many threads the process has, with a first one that has ended.
     pub threads: u32,

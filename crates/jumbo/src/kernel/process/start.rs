@@ -34,7 +34,7 @@ pub extern "C" fn record() {
     RECORDED.store(true, Relaxed);
 }
 
-/// True where standard error was closed when this process started: nobody can be told anything.
+/// True where standard error was closed when this process started: nothing can be said to the user.
 pub fn is_stderr_closed() -> bool {
     CLOSED.load(Relaxed) & (1 << 2) != 0
 }
@@ -49,7 +49,7 @@ pub(super) fn restore() {
         return;
     }
     for fd in (0..3).filter(|fd| CLOSED.load(Relaxed) & (1 << fd) != 0) {
-        // SAFETY: the runtime opened these on /dev/null, nobody owns them, and the next step is execve
+        // SAFETY: the runtime opened these on /dev/null, they have no owner, and the next step is execve
         // or _exit.
         unsafe { libc::close(fd) };
     }

@@ -38,7 +38,7 @@ impl Stop {
         })
     }
 
-    /// Has `thread` do what it would do if nobody traced it.
+    /// Has `thread` do what it would do if it were not traced.
     ///
     /// # Errors
     /// ESRCH: it was killed meanwhile.

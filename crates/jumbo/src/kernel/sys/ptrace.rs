@@ -37,7 +37,7 @@ pub(crate) fn resume(thread: Pid, signal: i32) -> Result<()> {
     request(CONT, thread, 0, data(signal)).map(drop)
 }
 
-/// Leaves a thread in its group stop, to be continued by SIGCONT as if nobody traced it
+/// Leaves a thread in its group stop, to be continued by SIGCONT as if it were not traced
 /// (PTRACE_LISTEN; Linux 3.4).
 ///
 /// # Errors

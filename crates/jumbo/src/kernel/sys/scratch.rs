@@ -7,7 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::units::PageSize;
 
-/// One aligned page of some size, in a mapping of its own that nobody else knows; unmapped when dropped.
+/// One aligned page of some size, in a mapping of its own that no other code knows; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     reserved: *mut c_void,
@@ -27,7 +27,7 @@ pub(crate) enum Sharing {
 
 #[expect(
     unsafe_code,
-    reason = "mapping and unmapping memory that nobody else knows"
+    reason = "mapping and unmapping memory that no other code knows"
 )]
 impl Scratch {
     /// Maps it. Nothing is resident yet.
@@ -89,7 +89,7 @@ impl Scratch {
 
 #[expect(
     unsafe_code,
-    reason = "mapping and unmapping memory that nobody else knows"
+    reason = "mapping and unmapping memory that no other code knows"
 )]
 impl Drop for Scratch {
     fn drop(&mut self) {

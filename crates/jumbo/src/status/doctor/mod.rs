@@ -41,7 +41,7 @@ pub struct Snapshot {
 pub enum Cost {
     /// Programs fail or are killed.
     Fails,
-    /// Memory that nobody can use.
+    /// Memory that no program can use.
     Wasted(Bytes),
     /// Memory that is slower to use than it need be.
     Slow(Bytes),

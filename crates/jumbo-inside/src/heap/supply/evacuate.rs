@@ -1,9 +1,9 @@
-//! Hugetlb pages that move to THPs, because a fork is about to be made: [`Supply::settle`].
+//! Hugetlb pages that move to THPs, because a fork is about to be made: [`Supply::evacuate`].
 //!
 //! After a fork, parent and child share private hugetlb pages copy-on-write, and a copy needs a page of the
 //! kernel's pool. Where there is none, the kernel takes the page from the child, which then dies of SIGBUS. So
 //! there are no hugetlb pages where a fork can happen: what they hold moves to THPs before a fork, and
-//! before the first further thread is made, because it can only move while nobody writes to it; and before a
+//! before the first further thread is made, because it can only move while no thread writes to it; and before a
 //! seccomp filter or a new root, behind which nothing could be asked any more. From then on the process takes THPs
 //! alone; its children begin anew. And none are taken where the move could be refused later
 //! ([`Supply::could_move`]). docs/design/heap.md says what was rejected.
@@ -33,7 +33,7 @@ pub enum Before {
     Confinement,
 }
 
-/// What [`Supply::settle`] has to know.
+/// What [`Supply::evacuate`] has to know.
 #[derive(Debug)]
 pub(super) struct Moves {
     /// The program has made a thread, through the C library. Never unset: when the last one of them is gone is not
@@ -99,7 +99,7 @@ impl Supply {
         .is_some()
     }
 
-    /// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). With the locks of whoever brings.
+    /// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.
     pub(super) fn keep_spares(&self) {
         if !self.asking.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
@@ -132,13 +132,13 @@ impl Supply {
         self.base.load(Ordering::Relaxed) - 2 * at * BASE_PAGE
     }
 
-    /// Whether [`Supply::settle`] would move anything: then threads of ours have to be gone before.
+    /// Whether [`Supply::evacuate`] would move anything: then threads of ours have to be gone before.
     pub(in crate::heap) fn will_move(&self, before: Before) -> bool {
-        self.may_settle(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
+        self.may_evacuate(before) && stats::slot().pool_hugetlb.load(Ordering::Relaxed) > 0
     }
 
     /// Whether hugetlb pages are asked for, and what is about to be done would end that.
-    pub(in crate::heap) fn may_settle(&self, before: Before) -> bool {
+    pub(in crate::heap) fn may_evacuate(&self, before: Before) -> bool {
         let keeps = before == Before::Thread && self.moves.nofork.load(Ordering::Relaxed);
         self.asking.load(Ordering::Acquire) && !keeps
     }
@@ -150,11 +150,11 @@ impl Supply {
         }
     }
 
-    /// Moves what hugetlb pages hold to THPs, and takes no more of them. With the locks of whoever brings and gives.
+    /// Moves what hugetlb pages hold to THPs, and takes no more of them. The caller holds the locks of those who bring and give.
     ///
     /// What cannot be moved (no room, or another thread that could write to it) stays, and is counted.
-    pub fn settle(&self, before: Before) {
-        if !self.may_settle(before) {
+    pub fn evacuate(&self, before: Before) {
+        if !self.may_evacuate(before) {
             return;
         }
         // Another thread would write to the pages while they move. Where the program kept its promise there is
@@ -183,7 +183,7 @@ impl Supply {
                 at += pages.max(1);
             }
         });
-        self.note(match before {
+        self.add_reason(match before {
             Before::Fork => reason::FORK,
             Before::Thread => reason::THREADS,
             Before::Confinement => reason::CONFINED,
@@ -211,7 +211,7 @@ impl Supply {
                 self.move_pages(address + first, length - first, alone);
             }
             Err(why) => {
-                self.note(why);
+                self.add_reason(why);
                 Slot::add(&stats::slot().pool_stuck, length as u64);
             }
         }
@@ -220,7 +220,7 @@ impl Supply {
     /// Puts anonymous memory with the same content in the place of hugetlb pages. Else says why not.
     fn move_range(&self, address: usize, length: usize) -> core::result::Result<(), u32> {
         let scratch = self.scratch();
-        // A touch at a cgroup's limit kills somebody. Where the limit is not known there was none when the
+        // A touch at a cgroup's limit kills a process. Where the limit is not known there was none when the
         // pages were taken. Under a filter no call is made that the program does not make.
         let room = headroom::headroom(Enough::for_touching(length));
         let room = room.is_none_or(|room| room.least() >= length);
@@ -242,10 +242,10 @@ impl Supply {
         moved
     }
 
-    /// Whether nobody else could write to the pages.
+    /// Whether no other thread could write to the pages.
     fn is_alone(&self, before: Before) -> bool {
         // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
-        // thread that is about to be made is the first: another one would have settled.
+        // thread that is about to be made is the first: another one would have had them moved.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
         let seen = (!sandbox::is_entered_later()).then(memory::is_alone);
         seen.flatten().unwrap_or(!made)

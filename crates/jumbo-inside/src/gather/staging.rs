@@ -1,17 +1,17 @@
-//! Where a range goes when it is unmapped: [`Window`].
+//! Where a range goes when it is unmapped: [`Staging`].
 //!
 //! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
-//! be mapped again by anybody, as munmap(2) has it, while the memory is given back with several threads, or
+//! be mapped again by any thread, as munmap(2) has it, while the memory is given back with several threads, or
 //! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
 //! was, and the caller has the kernel unmap it, with the kernel's own answer. So it is one mapping: of several,
 //! Linux moves some and refuses others since 6.17, and another thread may have mapped what it left by then.
 //!
 //! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
 //! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
-//! its shadow; each window is reserved before it is used, so that a mapping of somebody else's is never
+//! its shadow; each range is reserved before it is used, so that a mapping of the program's is never
 //! replaced.
 //!
-//! Invariant: while this lock is free, each window that holds memory is kept out of the children of forks.
+//! Invariant: while this lock is free, each range here that holds memory is kept out of the children of forks.
 
 use core::ops::Range;
 
@@ -39,11 +39,11 @@ const UNSEEN: usize = 1 << 30;
 
 /// The next place, and the lock that keeps forks away from what is half done.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct Staging {
     next: usize,
 }
 
-pub(super) static WINDOW: Lock<Window> = Lock::new(Window { next: BASE });
+pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
 
 /// What a range lies in, as far as the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) enum Lies {
 }
 
 /// What a range lies in.
-pub(super) fn lies(_held: &mut Window, address: usize, length: usize) -> Lies {
+pub(super) fn lies(_held: &mut Staging, address: usize, length: usize) -> Lies {
     // With the lock held, so that no fork(2) copies the descriptor.
     let within = match Maps::open().and_then(|maps| maps.mapping(address)) {
         Ok(mapping) => mapping.is_private_anonymous && address + length <= mapping.range.end,
@@ -81,7 +81,7 @@ pub(super) fn lies(_held: &mut Window, address: usize, length: usize) -> Lies {
 
 /// True where it pays to free a range with several threads: most of it is there, on base pages, which are
 /// to be anonymous or not. Huge-mapped memory is freed by one thread in no time.
-pub(super) fn pays(_held: &mut Window, address: usize, length: usize, anonymous: bool) -> bool {
+pub(super) fn pays(_held: &mut Staging, address: usize, length: usize, anonymous: bool) -> bool {
     let page = rustix::param::page_size();
     // With the lock held, so that no fork(2) copies the descriptor.
     let Ok(pagemap) = Pagemap::open() else {
@@ -121,17 +121,17 @@ pub(super) unsafe fn take(address: usize, length: usize) -> Option<Option<Range<
     }
     // In a signal handler that interrupted us here the kernel unmaps it.
     // SAFETY: the caller's promise.
-    let take = |window: &mut Window| unsafe { window.take(address, length) };
-    WINDOW.with(take)
+    let take = |staging: &mut Staging| unsafe { staging.take(address, length) };
+    STAGING.with(take)
 }
 
-/// Whether a window may be among those addresses.
+/// Whether a staging range may be among those addresses.
 pub(super) const fn overlaps(address: usize, length: usize) -> bool {
     address < END && address.saturating_add(length) > BASE
 }
 
-impl Window {
-    /// The program will have these addresses: the next windows are beyond them.
+impl Staging {
+    /// The program will have these addresses: the next ranges are beyond them.
     pub(super) fn avoid(&mut self, address: usize, length: usize) {
         let beyond = address
             .saturating_add(length)
@@ -147,7 +147,7 @@ impl Window {
         let suits = pays(self, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
             && lies(self, address, length) != Lies::Elsewhere;
-        // Until the memory is free, the window counts as the range did. Where that is limited, another
+        // Until the memory is free, the staging range counts as the range did. Where that is limited, another
         // thread could be refused what it was not refused before.
         let is_limited = |resource| getrlimit(resource).current.is_some();
         if !suits || [Resource::As, Resource::Data].into_iter().any(is_limited) {
@@ -183,7 +183,7 @@ impl Window {
             self.next = (place + length).next_multiple_of(ALIKE);
             match sys::reserve(place, length) {
                 Ok(()) => return Some(place),
-                // Somebody's mapping, or a window that is not empty yet.
+                // A mapping of the program's, or a staging range that is not empty yet.
                 Err(Errno::EXIST) => {}
                 Err(_) => return None,
             }

@@ -1,0 +1,230 @@
+//! Which module may use which: the `crate::` and `jumbo_inside::` paths of both crates, read from their source and compared
+//! with one table.
+//!
+//! An arrow of the table that no code uses fails as well, so that the table stays as short as it can be. Paths in comments
+//! and in unit tests do not count.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A module at the top of a crate, and the modules of the same crate that it uses. An arrow points down: it goes to a
+/// module that stands below its own line.
+type Table = &'static [(&'static str, &'static [&'static str])];
+
+/// Inside the programs. `heap` starts its warming threads as `reaper` starts its own, by a bare clone(2). `ledger` holds the
+/// quota of a run's pool, and `headroom` says what the run may still charge to it.
+const INSIDE: Table = &[
+    (
+        "heap",
+        &[
+            "gather", "headroom", "ledger", "orders", "pool", "reaper", "sandbox", "sync", "sys",
+        ],
+    ),
+    (
+        "reaper",
+        &["headroom", "ledger", "orders", "sandbox", "sync"],
+    ),
+    (
+        "gather",
+        &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
+    ),
+    ("ledger", &["headroom", "pool", "sandbox"]),
+    ("pool", &["headroom", "sandbox", "sys"]),
+    ("headroom", &[]),
+    ("sandbox", &["bpf"]),
+    ("orders", &["units"]),
+    ("bpf", &[]),
+    ("sync", &[]),
+    ("sys", &[]),
+    ("units", &[]),
+];
+
+/// Our own processes. `kernel` uses no mechanism. `policy` reads the THP table that the probe found, and nothing else of `kernel`.
+const OUTSIDE: Table = &[
+    ("host_pools", &["kernel", "knobs", "status", "units"]),
+    ("status", &["kernel", "units"]),
+    ("knobs", &["kernel", "units", "whole_file"]),
+    ("teardown", &["kernel", "units"]),
+    ("pool", &["kernel", "units"]),
+    ("gather", &["units"]),
+    ("policy", &["kernel", "units"]),
+    ("kernel", &["units"]),
+    ("whole_file", &[]),
+    ("units", &[]),
+];
+
+/// From our own processes to the inside: safe faces of what is there, and what both sides must read alike.
+const ACROSS: Table = &[
+    ("status", &["ledger", "reaper"]),
+    ("pool", &["pool"]),
+    ("gather", &["gather"]),
+    ("policy", &["orders"]),
+    ("kernel", &["headroom", "sys"]),
+    ("units", &["units"]),
+];
+
+/// By module at the top of a crate, the modules that it uses.
+type Arrows = BTreeMap<String, BTreeSet<String>>;
+
+#[test]
+fn each_module_uses_what_the_table_allows_and_nothing_else() {
+    let (inside, outside) = (source_of("jumbo-inside"), source_of("jumbo"));
+    for (name, table, found) in [
+        ("INSIDE", INSIDE, arrows(&inside, "crate::")),
+        ("OUTSIDE", OUTSIDE, arrows(&outside, "crate::")),
+        ("ACROSS", ACROSS, arrows(&outside, "jumbo_inside::")),
+    ] {
+        for (module, used) in &found {
+            let allowed = row(table, module);
+            let used: BTreeSet<&str> = used.iter().map(String::as_str).collect();
+            assert_eq!(used, allowed, "{module}: used, and allowed by {name}");
+        }
+        for (module, allowed) in table {
+            assert!(
+                allowed.is_empty() || found.contains_key(*module),
+                "{module} uses nothing that {name} allows"
+            );
+        }
+    }
+}
+
+#[test]
+fn arrows_point_down() {
+    for table in [INSIDE, OUTSIDE] {
+        for (line, (module, allowed)) in table.iter().enumerate() {
+            for used in *allowed {
+                let below = table.iter().skip(line + 1).any(|(name, _)| name == used);
+                assert!(below, "{module} uses {used}, which does not stand below it");
+            }
+        }
+    }
+}
+
+#[test]
+fn policy_does_no_input_or_output() {
+    let policy = source_of("jumbo")
+        .into_iter()
+        .filter(|(module, _)| module == "policy");
+    for (_, code) in policy {
+        for path in ["std::fs", "std::env", "std::process", "rustix::", "libc::"] {
+            assert!(!code.contains(path), "policy uses {path}");
+        }
+        for (_, rest) in uses(&code, "crate::kernel::") {
+            assert!(rest.starts_with("thp::Thp;"), "policy uses kernel::{rest}");
+        }
+    }
+}
+
+/// The modules that a module may use by a table; a module without a line uses none.
+fn row(table: Table, module: &str) -> BTreeSet<&'static str> {
+    let line = table.iter().find(|(name, _)| *name == module);
+    line.map(|(_, allowed)| allowed.iter().copied().collect())
+        .unwrap_or_default()
+}
+
+/// The code of each file of a crate, with the module at the top that it belongs to.
+fn source_of(name: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .join(name)
+        .join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    assert!(files.len() > 20, "no source in {}", root.display());
+    let module = |file: &PathBuf| {
+        let top = file.strip_prefix(&root).unwrap().iter().next().unwrap();
+        top.to_str().unwrap().trim_end_matches(".rs").to_owned()
+    };
+    let files = files.iter().map(|file| (module(file), code_of(file)));
+    files.filter(|(module, _)| module != "lib").collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else {
+            files.push(path);
+        }
+    }
+}
+
+/// A file without its comments and its unit tests, which stand at its end.
+fn code_of(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = code
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The modules that the code of a crate names behind `prefix`, without those that name themselves.
+fn arrows(source: &[(String, String)], prefix: &str) -> Arrows {
+    let within = prefix == "crate::";
+    let mut arrows = Arrows::new();
+    for (module, code) in source {
+        let mut found: Vec<String> = uses(code, prefix)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        // In a file at the top of a crate `super` is the crate.
+        let is_file = !source
+            .iter()
+            .any(|(other, text)| other == module && text != code);
+        if within && is_file {
+            found.extend(uses(code, "super::").into_iter().map(|(name, _)| name));
+        }
+        found.retain(|name| !(within && name == module));
+        if !found.is_empty() {
+            arrows.entry(module.clone()).or_default().extend(found);
+        }
+    }
+    arrows
+}
+
+/// Each name that follows `prefix`, of a list in braces each of its names; with the text from there on.
+fn uses<'a>(code: &'a str, prefix: &str) -> Vec<(String, &'a str)> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        // Not `$crate::`, and not the end of a longer name.
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => {
+                let mut depth = 0;
+                let mut starts = true;
+                for (at, c) in list.char_indices() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => starts = true,
+                        c if starts && !c.is_whitespace() => {
+                            found.push((name_at(&list[at..]), &list[at..]));
+                            starts = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            None => found.push((name_at(rest), rest)),
+        }
+    }
+    found
+}
+
+/// The name that a text begins with.
+fn name_at(text: &str) -> String {
+    let ends = text.find(|c: char| !(c.is_alphanumeric() || c == '_'));
+    text[..ends.unwrap_or(text.len())].to_owned()
+}
