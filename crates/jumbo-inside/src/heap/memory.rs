@@ -35,7 +35,7 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
     )
 }
 
-/// Unmaps pages of the window that nobody has a pointer to any more.
+/// Unmaps pages of the window whose owner has freed them.
 pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
     // SAFETY: the caller is the window, and the extent has just been freed by its owner.
     unsafe { mm::munmap(at(address), length) }
@@ -83,7 +83,7 @@ pub(super) fn advise(address: usize, length: usize) -> Result<()> {
 
 /// Makes a range readable and writable.
 pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
-    // SAFETY: more access to memory of the allocator's own takes nothing away from anybody.
+    // SAFETY: more access to memory of the allocator's own takes nothing away from the program.
     unsafe {
         mm::mprotect(
             at(address),
@@ -95,7 +95,7 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
 
 /// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
 pub(super) fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the mapping was made by the caller and nobody has seen it yet.
+    // SAFETY: the caller made the mapping, and no other code has its address yet.
     unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
 }
 
@@ -128,7 +128,7 @@ pub(super) fn map_hugetlb(
         Errno::INVAL | Errno::NODEV | Errno::NOSYS => NoHugetlb::NoSize,
         _ => NoHugetlb::NoneFree,
     })?;
-    // SAFETY: the mapping has just been made and nobody has seen it yet.
+    // SAFETY: the mapping has just been made, and no other code has its address yet.
     match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
         Ok(()) => Ok(()),
         Err(errno) => {
@@ -239,7 +239,7 @@ impl<T: Zeroed> Mapped<T> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let length = self.length * size_of::<T>();
-        // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a mapping at an address of the kernel's choice replaces none.
         let got = unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, flags) };
         got.map(|start| self.start.store(start.cast(), Ordering::Release))
             .is_ok()
@@ -259,7 +259,7 @@ impl<T: Zeroed> Mapped<T> {
 /// Fresh memory at an address of the kernel's choice, for as long as the process lives or until [`unmap`].
 pub(super) fn anywhere(length: usize) -> Result<usize> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a mapping at an address of the kernel's choice disturbs nobody.
+    // SAFETY: a mapping at an address of the kernel's choice replaces none.
     unsafe { mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) }
         .map(|start| start.expose_provenance())
 }
@@ -275,7 +275,7 @@ pub(super) struct PageTable {
 const TABLE_STEP: usize = 1 << 20;
 
 impl PageTable {
-    /// A table whose records begin at `base`, where nobody else is.
+    /// A table whose records begin at `base`, where no other mapping is.
     pub(super) const fn new(base: usize) -> Self {
         Self { base, mapped: 0 }
     }

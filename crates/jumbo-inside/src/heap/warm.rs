@@ -42,7 +42,7 @@ struct Work {
 pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<()> {
     let cpus = rustix::thread::sched_getaffinity(None);
     let cpus = cpus.map_or(1, |cpus| cpus.count().clamp(1, THREADS) as usize);
-    // Pieces small enough that nobody is left with the last one, and few enough mappings.
+    // Pieces small enough that no thread works long on the last one while the others wait, and few enough mappings.
     let step = (length / cpus / 8).next_multiple_of(page).max(page);
     WORK.next.store(address, Ordering::Relaxed);
     WORK.end.store(address + length, Ordering::Relaxed);
@@ -51,8 +51,8 @@ pub(super) fn in_parallel(address: usize, length: usize, page: usize) -> Result<
     let stacks = memory::anywhere(cpus * STACK);
     let make = |at: &usize| stacks.is_ok_and(|stacks| make(*at, stacks + at * STACK));
     let mut made = 0;
-    // A thread is born with its maker's mask. Here signals come through: warming takes seconds, and whoever asked for
-    // it may want to end it.
+    // A thread is born with its maker's mask. Here signals come through: warming takes seconds, and the user may
+    // want to end it.
     memory::without_signals(|| made = (1..cpus).take_while(make).count());
     run();
     for word in &ALIVE[1..=made] {

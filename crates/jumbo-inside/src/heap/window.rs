@@ -27,7 +27,7 @@ use crate::ledger::stats;
 const KEEP_BLOCK: usize = 32 << 20;
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
-/// How often another place is tried when somebody else's mapping is in the way.
+/// How often another place is tried when a mapping of the program's is in the way.
 const DETOURS: u32 = 8;
 /// Larger alignments are left to the program's allocator, which trims what it does not need.
 const MOST_ALIGN: usize = 1 << 30;
@@ -78,8 +78,8 @@ pub(super) enum Resized {
 
 /// The bytes that the block at `address` has room for, looked up without the lock.
 ///
-/// Only for a block of the caller's own: nobody else changes its record, and so it may be read while a
-/// signal handler stands in the middle of somebody's call.
+/// Only for a block of the caller's own: no other thread changes its record, so a signal handler may read it that
+/// interrupted a call of the heap.
 pub(super) fn peek(site: &Site, address: usize) -> Option<usize> {
     let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
     memory::peek(site.table, page)
@@ -369,7 +369,7 @@ impl Window {
             self.map_again(page, needed)
         };
         if let Err(errno) = mapped {
-            // Where somebody else's mapping is there, those addresses are lost to us, for good.
+            // Where a mapping of the program's is there, those addresses are lost to us, for good.
             if errno != Errno::EXIST {
                 self.extents.release(page, needed, State::Unmapped);
             }
@@ -448,7 +448,7 @@ impl Window {
         Ok(page)
     }
 
-    /// Goes round a mapping of somebody else's. The addresses in between stay taken for good.
+    /// Goes round a mapping of the program's. The addresses in between stay taken for good.
     fn detour(&mut self) -> Result<(), Errno> {
         let beyond = (self.frontier.beyond() - self.start) / BASE_PAGE;
         let beyond = u32::try_from(beyond)

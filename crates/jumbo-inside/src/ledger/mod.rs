@@ -173,7 +173,7 @@ impl Ledger {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(Self::NAME, flags)?;
         rustix::fs::ftruncate(&fd, size_of::<Self>() as u64)?;
-        // Nobody can take the memory away from under the others.
+        // No process can take the memory away from under the others.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
         let ledger = Self::map(&fd)?;

@@ -1,4 +1,4 @@
-//! Counting into the [`Slot`] of this process, or into one of its own that nobody reads.
+//! Counting into the [`Slot`] of this process, or into one of its own that no launcher reads.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use super::{Ledger, Slot};
 
-static NOBODY: Slot = Slot::new();
-pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+static UNREAD: Slot = Slot::new();
+pub(super) static SLOT: AtomicPtr<Slot> = AtomicPtr::new((&raw const UNREAD).cast_mut());
 
 /// The slot that this process counts in.
 pub(crate) fn slot() -> &'static Slot {
@@ -33,7 +33,7 @@ pub(crate) fn ledger() -> Option<&'static Ledger> {
 /// parent's.
 pub(crate) fn attach(ledger: &'static Ledger, pid: u32) {
     let claimed = ledger.claim(pid);
-    let slot = claimed.unwrap_or(&NOBODY);
+    let slot = claimed.unwrap_or(&UNREAD);
     SLOT.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
     let counts = match claimed {
         Some(slot) => {

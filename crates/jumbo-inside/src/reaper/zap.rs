@@ -211,7 +211,7 @@ mod tests {
         let length = 3 * PIECE + 12 * 4096;
         let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
         let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes disturbs nobody.
+        // SAFETY: a new mapping where the kernel likes replaces none.
         let memory = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, prot, flags).unwrap()
         };
@@ -241,7 +241,7 @@ mod tests {
                 "{at}"
             );
         }
-        // SAFETY: nobody has a pointer into it any more.
+        // SAFETY: no pointer into it is left.
         unsafe { rustix::mm::munmap(memory, length).unwrap() };
     }
 }
