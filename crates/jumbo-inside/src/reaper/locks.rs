@@ -12,7 +12,7 @@ use rustix::fs::RawDir;
 use rustix::io::{Errno, Result};
 use rustix::path::DecInt;
 
-use super::mapping::File;
+use super::maps_line::File;
 use super::proc;
 
 /// The descriptors of the calling thread: what they are, and what is to be said of each. Linux 3.17.

@@ -11,7 +11,7 @@ use core::time::Duration;
 
 use super::State;
 use super::control::CONTROL;
-use super::mapping::{Lines, Mapping};
+use super::maps_line::{Lines, MapsLine};
 use super::raw::{self, plain};
 use super::zap::Round;
 
@@ -85,13 +85,13 @@ impl Keep {
         unsafe { CONTROL.slot.load(Ordering::Relaxed).as_ref() }
     }
 
-    fn holds(&self, mapping: &Mapping) -> bool {
+    fn holds(&self, mapping: &MapsLine) -> bool {
         let image = mapping.start < self.image.1 && self.image.0 < mapping.end;
         image || (mapping.start..mapping.end).contains(&self.slot)
     }
 
     /// The parts of a mapping in front of the image and behind it: its bss may be one with a neighbour.
-    fn around(&self, mapping: &Mapping) -> [(usize, usize); 2] {
+    fn around(&self, mapping: &MapsLine) -> [(usize, usize); 2] {
         let (start, end) = (mapping.start, mapping.end);
         let front = (start, end.min(self.image.0.max(start)));
         (front, (start.max(self.image.1.min(end)), end)).into()
@@ -100,7 +100,7 @@ impl Keep {
 
 /// Calls `each` with every mapping, in the order of addresses. What it unmaps disturbs nothing: the kernel
 /// goes on behind the last address that it told.
-fn each_mapping(mut each: impl FnMut(Mapping)) {
+fn each_mapping(mut each: impl FnMut(MapsLine)) {
     rewind(MAPS);
     let mut lines = Lines::default();
     let mut buffer = [0u8; 4096];

@@ -10,7 +10,7 @@ use rustix::fd::BorrowedFd;
 
 use rustix::io::Result;
 
-use super::mapping::{File, Lines, Mapping};
+use super::maps_line::{File, Lines, MapsLine};
 use super::{State, locks, proc};
 
 /// What [`survey`] found.
@@ -25,7 +25,7 @@ pub struct Survey {
 /// How the name of the ledger begins, in the same way.
 const LEDGER: &[u8] = b"/memfd:jumbo-led";
 
-/// How the name of an io_uring begins: as much of it as a [`Mapping`] keeps.
+/// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
 /// Lists this process's mappings, and the locks that its files may have.
@@ -88,7 +88,7 @@ pub fn is_written(descriptor: BorrowedFd<'_>, stat: &rustix::fs::Stat) -> bool {
 
 /// The same of a mapping, by the link that stands for it in /proc/self/map_files (Linux 3.3): its permissions are those of
 /// the open file. What another thread has unmapped meanwhile is passed over.
-fn holds_writer(mapping: &Mapping) -> bool {
+fn holds_writer(mapping: &MapsLine) -> bool {
     use rustix::fs::{AtFlags, Mode};
     // Shared memory that has no file to be found by, and what the launcher maps with us.
     let nameless = [b"/dev/zero".as_slice(), b"/anon_hugepage", RING];
@@ -168,7 +168,7 @@ fn are_mapped(files: &[File]) -> Result<bool> {
     each_mapping(|mapping| files.contains(&mapping.file()))
 }
 
-fn outliving(mapping: &Mapping) -> Option<State> {
+fn outliving(mapping: &MapsLine) -> Option<State> {
     let named = |name: &[u8]| mapping.is_named(name);
     // File systems that are mounted there.
     let ordinary = named(b"/dev/zero") || named(b"/dev/shm/") || named(b"/dev/hugepages/");
@@ -189,7 +189,7 @@ fn outliving(mapping: &Mapping) -> Option<State> {
     }
 }
 
-fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> Result<bool> {
+fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
     let mut lines = Lines::default();
     proc::each_byte(proc::open(c"/proc/self/maps")?, |byte| {
         Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
@@ -224,7 +224,7 @@ mod tests {
     /// Whether the mapping that starts there holds a file open for writing.
     fn holds_one(at: usize) -> bool {
         let mut found = None;
-        let is_there = |mapping: &Mapping| {
+        let is_there = |mapping: &MapsLine| {
             found = (mapping.start == at).then(|| holds_writer(mapping));
             found.is_some()
         };

@@ -2,19 +2,19 @@
 
 mod collapse;
 mod copy;
-mod mapping;
 mod pagemap;
 mod place;
 mod remap;
 mod signals;
+mod vma;
 
 pub use collapse::{collapse, collapse_in};
 pub use copy::copy_words;
-pub use mapping::{Mapping, Maps};
 pub use pagemap::Pagemap;
 pub use place::{map_at, reserve};
 pub use remap::{move_back, move_mapping};
 pub use signals::Blocked;
+pub use vma::{Maps, Vma};
 
 use rustix::io::{Errno, Result};
 

@@ -74,19 +74,21 @@ impl Pool {
         };
         let mut all = self.exclusive();
         all.gather_caches();
-        let free = all.state.listed(allowed);
+        let free = all.inventory.listed(allowed);
         let shortage = wanted.saturating_sub(free);
-        let surplus = all.state.surplus(NodeSet::ALL);
-        if !all.state.overcommit.admits(surplus, shortage) {
+        let surplus = all.inventory.surplus(NodeSet::ALL);
+        if !all.inventory.overcommit.admits(surplus, shortage) {
             let held = self.held(NodeSet::ALL);
-            return Err(Error::Exhausted(all.state.exhausted(wanted, held, allowed)));
+            return Err(Error::Exhausted(
+                all.inventory.exhausted(wanted, held, allowed),
+            ));
         }
         for _ in 0..shortage {
             match self.claim_hole(&mut all) {
                 Some(frame) => claim.surplus.push(&self.links, frame),
                 None => {
                     while let Some(frame) = claim.surplus.pop(&self.links) {
-                        all.state.push_hole(frame, &self.links);
+                        all.inventory.push_hole(frame, &self.links);
                     }
                     return Err(Error::Window {
                         capacity: self.source.window().capacity(),
@@ -95,14 +97,14 @@ impl Pool {
             }
         }
         for _ in 0..wanted - shortage {
-            if let Some(frame) = all.state.pop_placed(self.placement, &self.links) {
+            if let Some(frame) = all.inventory.pop_placed(self.placement, &self.links) {
                 self.hold(frame.node());
                 claim.free.push(&self.links, frame);
             }
         }
         let mut counted = List::new();
         while let Some(frame) = claim.surplus.pop(&self.links) {
-            all.state.join_surplus(frame.node());
+            all.inventory.join_surplus(frame.node());
             self.hold(frame.node());
             counted.push(&self.links, frame);
         }
@@ -115,7 +117,7 @@ impl Pool {
         let mut nodes = self.placement.tiers(self.nodes()).into_iter();
         nodes.find_map(|tier| {
             let mut tier = tier.iter();
-            tier.find_map(|node| all.state.pop_hole(node, &self.links))
+            tier.find_map(|node| all.inventory.pop_hole(node, &self.links))
         })
     }
 
@@ -129,18 +131,18 @@ impl Pool {
     /// Takes back a place without memory: it goes where its node has surplus, or in a child of fork(2) that has not
     /// inherited the places; else it is populated again.
     fn restore(&self, frame: Frame, promised: bool) {
-        let mut state = lock(&self.state);
+        let mut inventory = lock(&self.inventory);
         if promised {
             self.unhold(frame.node());
         }
-        if state.node(frame.node()).books.surplus() > 0 || !self.source.is_here() {
-            state.lose(frame, &self.links);
+        if inventory.node(frame.node()).books.surplus() > 0 || !self.source.is_here() {
+            inventory.lose(frame, &self.links);
             return;
         }
-        drop(state);
+        drop(inventory);
         match self.source.populate(&frame) {
             Ok(()) => self.give_frame(frame),
-            Err(_) => lock(&self.state).lose(frame, &self.links),
+            Err(_) => lock(&self.inventory).lose(frame, &self.links),
         }
     }
 }

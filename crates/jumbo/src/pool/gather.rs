@@ -8,8 +8,8 @@ use std::sync::MutexGuard;
 
 use super::error::{Error, SourceError};
 use super::frame::{Frame, List};
+use super::inventory::Inventory;
 use super::shard::{BATCH, Cache, SHARDS, lock};
-use super::state::State;
 use super::{NodeSet, Placement, Pool};
 use crate::units::NodeId;
 
@@ -25,7 +25,7 @@ pub(super) enum Purpose {
 /// The pool with no other thread in it.
 pub(super) struct Exclusive<'p> {
     pool: &'p Pool,
-    pub(super) state: MutexGuard<'p, State>,
+    pub(super) inventory: MutexGuard<'p, Inventory>,
     pub(super) caches: [Option<MutexGuard<'p, Cache>>; SHARDS],
 }
 
@@ -47,14 +47,14 @@ impl Exclusive<'_> {
     pub(super) fn gather_caches(&mut self) {
         for cache in self.caches.iter_mut().flatten() {
             for frame in cache.drain(0) {
-                self.state.push_free(frame, &self.pool.links);
+                self.inventory.push_free(frame, &self.pool.links);
             }
         }
     }
 
     /// Closes the caches to pages of nodes that have surplus, before another thread can come in again.
     pub(super) fn close_caches(&mut self) {
-        let draining = self.state.draining();
+        let draining = self.inventory.draining();
         for cache in self.caches.iter_mut().flatten() {
             cache.draining = draining;
         }
@@ -66,7 +66,7 @@ impl Pool {
     pub(super) fn exclusive(&self) -> Exclusive<'_> {
         Exclusive {
             pool: self,
-            state: lock(&self.state),
+            inventory: lock(&self.inventory),
             caches: self.shards.all(),
         }
     }
@@ -91,19 +91,19 @@ impl Pool {
 
     /// A page from the lists, and a few more for the thread's own cache.
     fn refill(&self, nodes: NodeSet) -> Option<Frame> {
-        let mut state = lock(&self.state);
-        let frame = state.pop_free(nodes, &self.links)?;
+        let mut inventory = lock(&self.inventory);
+        let frame = inventory.pop_free(nodes, &self.links)?;
         // No more than a fair part: what one cache holds, the others must lock everything for.
         let caches = self.shards.active() as u64 * 2;
-        let spare = (state.node(frame.node()).free.len() / caches).min(BATCH);
+        let spare = (inventory.node(frame.node()).free.len() / caches).min(BATCH);
         if spare > 0 {
             let mut own = self.shards.own();
             for _ in 0..spare {
-                let Some(frame) = state.node_mut(frame.node()).free.pop(&self.links) else {
+                let Some(frame) = inventory.node_mut(frame.node()).free.pop(&self.links) else {
                     break;
                 };
                 if let Err(frame) = own.push(frame) {
-                    state.push_free(frame, &self.links);
+                    inventory.push_free(frame, &self.links);
                     break;
                 }
             }
@@ -130,44 +130,44 @@ impl Pool {
         loop {
             let mut all = self.exclusive();
             all.gather_caches();
-            let free = all.state.listed(allowed);
+            let free = all.inventory.listed(allowed);
             let shortage = wanted.saturating_sub(free + made.len());
             if shortage == 0 {
-                all.state.overcommit.pending -= made.len();
+                all.inventory.overcommit.pending -= made.len();
                 let gathered = self.commit(&mut all, wanted, placement, purpose, &mut made);
                 drop(all);
                 self.return_made(made);
                 return Ok(gathered);
             }
-            let beyond = |state: &State| {
-                let surplus = state.surplus(NodeSet::ALL);
-                !state.overcommit.admits(surplus, shortage)
+            let beyond = |inventory: &Inventory| {
+                let surplus = inventory.surplus(NodeSet::ALL);
+                !inventory.overcommit.admits(surplus, shortage)
             };
             let refused = match stopped {
                 Some(error) => Some(error),
-                None if beyond(&all.state) => {
+                None if beyond(&all.inventory) => {
                     let held = self.held(NodeSet::ALL);
                     // What this call has made itself is no part of the error.
-                    all.state.overcommit.pending -= made.len();
-                    let counters = all.state.exhausted(wanted, held, allowed);
-                    all.state.overcommit.pending += made.len();
+                    all.inventory.overcommit.pending -= made.len();
+                    let counters = all.inventory.exhausted(wanted, held, allowed);
+                    all.inventory.overcommit.pending += made.len();
                     Some(Error::Exhausted(counters))
                 }
                 None => None,
             };
             if let Some(error) = refused {
-                all.state.overcommit.pending -= made.len();
+                all.inventory.overcommit.pending -= made.len();
                 drop(all);
                 self.return_made(made);
                 return Err(error);
             }
-            all.state.overcommit.pending += shortage;
+            all.inventory.overcommit.pending += shortage;
             drop(all);
             for missing in (1..=shortage).rev() {
                 match self.make(placement) {
                     Ok(frame) => made.push(&self.links, frame),
                     Err(error) => {
-                        lock(&self.state).overcommit.pending -= missing;
+                        lock(&self.inventory).overcommit.pending -= missing;
                         // One more look at what was given back meanwhile, and then the error.
                         stopped = Some(error);
                         break;
@@ -191,11 +191,11 @@ impl Pool {
             fresh: 0,
         };
         while gathered.frames.len() < wanted {
-            let frame = match all.state.pop_placed(placement, &self.links) {
+            let frame = match all.inventory.pop_placed(placement, &self.links) {
                 Some(frame) => frame,
                 None => match made.pop(&self.links) {
                     Some(frame) => {
-                        all.state.join_surplus(frame.node());
+                        all.inventory.join_surplus(frame.node());
                         gathered.fresh += 1;
                         frame
                     }
@@ -237,11 +237,11 @@ impl Pool {
 
     /// Has the source make one page on a node; `None` where the node's window is full.
     pub(super) fn make_on(&self, node: NodeId) -> Option<Result<Frame, SourceError>> {
-        let frame = lock(&self.state).pop_hole(node, &self.links)?;
+        let frame = lock(&self.inventory).pop_hole(node, &self.links)?;
         Some(match self.source.populate(&frame) {
             Ok(()) => Ok(frame),
             Err(error) => {
-                lock(&self.state).push_hole(frame, &self.links);
+                lock(&self.inventory).push_hole(frame, &self.links);
                 Err(error)
             }
         })
@@ -256,7 +256,7 @@ impl Pool {
 
     fn return_one(&self, frame: Frame) {
         self.source.release(&frame);
-        lock(&self.state).push_hole(frame, &self.links);
+        lock(&self.inventory).push_hole(frame, &self.links);
     }
 
     /// Takes a page back: to the thread's own cache, to the lists, or on to the source.
@@ -264,20 +264,20 @@ impl Pool {
         let Err(frame) = self.shards.own().push(frame) else {
             return;
         };
-        let mut state = lock(&self.state);
-        if let Some(frame) = state.give(frame, &self.links) {
-            drop(state);
+        let mut inventory = lock(&self.inventory);
+        if let Some(frame) = inventory.give(frame, &self.links) {
+            drop(inventory);
             self.return_one(frame);
             return;
         }
         // The node has no surplus (any more), or the cache was full.
-        let draining = state.draining();
+        let draining = inventory.draining();
         let mut own = self.shards.own();
         own.draining = draining;
         let half = own.len() / 2;
         if half as u64 >= BATCH {
             for frame in own.drain(half) {
-                state.push_free(frame, &self.links);
+                inventory.push_free(frame, &self.links);
             }
         }
     }
@@ -285,14 +285,14 @@ impl Pool {
     /// Takes back pages that were promised and not used.
     pub(super) fn give_held(&self, mut frames: List) {
         let mut surplus = List::new();
-        let mut state = lock(&self.state);
+        let mut inventory = lock(&self.inventory);
         while let Some(frame) = frames.pop(&self.links) {
             self.unhold(frame.node());
-            if let Some(frame) = state.give(frame, &self.links) {
+            if let Some(frame) = inventory.give(frame, &self.links) {
                 surplus.push(&self.links, frame);
             }
         }
-        drop(state);
+        drop(inventory);
         self.return_made(surplus);
     }
 

@@ -33,7 +33,7 @@
 //!
 //! The kernel's own pools are steered by [`host_pools`](crate::host_pools).
 //!
-//! Pages come from a [`Source`] (`source`). The books are in `state`, the pages that threads keep at hand in
+//! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the pages that threads keep at hand in
 //! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
@@ -46,6 +46,7 @@ mod claim;
 mod error;
 mod frame;
 mod gather;
+mod inventory;
 mod nodes;
 mod page;
 mod region;
@@ -54,7 +55,6 @@ mod resize;
 mod shard;
 mod shared;
 mod source;
-mod state;
 mod subpool;
 mod verify;
 mod window;
@@ -75,8 +75,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::{NodeId, PageSize, Pages};
 use frame::Links;
+use inventory::{Inventory, NODES};
 use shard::{Shards, lock};
-use state::{NODES, State};
 
 /// Pages of one size.
 ///
@@ -86,7 +86,7 @@ use state::{NODES, State};
 pub struct Pool {
     // Before the source: a pool gives its pages back when it is dropped, and the table lives in the window.
     links: Links,
-    state: Mutex<State>,
+    inventory: Mutex<Inventory>,
     shards: Shards,
     /// Pages that reservations and subpools hold, by node. Outside of the lock, because a reservation is
     /// used up without it.
@@ -134,7 +134,7 @@ impl Pool {
         let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
         Self {
             links: window.links(),
-            state: Mutex::new(State::new(window.nodes(), capacity)),
+            inventory: Mutex::new(Inventory::new(window.nodes(), capacity)),
             shards: Shards::new(),
             held: array::from_fn(|_| AtomicU64::new(0)),
             resizing: Mutex::new(()),
@@ -160,7 +160,7 @@ impl Pool {
 
     /// Sets how many surplus pages there may be. Those beyond a lowered limit stay until they are given back.
     pub fn set_overcommit(&self, pages: Pages) {
-        lock(&self.state).overcommit.most = pages.0;
+        lock(&self.inventory).overcommit.most = pages.0;
     }
 
     /// The counters of all nodes, as of one moment.
@@ -178,11 +178,11 @@ impl Pool {
         let cached = all.cached(nodes);
         let held = self.held(nodes);
         Counters {
-            total: Pages(all.state.total(nodes)),
-            free: Pages(all.state.listed(nodes) + cached + held),
+            total: Pages(all.inventory.total(nodes)),
+            free: Pages(all.inventory.listed(nodes) + cached + held),
             reserved: Pages(held),
-            surplus: Pages(all.state.surplus(nodes)),
-            overcommit: Pages(all.state.overcommit.most),
+            surplus: Pages(all.inventory.surplus(nodes)),
+            overcommit: Pages(all.inventory.overcommit.most),
         }
     }
 
@@ -213,7 +213,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let mut all = self.exclusive();
         all.gather_caches();
-        while let Some(frame) = all.state.pop_free(NodeSet::ALL, &self.links) {
+        while let Some(frame) = all.inventory.pop_free(NodeSet::ALL, &self.links) {
             self.source.release(&frame);
         }
     }

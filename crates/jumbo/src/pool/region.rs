@@ -6,7 +6,7 @@ use super::error::SourceError;
 use super::frame::{Frame, List};
 use super::shard::lock;
 use super::source;
-use super::window::Mapping;
+use super::window::OwnedRange;
 use super::{Error, Pool, Reservation};
 use crate::kernel::sys;
 use crate::units::{NodeId, Pages};
@@ -28,7 +28,7 @@ pub enum Populate {
 #[derive(Debug)]
 pub struct Region<'p> {
     reservation: Reservation<'p>,
-    mapping: Option<Mapping>,
+    mapping: Option<OwnedRange>,
     frames: Box<[Option<Frame>]>,
     page: usize,
 }
@@ -43,7 +43,7 @@ impl Pool {
     }
 
     /// Has memory that is populated later come from the nodes of the pool's placement, where there is a choice.
-    pub(super) fn bind(&self, mapping: &Mapping, length: usize) -> Result<(), SourceError> {
+    pub(super) fn bind(&self, mapping: &OwnedRange, length: usize) -> Result<(), SourceError> {
         let allowed = self.placement().allowed().and(self.nodes());
         if self.nodes().len() < 2 {
             return Ok(());
@@ -56,14 +56,14 @@ impl Pool {
         })
     }
 
-    pub(super) fn addresses(&self, pages: Pages) -> Result<(Mapping, usize), Error> {
+    pub(super) fn addresses(&self, pages: Pages) -> Result<(OwnedRange, usize), Error> {
         let page = self.source.window().page();
         let length = usize::try_from(pages.0)
             .ok()
             .and_then(|n| n.checked_mul(page));
         let mapping = length
             .ok_or(rustix::io::Errno::NOMEM)
-            .and_then(|length| Mapping::reserve(length.max(page), page));
+            .and_then(|length| OwnedRange::reserve(length.max(page), page));
         let length = length.unwrap_or(0);
         mapping.map(|mapping| (mapping, length)).map_err(|errno| {
             Error::Source(SourceError {
@@ -177,7 +177,7 @@ impl Drop for Region<'_> {
                 Ok(()) => home.push(links, frame),
                 // Its memory goes with the region's addresses.
                 Err(_) => {
-                    lock(&pool.state).lose(frame, links);
+                    lock(&pool.inventory).lose(frame, links);
                     if let Some(subpool) = subpool {
                         subpool.lose_one();
                     }

@@ -37,7 +37,7 @@ impl Pool {
 
     fn resize_in(&self, nodes: NodeSet, asked: Pages) -> Resized {
         let _alone = lock(&self.resizing);
-        let before = lock(&self.state).persistent(nodes);
+        let before = lock(&self.inventory).persistent(nodes);
         let stopped = match self.check_here() {
             Err(error) => Some(error),
             Ok(()) if asked.0 >= before => self.grow(nodes, asked.0),
@@ -46,12 +46,12 @@ impl Pool {
                 None
             }
         };
-        let state = lock(&self.state);
+        let inventory = lock(&self.inventory);
         Resized {
             before: Pages(before),
             asked,
-            persistent: Pages(state.persistent(nodes)),
-            surplus: Pages(state.surplus(nodes)),
+            persistent: Pages(inventory.persistent(nodes)),
+            surplus: Pages(inventory.surplus(nodes)),
             stopped,
         }
     }
@@ -60,19 +60,19 @@ impl Pool {
         let mut left = nodes;
         let mut stopped = None;
         loop {
-            let mut state = lock(&self.state);
-            if state.persistent(nodes) >= asked {
+            let mut inventory = lock(&self.inventory);
+            if inventory.persistent(nodes) >= asked {
                 return None;
             }
-            if state.keep_surplus(nodes) {
+            if inventory.keep_surplus(nodes) {
                 continue;
             }
-            let Some(node) = state.poorest(left) else {
+            let Some(node) = inventory.poorest(left) else {
                 return stopped.or(Some(Error::Placement));
             };
-            drop(state);
+            drop(inventory);
             match self.make_on(node) {
-                Some(Ok(frame)) => lock(&self.state).join_persistent(frame, &self.links),
+                Some(Ok(frame)) => lock(&self.inventory).join_persistent(frame, &self.links),
                 Some(Err(error)) => {
                     left = left.without(NodeSet::of(node));
                     stopped = Some(Error::Source(error));
@@ -92,16 +92,16 @@ impl Pool {
         let mut all = self.exclusive();
         all.gather_caches();
         let promised = self.held(nodes);
-        let used = all.state.total(nodes) - all.state.listed(nodes) - promised;
+        let used = all.inventory.total(nodes) - all.inventory.listed(nodes) - promised;
         // As in the kernel: what is promised counts as if it were in use.
         let floor = asked.max(promised + used);
-        while all.state.persistent(nodes) > floor {
-            match all.state.shed(nodes, &self.links) {
+        while all.inventory.persistent(nodes) > floor {
+            match all.inventory.shed(nodes, &self.links) {
                 Some(frame) => freed.push(&self.links, frame),
                 None => break,
             }
         }
-        while all.state.persistent(nodes) > asked && all.state.make_surplus(nodes) {}
+        while all.inventory.persistent(nodes) > asked && all.inventory.make_surplus(nodes) {}
         all.close_caches();
         drop(all);
         self.return_made(freed);

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::claim::Claim;
 use super::error::{SetupError, SourceError};
-use super::window::Mapping;
+use super::window::OwnedRange;
 use super::{Error, Pool, Populate, source};
 use crate::units::{Bytes, NodeId, Pages};
 
@@ -38,7 +38,7 @@ pub struct SharedRegion<'p> {
 #[derive(Debug)]
 pub struct Mapped {
     file: OwnedFd,
-    mapping: Mapping,
+    mapping: OwnedRange,
     length: usize,
     page: usize,
 }
@@ -155,7 +155,7 @@ impl Mapped {
         // Huge pages of shared memory want to be aligned as they are in the file; the length tells to what.
         let align = 1 << length.trailing_zeros().min(30);
         let mapping =
-            Mapping::reserve(length, align).map_err(SetupError::call("mmap of addresses"))?;
+            OwnedRange::reserve(length, align).map_err(SetupError::call("mmap of addresses"))?;
         mapping
             .map_part(0, length, file.as_fd(), 0)
             .map_err(SetupError::call("mmap of a shared region"))?;

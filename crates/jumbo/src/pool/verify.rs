@@ -13,16 +13,16 @@ impl Pool {
     #[doc(hidden)]
     pub fn verify(&self) -> Result<(), String> {
         let all = self.exclusive();
-        let state = &all.state;
-        if state.overcommit.pending != 0 {
-            return Err(format!("{} pages pending", state.overcommit.pending));
+        let inventory = &all.inventory;
+        if inventory.overcommit.pending != 0 {
+            return Err(format!("{} pages pending", inventory.overcommit.pending));
         }
         let mut seen = HashSet::new();
         for node in self.nodes().iter() {
-            let books = state.node(node);
+            let books = inventory.node(node);
             let set = NodeSet::of(node);
             let (total, surplus) = (books.books.total(), books.books.surplus());
-            let (listed, cached, held) = (state.listed(set), all.cached(set), self.held(set));
+            let (listed, cached, held) = (inventory.listed(set), all.cached(set), self.held(set));
             let agree = |what: &str, fine: bool| {
                 let numbers = format!(
                     "total {total}, surplus {surplus}, listed {listed}, cached {cached}, held {held}"
@@ -32,7 +32,10 @@ impl Pool {
             };
             agree("more surplus than pages", surplus <= total)?;
             agree("more free than pages", listed + cached + held <= total)?;
-            agree("pages and places differ", state.populated(node) == total)?;
+            agree(
+                "pages and places differ",
+                inventory.populated(node) == total,
+            )?;
             let frames = books.free.peek(&self.links);
             agree("a list lies", frames.len() as u64 == listed)?;
             let caches = all.caches.iter().flatten();

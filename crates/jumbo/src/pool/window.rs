@@ -27,7 +27,7 @@ use crate::units::{Bytes, PageSize, Pages};
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
 /// inherited, in such a child.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct OwnedRange {
     start: usize,
     length: usize,
     /// The first address that is aligned as was asked.
@@ -49,8 +49,8 @@ pub(super) enum Access {
 /// The places of a source's pages.
 #[derive(Debug)]
 pub struct Window {
-    mapping: Mapping,
-    table: Mapping,
+    mapping: OwnedRange,
+    table: OwnedRange,
     size: PageSize,
     bytes: usize,
     per_node: u32,
@@ -61,7 +61,7 @@ fn at(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)
 }
 
-impl Mapping {
+impl OwnedRange {
     /// Reserves `length` bytes at a multiple of `align`, with no access and no memory behind them.
     pub(super) fn reserve(length: usize, align: usize) -> Result<Self> {
         let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
@@ -152,7 +152,7 @@ impl Mapping {
     }
 }
 
-impl Mapping {
+impl OwnedRange {
     /// The bytes of a part of it that is mapped from a file which other processes may write.
     ///
     /// # Safety
@@ -163,7 +163,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for OwnedRange {
     fn drop(&mut self) {
         let kept_in = *self.kept_in.get_mut();
         if kept_in != 0 && !Origin(kept_in).is_here() {
@@ -183,7 +183,7 @@ fn populate(address: usize, length: usize) -> Result<()> {
 
 /// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
 /// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
-pub(super) fn name(mapping: &Mapping, length: usize, name: &CStr) {
+pub(super) fn name(mapping: &OwnedRange, length: usize, name: &CStr) {
     const PR_SET_VMA: libc::c_int = 0x5356_4d41;
     const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
     // SAFETY: the kernel copies the name; a name changes no byte of the memory.
@@ -219,8 +219,8 @@ impl Window {
         let length = usize::try_from(whole.0).map_err(|_| none())?;
         let entries = usize::try_from(frames * 4).map_err(|_| none())?;
         Ok(Self {
-            mapping: Mapping::reserve(length, bytes).map_err(|_| none())?,
-            table: Mapping::zeroed(entries).map_err(|_| none())?,
+            mapping: OwnedRange::reserve(length, bytes).map_err(|_| none())?,
+            table: OwnedRange::zeroed(entries).map_err(|_| none())?,
             size,
             bytes,
             per_node,
@@ -244,7 +244,7 @@ impl Window {
     }
 
     /// All of it.
-    pub(super) fn mapping(&self) -> &Mapping {
+    pub(super) fn mapping(&self) -> &OwnedRange {
         &self.mapping
     }
 
@@ -358,7 +358,7 @@ impl Window {
     pub(super) fn relocate(
         &self,
         frame: &Frame,
-        region: &Mapping,
+        region: &OwnedRange,
         offset: usize,
         out: bool,
     ) -> Result<()> {
@@ -385,7 +385,7 @@ impl Origin {
     pub(super) fn mark() -> Result<Self> {
         if WORD.load(Ordering::Acquire) == 0 {
             let page = rustix::param::page_size();
-            let mapping = Mapping::zeroed(page)?;
+            let mapping = OwnedRange::zeroed(page)?;
             // SAFETY: the advice changes nothing in this process.
             unsafe { mm::madvise(at(mapping.address), page, Advice::LinuxWipeOnFork)? };
             let first =

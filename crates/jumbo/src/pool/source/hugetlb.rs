@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{Access, Mapping, Origin, Window};
+use super::super::window::{Access, Origin, OwnedRange, Window};
 use super::{Slot, Source};
 use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
@@ -251,7 +251,12 @@ impl Source for Hugetlb {
         Ok(())
     }
 
-    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
+    fn open(
+        &self,
+        name: &CStr,
+        mapping: &OwnedRange,
+        length: usize,
+    ) -> Result<OwnedFd, SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
         if self.mount.is_some() {
             // Another file would not count, and one of the mount could be cut short under who has it mapped.

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 
 use super::error::SourceError;
 use super::frame::Frame;
-use super::window::{Mapping, Window};
+use super::window::{OwnedRange, Window};
 
 /// What makes pages. The implementations are in this module: a pool hands out references to the memory
 /// that they promise.
@@ -51,7 +51,12 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
     /// Makes a file for a shared region, mapped over it, with a promise of the kernel's that all of it
     /// can be touched; or populated where there is no such promise.
     #[doc(hidden)]
-    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError>;
+    fn open(
+        &self,
+        name: &CStr,
+        mapping: &OwnedRange,
+        length: usize,
+    ) -> Result<OwnedFd, SourceError>;
 
     /// Whether it comes with that promise.
     #[doc(hidden)]
@@ -68,7 +73,7 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Slot<'a> {
-    pub(super) mapping: &'a Mapping,
+    pub(super) mapping: &'a OwnedRange,
     pub(super) offset: usize,
 }
 

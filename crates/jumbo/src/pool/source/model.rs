@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{Mapping, Window};
+use super::super::window::{OwnedRange, Window};
 use super::{Slot, Source};
 use crate::units::{NodeId, PageSize, Pages};
 
@@ -160,7 +160,12 @@ impl Source for Model {
             })
     }
 
-    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
+    fn open(
+        &self,
+        name: &CStr,
+        mapping: &OwnedRange,
+        length: usize,
+    ) -> Result<OwnedFd, SourceError> {
         super::thp::shared_memory(name, mapping, length).map_err(|errno| SourceError {
             node: NodeId(0),
             operation: "memfd_create",

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{self, Access, Mapping, Window};
+use super::super::window::{self, Access, OwnedRange, Window};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
 use crate::kernel::Root;
@@ -96,7 +96,7 @@ fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceE
 /// A file of shared memory, mapped over a region.
 pub(super) fn shared_memory(
     name: &CStr,
-    mapping: &Mapping,
+    mapping: &OwnedRange,
     length: usize,
 ) -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -138,7 +138,12 @@ impl Source for Thp {
             .map_err(error(frame.node(), "mremap"))
     }
 
-    fn open(&self, name: &CStr, mapping: &Mapping, length: usize) -> Result<OwnedFd, SourceError> {
+    fn open(
+        &self,
+        name: &CStr,
+        mapping: &OwnedRange,
+        length: usize,
+    ) -> Result<OwnedFd, SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
         shared_memory(name, mapping, length).map_err(error(node, "memfd_create"))
     }

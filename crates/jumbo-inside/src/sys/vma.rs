@@ -40,7 +40,7 @@ pub struct Maps(OwnedFd);
 
 /// A mapping of this process.
 #[derive(Clone, Debug)]
-pub struct Mapping {
+pub struct Vma {
     /// Its addresses.
     pub range: Range<usize>,
     /// Private, and with no file behind it: not even /dev/zero or a hugetlb one.
@@ -64,7 +64,7 @@ impl Maps {
     ///
     /// # Errors
     /// ENOENT: there is none; ENOTTY: a kernel without it.
-    pub fn mapping(&self, address: usize) -> Result<Mapping> {
+    pub fn mapping(&self, address: usize) -> Result<Vma> {
         let query = Query {
             size: size_of::<Query>() as u64,
             query_addr: address as u64,
@@ -81,7 +81,7 @@ impl Maps {
 #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
 // SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is, and changes nothing.
 unsafe impl Ioctl for Query {
-    type Output = Mapping;
+    type Output = Vma;
     const IS_MUTATING: bool = true;
 
     fn opcode(&self) -> Opcode {
@@ -92,11 +92,11 @@ unsafe impl Ioctl for Query {
         core::ptr::from_mut(self).cast()
     }
 
-    unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> Result<Mapping> {
+    unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> Result<Vma> {
         // SAFETY: what `as_ptr` gave.
         let found = unsafe { query.cast::<Self>().read() };
         let at = |address| usize::try_from(address).unwrap_or(0);
-        Ok(Mapping {
+        Ok(Vma {
             range: at(found.vma_start)..at(found.vma_end),
             is_private_anonymous: found.vma_flags & VMA_SHARED == 0
                 && (found.inode, found.dev_major, found.dev_minor) == (0, 0, 0),

@@ -1,4 +1,4 @@
-//! The lines of /proc/PID/maps, byte by byte: [`Lines`] makes each a [`Mapping`].
+//! The lines of /proc/PID/maps, byte by byte: [`Lines`] makes each a [`MapsLine`].
 //!
 //! A line can be longer than any buffer here and there can be more of them than any table holds, so
 //! nothing is kept but what is asked of a mapping. Pure: it allocates nothing and calls nothing. See
@@ -13,7 +13,7 @@ pub(super) type File = ((u64, u64), u64);
 
 /// One mapping of an address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(super) struct MapsLine {
     pub(super) start: usize,
     pub(super) end: usize,
     /// Writable, and not shared.
@@ -26,7 +26,7 @@ pub(super) struct Mapping {
     length: usize,
 }
 
-impl Mapping {
+impl MapsLine {
     /// Whether its file's path, or the kernel's word for it, starts so.
     pub(super) fn is_named(&self, start: &[u8]) -> bool {
         let known = self.name.get(..self.length).unwrap_or_default();
@@ -67,12 +67,12 @@ enum Field {
 pub(super) struct Lines {
     field: Field,
     number: u64,
-    mapping: Mapping,
+    mapping: MapsLine,
 }
 
 impl Lines {
     /// Takes the next byte; gives a mapping where it ends a line.
-    pub(super) fn push(&mut self, byte: u8) -> Option<Mapping> {
+    pub(super) fn push(&mut self, byte: u8) -> Option<MapsLine> {
         if byte == b'\n' {
             if self.field == Field::Inode {
                 self.mapping.inode = self.number;
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn all(text: &str) -> Vec<Mapping> {
+    fn all(text: &str) -> Vec<MapsLine> {
         let mut lines = Lines::default();
         text.bytes().filter_map(|byte| lines.push(byte)).collect()
     }
@@ -163,7 +163,7 @@ mod tests {
 7ffd40000000-7ffd40021000 r-xp 00000000 00:00 0                          [vdso]
 7ffd50000000-7ffd50021000 rw-p 00000000 00:00 0                          [stack]
 ");
-        let private: Vec<bool> = maps.iter().map(Mapping::is_private_anonymous).collect();
+        let private: Vec<bool> = maps.iter().map(MapsLine::is_private_anonymous).collect();
         assert_eq!(private, [true, true, false, false, false, true]);
         assert_eq!(
             (maps[0].start, maps[0].end),

@@ -1,4 +1,4 @@
-//! The pool's books: [`State`], what there is on each node and what is owed.
+//! What a pool has on each node, and what it owes: [`Inventory`].
 //!
 //! Plain code without threads in it: the holder of the lock calls it. It decides; making and unmaking pages
 //! is left to the caller, who must not hold the lock meanwhile.
@@ -28,7 +28,7 @@ pub(super) struct Node {
 
 /// What there is, and what is owed.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct Inventory {
     nodes: [Node; NODES],
     present: NodeSet,
     capacity: u32,
@@ -51,7 +51,7 @@ fn slot(node: NodeId) -> usize {
     node.0 as usize % NODES
 }
 
-impl State {
+impl Inventory {
     pub(super) fn new(present: NodeSet, capacity: u32) -> Self {
         Self {
             nodes: [const { Node::new() }; NODES],
