@@ -24,13 +24,13 @@ use watch::End;
 
 /// End processes, their memory given back by two CPUs at once
 ///
-/// Sends the signal, and when a process begins to end, however long that takes it, holds it for the
-/// moment until a thread of jumbo frees its memory beside the kernel. For any process, whether it was
-/// started by jumbo or not. Returns when all are gone, and prints what was gained. The memory of one that has a
-/// reaper (`jumbo run --reaper`) is not back by then: see `jumbo wait`.
+/// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment, until a thread of jumbo
+/// frees its memory beside the kernel. This works for any process, started by jumbo or not. The command returns when all
+/// processes are gone, and prints what was gained. The memory of a process that has a reaper (`jumbo run --reaper`) is not back
+/// by then: see `jumbo wait`.
 ///
-/// Until then jumbo traces the processes: a debugger cannot attach. A process that goes on is left as it
-/// was; so are all when jumbo is interrupted.
+/// Until then jumbo traces the processes: a debugger cannot attach. jumbo leaves a process that goes on as it was, and all of them
+/// when jumbo is interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo kill 4711
