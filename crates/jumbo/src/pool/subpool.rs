@@ -132,7 +132,7 @@ impl<'p> Subpool<'p> {
                 .map(|mut collected| collected.frames.move_to(&mut frames, missing, links))
         };
         if missing > 0 {
-            self.settle(missing, asked.is_ok(), wanted, &mut frames);
+            self.close_books(missing, asked.is_ok(), wanted, &mut frames);
         } else if purpose == Purpose::Use {
             self.unhold_all(&mut frames);
         }
@@ -140,7 +140,7 @@ impl<'p> Subpool<'p> {
     }
 
     /// Closes the books on what was asked of the pool.
-    fn settle(&self, asked: u64, granted: bool, wanted: u64, frames: &mut List) {
+    fn close_books(&self, asked: u64, granted: bool, wanted: u64, frames: &mut List) {
         let links = &self.pool.links;
         let mut books = lock(&self.books);
         books.asking -= asked;
