@@ -21,19 +21,19 @@ use crate::view::{self, tell};
 
 /// Wait until the memory of programs that have ended is back
 ///
-/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the reaper, a process of its
-/// own, still gives it back, in parallel. A script that needs that memory at once, to start the program again say, waits
-/// here.
+/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the reaper, another process,
+/// still gives it back, in parallel. A script that needs that memory at once, say to start the program again, waits
+/// with this command.
 ///
-/// With PIDs, of programs or of reapers: until all of these have ended, and the reapers of these programs as well.
-/// Where a program has ended before, it is not known which reaper was its own: then until no reaper of any program
-/// that has ended is left. So the PID may be one that is gone.
+/// With PIDs of programs or of reapers, it waits until all of these have ended, and the reapers of these programs.
+/// Where a program has ended before, jumbo cannot tell which reaper was its own: it waits until no reaper of any program
+/// that has ended is left. So a PID may be one that is gone.
 ///
-/// Without: until there is no reaper of a program that has ended. Those of programs that live are not waited for, and
-/// a program that was killed a moment ago may still count as living: name it.
+/// Without a PID, it waits until there is no reaper of a program that has ended. It does not wait for the reapers of programs
+/// that live. A program that was killed a moment ago may still count as living: name it.
 ///
-/// Without a PID, one waits for the reapers of one's own processes, and root for those of all users: for what runs in
-/// the library of this very jumbo, whatever it is called.
+/// Without a PID, it waits for the reapers of the caller's own processes; for root, of all users' processes. It knows a reaper
+/// by the library that it runs in: this jumbo's, whatever the file is called.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kill -9 4711; jumbo wait --timeout 60 4711 && ./server      # a restart that needs all the memory

@@ -1,7 +1,7 @@
 //! What a seccomp filter would answer: [`answer`], an interpreter of classic BPF as seccomp(2) takes it.
 //!
 //! A program hands its filter over before the kernel has it. So which of our calls it lets pass can be found out
-//! without making one. Pure: no call, no memory but the caller's.
+//! without making one. [`crate::sandbox`] asks it. Pure: no call, no memory but the caller's.
 
 type Step = libc::sock_filter;
 

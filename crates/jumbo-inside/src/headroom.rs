@@ -12,7 +12,8 @@
 //! Not covered: memory that was mapped before and is touched first while something is pending. Its page faults
 //! ask for no room, so a memory cgroup is asked for many times as much; on the host the kernel reclaims first.
 //!
-//! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time.
+//! Files are read into a buffer on the stack; nothing is kept, because a limit can change at any time. It uses no other
+//! module; `gather`, `heap`, `pool`, `reaper` and `ledger` ask it.
 
 use core::ffi::CStr;
 

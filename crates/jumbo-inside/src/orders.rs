@@ -1,7 +1,10 @@
 //! [`Orders`]: what the launcher tells the preload library, in one environment variable.
 //!
 //! The text is `key=value` pairs with commas between them. It is written by the launcher with
-//! its [`fmt::Display`] and read inside the program with [`Orders::decode`], which allocates nothing.
+//! its [`fmt::Display`] and read inside the program with [`Orders::decode`], which allocates nothing. `jumbo::policy` makes
+//! them of its plan; `heap`, `reaper` and the constructor of the preload library obey them.
+//!
+//! Invariant: what is encoded is decoded to the same orders.
 
 use core::fmt;
 use core::ops::Range;

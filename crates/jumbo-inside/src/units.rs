@@ -1,4 +1,5 @@
-//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`].
+//! Units that live in types: [`Bytes`], [`Pages`], [`PageSize`], [`Order`], [`NodeId`]. It uses no other module; `jumbo`
+//! has them under the same name.
 //!
 //! Invariant: a [`PageSize`] is a power of two of at least one byte, so shifting and masking by it is
 //! always right.

@@ -3,7 +3,9 @@
 //! The kernel frees an address range on one thread. But MADV_DONTNEED takes the address space's lock shared, so several
 //! threads that each zap a part of a range do work at the same time, and one munmap(2) of what is empty then takes a moment.
 //! A [`Gather`] collects memory in a batch and frees it so: what a program owns as an [`OwnedMapping`] safely, and any
-//! range of addresses by [`Gather::add`], whose caller vouches for it.
+//! range of addresses by [`Gather::add`], whose caller vouches for it. The work is that of `jumbo_inside::gather`.
+//!
+//! Invariant: safe code reaches no memory that was handed to a [`Gather`]; it owned that memory, and gave it up.
 //!
 //! ```
 //! use jumbo::gather::{Gather, OwnedMapping, Tunables};

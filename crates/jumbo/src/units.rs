@@ -1,4 +1,4 @@
-//! Units that live in types, and how many of what in words: [`counted`].
+//! Units that live in types, those of `jumbo-inside`, and how many of what in words: [`counted`]. It uses no other module.
 
 pub use jumbo_inside::units::{Bytes, NodeId, Order, PageSize, Pages, SizeError};
 

@@ -1,6 +1,7 @@
 //! A file that has all of its content or was not touched, after a crash too: [`write()`].
 //!
-//! The content goes to a file of another name beside it, which then takes the name.
+//! The content goes to a file of another name beside it, which then takes the name. It uses no other module; `knobs` writes
+//! records and boot files with it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

@@ -15,7 +15,7 @@ use crate::stats::median;
 use crate::worker::{Sample, ms};
 
 /// For how long after a call that returns at once its work may still be counted.
-const SETTLE: Duration = Duration::from_secs(5);
+const FREED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Allocates `size` bytes, touches them in base pages, and frees them; where `back` is set it waits until the
 /// memory is free again.
@@ -39,7 +39,7 @@ pub(crate) fn release(size: Bytes, back: bool) -> Result<Sample, Error> {
     if let Some(back) = back {
         sample.figures.insert("back_ms".to_owned(), ms(back));
     }
-    sample.freed = settled(&root)?;
+    sample.freed = when_freed(&root)?;
     Ok(sample)
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn blocks(size: Bytes, count: usize) -> Result<Sample, Error> {
     let clock = Instant::now();
     blocks.into_iter().for_each(drop);
     let mut sample = Sample::new([("call_ms", ms(clock.elapsed()))], Memory::sum(had));
-    sample.freed = settled(&root)?;
+    sample.freed = when_freed(&root)?;
     Ok(sample)
 }
 
@@ -118,13 +118,13 @@ pub(crate) fn ranges(size: Bytes, count: usize, flush: Option<u64>) -> Result<Sa
 }
 
 /// What was counted, when nothing is left to be counted.
-fn settled(root: &Root) -> Result<Option<Freeing>, Error> {
+fn when_freed(root: &Root) -> Result<Option<Freeing>, Error> {
     let clock = Instant::now();
     loop {
         let covered = Covered::read(root, std::process::id())?;
         let freed = covered.map(|covered| covered.free);
         let pending = freed.map_or(Bytes(0), |freed| freed.pending);
-        if pending == Bytes(0) || clock.elapsed() > SETTLE {
+        if pending == Bytes(0) || clock.elapsed() > FREED_WITHIN {
             return Ok(freed);
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -24,13 +24,13 @@ use watch::End;
 
 /// End processes, their memory given back by two CPUs at once
 ///
-/// Sends the signal, and when a process begins to end, however long that takes it, holds it for the
-/// moment until a thread of jumbo frees its memory beside the kernel. For any process, whether it was
-/// started by jumbo or not. Returns when all are gone, and prints what was gained. The memory of one that has a
-/// reaper (`jumbo run --reaper`) is not back by then: see `jumbo wait`.
+/// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment, until a thread of jumbo
+/// frees its memory beside the kernel. This works for any process, started by jumbo or not. The command returns when all
+/// processes are gone, and prints what was gained. The memory of a process that has a reaper (`jumbo run --reaper`) is not back
+/// by then: see `jumbo wait`.
 ///
-/// Until then jumbo traces the processes: a debugger cannot attach. A process that goes on is left as it
-/// was; so are all when jumbo is interrupted.
+/// Until then jumbo traces the processes: a debugger cannot attach. jumbo leaves a process that goes on as it was, and all of them
+/// when jumbo is interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo kill 4711
@@ -85,20 +85,20 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
         let end = watch::run(&mut targets, signal, timeout, &signals);
         // A thread that holds a process lets go of it by ending.
-        let settled: Vec<_> = targets
+        let concluded: Vec<_> = targets
             .into_iter()
-            .map(|target| target.settle(signal))
+            .map(|target| target.conclude(signal))
             .collect();
-        (end, settled, signals)
+        (end, concluded, signals)
     });
     let tracer = tracer.context("cannot make a thread")?;
-    let Ok((end, settled, signals)) = tracer.join() else {
+    let Ok((end, concluded, signals)) = tracer.join() else {
         anyhow::bail!("the thread that traces has failed");
     };
     // From here on a signal is for us: writing may wait, for a pipe's reader say.
     signals.release();
     if let End::Interrupted(number) = end {
-        for one in settled.iter().filter(|one| !one.is_gone()) {
+        for one in concluded.iter().filter(|one| !one.is_gone()) {
             let signal = args.signal;
             crate::view::tell(&format!(
                 "interrupted: {} was sent {signal} and has not ended",
@@ -111,10 +111,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         ));
     }
     match args.json {
-        true => show::json(args.signal, &settled)?,
-        false => show::text(args.signal, &settled)?,
+        true => show::json(args.signal, &concluded)?,
+        false => show::text(args.signal, &concluded)?,
     }
-    let all = settled.iter().all(target::Settled::is_gone);
+    let all = concluded.iter().all(target::Concluded::is_gone);
     Ok(if all {
         ExitCode::SUCCESS
     } else {

@@ -6,7 +6,7 @@ use jumbo::teardown::{Gain, Reason, Way};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
-use super::target::{Outcome, Settled};
+use super::target::{Concluded, Outcome};
 use crate::signal::Number;
 use crate::view::{self, View};
 
@@ -30,15 +30,15 @@ struct Row<'a> {
     gain: Option<Gain>,
 }
 
-pub(super) fn json(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
+pub(super) fn json(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
     view::json(&Page {
         signal: signal.to_string(),
-        processes: settled.iter().map(Row::of).collect(),
+        processes: concluded.iter().map(Row::of).collect(),
     })
 }
 
 impl<'a> Row<'a> {
-    fn of(one: &'a Settled) -> Self {
+    fn of(one: &'a Concluded) -> Self {
         let (outcome, reason) = match &one.outcome {
             Outcome::Ended => ("ended", None),
             Outcome::WasEnded { .. } => ("had-ended", None),
@@ -57,9 +57,9 @@ impl<'a> Row<'a> {
     }
 }
 
-pub(super) fn text(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
+pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
     let mut view = View::stdout();
-    for one in settled {
+    for one in concluded {
         let who = match one.name.as_str() {
             "" => one.pid.to_string(),
             name => format!("{} {}", one.pid, view::clean(name)),
@@ -93,7 +93,7 @@ pub(super) fn text(signal: Number, settled: &[Settled]) -> anyhow::Result<()> {
 }
 
 /// What was gained, and what was not.
-fn lines(one: &Settled) -> Vec<String> {
+fn lines(one: &Concluded) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(gain) = &one.gain {
         let time = gain

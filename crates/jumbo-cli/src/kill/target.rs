@@ -1,4 +1,4 @@
-//! One process to be ended: [`Target`], and what became of it: [`Settled`].
+//! One process to be ended: [`Target`], and what became of it: [`Concluded`].
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(super) struct Target {
 
 enum State {
     /// It had ended, or it cannot be ended.
-    Settled(Outcome),
+    Concluded(Outcome),
     /// Its end has not begun, as far as can be seen.
     Alive(Process, Option<Hold>),
     /// Its memory is being given back.
@@ -53,7 +53,7 @@ pub(super) enum Outcome {
 }
 
 /// A target at the end of the command.
-pub(super) struct Settled {
+pub(super) struct Concluded {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) outcome: Outcome,
@@ -63,7 +63,7 @@ pub(super) struct Settled {
     pub(super) waited: Option<Duration>,
 }
 
-impl Settled {
+impl Concluded {
     /// True where there is nothing left of it to end.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self.outcome, Outcome::Ended | Outcome::WasEnded { .. })
@@ -92,14 +92,14 @@ impl Target {
             root: root.clone(),
             pid,
             name: task::name(root, pid).unwrap_or_default(),
-            state: State::Settled(Outcome::Ended),
+            state: State::Concluded(Outcome::Ended),
             unheld: None,
             sent: None,
             ended: None,
         };
         target.state = match examine(root, pid) {
             Ok(process) => State::Alive(process, None),
-            Err(outcome) => State::Settled(outcome),
+            Err(outcome) => State::Concluded(outcome),
         };
         if let State::Alive(process, hold) = &mut target.state {
             match Hold::seize(process) {
@@ -117,12 +117,12 @@ impl Target {
             State::Alive(process, Some(_)) => process.signal(signal.0).map(|()| None),
             State::Alive(process, None) => Teardown::race(process, signal.0)
                 .map(|teardown| Some(State::Ending(process.clone(), teardown))),
-            State::Settled(_) | State::Ending(..) => Ok(None),
+            State::Concluded(_) | State::Ending(..) => Ok(None),
         };
         match state {
             Ok(Some(state)) => self.state = state,
             Ok(None) => {}
-            Err(errno) => self.state = State::Settled(Outcome::of(errno)),
+            Err(errno) => self.state = State::Concluded(Outcome::of(errno)),
         }
     }
 
@@ -154,7 +154,7 @@ impl Target {
     /// Looks whether it has ended.
     pub(super) fn look(&mut self) {
         let gone = match &mut self.state {
-            State::Settled(_) => false,
+            State::Concluded(_) => false,
             State::Alive(process, _) => process.is_gone(),
             State::Ending(_, teardown) => teardown.look(),
         };
@@ -172,11 +172,11 @@ impl Target {
             || task::is_exiting(&self.root, self.pid).unwrap_or(true)
     }
 
-    pub(super) fn settle(self, signal: Number) -> Settled {
+    pub(super) fn conclude(self, signal: Number) -> Concluded {
         let is_gone = self.ended.is_some();
         let is_stopped = matches!(&self.state, State::Alive(_, Some(hold)) if hold.is_stopped());
         let (outcome, gain) = match self.state {
-            State::Settled(outcome) => (outcome, None),
+            State::Concluded(outcome) => (outcome, None),
             State::Alive(..) | State::Ending(..) if !is_gone => {
                 let why = why_alive(&self.root, self.pid, signal, is_stopped);
                 (Outcome::Alive(why), None)
@@ -184,7 +184,7 @@ impl Target {
             State::Alive(..) => (Outcome::Ended, None),
             State::Ending(_, teardown) => (Outcome::Ended, Some(teardown.finish())),
         };
-        Settled {
+        Concluded {
             pid: self.pid,
             name: self.name,
             outcome,

@@ -14,7 +14,7 @@ use crate::signal::Number;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Every target is gone, or goes on.
-    Settled,
+    Concluded,
     /// By a signal to this process.
     Interrupted(i32),
 }
@@ -39,11 +39,11 @@ pub(super) fn run(
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let mut left = targets.iter().filter(|target| target.awaited().is_some());
         if !left.any(|target| !is_late || target.is_ending()) {
-            return End::Settled;
+            return End::Concluded;
         }
         let deadline = deadline.filter(|_| !is_late);
         if wait(targets, deadline, signals).is_err() {
-            return End::Settled;
+            return End::Concluded;
         }
         while let Ok(Some(signal)) = signals.next() {
             match signal.number {

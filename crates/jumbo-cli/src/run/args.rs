@@ -46,22 +46,22 @@ pub(crate) struct Args {
 
     /// A pool of SIZE for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
     ///
-    /// SIZE bounds all processes of the run together: SIZE,each bounds each of them. It is a bound, and no page is set
+    /// SIZE bounds all processes of the run together; SIZE,each bounds each of them. It is a bound: no page is set
     /// aside before a process asks for it, unless you ask for --warm. A process takes pages while the others leave some, keeps
-    /// them when they are free, and gives them back when it ends; what a forked child shares with its parent counts once. jumbo stays
+    /// them when they are free, and gives them back when it ends. What a forked child shares with its parent counts once. jumbo stays
     /// as the program's parent, to keep the account; with SIZE,each it does so for a report alone.
     ///
-    /// The heap's pages come from the kernel's hugetlb pool where it has some, else they are THPs, which
-    /// takes no privilege. Beyond SIZE allocations get what they
-    /// get without a pool. SIZE is a page at least, and 256G at most, --overcommit included. Pages larger than a
-    /// PMD maps (1G) are hugetlb alone; where the kernel's pool has none the pool is in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones,
-    /// too; in both not those that are aligned to whole base pages.
+    /// The heap's pages come from the kernel's hugetlb pool where it has some. The others are THPs, which
+    /// take no privilege. Beyond SIZE allocations get what they get without a pool. SIZE is one page at least, and 256G at most,
+    /// --overcommit included. Pages larger than a PMD maps (1G) are hugetlb alone; where the kernel's pool has none, the pool is
+    /// in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones
+    /// too. Neither serves allocations aligned to whole base pages from it.
     ///
-    /// Hugetlb pages serve processes of one thread: a fork could end the child of others by SIGBUS.
-    /// What they hold moves to THPs before a fork and before the first further thread; a forked child
-    /// takes its own. For a program that never forks while it has threads say so: SIZE,nofork. Without that
-    /// none are taken under a memory cgroup's limit, nor where there might be no room to move them to,
-    /// and none are kept behind a seccomp filter or a chroot.
+    /// Hugetlb pages serve processes of one thread: where there are more, a fork could end the child by SIGBUS.
+    /// What they hold moves to THPs before a fork and before the second thread starts; a forked child
+    /// takes pages of its own. If the program never forks while it has threads, say so: SIZE,nofork. Otherwise
+    /// jumbo takes no hugetlb pages under a memory cgroup's limit, nor where there might be no room to move them to,
+    /// and keeps none behind a seccomp filter or a chroot.
     #[arg(
         long,
         value_name = "SIZE[:PAGESIZE][,each][,nofork]",
@@ -93,8 +93,8 @@ pub(crate) struct Args {
     ///
     /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
     /// it returns at once and the memory follows, where there is room for it once more and vm.overcommit_memory
-    /// is not 2. `off`: as without jumbo. Under a seccomp filter
-    /// (in a container) it is off without a report, unless asked for.
+    /// is not 2. `off`: as without jumbo. Under a seccomp filter (in a container) and without a report this option is off,
+    /// unless you give it.
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     free: Option<Free>,
 
@@ -119,7 +119,7 @@ pub(crate) struct Args {
     /// jumbo stays the program's parent and traces it (not its children), so that a thread of jumbo can
     /// free its memory beside the kernel. Works without the preload library, and for programs that are
     /// killed. A debugger cannot attach then, and a set-user-ID program that takes PROGRAM's place gets no
-    /// privileges, unless jumbo is root. Where a reaper runs in the program that gives the memory back: see
+    /// privileges, unless jumbo is root. Where the program has a reaper, the reaper gives the memory back: see
     /// --reaper=off.
     #[arg(long)]
     supervise: bool,

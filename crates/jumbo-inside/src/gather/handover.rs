@@ -3,7 +3,7 @@
 //!
 //! No thread misses a call: each of the two words that threads sleep on is read and moved on under the lock, and
 //! futex(2) does not sleep on a word that has moved. The work itself is done outside of the lock, by a
-//! [`Carrier`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
+//! [`Executor`]. Generic over [`Platform`], so that the tests run this very code under a scheduler that
 //! searches its interleavings (`model`).
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use super::queue::{Call, Did, Id, Next, Outcome, Piece, Queue, Role, Terms};
 use crate::ledger::stats;
 use crate::sync::{Deadline, Linux, Lock, Platform, Word};
 
-/// Who does what the queue says.
-pub(super) trait Carrier {
+/// What carries out what the queue says.
+pub(super) trait Executor {
     /// Frees a piece.
     ///
     /// # Errors
@@ -113,32 +113,32 @@ impl<P: Platform> Handover<P> {
     }
 
     /// Works on the caller's own job, and waits until it is done.
-    pub(super) fn finish(&self, job: Id, carrier: &impl Carrier) -> Outcome {
-        self.work(Role::Owner(job), carrier, None)
+    pub(super) fn finish(&self, job: Id, executor: &impl Executor) -> Outcome {
+        self.work(Role::Owner(job), executor, None)
     }
 
     /// Works on background jobs, and waits until those that there are now are done. False if there were
     /// none.
-    pub(super) fn help(&self, carrier: &impl Carrier) -> bool {
+    pub(super) fn help(&self, executor: &impl Executor) -> bool {
         if self.pending() == 0 {
             return false;
         }
         if let Some(last) = self.with(|queue| queue.last()) {
-            self.work(Role::Helper(last), carrier, None);
+            self.work(Role::Helper(last), executor, None);
         }
         true
     }
 
     /// Works on all jobs that there are now, whosever they are, until they are done.
-    pub(super) fn clear(&self, carrier: &impl Carrier) {
+    pub(super) fn clear(&self, executor: &impl Executor) {
         if let Some(last) = self.with(|queue| queue.last()) {
-            self.work(Role::Clearer(last), carrier, None);
+            self.work(Role::Clearer(last), executor, None);
         }
     }
 
     /// The life of worker `number`: until it has been idle for `linger`, or is to leave.
-    pub(super) fn serve(&self, number: usize, linger: Duration, carrier: &impl Carrier) {
-        self.work(Role::Worker(number), carrier, Some(linger));
+    pub(super) fn serve(&self, number: usize, linger: Duration, executor: &impl Executor) {
+        self.work(Role::Worker(number), executor, Some(linger));
     }
 
     /// True where there are workers, and nothing keeps any of them awake.
@@ -156,7 +156,7 @@ impl<P: Platform> Handover<P> {
         self.with(|queue| queue.arrive(thread)).unwrap_or(0)
     }
 
-    fn work(&self, role: Role, carrier: &impl Carrier, linger: Option<Duration>) -> Outcome {
+    fn work(&self, role: Role, executor: &impl Executor, linger: Option<Duration>) -> Outcome {
         let mut did = Did::Nothing;
         loop {
             let next = self.with(|queue| {
@@ -172,9 +172,9 @@ impl<P: Platform> Handover<P> {
                 return Outcome::default();
             };
             did = match next {
-                Next::Piece(job, piece) => Did::Piece(job, piece, carrier.free(&piece)),
+                Next::Piece(job, piece) => Did::Piece(job, piece, executor.free(&piece)),
                 Next::Close(job, batch) => {
-                    carrier.close(batch);
+                    executor.close(batch);
                     Did::Close(job)
                 }
                 Next::Sleep => Did::Sleep(self.work.wait(word, linger)),

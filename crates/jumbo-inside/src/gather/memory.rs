@@ -11,14 +11,14 @@ use rustix::io::Result;
 use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
 
 use super::batch::{Batch, Entry, FreeError, Operation};
-use super::handover::Carrier;
+use super::handover::Executor;
 use super::queue::Piece;
 
 /// Carries out what the queue says. The caller of [`Batch::push`] has vouched for each range.
 #[derive(Debug)]
 pub(super) struct Kernel;
 
-impl Carrier for Kernel {
+impl Executor for Kernel {
     fn free(&self, piece: &Piece) -> core::result::Result<(), FreeError> {
         let mut refused = Ok(());
         for range in piece.ranges() {

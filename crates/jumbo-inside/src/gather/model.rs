@@ -14,7 +14,7 @@ use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
 use super::batch::{Batch, Entry, FreeError, Operation};
-use super::handover::{Carrier, Handover};
+use super::handover::{Executor, Handover};
 use super::queue::{Call, Piece, Terms};
 use crate::sync::{Platform, Word};
 
@@ -87,7 +87,7 @@ struct Book {
     closed: Mutex<Vec<usize>>,
 }
 
-impl Carrier for Book {
+impl Executor for Book {
     fn free(&self, piece: &Piece) -> Result<(), FreeError> {
         for range in piece.ranges() {
             for page in (range.start()..range.end()).step_by(PAGE) {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use super::batch::{Batch, Entry, Operation};
-use super::handover::Carrier;
+use super::handover::Executor;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
 use super::staging::Lies;

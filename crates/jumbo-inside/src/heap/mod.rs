@@ -13,6 +13,9 @@
 //! - [`arena`] advises glibc's thread arenas;
 //! - `memory` is the one leaf that touches memory.
 //!
+//! Blocks are freed through [`gather`], pages counted by the rules of [`crate::pool`], and what was done is counted in
+//! the [`crate::ledger`].
+//!
 //! This code runs inside the wrapped program: no allocation, no thread-local, no call that could
 //! come back in, no panic. Where something cannot be done it says so and the program's allocator does it.
 

@@ -8,7 +8,8 @@
 //! - [`Room`]: what may be touched without the kernel killing a process for it.
 //! - [`make_huge`]: memory on THPs now, or an error.
 //!
-//! Nothing here allocates or holds a lock: the faces keep their own.
+//! It asks [`headroom`](crate::headroom) and [`sandbox`](crate::sandbox), and calls the kernel through [`sys`](crate::sys).
+//! Invariant: nothing here allocates or holds a lock; each face has locks of its own.
 
 mod books;
 mod huge;

@@ -1,6 +1,6 @@
 //! Locks and sleep for code inside wrapped programs: [`Lock`], [`Word`].
 //!
-//! Nothing here allocates, has a thread-local or goes through libc. What sleeps does so on a [`Word`],
+//! It uses no other module. Nothing here allocates, has a thread-local or goes through libc. What sleeps does so on a [`Word`],
 //! of a [`Platform`]: the kernel's futexes ([`Linux`]), or in tests a model of them, so that the code that
 //! runs is the code whose interleavings are searched.
 

@@ -1,4 +1,12 @@
-//! System calls that rustix lacks.
+//! System calls that rustix lacks, or whose plain form is not enough: one wrapper each, for all of this crate and for
+//! `jumbo::kernel`.
+//!
+//! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
+//! - [`Maps`], [`Vma`], [`Pagemap`]: what an address lies in, and how its page is mapped.
+//! - [`map_at`], [`reserve`]: mappings that replace none. [`move_mapping`], [`move_back`]: mappings that move.
+//! - [`copy_words`]: memory read without a fault. [`Blocked`]: a while without signal handlers.
+//!
+//! It uses no other module. Invariant: no call here changes errno.
 
 mod collapse;
 mod copy;

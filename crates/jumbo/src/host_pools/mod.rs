@@ -9,6 +9,8 @@
 //! - [`holders`]: which processes and files have the pages.
 //! - [`autosize`]: how large a pool should be now.
 //!
+//! Processes are named by [`status`](crate::status). Invariant: no knob is written but by [`knobs`](crate::knobs), under a record.
+//!
 //! A [`Hugetlb`](crate::pool::Hugetlb) pool of this process takes what the kernel's pool has. With the privilege that
 //! one can be made larger for it:
 //!

@@ -1,4 +1,4 @@
-//! What a pool is to have: [`Wish`]; and what the kernel will do for it: [`Plan`].
+//! What a pool is to have: [`Wish`]; and what the kernel will do for it: [`Plan`]. [`knobs`] writes it.
 
 use serde::Serialize;
 

@@ -109,7 +109,7 @@ pub fn pools(root: &Root) -> Result<Option<Vec<Pool>>, FileError> {
     let Some(folders) = optional(size_folders(root, FOLDER))? else {
         return absent(root).map(|()| None);
     };
-    let (pools, _) = settled(|| look(root, &folders))?;
+    let (pools, _) = stable(|| look(root, &folders))?;
     Ok(Some(pools))
 }
 
@@ -138,12 +138,12 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
             nodes: BTreeMap::new(),
         })
     };
-    Ok(Some(settled(read)?.0))
+    Ok(Some(stable(read)?.0))
 }
 
 /// Reads until two readings in a row agree; false where none did in a bounded number of tries, which gives
 /// the last one.
-pub(crate) fn settled<T: PartialEq>(
+pub(crate) fn stable<T: PartialEq>(
     read: impl Fn() -> Result<T, FileError>,
 ) -> Result<(T, bool), FileError> {
     let mut last = read()?;
@@ -286,7 +286,7 @@ mod tests {
         let readings = Cell::new(0);
         let read = |values: &'static [u64]| {
             readings.set(0);
-            settled(|| {
+            stable(|| {
                 let at: usize = readings.replace(readings.get() + 1);
                 Ok(values[at % values.len()])
             })

@@ -1,7 +1,8 @@
 //! The only door to the kernel: files under /proc and /sys, and the system calls that rustix lacks.
 //!
 //! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
-//! none of the mechanisms above it.
+//! none of the mechanisms above it: only [`units`](crate::units), and from `jumbo-inside` the system calls and the
+//! reading of cgroup files that both worlds need.
 //!
 //! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
@@ -9,6 +10,8 @@
 //! - `sys`: the system calls.
 //! - [`process`]: starting a program and standing in for it.
 //! - [`mod@probe`]: what all of that comes to.
+//!
+//! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
 
 mod aside;
 pub mod cgroup;

@@ -180,7 +180,7 @@ pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
     let steps = plan.steps.iter().map(|step| (&step.knob, &step.before));
     let saved = plan.saved.iter().map(|saved| (&saved.knob, &saved.value));
     for (knob, planned) in steps.chain(saved) {
-        let (now, rests) = knob.read_settled(root)?;
+        let (now, rests) = knob.read_stable(root)?;
         if now != *planned || !rests {
             let (knob, planned) = (knob.clone(), planned.clone());
             return Err(ApplyError::Moved { knob, planned, now });

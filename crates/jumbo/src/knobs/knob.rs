@@ -5,7 +5,7 @@ use std::fmt;
 use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 
-use crate::kernel::hugetlb::settled;
+use crate::kernel::hugetlb::stable;
 use crate::kernel::thp::Choice;
 use crate::kernel::{FileError, Root};
 use crate::units::Pages;
@@ -53,19 +53,19 @@ impl Knob {
     /// # Errors
     /// [`FileError`] where a file cannot be read or understood.
     pub fn read(&self, root: &Root) -> Result<Value, FileError> {
-        self.read_settled(root).map(|(value, _)| value)
+        self.read_stable(root).map(|(value, _)| value)
     }
 
     /// The value now, and whether it is of one moment: a pool's surplus pages come and go while two files are read,
     /// so both are read until two readings agree; false where the pool did not rest.
-    pub(crate) fn read_settled(&self, root: &Root) -> Result<(Value, bool), FileError> {
+    pub(crate) fn read_stable(&self, root: &Root) -> Result<(Value, bool), FileError> {
         match self.form {
             Form::Number => Ok((Value::Number(root.read_u64(&self.file)?), true)),
             Form::Word => Ok((Value::Word(Choice::read(root, &self.file)?.current), true)),
             Form::Pages => {
                 let surplus = self.file.replace("nr_hugepages", "surplus_hugepages");
                 let read = || Ok((root.read_u64(&self.file)?, root.read_u64(&surplus)?));
-                let ((total, surplus), rests) = settled(read)?;
+                let ((total, surplus), rests) = stable(read)?;
                 Ok((Value::Number(total.saturating_sub(surplus)), rests))
             }
         }

@@ -3,6 +3,8 @@
 //! - [`Options`] and [`Profile`]: what a user asks of `jumbo run`, on the command line or in a file.
 //! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
 //! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
+//!
+//! Of [`kernel`](crate::kernel) it knows the THP table that its caller read. Invariant: the same question has the same plan.
 
 pub mod elf;
 mod plan;

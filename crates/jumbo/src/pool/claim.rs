@@ -5,9 +5,9 @@
 //! are given back, and at the end the other way round; so the kernel sees no page too few, and one too
 //! many only for that moment.
 
+use super::collect::Exclusive;
 use super::error::SourceError;
 use super::frame::{Frame, List};
-use super::gather::Exclusive;
 use super::shard::lock;
 use super::{Error, NodeSet, Pool};
 use crate::units::Pages;
@@ -73,7 +73,7 @@ impl Pool {
             surplus: List::new(),
         };
         let mut all = self.exclusive();
-        all.gather_caches();
+        all.empty_caches();
         let free = all.inventory.listed(allowed);
         let shortage = wanted.saturating_sub(free);
         let surplus = all.inventory.surplus(NodeSet::ALL);

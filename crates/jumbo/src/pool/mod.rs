@@ -34,7 +34,7 @@
 //! The kernel's own pools are steered by [`host_pools`](crate::host_pools).
 //!
 //! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the pages that threads keep at hand in
-//! `shard`, the way from the one to the other and to the source in `gather`; `frame` is the token that a page
+//! `shard`, the way from the one to the other and to the source in `collect`; `frame` is the token that a page
 //! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
@@ -43,9 +43,9 @@
 //! error at the call, never a SIGBUS.
 
 mod claim;
+mod collect;
 mod error;
 mod frame;
-mod gather;
 mod inventory;
 mod nodes;
 mod page;
@@ -212,7 +212,7 @@ impl Drop for Pool {
     /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
     fn drop(&mut self) {
         let mut all = self.exclusive();
-        all.gather_caches();
+        all.empty_caches();
         while let Some(frame) = all.inventory.pop_free(NodeSet::ALL, &self.links) {
             self.source.release(&frame);
         }

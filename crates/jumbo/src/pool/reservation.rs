@@ -1,7 +1,7 @@
 //! Pages that are promised: [`Reservation`].
 
+use super::collect::Purpose;
 use super::frame::{Frame, List};
-use super::gather::Purpose;
 use super::{Error, Page, Placement, Pool, Subpool};
 use crate::units::Pages;
 
@@ -32,8 +32,8 @@ impl Pool {
         pages: Pages,
         placement: Placement,
     ) -> Result<Reservation<'_>, Error> {
-        let gathered = self.gather(pages.0, placement, Purpose::Promise)?;
-        Ok(Reservation::new(self, None, gathered.frames))
+        let collected = self.collect_pages(pages.0, placement, Purpose::Promise)?;
+        Ok(Reservation::new(self, None, collected.frames))
     }
 }
 

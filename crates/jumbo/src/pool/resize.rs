@@ -90,7 +90,7 @@ impl Pool {
     fn shrink(&self, nodes: NodeSet, asked: u64) {
         let mut freed = List::new();
         let mut all = self.exclusive();
-        all.gather_caches();
+        all.empty_caches();
         let promised = self.held(nodes);
         let used = all.inventory.total(nodes) - all.inventory.listed(nodes) - promised;
         // As in the kernel: what is promised counts as if it were in use.

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 
 use jumbo_inside::pool::Quota;
 
+use super::collect::Purpose;
 use super::frame::{Frame, List};
-use super::gather::Purpose;
 use super::shard::lock;
 use super::{Error, Page, Pool, Reservation};
 use crate::units::Pages;
@@ -60,14 +60,14 @@ impl Pool {
                 used: Pages(0),
             });
         }
-        let gathered = self.gather(min.0, self.placement, Purpose::Promise)?;
+        let collected = self.collect_pages(min.0, self.placement, Purpose::Promise)?;
         Ok(Subpool {
             pool: self,
             quota: Quota::new(max.map_or(u64::MAX, |max| max.0)),
             min: min.0,
             books: Mutex::new(Books {
                 asking: 0,
-                held: gathered.frames,
+                held: collected.frames,
             }),
         })
     }
@@ -128,11 +128,11 @@ impl<'p> Subpool<'p> {
                 .map(|(frame, _)| frames.push(links, frame))
         } else {
             self.pool
-                .gather(missing, self.pool.placement, purpose)
-                .map(|mut gathered| gathered.frames.move_to(&mut frames, missing, links))
+                .collect_pages(missing, self.pool.placement, purpose)
+                .map(|mut collected| collected.frames.move_to(&mut frames, missing, links))
         };
         if missing > 0 {
-            self.settle(missing, asked.is_ok(), wanted, &mut frames);
+            self.close_books(missing, asked.is_ok(), wanted, &mut frames);
         } else if purpose == Purpose::Use {
             self.unhold_all(&mut frames);
         }
@@ -140,7 +140,7 @@ impl<'p> Subpool<'p> {
     }
 
     /// Closes the books on what was asked of the pool.
-    fn settle(&self, asked: u64, granted: bool, wanted: u64, frames: &mut List) {
+    fn close_books(&self, asked: u64, granted: bool, wanted: u64, frames: &mut List) {
         let links = &self.pool.links;
         let mut books = lock(&self.books);
         books.asking -= asked;

@@ -9,6 +9,9 @@
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
 //! - [`doctor`]: what of all that is worth mending.
+//!
+//! It reads through [`kernel`](crate::kernel), and of `jumbo-inside` the layout of the ledger's slots and the states of a
+//! reaper. Invariant: it changes nothing, and what it could not read it says, with the reason.
 
 mod covered;
 mod detail;

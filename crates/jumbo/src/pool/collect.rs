@@ -13,7 +13,7 @@ use super::shard::{BATCH, Cache, SHARDS, lock};
 use super::{NodeSet, Placement, Pool};
 use crate::units::NodeId;
 
-/// What pages are gathered for.
+/// What pages are collected for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To be used: they are not free any more.
@@ -29,8 +29,8 @@ pub(super) struct Exclusive<'p> {
     pub(super) caches: [Option<MutexGuard<'p, Cache>>; SHARDS],
 }
 
-/// Pages that were gathered.
-pub(super) struct Gathered {
+/// Pages that were collected.
+pub(super) struct Collected {
     pub(super) frames: List,
     /// How many of them, from the top, the source has just made: they are zeroed.
     pub(super) fresh: u64,
@@ -44,7 +44,7 @@ impl Exclusive<'_> {
     }
 
     /// Empties the caches, so that all free pages are on the lists.
-    pub(super) fn gather_caches(&mut self) {
+    pub(super) fn empty_caches(&mut self) {
         for cache in self.caches.iter_mut().flatten() {
             for frame in cache.drain(0) {
                 self.inventory.push_free(frame, &self.pool.links);
@@ -82,10 +82,10 @@ impl Pool {
         if let Some(frame) = self.refill(first) {
             return Ok((frame, false));
         }
-        let mut gathered = self.gather(1, placement, Purpose::Use)?;
-        let frame = gathered.frames.pop(&self.links);
+        let mut collected = self.collect_pages(1, placement, Purpose::Use)?;
+        let frame = collected.frames.pop(&self.links);
         frame
-            .map(|frame| (frame, gathered.fresh > 0))
+            .map(|frame| (frame, collected.fresh > 0))
             .ok_or(Error::Placement)
     }
 
@@ -112,12 +112,12 @@ impl Pool {
     }
 
     /// `wanted` pages at once or none: free ones, and for the rest surplus pages.
-    pub(super) fn gather(
+    pub(super) fn collect_pages(
         &self,
         wanted: u64,
         placement: Placement,
         purpose: Purpose,
-    ) -> Result<Gathered, Error> {
+    ) -> Result<Collected, Error> {
         self.check_here()?;
         self.check_fits(wanted)?;
         let allowed = placement.allowed().and(self.nodes());
@@ -129,15 +129,15 @@ impl Pool {
         let mut stopped = None;
         loop {
             let mut all = self.exclusive();
-            all.gather_caches();
+            all.empty_caches();
             let free = all.inventory.listed(allowed);
             let shortage = wanted.saturating_sub(free + made.len());
             if shortage == 0 {
                 all.inventory.overcommit.pending -= made.len();
-                let gathered = self.commit(&mut all, wanted, placement, purpose, &mut made);
+                let collected = self.commit(&mut all, wanted, placement, purpose, &mut made);
                 drop(all);
                 self.return_made(made);
-                return Ok(gathered);
+                return Ok(collected);
             }
             let beyond = |inventory: &Inventory| {
                 let surplus = inventory.surplus(NodeSet::ALL);
@@ -185,18 +185,18 @@ impl Pool {
         placement: Placement,
         purpose: Purpose,
         made: &mut List,
-    ) -> Gathered {
-        let mut gathered = Gathered {
+    ) -> Collected {
+        let mut collected = Collected {
             frames: List::new(),
             fresh: 0,
         };
-        while gathered.frames.len() < wanted {
+        while collected.frames.len() < wanted {
             let frame = match all.inventory.pop_placed(placement, &self.links) {
                 Some(frame) => frame,
                 None => match made.pop(&self.links) {
                     Some(frame) => {
                         all.inventory.join_surplus(frame.node());
-                        gathered.fresh += 1;
+                        collected.fresh += 1;
                         frame
                     }
                     None => break,
@@ -205,12 +205,12 @@ impl Pool {
             if purpose == Purpose::Promise {
                 self.hold(frame.node());
             }
-            gathered.frames.push(&self.links, frame);
+            collected.frames.push(&self.links, frame);
         }
-        if gathered.fresh > 0 {
+        if collected.fresh > 0 {
             all.close_caches();
         }
-        gathered
+        collected
     }
 
     /// Has the source make one page, on the nodes of the placement in their order.
