@@ -21,7 +21,7 @@ use super::memory::Kernel;
 use super::{BACKGROUND, HANDOVER, is_own, process};
 use crate::sandbox;
 use crate::sync::Deadline;
-use crate::sys::quietly;
+use crate::sys::{Batch, quietly};
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
@@ -141,14 +141,17 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes: SCHED_BATCH
-/// preempts no thread then. Other policies than the usual one stay as they are.
+/// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes, and preempts it
+/// when it wakes itself ([`Batch`]). Other policies than the usual one stay as they are.
 fn stand_back() {
-    let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameter; both calls are about this thread alone.
+    let Ok(nice) = rustix::process::getpriority_process(None) else {
+        return;
+    };
+    let batch = Batch::new(nice);
+    // SAFETY: the kernel reads the attributes; both calls are about this thread alone.
     unsafe {
         if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
-            libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameter);
+            let _ = quietly(|| libc::syscall(libc::SYS_sched_setattr, 0, &raw const batch, 0));
         }
     }
 }

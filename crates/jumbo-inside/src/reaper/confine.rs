@@ -11,6 +11,7 @@ use super::control::{CONTROL, MAX_WORKERS};
 use super::filter::LAST_DESCRIPTOR;
 use super::identity;
 use super::raw::{self, plain};
+use crate::sys::Batch;
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2), Linux 5.9.
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
@@ -67,19 +68,20 @@ fn run_anywhere() -> bool {
     true
 }
 
-/// Who waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
-/// get one back only after a slice. SCHED_BATCH preempts no thread when it wakes. And giving memory back is no business of real
-/// time. Policies that stand back further stay as they are.
+/// What waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
+/// get one back only after a slice. SCHED_BATCH preempts no task when it wakes, and a long slice lets others preempt it. And
+/// giving memory back is no business of real time. Policies that stand back further stay as they are.
 fn stand_back() -> bool {
     let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);
     let forward = [libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR];
     if !forward.iter().any(|known| *known as isize == policy) {
         return true;
     }
-    let batch = libc::SCHED_BATCH.cast_unsigned() as usize;
-    let parameter = libc::sched_param { sched_priority: 0 };
-    let pointer = (&raw const parameter).expose_provenance();
-    reads(libc::SYS_sched_setscheduler, [0, batch, pointer]) == 0
+    // SAFETY: it writes nothing.
+    let nice = 20 - unsafe { plain(libc::SYS_getpriority, [0; 3]) };
+    let batch = Batch::new(i32::try_from(nice).unwrap_or(0));
+    let pointer = (&raw const batch).expose_provenance();
+    reads(libc::SYS_sched_setattr, [0, pointer, 0]) == 0
 }
 
 fn plain_prctl(option: libc::c_int, value: usize) -> bool {

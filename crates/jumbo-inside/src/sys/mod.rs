@@ -8,6 +8,7 @@
 //!
 //! It uses no other module. Invariant: no call here changes errno.
 
+mod batch;
 mod collapse;
 mod copy;
 mod pagemap;
@@ -16,6 +17,7 @@ mod remap;
 mod signals;
 mod vma;
 
+pub use batch::Batch;
 pub use collapse::{collapse, collapse_in};
 pub use copy::copy_words;
 pub use pagemap::Pagemap;
