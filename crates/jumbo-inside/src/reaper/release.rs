@@ -15,8 +15,8 @@ use super::maps_line::{Lines, MapsLine};
 use super::raw::{self, plain};
 use super::zap::Round;
 
-/// From so much memory on the bulk is put off for a moment that it does not show beside: who waits for the
-/// program is about to be woken, and needs a CPU for it.
+/// From so much memory on the bulk is put off for a moment that it does not show beside. Before Linux 6.12, which lets a
+/// waiter preempt (`Batch`), the sibling's threads would have the CPUs at the moment at which the waiter is woken.
 const LARGE: u64 = 1 << 30;
 const MOMENT: Duration = Duration::from_millis(2);
 
