@@ -5,7 +5,7 @@
 const SLICE: u64 = 100_000_000;
 
 /// What sched_setattr(2) takes (`struct sched_attr`, linux/sched/types.h, in its first version) to have a thread under
-/// SCHED_BATCH, which preempts no task when it wakes, with [`SLICE`]. It takes no privilege.
+/// SCHED_BATCH, which preempts no task when it wakes, with a long slice. It takes no privilege.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Batch {
