@@ -28,7 +28,7 @@ const INSIDE: Table = &[
     ),
     (
         "reaper",
-        &["headroom", "ledger", "orders", "sandbox", "sync"],
+        &["headroom", "ledger", "orders", "sandbox", "sync", "sys"],
     ),
     (
         "gather",
