@@ -129,8 +129,7 @@ impl<'a> Sampler<'a> {
 
         let enough = self.largest.0 + (self.largest.0 / GROWTH).max(LEAST_GROWTH);
         if total.0 >= enough && now >= self.next_sample {
-            self.largest = total;
-            self.sample(resident.into_keys());
+            self.sample(resident);
             let pause = (cpu_time() - looked) * self.times(PAUSE_AFTER_SAMPLE);
             self.next_sample = Instant::now() + pause;
         }
@@ -190,13 +189,16 @@ impl<'a> Sampler<'a> {
         resident
     }
 
-    fn sample(&mut self, pids: impl Iterator<Item = u32>) {
+    /// Walks the smaps of these processes, of which a look has told how much anonymous memory each has.
+    fn sample(&mut self, resident: BTreeMap<u32, Bytes>) {
         let Some(observer) = &self.observer else {
             return;
         };
         let at = self.started.elapsed();
         let (mut usage, mut processes) = (Usage::default(), Vec::new());
-        for pid in pids {
+        // What was there before and after the walk: memory that went meanwhile sets no mark for the next sample.
+        let mut seen = Bytes(0);
+        for (pid, before) in resident {
             let theirs = match observer.usage(pid) {
                 Ok(theirs) => theirs,
                 Err(error) => {
@@ -211,6 +213,8 @@ impl<'a> Sampler<'a> {
             if rss == Bytes(0) {
                 continue;
             }
+            let after = tree::resident_anonymous(self.root, pid).unwrap_or_default();
+            seen += before.min(after);
             self.largest_rss = self.largest_rss.max(rss);
             usage.add(&theirs);
             let memory = task::memory(self.root, pid).ok().flatten();
@@ -227,6 +231,7 @@ impl<'a> Sampler<'a> {
         if processes.is_empty() {
             return;
         }
+        self.largest = self.largest.max(seen);
         self.sampled.samples += 1;
         let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
         let before = self.peak.as_ref().map(|peak| heap(&peak.usage));
@@ -265,7 +270,7 @@ pub(super) fn rehearse(root: &Root) {
     let own = std::process::id();
     let mut sampler = Sampler::new(root, own, None);
     sampler.look();
-    sampler.sample(std::iter::once(own));
+    sampler.sample(BTreeMap::from([(own, Bytes(0))]));
     share_memory(own, own);
 }
 
@@ -317,5 +322,36 @@ mod tests {
         }
         drop(end);
         thread.join().unwrap();
+    }
+
+    /// A backend that ends between the look and the walk must not hide the next one, which needs less.
+    #[test]
+    fn memory_that_went_before_it_was_walked_sets_no_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
+            "2097152\n",
+        );
+        write("proc/7/task/7/children", "");
+        let root = Root::at(folder.path());
+        let mut sampler = Sampler::new(&root, 7, None);
+        let mut samples = |resident: u64| {
+            write("proc/7/statm", &format!("{resident} {resident} 0 0 0 0 0"));
+            (sampler.next_look, sampler.next_sample) = (sampler.started, sampler.started);
+            sampler.look();
+            sampler.sampled.samples
+        };
+        assert_eq!(samples(1000), 0);
+        let smaps =
+            "10000-90000 rw-p 00000000 00:00 0 \nSize: 512 kB\nRss: 512 kB\nAnonymous: 512 kB\n";
+        write("proc/7/smaps", smaps);
+        assert_eq!(samples(500), 1);
+        // No more than the walk saw: not worth another.
+        assert_eq!(samples(500), 1);
     }
 }
