@@ -17,6 +17,8 @@
 #[path = "pool/host.rs"]
 #[allow(dead_code, reason = "shared with the pool's other tests")]
 mod host;
+#[path = "pool/random.rs"]
+mod random;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -34,6 +36,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
+use random::Random;
 
 const SIZE: usize = 2 << 20;
 const SEEDS: &[u64] = &[1, 2, 3, 5];
@@ -65,33 +68,19 @@ enum Op {
     Overcommit(u64),
 }
 
-/// A small generator (xorshift), so that a failure can be run again from its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-
-    fn any(&mut self) -> usize {
-        usize::try_from(self.below(1 << 20)).unwrap()
-    }
-
-    fn operation(&mut self) -> Op {
-        match self.below(100) {
-            0..19 => Op::Take,
-            19..25 => Op::TakeOf,
-            25..53 => Op::Give(self.any()),
-            53..60 => Op::Reserve(self.below(9)),
-            60..63 => Op::ReserveOf(self.below(6)),
-            63..67 => Op::ReservePrivate(1 + self.below(5)),
-            67..82 => Op::Use(self.any()),
-            82..91 => Op::End(self.any()),
-            91..96 => Op::Resize(self.below(MOST / 2)),
-            _ => Op::Overcommit(self.below(MOST / 2)),
+impl Op {
+    fn any(random: &mut Random) -> Self {
+        match random.below(100) {
+            0..19 => Self::Take,
+            19..25 => Self::TakeOf,
+            25..53 => Self::Give(random.at(1 << 20)),
+            53..60 => Self::Reserve(random.below(9)),
+            60..63 => Self::ReserveOf(random.below(6)),
+            63..67 => Self::ReservePrivate(1 + random.below(5)),
+            67..82 => Self::Use(random.at(1 << 20)),
+            82..91 => Self::End(random.at(1 << 20)),
+            91..96 => Self::Resize(random.below(MOST / 2)),
+            _ => Self::Overcommit(random.below(MOST / 2)),
         }
     }
 }
@@ -512,8 +501,8 @@ fn the_pool_counts_as_the_kernel_does() {
     );
     let list = |text: &str| text.split(',').map(number).collect();
     for seed in variable("JUMBO_REFEREE_SEEDS", list, SEEDS.to_vec()) {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let ops: Vec<Op> = (0..steps).map(|_| random.operation()).collect();
+        let mut random = Random::new(seed);
+        let ops: Vec<Op> = (0..steps).map(|_| Op::any(&mut random)).collect();
         let Some(outcome) = run_undisturbed(&ops) else {
             return skip("another process uses the kernel's pool of 2M pages meanwhile");
         };

@@ -13,6 +13,8 @@
 #[path = "pool/host.rs"]
 #[allow(dead_code, reason = "shared with the pool's other tests")]
 mod host;
+#[path = "pool/random.rs"]
+mod random;
 
 use std::sync::atomic::Ordering;
 
@@ -22,6 +24,7 @@ use jumbo_inside::orders::PoolOrder;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
+use random::Random;
 
 const PAGE: usize = 2 << 20;
 const BASE: usize = 0x1500_0000_0000;
@@ -30,18 +33,6 @@ const SIZE: usize = 6;
 const OVERCOMMIT: usize = 4;
 const SEEDS: &[u64] = &[1, 2, 3, 4];
 const STEPS: usize = 500;
-
-/// A small generator (xorshift), so that a failure can be run again from its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 11) % bound as u64).unwrap()
-    }
-}
 
 /// Pages side by side: ours, from this place of the pool on, and the kernel's.
 struct Piece {
@@ -143,7 +134,7 @@ fn set(knobs: &mut Knobs, persistent: usize, overcommit: usize) {
 /// A place for so many pages that touches none that is taken.
 fn place_for(pages: usize, pieces: &[Piece], random: &mut Random) -> usize {
     loop {
-        let place = random.below(200);
+        let place = random.at(200);
         let ends = |piece: &Piece| piece.place + piece.pages;
         let free = |piece: &Piece| ends(piece) <= place || place + pages <= piece.place;
         if pieces.iter().all(free) {
@@ -159,12 +150,12 @@ fn books(seed: u64) -> Result<(), String> {
     let (supply, ledger) = supply(order(SIZE, OVERCOMMIT, each));
     // No hugetlb pages: those are the referee's.
     supply.evacuate(Before::Confinement);
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(seed);
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut brought, mut refused) = (0, 0);
     for step in 0..STEPS {
-        if random.below(2) == 0 {
-            let pages = 1 + random.below(4);
+        if random.at(2) == 0 {
+            let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
             let ours = supply.bring(BASE + place * PAGE, pages * PAGE);
             match (ours, map_kernel(pages)) {
@@ -185,10 +176,10 @@ fn books(seed: u64) -> Result<(), String> {
                 }
             }
         } else if !pieces.is_empty() {
-            let at = random.below(pieces.len());
+            let at = random.at(pieces.len());
             let piece = &mut pieces[at];
             // A part of it, from its start on.
-            let pages = 1 + random.below(piece.pages);
+            let pages = 1 + random.at(piece.pages);
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply
@@ -252,7 +243,7 @@ fn word(page: usize) -> *mut u64 {
 /// go, and when all of them move to THPs before a fork.
 fn pages(seed: u64, persistent: u64) -> Result<(), String> {
     let (supply, ledger) = supply(order(2 * SIZE, OVERCOMMIT, false));
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(seed);
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut moved, mut had) = (false, false);
     for step in 0..STEPS {
@@ -260,8 +251,8 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
             supply.evacuate(Before::Fork);
             moved = true;
         }
-        if random.below(2) == 0 {
-            let pages = 1 + random.below(4);
+        if random.at(2) == 0 {
+            let pages = 1 + random.at(4);
             let place = place_for(pages, &pieces, &mut random);
             if supply.bring(BASE + place * PAGE, pages * PAGE).is_ok() {
                 for page in place..place + pages {
@@ -280,7 +271,7 @@ fn pages(seed: u64, persistent: u64) -> Result<(), String> {
                 });
             }
         } else if !pieces.is_empty() {
-            let piece = pieces.swap_remove(random.below(pieces.len()));
+            let piece = pieces.swap_remove(random.at(pieces.len()));
             // SAFETY: the pages are the piece's, and no reference points into them.
             unsafe {
                 supply

@@ -36,6 +36,36 @@ pub struct OwnedPage {
     pool: Arc<Pool>,
 }
 
+/// What both kinds of page tell and give: `self.pool` is a reference to the pool in some form.
+macro_rules! accessors {
+    () => {
+        /// The node that it is on.
+        pub fn node(&self) -> NodeId {
+            self.frame.node()
+        }
+
+        /// Its size.
+        pub fn size(&self) -> PageSize {
+            self.pool.page_size()
+        }
+
+        /// What it holds.
+        pub fn bytes(&self) -> &[u8] {
+            self.pool.source.window().bytes(&self.frame)
+        }
+
+        /// What it holds, to write.
+        pub fn bytes_mut(&mut self) -> &mut [u8] {
+            self.pool.source.window().bytes_mut(&mut self.frame)
+        }
+
+        /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
+        pub fn as_ptr(&mut self) -> NonNull<u8> {
+            NonNull::from(self.bytes_mut()).cast()
+        }
+    };
+}
+
 impl Pool {
     /// Takes a page: a free one, else a surplus page. What it holds is unspecified: zeroes, or what
     /// another user in this process left there.
@@ -90,30 +120,7 @@ impl<'p> Page<'p> {
         }
     }
 
-    /// The node that it is on.
-    pub fn node(&self) -> NodeId {
-        self.frame.node()
-    }
-
-    /// Its size.
-    pub fn size(&self) -> PageSize {
-        self.pool.page_size()
-    }
-
-    /// What it holds.
-    pub fn bytes(&self) -> &[u8] {
-        self.pool.source.window().bytes(&self.frame)
-    }
-
-    /// What it holds, to write.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.pool.source.window().bytes_mut(&mut self.frame)
-    }
-
-    /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
-    pub fn as_ptr(&mut self) -> NonNull<u8> {
-        NonNull::from(self.bytes_mut()).cast()
-    }
+    accessors!();
 }
 
 impl Drop for Page<'_> {
@@ -134,30 +141,7 @@ impl OwnedPage {
         &self.pool
     }
 
-    /// The node that it is on.
-    pub fn node(&self) -> NodeId {
-        self.frame.node()
-    }
-
-    /// Its size.
-    pub fn size(&self) -> PageSize {
-        self.pool.page_size()
-    }
-
-    /// What it holds.
-    pub fn bytes(&self) -> &[u8] {
-        self.pool.source.window().bytes(&self.frame)
-    }
-
-    /// What it holds, to write.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.pool.source.window().bytes_mut(&mut self.frame)
-    }
-
-    /// Its address, for what is given to the kernel or to C. It is good for as long as the page is.
-    pub fn as_ptr(&mut self) -> NonNull<u8> {
-        NonNull::from(self.bytes_mut()).cast()
-    }
+    accessors!();
 }
 
 impl Drop for OwnedPage {
