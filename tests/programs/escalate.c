@@ -3,7 +3,8 @@
  *
  *   escalate dumpable         says whether it is dumpable, at its start and after it has dropped root
  *   escalate handler          has handlers for signals, and says how often they ran
- *   escalate attack CALL      drops root, installs a filter, rewrites the sibling's code, wakes it
+ *   escalate attack CALL      drops root past the C library, installs a filter, rewrites the sibling's code, wakes it
+ *   escalate change CALL MIB  has so much memory, becomes another user by CALL, asks for a quarter of a GiB more
  */
 #include "check.h"
 
@@ -36,6 +37,45 @@ static int dumpable(void)
     printf(" set=%d", prctl(PR_GET_DUMPABLE));
     drop_root();
     printf(" dropped=%d\n", prctl(PR_GET_DUMPABLE));
+    return 0;
+}
+
+static void wait_at(const char *place)
+{
+    printf("%s\n", place);
+    fflush(stdout);
+    CHECK(getchar() == '\n');
+}
+
+static int change(const char *call, size_t mib)
+{
+    char *memory = malloc(mib << 20);
+    CHECK(memory);
+    memory[0] = 1;
+    wait_at("large");
+    if (!strcmp(call, "setuid"))
+        CHECK(setuid(NOBODY) == 0);
+    else if (!strcmp(call, "seteuid"))
+        CHECK(seteuid(NOBODY) == 0);
+    else if (!strcmp(call, "setreuid"))
+        CHECK(setreuid(NOBODY, NOBODY) == 0);
+    else if (!strcmp(call, "setresuid"))
+        CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    else if (!strcmp(call, "setgid"))
+        CHECK(setgid(NOBODY) == 0);
+    else if (!strcmp(call, "setegid"))
+        CHECK(setegid(NOBODY) == 0);
+    else if (!strcmp(call, "setregid"))
+        CHECK(setregid(NOBODY, NOBODY) == 0);
+    else if (!strcmp(call, "setresgid"))
+        CHECK(setresgid(NOBODY, NOBODY, NOBODY) == 0);
+    else
+        CHECK(syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY) == 0);
+    wait_at("changed");
+    char *more = malloc(257 << 20);
+    CHECK(more);
+    more[0] = 1;
+    wait_at("larger");
     return 0;
 }
 
@@ -213,7 +253,10 @@ static int attacking(const char *name)
     memcpy(chosen.arguments, calls[at].arguments, sizeof chosen.arguments);
     int *word;
     CHECK(prctl(40 /* PR_GET_TID_ADDRESS */, &word) == 0);
-    drop_root();
+    /* As a runtime of its own does: by the C library's functions the sibling would be ended. */
+    if (geteuid() == 0)
+        CHECK(by_hand(SYS_setresgid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0 &&
+              by_hand(SYS_setresuid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
     install_filter();
     CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
@@ -284,5 +327,7 @@ int main(int argc, char **argv)
         return dumpable();
     if (!strcmp(argv[1], "handler"))
         return handler();
+    if (!strcmp(argv[1], "change"))
+        return change(argv[2], (size_t)atol(argv[3]));
     return attacking(argv[2]);
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-use super::{assert_no_sibling, is_started, sibling, states, status};
+use super::{assert_no_sibling, is_started, sibling, siblings, states, status};
 use crate::support::build::world_readable_folder;
 use crate::support::{Program, Running, Source, compile, host};
 
@@ -257,6 +257,53 @@ fn a_signal_for_it_is_not_handled() {
     let ran = running.wait().ok();
     assert_eq!(ran.number("handled"), 0, "{ran:?}");
     assert_no_sibling(&path);
+}
+
+/// One that stayed root would run what its program, which is not root any more, writes there.
+#[test]
+fn no_sibling_is_left_that_its_program_was_before_it_changed_its_user() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("escalate", &[])]);
+    let path = files.path("escalate");
+    let as_its_program = |running: &Running| {
+        for key in ["Uid", "Gid"] {
+            let of_both = [sibling(&path), running.pid()].map(|pid| status(pid, key));
+            assert_eq!(of_both[0], of_both[1]);
+        }
+    };
+    for (mode, mib) in [("--reaper=on", "16"), ("--reaper=auto", "1100")] {
+        for call in [
+            "setuid",
+            "seteuid",
+            "setreuid",
+            "setresuid",
+            "setgid",
+            "setegid",
+            "setregid",
+            "setresgid",
+            "number",
+        ] {
+            let program = Program::new(&path).args(["change", call, mib]).installed();
+            let mut running = program.start_jumbo(&[mode]);
+            running.wait_for_line("large");
+            as_its_program(&running);
+            running.write("\n");
+            running.wait_for_line("changed");
+            // A large one's comes again with more memory.
+            match mode {
+                "--reaper=on" => as_its_program(&running),
+                _ => assert_eq!(siblings(&path), [], "{call}"),
+            }
+            running.write("\n");
+            running.wait_for_line("larger");
+            as_its_program(&running);
+            running.write("\n");
+            running.wait().ok();
+            assert_no_sibling(&path);
+        }
+    }
 }
 
 /// As root, then as the user `nobody` under a seccomp filter: all that the sibling executes and reads is rewritten,

@@ -134,6 +134,16 @@ next! {
     setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else { no_memory(); -1 };
     chroot: fn(_path: *const c_char) -> c_int, else { no_memory(); -1 };
     pivot_root: fn(_root: *const c_char, _old: *const c_char) -> c_int, else { no_memory(); -1 };
+    setuid: fn(_id: libc::uid_t) -> c_int, else { no_memory(); -1 };
+    seteuid: fn(_id: libc::uid_t) -> c_int, else { no_memory(); -1 };
+    setreuid: fn(_real: libc::uid_t, _effective: libc::uid_t) -> c_int, else { no_memory(); -1 };
+    setresuid: fn(_real: libc::uid_t, _effective: libc::uid_t, _saved: libc::uid_t) -> c_int,
+        else { no_memory(); -1 };
+    setgid: fn(_id: libc::gid_t) -> c_int, else { no_memory(); -1 };
+    setegid: fn(_id: libc::gid_t) -> c_int, else { no_memory(); -1 };
+    setregid: fn(_real: libc::gid_t, _effective: libc::gid_t) -> c_int, else { no_memory(); -1 };
+    setresgid: fn(_real: libc::gid_t, _effective: libc::gid_t, _saved: libc::gid_t) -> c_int,
+        else { no_memory(); -1 };
     capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else { no_memory(); -1 };
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else { no_memory(); -1 };

@@ -9,7 +9,7 @@ use jumbo_inside::reaper::{self, State};
 use jumbo_inside::sandbox;
 use jumbo_inside::{gather, heap};
 
-use crate::reaper::auto;
+use crate::reaper::{auto, renewed};
 use crate::{environment, glibc, mimalloc, next, sharing};
 
 /// prctl(2)'s ways to take privilege from one thread: the workers of [`gather`] would keep it.
@@ -191,16 +191,18 @@ unsafe extern "C" fn watched(
             answer
         }
         // Of one thread alone, where the C library's own functions tell all of them.
-        libc::SYS_capset
-        | libc::SYS_setuid
+        libc::SYS_capset | libc::SYS_setgroups => {
+            gather::end_workers();
+            call()
+        }
+        libc::SYS_setuid
         | libc::SYS_setgid
         | libc::SYS_setreuid
         | libc::SYS_setregid
         | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setgroups => {
+        | libc::SYS_setresgid => {
             gather::end_workers();
-            call()
+            renewed(call)
         }
         libc::SYS_unshare => sharing::unshared(first, call),
         libc::SYS_setns => sharing::joined(call),

@@ -2,7 +2,7 @@
 //!
 //! unshare(2) and setns(2), which the kernel refuses for some namespaces while memory is shared: it is
 //! ended before. chroot(2) and pivot_root(2), after which it would still have the old root, for the program
-//! to find in /proc. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
+//! to find in /proc. setuid(2) and its kin, after which it would still be who the program was. And what acquires something that hangs on the memory: shmat(2), io_setup(2), flock(2),
 //! fcntl(2); see [`crate::reaper::auto`].
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
@@ -11,7 +11,7 @@ use jumbo_inside::reaper::State;
 use jumbo_inside::{gather, heap};
 
 use crate::next;
-use crate::reaper::{auto, without};
+use crate::reaper::{auto, renewed, without};
 
 /// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
 const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
@@ -94,6 +94,33 @@ pub unsafe extern "C" fn pivot_root(root: *const c_char, old: *const c_char) -> 
 pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
     heap::before_confinement();
     without(call, |_| false)
+}
+
+/// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program
+/// can write. The C library has each of its threads make them, so [`gather`]'s workers do as well.
+macro_rules! identities {
+    ($($name:ident($($argument:ident),*): $id:ty;)*) => {$(
+        #[doc = concat!(stringify!($name), "(2).")]
+        ///
+        /// # Safety
+        /// None beyond C's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $id),*) -> c_int {
+            // SAFETY: the same call.
+            renewed(|| unsafe { (next::$name.get())($($argument),*) })
+        }
+    )*};
+}
+
+identities! {
+    setuid(id): libc::uid_t;
+    seteuid(id): libc::uid_t;
+    setreuid(real, effective): libc::uid_t;
+    setresuid(real, effective, saved): libc::uid_t;
+    setgid(id): libc::gid_t;
+    setegid(id): libc::gid_t;
+    setregid(real, effective): libc::gid_t;
+    setresgid(real, effective, saved): libc::gid_t;
 }
 
 /// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.

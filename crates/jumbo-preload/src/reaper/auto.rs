@@ -96,6 +96,21 @@ fn add(bytes: usize) {
     asked();
 }
 
+/// What this process has asked for.
+fn total() -> u64 {
+    let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
+    blocks.saturating_add(ASKED.load(Ordering::Relaxed))
+}
+
+/// The sibling is about to be ended: another one is started when the process has asked for [`STEP`] more.
+pub(super) fn wait_for_more() {
+    if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
+        GUARDING.store(false, Ordering::SeqCst);
+        UNTIL.store(total().saturating_add(STEP), Ordering::Relaxed);
+        WATCHING.store(true, Ordering::Release);
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn look() {
@@ -103,8 +118,7 @@ fn look() {
         WATCHING.store(false, Ordering::Relaxed);
         return reaper::record(State::Seccomp);
     }
-    let blocks = blocks().saturating_sub(INHERITED.load(Ordering::Relaxed));
-    let asked = blocks.saturating_add(ASKED.load(Ordering::Relaxed));
+    let asked = total();
     // A vfork(2) child runs in its parent's memory, and its parent's business is not its own.
     if asked < UNTIL.load(Ordering::Relaxed) || !reaper::is_owner() {
         return;

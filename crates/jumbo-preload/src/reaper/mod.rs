@@ -1,4 +1,4 @@
-//! When the sibling of [`jumbo_inside::reaper`] is started and ended: [`begin`], [`forked`], [`without`]; and
+//! When the sibling of [`jumbo_inside::reaper`] is started and ended: [`begin`], [`forked`], [`without`], [`renewed`]; and
 //! [`auto`], for programs that get one when they are large.
 
 pub(crate) mod auto;
@@ -88,6 +88,14 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
         again();
     }
     answer
+}
+
+/// Makes a call that changes who the process is. The sibling that there is would stay who it was: it is ended before.
+/// With `on` another one is started after, and with `auto` once the process has asked for more memory: a server that
+/// changes its user for each request is not to pay for a start each time.
+pub(crate) fn renewed<T>(call: impl FnMut() -> T) -> T {
+    auto::wait_for_more();
+    without(call, |_| false)
 }
 
 /// Starts the sibling that was kept out, or ended, for a call.
