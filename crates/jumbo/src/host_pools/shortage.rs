@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::kernel::memory::{Memory, Zone};
+use crate::kernel::task::Status;
 use crate::kernel::zones::{Blocks, Watermarks};
 use crate::kernel::{self, Root, hugetlb};
 use crate::knobs::Step;
@@ -111,12 +112,9 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
 
 /// The nodes whose memory this process may have: cpusets rule the writes of a knob too.
 fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
-    let status = root.read("proc/self/status").ok()?;
-    let list = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    let status = Status::read(root, "self").ok()?;
     let mut nodes = BTreeSet::new();
-    for range in list.trim().split(',') {
+    for range in status.get("Mems_allowed_list")?.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
         nodes.extend((first..=last).map(NodeId));

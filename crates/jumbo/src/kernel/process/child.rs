@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 
-use super::{Image, Signals, Stop};
+use super::{Image, Signals, Standing, Stop};
+use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
 ///
@@ -137,10 +138,7 @@ impl Child {
 
     /// True while it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        // The state comes after the name, which is in brackets and may hold any byte.
-        let state = stat.rsplit(')').next().unwrap_or_default();
-        state.trim_start().starts_with('T')
+        Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
     }
 
     /// Waits until it has ended, or where it is traced stands still.

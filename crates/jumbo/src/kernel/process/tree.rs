@@ -1,6 +1,9 @@
 //! A process and those it started: which there are, and how much anonymous memory they hold.
 
-use crate::kernel::{FileError, Root};
+use procfs_core::process::StatM;
+
+use super::Standing;
+use crate::kernel::{FileError, Root, parse};
 use crate::units::Bytes;
 
 /// The children of all threads of `pid`. Empty where it has none, is gone, or where the kernel does not
@@ -27,11 +30,7 @@ pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
         if pid == ancestor {
             return true;
         }
-        let stat = root.read(format!("proc/{pid}/stat")).unwrap_or_default();
-        // The name, in brackets, may hold any byte; state and parent follow it.
-        let rest = stat.rsplit(')').next().unwrap_or_default();
-        let parent = rest.split_ascii_whitespace().nth(1);
-        pid = parent.and_then(|pid| pid.parse().ok()).unwrap_or_default();
+        pid = Standing::read(root, pid).map_or(0, |standing| standing.parent);
     }
     false
 }
@@ -47,22 +46,9 @@ pub fn exists(root: &Root, pid: u32) -> bool {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
-    let relative = format!("proc/{pid}/statm");
-    let text = root.read(&relative)?;
-    let mut fields = text.split_ascii_whitespace().map(str::parse::<u64>);
-    match (fields.next(), fields.next(), fields.next()) {
-        (Some(Ok(_)), Some(Ok(resident)), Some(Ok(shared))) => {
-            let page = rustix::param::page_size() as u64;
-            Ok(Bytes(resident.saturating_sub(shared) * page))
-        }
-        _ => Err(FileError::Content {
-            path: root.path(relative),
-            what: format!(
-                "`{}` where at least three numbers were expected",
-                text.trim()
-            ),
-        }),
-    }
+    let pages: StatM = parse(root, &format!("proc/{pid}/statm"))?;
+    let page = rustix::param::page_size() as u64;
+    Ok(Bytes(pages.resident.saturating_sub(pages.shared) * page))
 }
 
 /// Whether both processes share their memory, as a vfork(2) that has not come to its execve(2) and its parent do. `None`
