@@ -141,11 +141,6 @@ mod tests {
 
     /// Without pages, on two nodes.
     fn pool(size: PageSize) -> Pool {
-        let nothing = NodePool {
-            total: Pages(0),
-            free: Pages(0),
-            surplus: Pages(0),
-        };
         Pool {
             size,
             total: Pages(0),
@@ -154,7 +149,9 @@ mod tests {
             surplus: Pages(0),
             overcommit: Pages(0),
             demote_size: None,
-            nodes: [0, 1].map(|node| (NodeId(node), nothing)).into(),
+            nodes: [0, 1]
+                .map(|node| (NodeId(node), NodePool::default()))
+                .into(),
         }
     }
 

@@ -135,11 +135,8 @@ impl Group {
     /// The limit with the least room, of this group and its ancestors up to the mount.
     fn tightest(&self, root: &Root, limit: &str, usage: &str) -> Result<Option<Limit>, FileError> {
         let mut tightest: Option<Limit> = None;
-        for folder in self
-            .folder
-            .ancestors()
-            .take_while(|folder| folder.starts_with(&self.mount))
-        {
+        let folders = self.folder.ancestors();
+        for folder in folders.take_while(|folder| folder.starts_with(&self.mount)) {
             let file = folder.join(limit);
             let Some(text) = optional(root.read(&file))? else {
                 continue;
@@ -148,21 +145,20 @@ impl Group {
                 continue;
             };
             let usage = optional(root.read_u64(folder.join(usage)))?.unwrap_or(0);
-            let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
+            let reclaimable = if limit.starts_with("memory.") {
+                let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
+                clean_files(stat.as_bytes()).map_or(0, |bytes| bytes as u64)
+            } else {
+                0
+            };
             let here = Limit {
-                reclaimable: if limit.starts_with("memory.") {
-                    clean_files(stat.as_bytes()).map_or(Bytes(0), |bytes| Bytes(bytes as u64))
-                } else {
-                    Bytes(0)
-                },
                 file,
                 limit: bytes,
                 usage: Bytes(usage),
+                reclaimable: Bytes(reclaimable),
             };
-            if tightest
-                .as_ref()
-                .is_none_or(|other| here.room() < other.room())
-            {
+            let looser = |other: &Limit| here.room() < other.room();
+            if tightest.as_ref().is_none_or(looser) {
                 tightest = Some(here);
             }
         }

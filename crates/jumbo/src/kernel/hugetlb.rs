@@ -43,7 +43,7 @@ pub struct Pool {
 }
 
 /// A pool's pages on one node. Reservations belong to no node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodePool {
     /// `nr_hugepages`.
@@ -124,6 +124,7 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
     };
     let read = || {
         let info: Meminfo = parse(root, "proc/meminfo")?;
+        let overcommit = optional(root.read_u64("proc/sys/vm/nr_overcommit_hugepages"))?;
         let pages = |number: Option<u64>| Pages(number.unwrap_or(0));
         Ok(Pool {
             size,
@@ -131,9 +132,7 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
             free: pages(info.hugepages_free),
             reserved: pages(info.hugepages_rsvd),
             surplus: pages(info.hugepages_surp),
-            overcommit: pages(optional(
-                root.read_u64("proc/sys/vm/nr_overcommit_hugepages"),
-            )?),
+            overcommit: pages(overcommit),
             demote_size: None,
             nodes: BTreeMap::new(),
         })

@@ -10,11 +10,11 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
-use super::cgroup::Limits;
+use super::cgroup::{Limit, Limits};
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
 use super::{FileError, Root, base_page, sys, sys::Sharing, task, thp};
-use crate::units::{Bytes, PageSize};
+use crate::units::{Bytes, PageSize, Pages};
 
 /// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
 /// 512 MiB where base pages are 64 KiB).
@@ -110,35 +110,28 @@ impl Feature {
     }
 }
 
-fn sized<'a>(name: &str, features: &'a BTreeMap<PageSize, Feature>) -> Vec<(String, &'a Feature)> {
-    features
-        .iter()
-        .map(|(size, feature)| (format!("{name} {size}"), feature))
-        .collect()
-}
-
 impl Probe {
     /// Everything but the page sizes, under the names of the fields.
     pub fn features(&self) -> impl Iterator<Item = (String, &Feature)> {
-        [
-            sized("hugetlb", &self.hugetlb),
-            sized("anonymous", &self.anon),
-            sized("shared", &self.shared),
-        ]
-        .into_iter()
-        .flatten()
-        .chain(
-            [
-                ("THP for this process", &self.thp_for_process),
-                ("MADV_COLLAPSE", &self.collapse),
-                ("process_madvise", &self.process_madvise),
-                ("process_mrelease", &self.process_mrelease),
-                ("userfaultfd", &self.userfaultfd),
-                ("HVO", &self.vmemmap_optimization),
-                ("cgroup hugetlb", &self.cgroup_hugetlb),
-            ]
-            .map(|(name, feature)| (name.to_owned(), feature)),
-        )
+        let sized = [
+            ("hugetlb", &self.hugetlb),
+            ("anonymous", &self.anon),
+            ("shared", &self.shared),
+        ];
+        let others = [
+            ("THP for this process", &self.thp_for_process),
+            ("MADV_COLLAPSE", &self.collapse),
+            ("process_madvise", &self.process_madvise),
+            ("process_mrelease", &self.process_mrelease),
+            ("userfaultfd", &self.userfaultfd),
+            ("HVO", &self.vmemmap_optimization),
+            ("cgroup hugetlb", &self.cgroup_hugetlb),
+        ];
+        let sized = sized.into_iter().flat_map(|(name, features)| {
+            let named = move |(size, feature)| (format!("{name} {size}"), feature);
+            features.iter().map(named)
+        });
+        sized.chain(others.map(|(name, feature)| (name.to_owned(), feature)))
     }
 }
 
@@ -186,22 +179,15 @@ fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
             limit.limit, limit.usage
         ));
     }
-    let (unused, surplus) = (pool.unused(), pool.may_grow_by());
-    if unused.0 > 0 {
-        Feature::yes(format!(
-            "{unused} of {} pages free and unreserved",
-            pool.total
-        ))
-    } else if surplus.0 > 0 {
-        Feature::limited(format!(
-            "none of {} pages free, up to {surplus} surplus pages if memory is not fragmented",
-            pool.total
-        ))
-    } else {
-        Feature::no(format!(
-            "none of {} pages free, and nr_overcommit_hugepages allows no surplus",
-            pool.total
-        ))
+    let total = pool.total;
+    match (pool.unused(), pool.may_grow_by()) {
+        (Pages(0), Pages(0)) => Feature::no(format!(
+            "none of {total} pages free, and nr_overcommit_hugepages allows no surplus"
+        )),
+        (Pages(0), surplus) => Feature::limited(format!(
+            "none of {total} pages free, up to {surplus} surplus pages if memory is not fragmented"
+        )),
+        (unused, _) => Feature::yes(format!("{unused} of {total} pages free and unreserved")),
     }
 }
 
@@ -275,20 +261,20 @@ fn collapse(pmd: PageSize) -> Feature {
     }
     match try_collapse(pmd, Sharing::Private) {
         Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
-        Err(Errno::INVAL) => {
-            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", Errno::INVAL)
+        Err(errno @ Errno::INVAL) => {
+            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
         }
-        Err(errno) => Feature::refused(
-            format!("collapsing {pmd} of anonymous memory failed"),
-            errno,
-        ),
+        Err(errno) => {
+            let reason = format!("collapsing {pmd} of anonymous memory failed");
+            Feature::refused(reason, errno)
+        }
     }
 }
 
 fn process_madvise() -> Feature {
     // An empty page is enough: the kernel resolves the process and checks the right to it first.
     let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
-        let memory = sys::Scratch::new(base_of_this_process(), Sharing::Private)?;
+        let memory = sys::Scratch::new(base_page(&Root::host()), Sharing::Private)?;
         sys::collapse_in(this, memory.address(), 0)
     });
     match tried {
@@ -297,10 +283,6 @@ fn process_madvise() -> Feature {
         Err(Errno::NOSYS) => Feature::refused("no process_madvise (Linux 5.10)", Errno::NOSYS),
         Err(errno) => Feature::refused("advising this process itself failed", errno),
     }
-}
-
-fn base_of_this_process() -> PageSize {
-    base_page(&Root::host())
 }
 
 fn process_mrelease() -> Feature {
@@ -350,16 +332,11 @@ fn cgroup_feature(limits: &Limits) -> Feature {
         return Feature::yes("no hugetlb controller here, so no limit");
     };
     let binding = limits.hugetlb.iter().chain(&limits.reservations);
-    let texts: Vec<_> = binding
-        .map(|(size, limit)| {
-            format!(
-                "{size}: {} of {} left ({})",
-                limit.room(),
-                limit.limit,
-                limit.file.display()
-            )
-        })
-        .collect();
+    let text = |(size, of): (&PageSize, &Limit)| {
+        let (room, limit, file) = (of.room(), of.limit, of.file.display());
+        format!("{size}: {room} of {limit} left ({file})")
+    };
+    let texts: Vec<_> = binding.map(text).collect();
     if texts.is_empty() {
         Feature::yes(format!("no limit set (cgroup v{version})"))
     } else {

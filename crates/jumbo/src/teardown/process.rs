@@ -90,6 +90,11 @@ impl Process {
     }
 }
 
+/// The number of a process or thread.
+pub(super) fn id(thread: Pid) -> u32 {
+    thread.as_raw_nonzero().get().unsigned_abs()
+}
+
 impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
