@@ -123,7 +123,9 @@ mod tests {
 
     fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {
         let boot = boot.unwrap();
-        boot.files.iter().for_each(|file| file.apply(root).unwrap());
+        for file in &boot.files {
+            file.put(root, file.after.as_deref()).unwrap();
+        }
         boot
     }
 

@@ -156,38 +156,35 @@ fn files(root: &Root) -> Vec<HeldFile> {
         let Ok(device) = fs::symlink_metadata(&folder).map(|metadata| metadata.dev()) else {
             continue;
         };
-        let mut left = FILES;
-        walk(&folder, device, &mut left, &mut |path, bytes| {
-            found.push(HeldFile {
-                path: path.to_owned(),
-                size,
-                bytes,
-            });
-        });
+        walk(&folder, device, size, &mut { FILES }, &mut found);
     }
     found
 }
 
 /// Every file with pages below `folder`, on its own file system, following no links.
-fn walk(folder: &Path, device: u64, left: &mut usize, found: &mut dyn FnMut(&Path, Bytes)) {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries {
+fn walk(
+    folder: &Path,
+    device: u64,
+    size: Option<PageSize>,
+    left: &mut usize,
+    found: &mut Vec<HeldFile>,
+) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if *left == 0 {
             return;
         }
         *left -= 1;
-        let Ok(metadata) = entry.metadata() else {
+        let metadata = entry.metadata().ok();
+        let Some(metadata) = metadata.filter(|metadata| metadata.dev() == device) else {
             continue;
         };
-        if metadata.dev() != device {
-            continue;
-        }
+        let path = entry.path();
         // st_blocks is in 512 bytes, whatever the block size (inode(7)).
         let bytes = Bytes(metadata.blocks().saturating_mul(512));
         if metadata.is_dir() {
-            walk(&entry.path(), device, left, found);
+            walk(&path, device, size, left, found);
         } else if metadata.is_file() && bytes > Bytes(0) {
-            found(&entry.path(), bytes);
+            found.push(HeldFile { path, size, bytes });
         }
     }
 }

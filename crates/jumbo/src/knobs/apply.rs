@@ -71,7 +71,7 @@ pub struct Undone {
     pub complete: bool,
 }
 
-/// Why a plan could not be applied or undone.
+/// Why a plan could not be made, applied or undone.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -87,6 +87,16 @@ pub enum ApplyError {
         outcome: String,
         /// True where everything is as it was.
         put_back: bool,
+    },
+    /// A word that is not among those that the knob takes: there is no plan.
+    #[error("{knob} does not take `{word}`: it takes {}", words.join(", "))]
+    Word {
+        /// The knob.
+        knob: Knob,
+        /// The word.
+        word: String,
+        /// The words it takes, as the kernel lists them.
+        words: Vec<String>,
     },
     /// The record could not be written, or removed.
     #[error(transparent)]
@@ -137,37 +147,36 @@ pub fn apply(
     let mut record = Record::of(plan, command, locked);
     locked.add(&record)?;
     let mut work = Work::new(root, watcher);
-    if let Err(error) = work.all(&mut record, compact) {
-        return Err(work.give_up(locked, &record, compact, ApplyError::Refused(error)));
+    let mut done = work.all(&mut record, compact).map_err(ApplyError::from);
+    let mut put_back = None;
+    if done.is_ok() && work.stop {
+        put_back = Some(work.put_back(locked, &record, compact)?);
+    } else if done.is_ok() {
+        done = locked.finish(&mut record).map_err(ApplyError::from);
     }
-    if work.stop {
-        let put_back = Some(work.put_back(locked, &record, compact)?);
-        return Ok(Applied {
-            steps: record.steps,
-            put_back,
-            notes: work.notes,
-        });
-    }
-    if let Err(error) = locked.finish(&mut record) {
-        return Err(work.give_up(locked, &record, compact, error.into()));
+    if let Err(error) = done {
+        return Err(work.give_up(locked, &record, compact, error));
     }
     Ok(Applied {
         steps: record.steps,
-        put_back: None,
+        put_back,
         notes: work.notes,
     })
 }
 
 impl ApplyError {
+    /// This error, and what became of the steps before it.
+    fn then(self, put_back: bool, outcome: impl Into<String>) -> Self {
+        Self::Failed {
+            error: Box::new(self),
+            outcome: outcome.into(),
+            put_back,
+        }
+    }
+
     /// True where something may have been left changed.
     pub fn leaves_changes(&self) -> bool {
-        matches!(
-            self,
-            Self::Failed {
-                put_back: false,
-                ..
-            }
-        )
+        matches!(self, Self::Failed { put_back, .. } if !put_back)
     }
 }
 
@@ -257,13 +266,12 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
     for file in &record.files {
         let now = root.read(&file.file).ok();
         if now != file.after {
-            let in_words = |text: &Option<String>| {
-                text.as_deref().map_or("no file".to_owned(), |text| {
-                    format!("`{}`", text.trim_end())
-                })
+            let in_words = |text: &Option<String>| match text {
+                Some(text) => format!("`{}`", text.trim_end()),
+                None => "no file".to_owned(),
             };
             return Err(ApplyError::Changed {
-                what: format!("{}", root.path(&file.file).display()),
+                what: root.path(&file.file).display().to_string(),
                 left: in_words(&file.after),
                 now: in_words(&now),
             });
@@ -302,7 +310,7 @@ impl<'a> Work<'a> {
             if self.asked_to_stop(&Doing::Nothing) {
                 return Ok(());
             }
-            file.apply(self.root)?;
+            file.put(self.root, file.after.as_deref())?;
         }
         self.asked_to_stop(&Doing::Nothing);
         Ok(())
@@ -317,16 +325,13 @@ impl<'a> Work<'a> {
         self.try_put_back(locked, record, compact).map_err(|error| {
             // The record is the last that is put back.
             let put_back = matches!(error, ApplyError::Journal(_));
-            let outcome = if put_back {
-                "everything was put back, and the record of it stands"
-            } else {
-                "not everything was put back, and `--undo` tries again"
-            };
-            ApplyError::Failed {
-                error: Box::new(error),
-                outcome: outcome.to_owned(),
+            error.then(
                 put_back,
-            }
+                match put_back {
+                    true => "everything was put back, and the record of it stands",
+                    false => "not everything was put back, and `--undo` tries again",
+                },
+            )
         })
     }
 
@@ -338,8 +343,7 @@ impl<'a> Work<'a> {
     ) -> Result<Undone, ApplyError> {
         self.stop = false;
         let mut undone = Undone::default();
-        let steps = undo_steps(self.root, record)?;
-        for mut step in steps {
+        for mut step in undo_steps(self.root, record)? {
             if !self.stop {
                 self.step(&mut step, compact)?;
             }
@@ -348,14 +352,12 @@ impl<'a> Work<'a> {
         for file in &record.files {
             file.clear_up(self.root);
             if self.root.read(&file.file).ok() != file.before {
-                file.revert(self.root)?;
+                file.put(self.root, file.before.as_deref())?;
                 undone.files.push(file.file.clone());
             }
         }
-        undone.complete = undone
-            .steps
-            .iter()
-            .all(|step| step.after.as_ref() == Some(&step.to));
+        let is_back = |step: &Step| step.after.as_ref() == Some(&step.to);
+        undone.complete = undone.steps.iter().all(is_back);
         if undone.complete {
             locked.remove(record)?;
         }
@@ -370,22 +372,12 @@ impl<'a> Work<'a> {
         compact: bool,
         error: ApplyError,
     ) -> ApplyError {
-        let (outcome, put_back) = match self.put_back(locked, record, compact) {
-            Ok(undone) if undone.complete => ("everything was put back".to_owned(), true),
-            Ok(_) => (
-                "what was done before it could not all be put back, and `--undo` tries again"
-                    .to_owned(),
-                false,
-            ),
-            Err(second) => {
-                let put_back = !second.leaves_changes();
-                (second.to_string(), put_back)
-            }
-        };
-        ApplyError::Failed {
-            error: Box::new(error),
-            outcome,
-            put_back,
+        const PART: &str =
+            "what was done before it could not all be put back, and `--undo` tries again";
+        match self.put_back(locked, record, compact) {
+            Ok(undone) if undone.complete => error.then(true, "everything was put back"),
+            Ok(_) => error.then(false, PART),
+            Err(second) => error.then(!second.leaves_changes(), second.to_string()),
         }
     }
 

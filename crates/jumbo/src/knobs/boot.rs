@@ -79,28 +79,13 @@ pub struct Setting {
 }
 
 impl FileChange {
-    /// Makes the file what it is to be.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
-    pub fn apply(&self, root: &Root) -> Result<(), FileError> {
-        self.put(root, self.after.as_deref())
-    }
-
-    /// Makes the file what it was.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
-    pub fn revert(&self, root: &Root) -> Result<(), FileError> {
-        self.put(root, self.before.as_deref())
-    }
-
     /// Removes what a process left beside the file that was killed while it wrote it.
     pub(super) fn clear_up(&self, root: &Root) {
         whole_file::clear(&root.path(&self.file));
     }
 
-    fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
+    /// Gives the file this content, of which there is none before or after it.
+    pub(crate) fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let folder = path.parent().unwrap_or(Path::new("/"));
         match content {
@@ -262,29 +247,21 @@ fn others<'a>(
         !line.starts_with(['#', ';']) && knobs.iter().any(is_set)
     };
     let mut found = Vec::new();
-    let mut look = |file: String| {
-        if let Ok(text) = root.read(&file)
-            && text.lines().any(sets)
-        {
-            let group = &group.name;
-            found.push(format!("/{file} sets {group} too, and may win at boot"));
-        }
-    };
     for kind in ["sysctl.d", "tmpfiles.d"] {
         for place in ["etc", "run", "usr/local/lib", "usr/lib"] {
             let folder = format!("{place}/{kind}");
-            for name in root.list(&folder).unwrap_or_default() {
-                let file = format!("{folder}/{name}");
-                // /etc/sysctl.conf is there under this name too.
-                let is_known = files(group).contains(&file) || name == "99-sysctl.conf";
-                if name.ends_with(".conf") && !is_known {
-                    look(file);
-                }
-            }
+            let mut names = root.list(&folder).unwrap_or_default();
+            // /etc/sysctl.conf is there under that name too.
+            names.retain(|name| name.ends_with(".conf") && name != "99-sysctl.conf");
+            found.extend(names.into_iter().map(|name| format!("{folder}/{name}")));
         }
     }
-    look("etc/sysctl.conf".to_owned());
-    found
+    found.push("etc/sysctl.conf".to_owned());
+    let is_set = |file: &String| root.read(file).is_ok_and(|text| text.lines().any(sets));
+    found.retain(|file| !files(group).contains(file) && is_set(file));
+    let name = &group.name;
+    let note = |file| format!("/{file} sets {name} too, and may win at boot");
+    found.into_iter().map(note).collect()
 }
 
 #[cfg(test)]
@@ -300,7 +277,7 @@ mod tests {
     fn set(root: &Root, group: &Group, knob: Knob, value: impl Into<Value>) -> Boot {
         let boot = persist(root, group, &[(knob.file, value.into())], &[]).unwrap();
         for file in &boot.files {
-            file.apply(root).unwrap();
+            file.put(root, file.after.as_deref()).unwrap();
         }
         boot
     }
@@ -330,12 +307,13 @@ mod tests {
         let groups = [Group::hvo(), Group::thp()];
         assert_eq!(settings(&root, &groups).unwrap().len(), 3);
         let one = forget(&root, &groups[1], Some(&[small().file])).unwrap();
-        one.files[0].apply(&root).unwrap();
+        let put = |file: &FileChange, text: &Option<String>| file.put(&root, text.as_deref());
+        put(&one.files[0], &one.files[0].after).unwrap();
         assert_eq!(settings(&root, &groups).unwrap().len(), 2);
         let all = forget(&root, &groups[1], None).unwrap();
-        all.files[0].apply(&root).unwrap();
+        put(&all.files[0], &all.files[0].after).unwrap();
         assert!(root.read(THP).is_err());
-        all.files[0].revert(&root).unwrap();
+        put(&all.files[0], &all.files[0].before).unwrap();
         assert_eq!(settings(&root, &groups).unwrap().len(), 2);
     }
 
