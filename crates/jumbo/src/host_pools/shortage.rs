@@ -77,17 +77,12 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
         let here = |node: NodeId, name: &str| node == zone.node && name == zone.name;
         let marks = marks.iter().find(|marks| here(marks.node, &marks.zone));
         let blocks = blocks.iter().find(|blocks| here(blocks.node, &blocks.zone));
-        let closed = if allowed
-            .as_ref()
-            .is_some_and(|nodes| !nodes.contains(&zone.node))
-        {
+        let is_allowed = |nodes: &BTreeSet<NodeId>| nodes.contains(&zone.node);
+        let closed = if !allowed.as_ref().is_none_or(is_allowed) {
             Some("not in this process's cpuset".to_owned())
-        } else if gigantic && zone.name == "Movable" {
-            Some(format!(
-                "ZONE_MOVABLE has no {size} pages: they could not be moved"
-            ))
         } else {
-            None
+            let why = || format!("ZONE_MOVABLE has no {size} pages: they could not be moved");
+            (gigantic && zone.name == "Movable").then(why)
         };
         ZoneRoom {
             node: zone.node,

@@ -263,23 +263,16 @@ mod tests {
     /// A pipe that nothing is written to holds its reader up.
     #[test]
     fn what_is_held_back_is_given_up_and_the_rest_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        for pid in [1, 2, 3, 4] {
-            std::fs::create_dir_all(root.path(format!("proc/{pid}"))).unwrap();
-        }
         let large = "x".repeat(3 << 20);
-        std::fs::write(root.path("proc/1/maps"), &large).unwrap();
+        let files = [
+            ("proc/1/maps", &*large),
+            ("proc/2/x", ""),
+            ("proc/4/maps", ""),
+        ];
+        let (_folder, root) = crate::kernel::fake::host(&files);
         let pipe = root.path("proc/2/maps");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &pipe,
-            rustix::fs::FileType::Fifo,
-            rustix::fs::Mode::RWXU,
-            0,
-        )
-        .unwrap();
-        std::fs::write(root.path("proc/4/maps"), "").unwrap();
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, Mode::RWXU, 0).unwrap();
         let [first, held, gone, empty] = &texts(&root, &[1, 2, 3, 4], "maps")[..] else {
             panic!("four were asked for");
         };

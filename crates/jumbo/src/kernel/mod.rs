@@ -15,6 +15,8 @@
 
 mod aside;
 pub mod cgroup;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod file_id;
 pub mod folios;
 pub mod hugetlb;

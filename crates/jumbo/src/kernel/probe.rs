@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use rustix::io::Errno;
+use rustix::mm::MapFlags;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -13,7 +14,7 @@ use serde::Serialize;
 use super::cgroup::{Limit, Limits};
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
-use super::{FileError, Root, base_page, sys, sys::Sharing, task, thp};
+use super::{FileError, Root, base_page, sys, task, thp};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
@@ -151,8 +152,8 @@ pub fn probe(root: &Root) -> Probe {
             .flatten()
             .map(|pool| (pool.size, pool_feature(pool, limits.as_ref().ok())))
             .collect(),
-        anon: by_size(&thp, Thp::anon, anon_feature, Sharing::Private),
-        shared: by_size(&thp, Thp::shared, shared_feature, Sharing::Shared),
+        anon: by_size(&thp, Thp::anon, anon_feature, MapFlags::PRIVATE),
+        shared: by_size(&thp, Thp::shared, shared_feature, MapFlags::SHARED),
         thp_for_process: thp_for_process(root, &thp),
         collapse: collapse(pmd_size),
         process_madvise: process_madvise(),
@@ -195,7 +196,7 @@ fn by_size(
     thp: &Result<Option<Thp>, FileError>,
     choice: impl Fn(&Thp, PageSize) -> Option<&Choice>,
     feature: impl Fn(&Choice) -> Feature,
-    sharing: Sharing,
+    sharing: MapFlags,
 ) -> BTreeMap<PageSize, Feature> {
     let Ok(Some(thp)) = thp else {
         return BTreeMap::new();
@@ -216,13 +217,13 @@ fn by_size(
     sizes.filter_map(|size| Some((size, of(size)?))).collect()
 }
 
-fn try_collapse(pmd: PageSize, sharing: Sharing) -> Result<(), Errno> {
+fn try_collapse(pmd: PageSize, sharing: MapFlags) -> Result<(), Errno> {
     let memory = sys::Scratch::new(pmd, sharing)?;
     memory.touch()?;
     sys::collapse(memory.address(), memory.size())
 }
 
-fn can_collapse(pmd: PageSize, sharing: Sharing) -> bool {
+fn can_collapse(pmd: PageSize, sharing: MapFlags) -> bool {
     pmd.bytes() <= LARGEST_TRIAL.0 && try_collapse(pmd, sharing).is_ok()
 }
 
@@ -259,7 +260,7 @@ fn collapse(pmd: PageSize) -> Feature {
     if pmd.bytes() > LARGEST_TRIAL.0 {
         return Feature::limited(format!("not tried: one huge page is {pmd} here"));
     }
-    match try_collapse(pmd, Sharing::Private) {
+    match try_collapse(pmd, MapFlags::PRIVATE) {
         Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
         Err(errno @ Errno::INVAL) => {
             Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
@@ -274,7 +275,7 @@ fn collapse(pmd: PageSize) -> Feature {
 fn process_madvise() -> Feature {
     // An empty page is enough: the kernel resolves the process and checks the right to it first.
     let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
-        let memory = sys::Scratch::new(base_page(&Root::host()), Sharing::Private)?;
+        let memory = sys::Scratch::new(base_page(&Root::host()), MapFlags::PRIVATE)?;
         sys::collapse_in(this, memory.address(), 0)
     });
     match tried {

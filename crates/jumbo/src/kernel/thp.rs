@@ -161,13 +161,9 @@ impl Thp {
 /// True where faults of anonymous memory bring no huge page of `size`, whatever a program advises: `enabled` is
 /// `never` for it. What cannot be read is taken to bring some.
 pub fn is_never(root: &Root, size: PageSize) -> bool {
-    let read = |file: String| Choice::read(root, &file).ok();
-    let own = read(format!("{FOLDER}/hugepages-{}kB/enabled", size.kib()));
-    let inherits = |own: &Choice| own.is("inherit");
-    let choice = match own.filter(|own| !inherits(own)) {
-        Some(own) => Some(own),
-        None => read(format!("{FOLDER}/enabled")),
-    };
+    let read = |folder: &str| Choice::read(root, &format!("{FOLDER}{folder}/enabled")).ok();
+    let own = read(&format!("/hugepages-{}kB", size.kib()));
+    let choice = own.filter(|own| !own.is("inherit")).or_else(|| read(""));
     choice.is_some_and(|choice| choice.is("never"))
 }
 

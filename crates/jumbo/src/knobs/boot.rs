@@ -97,8 +97,8 @@ impl FileChange {
     }
 }
 
-/// What our files of one group set: of each knob the value, and the file it stands in.
-type Lines = BTreeMap<String, (String, String)>;
+/// What our files of one group set, by knob.
+type Lines = BTreeMap<String, Setting>;
 
 /// What it takes to have these values, by file of the knob, after the next boot, and nothing of ours in the files of
 /// `instead`.
@@ -134,7 +134,8 @@ pub fn persist(
             boot.unset.push(knob.clone());
             continue;
         };
-        lines.insert(knob.clone(), (value.to_string(), file));
+        let (knob, value) = (knob.clone(), value.to_string());
+        lines.insert(knob.clone(), Setting { knob, value, file });
     }
     boot.files = changes(root, group, &lines)?;
     let set = values.iter().map(|(knob, _)| knob);
@@ -165,8 +166,7 @@ pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boo
 pub fn settings(root: &Root, groups: &[Group]) -> Result<Vec<Setting>, FileError> {
     let mut settings = Vec::new();
     for group in groups {
-        let lines = read(root, group)?.into_iter();
-        settings.extend(lines.map(|(knob, (value, file))| Setting { knob, value, file }));
+        settings.extend(read(root, group)?.into_values());
     }
     Ok(settings)
 }
@@ -199,7 +199,8 @@ fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
                 [name, "=", value] => (format!("{SYSCTLS}{}", name.replace('.', "/")), value),
                 _ => continue,
             };
-            lines.insert(knob, ((*value).to_owned(), file.clone()));
+            let (value, file) = ((*value).to_owned(), file.clone());
+            lines.insert(knob.clone(), Setting { knob, value, file });
         }
     }
     Ok(lines)
@@ -211,9 +212,9 @@ fn changes(root: &Root, group: &Group, lines: &Lines) -> Result<Vec<FileChange>,
     for file in files(group) {
         let before = optional(root.read(&file))?;
         let is_sysctl = file.starts_with("etc/sysctl.d");
-        let here = lines.iter().filter(|(_, (_, place))| *place == file);
+        let here = lines.values().filter(|line| line.file == file);
         let written: String = here
-            .map(|(knob, (value, _))| match sysctl(knob) {
+            .map(|Setting { knob, value, .. }| match sysctl(knob) {
                 Some(name) if is_sysctl => format!("{name} = {value}\n"),
                 _ => format!("w /{knob} - - - - {value}\n"),
             })
@@ -266,13 +267,15 @@ fn others<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{host, write};
     use super::super::knob::Knob;
     use super::*;
+    use crate::kernel::fake::{host, write};
     use crate::units::PageSize;
 
     const HVO: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
     const THP: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+    const SYSCTL: (&str, &str) = ("sbin/sysctl", "");
+    const TMPFILES: (&str, &str) = ("usr/bin/systemd-tmpfiles", "");
 
     fn set(root: &Root, group: &Group, knob: Knob, value: impl Into<Value>) -> Boot {
         let boot = persist(root, group, &[(knob.file, value.into())], &[]).unwrap();
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn sysctls_and_files_of_sys_are_persisted_and_forgotten() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles", "sbin/sysctl"]);
+        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
         set(&root, &Group::hvo(), Knob::hvo(), 1);
         set(&root, &Group::thp(), small(), "always");
         set(&root, &Group::thp(), Knob::thp(None, "defrag"), "defer");
@@ -319,29 +322,23 @@ mod tests {
 
     #[test]
     fn what_no_program_reads_is_not_written() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles"]);
+        let (_folder, root) = host(&[TMPFILES]);
         set(&root, &Group::hvo(), Knob::hvo(), 0);
         assert_eq!(settings(&root, &[Group::hvo()]).unwrap()[0].value, "0");
-        let (_folder, root) = host(&["sbin/sysctl"]);
+        let (_folder, root) = host(&[SYSCTL]);
         let boot = set(&root, &Group::thp(), small(), "always");
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
     }
 
     #[test]
     fn what_others_set_is_named() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles", "sbin/sysctl"]);
+        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
         let line = "# x\nvm.hugetlb_optimize_vmemmap=1\n";
         write(&root, "etc/sysctl.d/99-database.conf", line);
-        write(
-            &root,
-            "etc/sysctl.d/10-other.conf",
-            &line.replace("vm", "#vm"),
-        );
-        write(
-            &root,
-            "usr/lib/tmpfiles.d/thp.conf",
-            &format!("w! /{} - - - - never", small().file),
-        );
+        let other = line.replace("vm", "#vm");
+        write(&root, "etc/sysctl.d/10-other.conf", other);
+        let never = format!("w! /{} - - - - never", small().file);
+        write(&root, "usr/lib/tmpfiles.d/thp.conf", never);
         let hvo = set(&root, &Group::hvo(), Knob::hvo(), 1).notes;
         let thp = set(&root, &Group::thp(), small(), "always").notes;
         assert_eq!((hvo.len(), thp.len()), (1, 1), "{hvo:?} {thp:?}");

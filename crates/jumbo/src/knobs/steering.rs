@@ -58,21 +58,23 @@ impl<'a> Steering<'a> {
         plan.saved = saved;
         plan.writable(root)?;
         stands_on(root, &plan)?;
-        let abandoned = if go_on {
-            abandoned(root, locked)?
-        } else {
-            None
+        let abandoned = match go_on {
+            true => abandoned(root, locked)?,
+            false => None,
         };
         let goes_on_for = abandoned.as_ref().map(|record| record.pid);
-        let record = if let Some(mut record) = abandoned {
-            record.go_on(command);
-            locked.put(&record)?;
-            record
-        } else {
-            let mut record = Record::of(&plan, command, locked);
-            record.steering = true;
-            locked.add(&record)?;
-            record
+        let record = match abandoned {
+            Some(mut record) => {
+                record.go_on(command);
+                locked.put(&record)?;
+                record
+            }
+            None => {
+                let mut record = Record::of(&plan, command, locked);
+                record.steering = true;
+                locked.add(&record)?;
+                record
+            }
         };
         Ok(Self {
             root,

@@ -1,7 +1,6 @@
 //! A program run as a child: [`Child`].
 
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -162,17 +161,14 @@ impl Child {
     )]
     fn wait4(&self, options: i32) -> io::Result<Option<(Change, Faults)>> {
         let mut status = 0;
-        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: all zeroes are a valid value, as any bits are.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers are to memory of the right type that outlives the call.
-        let pid = unsafe { libc::wait4(self.pid, &raw mut status, options, usage.as_mut_ptr()) };
-        if pid < 0 {
-            return Err(io::Error::last_os_error());
+        match unsafe { libc::wait4(self.pid, &raw mut status, options, &raw mut usage) } {
+            ..0 => return Err(io::Error::last_os_error()),
+            0 => return Ok(None),
+            _ => {}
         }
-        if pid == 0 {
-            return Ok(None);
-        }
-        // SAFETY: zeroed, then filled in by the kernel; any bits are valid.
-        let usage = unsafe { usage.assume_init() };
         let change = if libc::WIFEXITED(status) {
             Change::Exited(libc::WEXITSTATUS(status))
         } else if libc::WIFSIGNALED(status) {

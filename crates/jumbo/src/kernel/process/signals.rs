@@ -155,7 +155,7 @@ pub(super) fn mask(how: libc::c_int, signal: libc::c_int) {
 
 /// Whether nothing comes of a signal.
 #[expect(unsafe_code, reason = "the disposition is a C structure")]
-fn is_ignored(signal: i32) -> bool {
+pub(super) fn is_ignored(signal: i32) -> bool {
     // SAFETY: all zeroes are a valid value of the structure, which the call fills in; it changes nothing.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();

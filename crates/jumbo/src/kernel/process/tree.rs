@@ -9,17 +9,13 @@ use crate::units::Bytes;
 /// The children of all threads of `pid`. Empty where it has none, is gone, or where the kernel does not
 /// list them (CONFIG_PROC_CHILDREN).
 pub fn children(root: &Root, pid: u32) -> Vec<u32> {
-    let threads = root.list(format!("proc/{pid}/task")).unwrap_or_default();
-    let lists = threads.iter().map(|thread| {
+    let mut children = Vec::new();
+    for thread in root.list(format!("proc/{pid}/task")).unwrap_or_default() {
         let list = root.read(format!("proc/{pid}/task/{thread}/children"));
-        list.unwrap_or_default()
-    });
-    lists
-        .flat_map(|list| {
-            let pids = list.split_ascii_whitespace().map(str::parse);
-            pids.flatten().collect::<Vec<u32>>()
-        })
-        .collect()
+        let list = list.unwrap_or_default();
+        children.extend(list.split_ascii_whitespace().flat_map(str::parse::<u32>));
+    }
+    children
 }
 
 /// True where `pid` is `ancestor` or was started by it, through whatever generations. False where a

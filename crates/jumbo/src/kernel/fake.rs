@@ -1,0 +1,21 @@
+//! Files in a folder that stands in for a host.
+
+use std::fs;
+
+use super::Root;
+
+/// A host with these files; gone when the folder is dropped.
+pub(crate) fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Root::at(folder.path());
+    for (file, text) in files {
+        write(&root, file, text);
+    }
+    (folder, root)
+}
+
+pub(crate) fn write(root: &Root, file: &str, text: impl AsRef<[u8]>) {
+    let path = root.path(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
