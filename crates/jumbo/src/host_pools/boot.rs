@@ -94,7 +94,7 @@ fn command_line_sets(root: &Root, size: PageSize) -> Option<String> {
 mod tests {
     use super::super::plan::Amount;
     use super::*;
-    use crate::kernel::fake::{host, write};
+    use crate::kernel::fake::{self, host, write};
     use crate::kernel::hugetlb::NodePool;
 
     fn with(readers: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
@@ -138,15 +138,10 @@ mod tests {
     fn pool(size: PageSize) -> Pool {
         Pool {
             size,
-            total: Pages(0),
-            free: Pages(0),
-            reserved: Pages(0),
-            surplus: Pages(0),
-            overcommit: Pages(0),
-            demote_size: None,
             nodes: [0, 1]
                 .map(|node| (NodeId(node), NodePool::default()))
                 .into(),
+            ..fake::pool(0, 0, 0, 0)
         }
     }
 

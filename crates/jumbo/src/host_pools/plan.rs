@@ -229,18 +229,13 @@ fn saved(pool: &Pool) -> Vec<Saved> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::hugetlb;
+    use crate::kernel::{fake, hugetlb};
 
     fn pool(total: u64, free: u64, reserved: u64, surplus: u64) -> Pool {
         Pool {
-            size: PageSize::SIZE_2M,
-            total: Pages(total),
-            free: Pages(free),
-            reserved: Pages(reserved),
-            surplus: Pages(surplus),
             overcommit: Pages(4),
-            demote_size: None,
             nodes: [(NodeId(0), part(total, free, surplus))].into(),
+            ..fake::pool(total, free, reserved, surplus)
         }
     }
 

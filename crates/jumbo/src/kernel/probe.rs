@@ -105,10 +105,6 @@ impl Feature {
             ..Self::no(format!("{reason}: {errno}"))
         }
     }
-
-    fn unreadable(error: &FileError) -> Self {
-        Self::no(error.to_string())
-    }
 }
 
 impl Probe {
@@ -162,7 +158,7 @@ pub fn probe(root: &Root) -> Probe {
         vmemmap_optimization: vmemmap_optimization(root),
         cgroup_hugetlb: match &limits {
             Ok(limits) => cgroup_feature(limits),
-            Err(error) => Feature::unreadable(error),
+            Err(error) => Feature::no(error.to_string()),
         },
     }
 }
@@ -246,13 +242,13 @@ fn shared_feature(choice: &Choice) -> Feature {
 
 fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
     match (thp, task::own_thp_enabled(root)) {
-        (Err(error), _) => Feature::unreadable(error),
+        (Err(error), _) => Feature::no(error.to_string()),
         (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
         (_, Ok(Some(false))) => {
             Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
         }
         (_, Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
-        (_, Err(error)) => Feature::unreadable(&error),
+        (_, Err(error)) => Feature::no(error.to_string()),
     }
 }
 
@@ -324,7 +320,7 @@ fn vmemmap_optimization(root: &Root) -> Feature {
         }
         Ok(Some(false)) => Feature::limited("vm.hugetlb_optimize_vmemmap is 0; root can set it"),
         Ok(None) => Feature::no("this kernel has no vm.hugetlb_optimize_vmemmap (Linux 5.18)"),
-        Err(error) => Feature::unreadable(&error),
+        Err(error) => Feature::no(error.to_string()),
     }
 }
 

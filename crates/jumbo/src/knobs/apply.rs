@@ -146,16 +146,16 @@ pub fn apply(
     stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&record)?;
-    let mut work = Work::new(root, watcher);
-    let mut done = work.all(&mut record, compact).map_err(ApplyError::from);
+    let mut work = Work::new(root, locked, compact, watcher);
+    let mut done = work.all(&mut record).map_err(ApplyError::from);
     let mut put_back = None;
     if done.is_ok() && work.stop {
-        put_back = Some(work.put_back(locked, &record, compact)?);
+        put_back = Some(work.put_back(&record)?);
     } else if done.is_ok() {
         done = locked.finish(&mut record).map_err(ApplyError::from);
     }
     if let Err(error) = done {
-        return Err(work.give_up(locked, &record, compact, error));
+        return Err(work.give_up(&record, error));
     }
     Ok(Applied {
         steps: record.steps,
@@ -224,7 +224,7 @@ pub fn undo(
         begun.finished = false;
         locked.put(&begun)?;
     }
-    Work::new(root, watcher).put_back(locked, record, compact)
+    Work::new(root, locked, compact, watcher).put_back(record)
 }
 
 /// The writes that put `record` back from where things stand: those that give memory back first, as
@@ -283,6 +283,9 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
 /// Writing, with a watcher.
 pub(super) struct Work<'a> {
     root: &'a Root,
+    locked: &'a Locked,
+    /// Memory is moved together before pages are made.
+    compact: bool,
     watcher: &'a mut dyn Watcher,
     /// The watcher asked for an end.
     pub(super) stop: bool,
@@ -290,21 +293,28 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(root: &'a Root, watcher: &'a mut dyn Watcher) -> Self {
+    pub(super) fn new(
+        root: &'a Root,
+        locked: &'a Locked,
+        compact: bool,
+        watcher: &'a mut dyn Watcher,
+    ) -> Self {
         Self {
             root,
+            locked,
+            compact,
             watcher,
             stop: false,
             notes: Vec::new(),
         }
     }
 
-    fn all(&mut self, record: &mut Record, compact: bool) -> Result<(), FileError> {
+    fn all(&mut self, record: &mut Record) -> Result<(), FileError> {
         for step in &mut record.steps {
             if self.asked_to_stop(&Doing::Nothing) {
                 return Ok(());
             }
-            self.step(step, compact)?;
+            self.step(step)?;
         }
         for file in &record.files {
             if self.asked_to_stop(&Doing::Nothing) {
@@ -316,36 +326,25 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    pub(super) fn put_back(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-    ) -> Result<Undone, ApplyError> {
-        self.try_put_back(locked, record, compact).map_err(|error| {
+    pub(super) fn put_back(&mut self, record: &Record) -> Result<Undone, ApplyError> {
+        self.try_put_back(record).map_err(|error| match error {
             // The record is the last that is put back.
-            let put_back = matches!(error, ApplyError::Journal(_));
-            error.then(
-                put_back,
-                match put_back {
-                    true => "everything was put back, and the record of it stands",
-                    false => "not everything was put back, and `--undo` tries again",
-                },
-            )
+            ApplyError::Journal(_) => {
+                error.then(true, "everything was put back, and the record of it stands")
+            }
+            _ => error.then(
+                false,
+                "not everything was put back, and `--undo` tries again",
+            ),
         })
     }
 
-    fn try_put_back(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-    ) -> Result<Undone, ApplyError> {
+    fn try_put_back(&mut self, record: &Record) -> Result<Undone, ApplyError> {
         self.stop = false;
         let mut undone = Undone::default();
         for mut step in undo_steps(self.root, record)? {
             if !self.stop {
-                self.step(&mut step, compact)?;
+                self.step(&mut step)?;
             }
             undone.steps.push(step);
         }
@@ -359,22 +358,16 @@ impl<'a> Work<'a> {
         let is_back = |step: &Step| step.after.as_ref() == Some(&step.to);
         undone.complete = undone.steps.iter().all(is_back);
         if undone.complete {
-            locked.remove(record)?;
+            self.locked.remove(record)?;
         }
         Ok(undone)
     }
 
     /// Puts back what was done before `error`, and says what became of that.
-    pub(super) fn give_up(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-        error: ApplyError,
-    ) -> ApplyError {
+    fn give_up(&mut self, record: &Record, error: ApplyError) -> ApplyError {
         const PART: &str =
             "what was done before it could not all be put back, and `--undo` tries again";
-        match self.put_back(locked, record, compact) {
+        match self.put_back(record) {
             Ok(undone) if undone.complete => error.then(true, "everything was put back"),
             Ok(_) => error.then(false, PART),
             Err(second) => error.then(!second.leaves_changes(), second.to_string()),
@@ -382,8 +375,8 @@ impl<'a> Work<'a> {
     }
 
     /// One knob: written, and read back.
-    pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
-        if compact && step.grows() {
+    pub(super) fn step(&mut self, step: &mut Step) -> Result<(), FileError> {
+        if self.compact && step.grows() {
             self.compact(step);
         }
         if !self.stop {
@@ -400,8 +393,8 @@ impl<'a> Work<'a> {
         let (root, file) = (self.root.clone(), step.knob.compaction());
         let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
         if let Err(error) = done {
-            self.notes
-                .push(format!("memory was not compacted: {error}"));
+            let note = format!("memory was not compacted: {error}");
+            self.notes.push(note);
         }
     }
 

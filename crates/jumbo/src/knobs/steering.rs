@@ -103,8 +103,8 @@ impl<'a> Steering<'a> {
     ) -> Result<Written, FileError> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
         self.note(knob, |ours| ours.to = step.to.clone());
-        let mut work = Work::new(self.root, watcher);
-        work.step(&mut step, false)?;
+        let mut work = Work::new(self.root, self.locked, false, watcher);
+        work.step(&mut step)?;
         let stopped = work.stop;
         if let Some(after) = &step.after {
             self.note(knob, |ours| {
@@ -137,7 +137,7 @@ impl<'a> Steering<'a> {
             step.to = step.before.clone();
         }
         let _ = self.locked.put(&self.record);
-        Work::new(self.root, watcher).put_back(self.locked, &self.record, false)
+        Work::new(self.root, self.locked, false, watcher).put_back(&self.record)
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 /// All signals of this process, or all but those that it ignores: blocked, and read from a signalfd.
 ///
@@ -177,20 +178,18 @@ fn set_default(signal: i32) -> libc::sigaction {
 
 /// Ends this process by `signal`, without a core dump of its own (the program has dumped hers).
 /// Returns where the signal does not kill.
-#[expect(unsafe_code, reason = "dispositions and limits are C structures")]
+#[expect(unsafe_code, reason = "rustix has no real-time signals here")]
 pub fn die_by(signal: i32) {
-    let limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
     };
-    // SAFETY: the structures are ours. A core pattern that is a pipe ignores the limit, hence the
-    // second call.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const limit);
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        set_default(signal);
-        libc::kill(libc::getpid(), signal);
-    }
+    let _ = setrlimit(Resource::Core, none);
+    // A core pattern that is a pipe ignores the limit.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    set_default(signal);
+    // SAFETY: numbers alone.
+    unsafe { libc::kill(libc::getpid(), signal) };
     mask(libc::SIG_UNBLOCK, signal);
 }
 
