@@ -151,7 +151,8 @@ fn files(root: &Root) -> Vec<HeldFile> {
         let Ok(device) = fs::symlink_metadata(&folder).map(|metadata| metadata.dev()) else {
             continue;
         };
-        walk(&folder, device, size, &mut { FILES }, &mut found);
+        let mut left = FILES;
+        walk(&folder, device, size, &mut left, &mut found);
     }
     found
 }

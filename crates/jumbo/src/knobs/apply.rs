@@ -165,8 +165,8 @@ pub fn apply(
 }
 
 impl ApplyError {
-    /// This error, and what became of the steps before it.
-    fn then(self, put_back: bool, outcome: impl Into<String>) -> Self {
+    /// This error, and what became of the steps before it: whether all of it was put back, and that in words.
+    fn and(self, put_back: bool, outcome: impl Into<String>) -> Self {
         Self::Failed {
             error: Box::new(self),
             outcome: outcome.into(),
@@ -330,9 +330,9 @@ impl<'a> Work<'a> {
         self.try_put_back(record).map_err(|error| match error {
             // The record is the last that is put back.
             ApplyError::Journal(_) => {
-                error.then(true, "everything was put back, and the record of it stands")
+                error.and(true, "everything was put back, and the record of it stands")
             }
-            _ => error.then(
+            _ => error.and(
                 false,
                 "not everything was put back, and `--undo` tries again",
             ),
@@ -368,9 +368,9 @@ impl<'a> Work<'a> {
         const PART: &str =
             "what was done before it could not all be put back, and `--undo` tries again";
         match self.put_back(record) {
-            Ok(undone) if undone.complete => error.then(true, "everything was put back"),
-            Ok(_) => error.then(false, PART),
-            Err(second) => error.then(!second.leaves_changes(), second.to_string()),
+            Ok(undone) if undone.complete => error.and(true, "everything was put back"),
+            Ok(_) => error.and(false, PART),
+            Err(second) => error.and(!second.leaves_changes(), second.to_string()),
         }
     }
 

@@ -150,11 +150,10 @@ pub fn persist(
 pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boot, FileError> {
     let mut lines = read(root, group)?;
     let goes = |knob: &String| only.is_none_or(|only| only.contains(knob));
-    let gone: Vec<_> = lines.keys().filter(|knob| goes(knob)).cloned().collect();
-    lines.retain(|knob, _| !goes(knob));
+    let gone: Lines = lines.extract_if(.., |knob, _| goes(knob)).collect();
     Ok(Boot {
         files: changes(root, group, &lines)?,
-        notes: others(root, group, gone.iter()),
+        notes: others(root, group, gone.keys()),
         ..Boot::default()
     })
 }

@@ -15,6 +15,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
@@ -168,11 +169,8 @@ const LAST: usize = 1;
 const NEXT: usize = 2;
 
 fn since_boot_ns() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    part(now.tv_sec)
-        .saturating_mul(1_000_000_000)
-        .saturating_add(part(now.tv_nsec))
+    let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Journal {

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, set_parent_process_death_signal};
 
 use super::{Image, Signals, Standing, Stop};
 use crate::kernel::Root;
@@ -202,8 +202,7 @@ pub(in crate::kernel) fn fork() -> io::Result<libc::pid_t> {
 
 #[expect(unsafe_code, reason = "the last steps before execve are raw calls")]
 fn become_program(image: &Image, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
-    // SAFETY: takes a number and touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+    let _ = set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     if rustix::process::getppid() != Some(launcher) {
         // The launcher was killed before the kernel knew that we go with it.
         // SAFETY: ends this process and nothing else.
