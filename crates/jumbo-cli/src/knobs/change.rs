@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use jumbo::host_pools::Shortage;
 use jumbo::kernel::Root;
-use jumbo::knobs::{Boot, Group, Knob, Plan, PlanError, Step, Value, apply, boot};
+use jumbo::knobs::{ApplyError, Boot, Group, Knob, Plan, Step, Value, apply, boot};
 use jumbo::units::counted;
 use serde::Serialize;
 
@@ -128,7 +128,7 @@ pub(crate) fn set(
     change(root, &how.manner, || {
         let plan = match Plan::of(root, group.clone(), values.iter().cloned()) {
             Ok(plan) => plan,
-            Err(PlanError::File(error)) => return Err(refused(error)),
+            Err(ApplyError::Refused(error)) => return Err(refused(error)),
             Err(error) => usage(&error.to_string()),
         };
         let boot = if how.persist {

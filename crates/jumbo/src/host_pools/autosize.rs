@@ -219,6 +219,7 @@ impl AutoSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::fake::pool;
     use crate::units::PageSize;
     use proptest::prelude::*;
 
@@ -263,17 +264,12 @@ mod tests {
         }
 
         fn look(&self, seconds: u64) -> Seen {
+            let total = self.total();
             Seen {
                 at: Duration::from_secs(seconds),
                 pool: Pool {
-                    size: SIZE,
-                    total: Pages(self.total()),
-                    free: Pages(self.total() - self.demand),
-                    reserved: Pages(0),
-                    surplus: Pages(self.surplus()),
                     overcommit: Pages(self.overcommit),
-                    demote_size: None,
-                    nodes: Default::default(),
+                    ..pool(total, total - self.demand, 0, self.surplus())
                 },
                 available: Pages(self.available()).bytes(SIZE),
             }

@@ -21,9 +21,8 @@ pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boo
         let step = plan.writes.steps.iter().find(|step| step.knob == *knob)?;
         step.to.number().map(Pages)
     };
-    let mut values = Vec::new();
-    let mut instead = Vec::new();
-    let mut pages = None;
+    let of_node = |node: &NodeId| hugetlb::file(size, Some(*node), "nr_hugepages");
+    let (mut values, mut instead, mut pages) = (Vec::new(), Vec::new(), None);
     if wish.persistent.is_some() || wish.overcommit.is_none() {
         let here = wish.node.and_then(|node| pool.nodes.get(&node));
         let now = here.map_or(pool.persistent(), hugetlb::NodePool::persistent);
@@ -33,20 +32,14 @@ pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boo
         // A total and a part of it would be written in an order that is not defined.
         instead = match wish.node {
             Some(_) => vec![file(root, size, None, "nr_hugepages")?],
-            None => {
-                let nodes = pool.nodes.keys();
-                let of_node = |node: &NodeId| hugetlb::file(size, Some(*node), "nr_hugepages");
-                nodes.map(of_node).collect()
-            }
+            None => pool.nodes.keys().map(of_node).collect(),
         };
     }
     let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
     if wish.overcommit.is_some() || both {
         let to = to(&Knob::overcommit(size)).unwrap_or(pool.overcommit);
-        values.push((
-            file(root, size, None, "nr_overcommit_hugepages")?,
-            to.into(),
-        ));
+        let file = file(root, size, None, "nr_overcommit_hugepages")?;
+        values.push((file, to.into()));
     }
     let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
     if is_gigantic(root, size) || !boot.unset.is_empty() {
@@ -101,10 +94,10 @@ fn command_line_sets(root: &Root, size: PageSize) -> Option<String> {
 mod tests {
     use super::super::plan::Amount;
     use super::*;
+    use crate::kernel::fake::{self, host, write};
     use crate::kernel::hugetlb::NodePool;
-    use crate::knobs::fake::{host, write};
 
-    fn with(readers: &[&str]) -> (tempfile::TempDir, Root) {
+    fn with(readers: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let (folder, root) = host(readers);
         write(&root, "proc/meminfo", MEMINFO);
         (folder, root)
@@ -123,7 +116,9 @@ mod tests {
 
     fn apply(root: &Root, boot: Result<Boot, FileError>) -> Boot {
         let boot = boot.unwrap();
-        boot.files.iter().for_each(|file| file.apply(root).unwrap());
+        for file in &boot.files {
+            file.put(root, file.after.as_deref()).unwrap();
+        }
         boot
     }
 
@@ -137,24 +132,16 @@ mod tests {
         Active: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\n\
         Mapped: 0 kB\nSlab: 0 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\n\
         VmallocChunk: 0 kB\nHugepagesize: 2048 kB\n";
-    const BOTH: &[&str] = &["usr/bin/systemd-tmpfiles", "sbin/sysctl"];
+    const BOTH: &[(&str, &str)] = &[("usr/bin/systemd-tmpfiles", ""), ("sbin/sysctl", "")];
 
     /// Without pages, on two nodes.
     fn pool(size: PageSize) -> Pool {
-        let nothing = NodePool {
-            total: Pages(0),
-            free: Pages(0),
-            surplus: Pages(0),
-        };
         Pool {
             size,
-            total: Pages(0),
-            free: Pages(0),
-            reserved: Pages(0),
-            surplus: Pages(0),
-            overcommit: Pages(0),
-            demote_size: None,
-            nodes: [0, 1].map(|node| (NodeId(node), nothing)).into(),
+            nodes: [0, 1]
+                .map(|node| (NodeId(node), NodePool::default()))
+                .into(),
+            ..fake::pool(0, 0, 0, 0)
         }
     }
 

@@ -18,7 +18,7 @@ use crate::units::{Bytes, PageSize, Pages};
 const FILES: usize = 10_000;
 
 /// What one process has of one size.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Holder {
     /// The process.
@@ -85,18 +85,15 @@ impl Holders {
             let Ok(Some(memory)) = task::memory(root, pid) else {
                 continue;
             };
-            if memory.hugetlb == Bytes(0) && !all {
-                continue;
+            // What the program of a reaper has, the reaper would have once more.
+            if (all || memory.hugetlb > Bytes(0))
+                && program_of(root, pid, pids.iter().copied()).is_none()
+            {
+                holders.look(root, base, pid, memory.hugetlb);
             }
-            // What its program has, it would have once more.
-            if program_of(root, pid, pids.iter().copied()).is_some() {
-                continue;
-            }
-            holders.look(root, base, pid, memory.hugetlb);
         }
-        holders
-            .processes
-            .sort_by_key(|holder| Reverse((holder.resident(), holder.untouched)));
+        let most = |holder: &Holder| Reverse((holder.resident(), holder.untouched));
+        holders.processes.sort_by_key(most);
         holders.files = files(root);
         holders.files.sort_by_key(|file| Reverse(file.bytes));
         Ok(holders)
@@ -104,9 +101,8 @@ impl Holders {
 
     /// What is held of `size`, as far as it is known to be of that size.
     pub fn of(&self, size: PageSize) -> impl Iterator<Item = &Holder> {
-        self.processes
-            .iter()
-            .filter(move |holder| holder.size == Some(size))
+        let is_of = move |holder: &&Holder| holder.size == Some(size);
+        self.processes.iter().filter(is_of)
     }
 
     fn look(&mut self, root: &Root, base: PageSize, pid: u32, hugetlb: Bytes) {
@@ -115,8 +111,7 @@ impl Holders {
             name: task::name(root, pid).unwrap_or_default(),
             size,
             private,
-            shared: Bytes(0),
-            untouched: Bytes(0),
+            ..Holder::default()
         };
         let smaps = match Smaps::read(root, pid) {
             Ok(smaps) => smaps,
@@ -157,37 +152,35 @@ fn files(root: &Root) -> Vec<HeldFile> {
             continue;
         };
         let mut left = FILES;
-        walk(&folder, device, &mut left, &mut |path, bytes| {
-            found.push(HeldFile {
-                path: path.to_owned(),
-                size,
-                bytes,
-            });
-        });
+        walk(&folder, device, size, &mut left, &mut found);
     }
     found
 }
 
 /// Every file with pages below `folder`, on its own file system, following no links.
-fn walk(folder: &Path, device: u64, left: &mut usize, found: &mut dyn FnMut(&Path, Bytes)) {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries {
+fn walk(
+    folder: &Path,
+    device: u64,
+    size: Option<PageSize>,
+    left: &mut usize,
+    found: &mut Vec<HeldFile>,
+) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if *left == 0 {
             return;
         }
         *left -= 1;
-        let Ok(metadata) = entry.metadata() else {
+        let metadata = entry.metadata().ok();
+        let Some(metadata) = metadata.filter(|metadata| metadata.dev() == device) else {
             continue;
         };
-        if metadata.dev() != device {
-            continue;
-        }
+        let path = entry.path();
         // st_blocks is in 512 bytes, whatever the block size (inode(7)).
         let bytes = Bytes(metadata.blocks().saturating_mul(512));
         if metadata.is_dir() {
-            walk(&entry.path(), device, left, found);
+            walk(&path, device, size, left, found);
         } else if metadata.is_file() && bytes > Bytes(0) {
-            found(&entry.path(), bytes);
+            found.push(HeldFile { path, size, bytes });
         }
     }
 }

@@ -44,15 +44,13 @@ pub fn obstacles(root: &Root, size: PageSize, node: Option<NodeId>, more: Pages)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::fake;
 
     /// Eleven orders of free blocks: pages of 2 MiB are the last but one.
     fn host(buddyinfo: &str) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        let auxv: Vec<u8> = [6u64, 4096, 0, 0].map(u64::to_ne_bytes).concat();
-        std::fs::create_dir_all(root.path("proc/self")).unwrap();
-        std::fs::write(root.path("proc/self/auxv"), auxv).unwrap();
-        std::fs::write(root.path("proc/buddyinfo"), buddyinfo).unwrap();
+        let (folder, root) = fake::host(&[("proc/buddyinfo", buddyinfo)]);
+        let auxv = [6u64, 4096, 0, 0].map(u64::to_ne_bytes).concat();
+        fake::write(&root, "proc/self/auxv", auxv);
         (folder, root)
     }
 

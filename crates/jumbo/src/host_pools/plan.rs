@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::kernel::Root;
-use crate::kernel::hugetlb::{self, Pool};
+use crate::kernel::hugetlb::{NodePool, Pool};
 use crate::knobs::apply::ApplyError;
 use crate::knobs::{self, Group, Knob, Locked, Saved, Steering};
 use crate::units::{NodeId, PageSize, Pages, counted};
@@ -104,14 +104,14 @@ impl Plan {
             writes.add(Knob::overcommit(size), pool.overcommit, to);
         }
         if let Some(amount) = wish.persistent {
-            let part = Part::of(pool, wish.node)?;
-            let to = amount.from(&part, size, wish.node)?;
-            if to != part.persistent {
+            let part = part(pool, wish.node)?;
+            let has = part.persistent();
+            let to = amount.from(has, size, wish.node)?;
+            if to != has {
                 let knob = Knob::persistent(size, wish.node);
-                let step = knobs::Step::new(knob, part.persistent, to);
-                writes.steps.push(step);
+                writes.steps.push(knobs::Step::new(knob, has, to));
                 writes.saved.extend(saved(pool));
-                effect = Effect::of(&part, to);
+                effect = Effect::of(pool, part, to);
             }
         }
         Ok(Self { writes, effect })
@@ -140,8 +140,7 @@ pub fn steer<'a>(
 }
 
 impl Amount {
-    fn from(self, part: &Part, size: PageSize, node: Option<NodeId>) -> Result<Pages, PlanError> {
-        let has = part.persistent;
+    fn from(self, has: Pages, size: PageSize, node: Option<NodeId>) -> Result<Pages, PlanError> {
         match self {
             Self::To(to) => Ok(to),
             Self::More(by) => {
@@ -162,36 +161,21 @@ impl Amount {
     }
 }
 
-/// A pool, or its part on one node, as far as resizing goes.
-struct Part {
-    persistent: Pages,
-    surplus: Pages,
-    /// Pages that cannot be given back now: mapped or reserved, of the whole pool.
-    pinned: u64,
-    /// Persistent pages of the whole pool.
-    of_pool: u64,
-    /// Free pages here.
-    free: u64,
-}
-
-impl Part {
-    fn of(pool: &Pool, node: Option<NodeId>) -> Result<Self, PlanError> {
-        let here = node.map(|node| {
-            pool.nodes.get(&node).ok_or_else(|| PlanError::NoNode {
-                node,
-                size: pool.size,
-                nodes: nodes_in_words(pool),
-            })
+/// A pool, or its part on one node.
+fn part(pool: &Pool, node: Option<NodeId>) -> Result<NodePool, PlanError> {
+    let Some(node) = node else {
+        return Ok(NodePool {
+            total: pool.total,
+            free: pool.free,
+            surplus: pool.surplus,
         });
-        let here = here.transpose()?;
-        Ok(Self {
-            persistent: here.map_or(pool.persistent(), |here| here.persistent()),
-            surplus: here.map_or(pool.surplus, |here| here.surplus),
-            pinned: pool.used().0 + pool.reserved.0,
-            of_pool: pool.persistent().0,
-            free: here.map_or(pool.free, |here| here.free).0,
-        })
-    }
+    };
+    let here = pool.nodes.get(&node).copied();
+    here.ok_or_else(|| PlanError::NoNode {
+        node,
+        size: pool.size,
+        nodes: nodes_in_words(pool),
+    })
 }
 
 fn nodes_in_words(pool: &Pool) -> String {
@@ -206,8 +190,8 @@ fn nodes_in_words(pool: &Pool) -> String {
 impl Effect {
     /// The kernel frees free pages until what is mapped or reserved, in the whole pool, would no longer
     /// fit; the rest of the difference it calls surplus.
-    fn of(part: &Part, to: Pages) -> Self {
-        let (has, to) = (part.persistent.0, to.0);
+    fn of(pool: &Pool, part: NodePool, to: Pages) -> Self {
+        let (has, to) = (part.persistent().0, to.0);
         if to >= has {
             let adopted = part.surplus.0.min(to - has);
             return Self {
@@ -216,7 +200,9 @@ impl Effect {
                 ..Self::default()
             };
         }
-        let spare = part.of_pool.saturating_sub(part.pinned).min(part.free);
+        // Mapped or reserved, they cannot be given back now.
+        let pinned = pool.used().0 + pool.reserved.0;
+        let spare = (pool.persistent().0.saturating_sub(pinned)).min(part.free.0);
         let freed = spare.min(has - to);
         Self {
             freed: Pages(freed),
@@ -236,36 +222,28 @@ fn saved(pool: &Pool) -> Vec<Saved> {
     if pool.nodes.len() < 2 {
         return vec![saved(None, pool.persistent())];
     }
-    let on_node =
-        |(node, pages): (&NodeId, &hugetlb::NodePool)| saved(Some(*node), pages.persistent());
+    let on_node = |(node, pages): (&NodeId, &NodePool)| saved(Some(*node), pages.persistent());
     pool.nodes.iter().map(on_node).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::hugetlb::NodePool;
+    use crate::kernel::{fake, hugetlb};
 
     fn pool(total: u64, free: u64, reserved: u64, surplus: u64) -> Pool {
         Pool {
-            size: PageSize::SIZE_2M,
+            overcommit: Pages(4),
+            nodes: [(NodeId(0), part(total, free, surplus))].into(),
+            ..fake::pool(total, free, reserved, surplus)
+        }
+    }
+
+    fn part(total: u64, free: u64, surplus: u64) -> NodePool {
+        NodePool {
             total: Pages(total),
             free: Pages(free),
-            reserved: Pages(reserved),
             surplus: Pages(surplus),
-            overcommit: Pages(4),
-            demote_size: None,
-            nodes: [(NodeId(0), (total, free, surplus))]
-                .into_iter()
-                .map(|(node, (total, free, surplus))| {
-                    let part = NodePool {
-                        total: Pages(total),
-                        free: Pages(free),
-                        surplus: Pages(surplus),
-                    };
-                    (node, part)
-                })
-                .collect(),
         }
     }
 
@@ -327,12 +305,7 @@ mod tests {
     #[test]
     fn with_several_nodes_each_is_saved() {
         let mut pool = pool(10, 10, 0, 0);
-        let part = NodePool {
-            total: Pages(3),
-            free: Pages(3),
-            surplus: Pages(1),
-        };
-        pool.nodes.insert(NodeId(2), part);
+        pool.nodes.insert(NodeId(2), part(3, 3, 1));
         let plan = Plan::new(&pool, &wish(Amount::More(Pages(5)))).unwrap();
         let saved: Vec<_> = plan
             .writes

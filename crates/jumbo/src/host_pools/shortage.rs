@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::kernel::memory::{Memory, Zone};
+use crate::kernel::task::Status;
 use crate::kernel::zones::{Blocks, Watermarks};
 use crate::kernel::{self, Root, hugetlb};
 use crate::knobs::Step;
@@ -76,17 +77,12 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
         let here = |node: NodeId, name: &str| node == zone.node && name == zone.name;
         let marks = marks.iter().find(|marks| here(marks.node, &marks.zone));
         let blocks = blocks.iter().find(|blocks| here(blocks.node, &blocks.zone));
-        let closed = if allowed
-            .as_ref()
-            .is_some_and(|nodes| !nodes.contains(&zone.node))
-        {
+        let is_allowed = |nodes: &BTreeSet<NodeId>| nodes.contains(&zone.node);
+        let closed = if !allowed.as_ref().is_none_or(is_allowed) {
             Some("not in this process's cpuset".to_owned())
-        } else if gigantic && zone.name == "Movable" {
-            Some(format!(
-                "ZONE_MOVABLE has no {size} pages: they could not be moved"
-            ))
         } else {
-            None
+            let why = || format!("ZONE_MOVABLE has no {size} pages: they could not be moved");
+            (gigantic && zone.name == "Movable").then(why)
         };
         ZoneRoom {
             node: zone.node,
@@ -111,12 +107,9 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
 
 /// The nodes whose memory this process may have: cpusets rule the writes of a knob too.
 fn allowed_nodes(root: &Root) -> Option<BTreeSet<NodeId>> {
-    let status = root.read("proc/self/status").ok()?;
-    let list = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    let status = Status::read(root, "self").ok()?;
     let mut nodes = BTreeSet::new();
-    for range in list.trim().split(',') {
+    for range in status.get("Mems_allowed_list")?.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
         nodes.extend((first..=last).map(NodeId));

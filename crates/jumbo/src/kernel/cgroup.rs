@@ -72,25 +72,17 @@ impl Limits {
         let mut limits = Self::default();
         if let Some(group) = Group::find(root, &groups, &mounts, "hugetlb") {
             limits.hugetlb_version = Some(group.version);
-            let (limit, usage) =
-                group.names(("limit_in_bytes", "usage_in_bytes"), ("max", "current"));
             for size in sizes {
-                let of = |kind: &str| {
-                    let name = |suffix| format!("hugetlb.{}{kind}.{suffix}", unit(*size));
-                    group.tightest(root, &name(limit), &name(usage))
-                };
-                limits.hugetlb.extend(of("")?.map(|limit| (*size, limit)));
-                limits
-                    .reservations
-                    .extend(of(".rsvd")?.map(|limit| (*size, limit)));
+                let pages = format!("hugetlb.{}", unit(*size));
+                let touched = group.tightest(root, &pages)?;
+                limits.hugetlb.extend(touched.map(|limit| (*size, limit)));
+                let reserved = group.tightest(root, &format!("{pages}.rsvd"))?;
+                let reserved = reserved.map(|limit| (*size, limit));
+                limits.reservations.extend(reserved);
             }
         }
         if let Some(group) = Group::find(root, &groups, &mounts, "memory") {
-            let (limit, usage) = group.names(
-                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-                ("memory.max", "memory.current"),
-            );
-            limits.memory = group.tightest(root, limit, usage)?;
+            limits.memory = group.tightest(root, "memory")?;
         }
         Ok(limits)
     }
@@ -119,50 +111,42 @@ impl Group {
             folder: below_root(root, &inside(mount, &group.pathname)),
         };
         // The root of a v2 hierarchy has no limits, so the list of controllers has to tell.
-        let listed = || {
-            let text = root
-                .read(found.mount.join("cgroup.controllers"))
-                .unwrap_or_default();
-            text.split_ascii_whitespace().any(|name| name == controller)
+        let is_named = |text: String| text.split_ascii_whitespace().any(|name| name == controller);
+        let listed = || root.read(found.mount.join("cgroup.controllers"));
+        (version == 1 || listed().is_ok_and(is_named)).then_some(found)
+    }
+
+    /// The limit on `what` with the least room, of this group and its ancestors up to the mount.
+    fn tightest(&self, root: &Root, what: &str) -> Result<Option<Limit>, FileError> {
+        let (limit, usage) = match self.version {
+            1 => ("limit_in_bytes", "usage_in_bytes"),
+            _ => ("max", "current"),
         };
-        (version == 1 || listed()).then_some(found)
-    }
-
-    fn names<'a>(&self, v1: (&'a str, &'a str), v2: (&'a str, &'a str)) -> (&'a str, &'a str) {
-        if self.version == 1 { v1 } else { v2 }
-    }
-
-    /// The limit with the least room, of this group and its ancestors up to the mount.
-    fn tightest(&self, root: &Root, limit: &str, usage: &str) -> Result<Option<Limit>, FileError> {
         let mut tightest: Option<Limit> = None;
-        for folder in self
-            .folder
-            .ancestors()
-            .take_while(|folder| folder.starts_with(&self.mount))
-        {
-            let file = folder.join(limit);
+        let folders = self.folder.ancestors();
+        for folder in folders.take_while(|folder| folder.starts_with(&self.mount)) {
+            let file = folder.join(format!("{what}.{limit}"));
             let Some(text) = optional(root.read(&file))? else {
                 continue;
             };
             let Some(bytes) = bounded(text.trim()) else {
                 continue;
             };
-            let usage = optional(root.read_u64(folder.join(usage)))?.unwrap_or(0);
-            let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
+            let usage = optional(root.read_u64(folder.join(format!("{what}.{usage}"))))?;
+            let reclaimable = if what == "memory" {
+                let stat = optional(root.read(folder.join("memory.stat")))?.unwrap_or_default();
+                clean_files(stat.as_bytes()).map_or(0, |bytes| bytes as u64)
+            } else {
+                0
+            };
             let here = Limit {
-                reclaimable: if limit.starts_with("memory.") {
-                    clean_files(stat.as_bytes()).map_or(Bytes(0), |bytes| Bytes(bytes as u64))
-                } else {
-                    Bytes(0)
-                },
                 file,
                 limit: bytes,
-                usage: Bytes(usage),
+                usage: Bytes(usage.unwrap_or(0)),
+                reclaimable: Bytes(reclaimable),
             };
-            if tightest
-                .as_ref()
-                .is_none_or(|other| here.room() < other.room())
-            {
+            let looser = |other: &Limit| here.room() < other.room();
+            if tightest.as_ref().is_none_or(looser) {
                 tightest = Some(here);
             }
         }

@@ -45,7 +45,7 @@ impl Folios {
     pub fn open(root: &Root, base: PageSize, pmd: PageSize) -> Result<Self, FileError> {
         Ok(Self {
             root: root.clone(),
-            flags: open(root, "proc/kpageflags")?,
+            flags: root.open("proc/kpageflags")?,
             base,
             block: pmd.bytes() / base.bytes(),
             left: Self::BUDGET,
@@ -64,12 +64,9 @@ impl Folios {
         end: u64,
     ) -> Result<BTreeMap<PageSize, Bytes>, FileError> {
         let relative = format!("proc/{pid}/pagemap");
-        let pagemap = open(&self.root, &relative)?;
-        let read = |source| FileError::Io {
-            operation: "read",
-            path: self.root.path(&relative),
-            source,
-        };
+        let pagemap = self.root.open(&relative)?;
+        let unread =
+            |relative: &str, error| FileError::io("read", &self.root.path(relative))(error);
         let base = self.base.bytes();
         let mut sizes = BTreeMap::new();
         let (mut page, last) = (start / base, end / base);
@@ -78,7 +75,8 @@ impl Folios {
                 .unwrap_or(CHUNK)
                 .min(CHUNK)
                 .min(self.left);
-            let entries = words(&pagemap, page, wanted).map_err(read)?;
+            let entries =
+                words(&pagemap, page, wanted).map_err(|error| unread(&relative, error))?;
             if entries.is_empty() {
                 break;
             }
@@ -91,12 +89,8 @@ impl Folios {
                 .filter(|frame| *frame != 0)
                 .collect();
             frames.sort_unstable();
-            self.tally(&frames, &mut sizes)
-                .map_err(|source| FileError::Io {
-                    operation: "read",
-                    path: self.root.path("proc/kpageflags"),
-                    source,
-                })?;
+            let tallied = self.tally(&frames, &mut sizes);
+            tallied.map_err(|error| unread("proc/kpageflags", error))?;
         }
         Ok(sizes)
     }
@@ -164,15 +158,6 @@ impl Block {
         // Folios are powers of two; another number is one that was split while it was looked at.
         1 << (tails + 1).ilog2()
     }
-}
-
-fn open(root: &Root, relative: &str) -> Result<File, FileError> {
-    let path = root.path(relative);
-    File::open(&path).map_err(|source| FileError::Io {
-        operation: "read",
-        path,
-        source,
-    })
 }
 
 /// Up to `count` of a file's 64-bit words; fewer where it ends.

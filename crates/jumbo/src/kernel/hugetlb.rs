@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use procfs_core::Meminfo;
-use procfs_core::process::MountInfos;
+use procfs_core::process::{MountInfo, MountInfos};
 use serde::Serialize;
 
 use super::thp::{absent, optional, size_folders, size_of_folder};
@@ -43,7 +43,7 @@ pub struct Pool {
 }
 
 /// A pool's pages on one node. Reservations belong to no node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodePool {
     /// `nr_hugepages`.
@@ -124,6 +124,7 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
     };
     let read = || {
         let info: Meminfo = parse(root, "proc/meminfo")?;
+        let overcommit = optional(root.read_u64("proc/sys/vm/nr_overcommit_hugepages"))?;
         let pages = |number: Option<u64>| Pages(number.unwrap_or(0));
         Ok(Pool {
             size,
@@ -131,9 +132,7 @@ pub fn default_pool(root: &Root) -> Result<Option<Pool>, FileError> {
             free: pages(info.hugepages_free),
             reserved: pages(info.hugepages_rsvd),
             surplus: pages(info.hugepages_surp),
-            overcommit: pages(optional(
-                root.read_u64("proc/sys/vm/nr_overcommit_hugepages"),
-            )?),
+            overcommit: pages(overcommit),
             demote_size: None,
             nodes: BTreeMap::new(),
         })
@@ -158,42 +157,34 @@ pub(crate) fn stable<T: PartialEq>(
 }
 
 fn look(root: &Root, folders: &BTreeMap<PageSize, String>) -> Result<Vec<Pool>, FileError> {
-    let mut nodes = BTreeMap::new();
-    for node in super::memory::nodes(root)? {
-        let folder = format!("{NODES}/node{node}/hugepages");
-        let folders = optional(size_folders(root, &folder))?.unwrap_or_default();
-        nodes.insert(node, folders);
-    }
-    let pool = |(&size, folder): (&PageSize, &String)| {
-        let pages = |name: &str| root.read_u64(format!("{folder}/{name}")).map(Pages);
-        let demote_size = optional(root.read(format!("{folder}/demote_size")))?;
+    let all = super::memory::nodes(root)?;
+    let pool = |&size: &PageSize| {
+        let pages = |node, name| root.read_u64(file(size, node, name)).map(Pages);
+        let mut nodes = BTreeMap::new();
+        for number in &all {
+            let node = Some(*number);
+            if let Some(total) = optional(pages(node, "nr_hugepages"))? {
+                let part = NodePool {
+                    total,
+                    free: pages(node, "free_hugepages")?,
+                    surplus: pages(node, "surplus_hugepages")?,
+                };
+                nodes.insert(*number, part);
+            }
+        }
+        let demote_size = optional(root.read(file(size, None, "demote_size")))?;
         Ok(Pool {
             size,
-            total: pages("nr_hugepages")?,
-            free: pages("free_hugepages")?,
-            reserved: pages("resv_hugepages")?,
-            surplus: pages("surplus_hugepages")?,
-            overcommit: pages("nr_overcommit_hugepages")?,
+            total: pages(None, "nr_hugepages")?,
+            free: pages(None, "free_hugepages")?,
+            reserved: pages(None, "resv_hugepages")?,
+            surplus: pages(None, "surplus_hugepages")?,
+            overcommit: pages(None, "nr_overcommit_hugepages")?,
             demote_size: demote_size.and_then(|text| text.trim().parse().ok()),
-            nodes: nodes
-                .iter()
-                .filter_map(|(node, folders)| Some((*node, folders.get(&size)?)))
-                .map(|(node, folder)| Ok((node, NodePool::read(root, folder)?)))
-                .collect::<Result<_, FileError>>()?,
+            nodes,
         })
     };
-    folders.iter().map(pool).collect()
-}
-
-impl NodePool {
-    fn read(root: &Root, folder: &str) -> Result<Self, FileError> {
-        let pages = |name: &str| root.read_u64(format!("{folder}/{name}")).map(Pages);
-        Ok(Self {
-            total: pages("nr_hugepages")?,
-            free: pages("free_hugepages")?,
-            surplus: pages("surplus_hugepages")?,
-        })
-    }
+    folders.keys().map(pool).collect()
 }
 
 /// The file `name` of the pool of `size` pages, or of its part on `node`.
@@ -251,14 +242,12 @@ pub fn surplus_is_slow(root: &Root) -> bool {
 /// [`FileError`] where mountinfo cannot be read or understood.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, FileError> {
     let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
-    Ok(infos
-        .into_iter()
-        .filter(|mount| mount.fs_type == "hugetlbfs")
-        .map(|mount| Mount {
-            path: mount.mount_point.display().to_string(),
-            options: mount.super_options.into_iter().collect(),
-        })
-        .collect())
+    let found = infos.into_iter().filter(|info| info.fs_type == "hugetlbfs");
+    let mount = |info: MountInfo| Mount {
+        path: info.mount_point.display().to_string(),
+        options: info.super_options.into_iter().collect(),
+    };
+    Ok(found.map(mount).collect())
 }
 
 /// The memory of the pages in use, of all pools.

@@ -108,13 +108,8 @@ impl Events {
     /// [`FileError`] where the file cannot be read or understood.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let VmStat(events) = parse(root, "proc/vmstat")?;
-        let count = |value: i64| u64::try_from(value).unwrap_or(0);
-        Ok(Self(
-            events
-                .into_iter()
-                .map(|(name, value)| (name, count(value)))
-                .collect(),
-        ))
+        let count = |(name, value)| (name, u64::try_from(value).unwrap_or(0));
+        Ok(Self(events.into_iter().map(count).collect()))
     }
 
     /// One counter; `None` where this kernel has none of that name.
@@ -159,10 +154,8 @@ impl Zone {
         };
         let text = root.read(relative)?;
         let parsed = |line| {
-            zone(line).ok_or_else(|| FileError::Content {
-                path: root.path(relative),
-                what: format!("`{line}` where free blocks of a zone were expected"),
-            })
+            let other = || format!("`{line}` where free blocks of a zone were expected");
+            zone(line).ok_or_else(|| root.misread(relative, other()))
         };
         text.lines().map(parsed).collect()
     }
@@ -170,21 +163,9 @@ impl Zone {
     /// How many pages of `size` the free blocks hold. `None` where the allocator's largest block is
     /// smaller than that, so that it is not known which blocks are neighbours.
     pub fn whole(&self, size: PageSize, base: PageSize) -> Option<Pages> {
-        let wanted = size.order(base).0;
-        let blocks = self.blocks.iter().enumerate();
-        let orders = || {
-            blocks
-                .clone()
-                .filter_map(|(order, n)| Some((u32::try_from(order).ok()?, n)))
-        };
-        orders().any(|(order, _)| order >= wanted).then(|| {
-            Pages(
-                orders()
-                    .filter(|(order, _)| *order >= wanted)
-                    .map(|(order, blocks)| blocks << (order - wanted))
-                    .sum(),
-            )
-        })
+        let wanted = usize::try_from(size.order(base).0).ok()?;
+        let blocks = self.blocks.get(wanted..).filter(|b| !b.is_empty())?;
+        Some(Pages(weighed(blocks)))
     }
 
     /// The largest block there could be, free or not.
@@ -195,14 +176,13 @@ impl Zone {
 
     /// All of its free memory.
     pub fn free(&self, base: PageSize) -> Bytes {
-        let pages = self
-            .blocks
-            .iter()
-            .enumerate()
-            .map(|(order, blocks)| blocks << order)
-            .sum();
-        Pages(pages).bytes(base)
+        Pages(weighed(&self.blocks)).bytes(base)
     }
+}
+
+/// How many of the first of these blocks all of them come to, each being twice as large as the one before it.
+fn weighed(blocks: &[u64]) -> u64 {
+    blocks.iter().zip(0..).map(|(n, order)| n << order).sum()
 }
 
 /// The nodes of this host, by ascending number; empty on kernels without NUMA.

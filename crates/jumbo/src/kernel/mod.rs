@@ -15,6 +15,8 @@
 
 mod aside;
 pub mod cgroup;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod file_id;
 pub mod folios;
 pub mod hugetlb;
@@ -39,10 +41,7 @@ use crate::units::PageSize;
 /// A file whose format procfs-core knows.
 fn parse<T: FromRead>(root: &Root, relative: &str) -> Result<T, FileError> {
     let bytes = root.read_bytes(relative)?;
-    T::from_read(&bytes[..]).map_err(|error| FileError::Content {
-        path: root.path(relative),
-        what: error.to_string(),
-    })
+    T::from_read(&bytes[..]).map_err(|error| root.misread(relative, error.to_string()))
 }
 
 /// The base page of the kernel behind `root`: `AT_PAGESZ` of the auxiliary vector (getauxval(3)),

@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use super::file_id::FileId;
@@ -46,20 +47,13 @@ impl Peek {
             is_anonymous || mapping.device == device || Some(mapping.device) == memfds
         });
         let safe = safe.map(|mapping| mapping.start..mapping.end).collect();
-        let path = root.path(format!("proc/{pid}/mem"));
-        match File::open(&path) {
-            Ok(file) => Ok(Self {
-                file,
-                path,
-                safe,
-                is_own: pid == std::process::id(),
-            }),
-            Err(source) => Err(FileError::Io {
-                operation: "read",
-                path,
-                source,
-            }),
-        }
+        let relative = format!("proc/{pid}/mem");
+        Ok(Self {
+            file: root.open(&relative)?,
+            path: root.path(relative),
+            safe,
+            is_own: pid == std::process::id(),
+        })
     }
 
     /// `length` bytes at `address`.
@@ -68,27 +62,24 @@ impl Peek {
     /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].
     pub fn read(&self, address: u64, length: usize) -> Result<Vec<u8>, FileError> {
         let end = address.saturating_add(length as u64);
-        let reached =
-            self.safe
-                .iter()
-                .fold(address, |reached, range| match range.contains(&reached) {
-                    true => range.end,
-                    false => reached,
-                });
+        let mut reached = address;
+        for range in &self.safe {
+            if range.contains(&reached) {
+                reached = range.end;
+            }
+        }
         if reached < end {
             return Err(self.misread(format!(
                 "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
             )));
         }
-        let read = match self.is_own {
-            true => read_in_place(&self.file, address, length),
-            false => aside::part(&self.file, address, length),
+        let read = if self.is_own {
+            let mut bytes = vec![0; length];
+            (self.file.read_exact_at(&mut bytes, address)).map(|()| bytes)
+        } else {
+            aside::part(&self.file, address, length)
         };
-        read.map_err(|source| FileError::Io {
-            operation: "read",
-            path: self.path.clone(),
-            source,
-        })
+        read.map_err(FileError::io("read", &self.path))
     }
 
     /// That what was read is not what was expected there.
@@ -98,13 +89,6 @@ impl Peek {
             what: what.into(),
         }
     }
-}
-
-fn read_in_place(file: &File, address: u64, length: usize) -> std::io::Result<Vec<u8>> {
-    use std::os::unix::fs::FileExt as _;
-    let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, address)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 
 use rustix::io::Errno;
+use rustix::mm::MapFlags;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
-use super::cgroup::Limits;
+use super::cgroup::{Limit, Limits};
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
-use super::{FileError, Root, base_page, sys, sys::Sharing, task, thp};
-use crate::units::{Bytes, PageSize};
+use super::{FileError, Root, base_page, sys, task, thp};
+use crate::units::{Bytes, PageSize, Pages};
 
 /// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
 /// 512 MiB where base pages are 64 KiB).
@@ -104,41 +105,30 @@ impl Feature {
             ..Self::no(format!("{reason}: {errno}"))
         }
     }
-
-    fn unreadable(error: &FileError) -> Self {
-        Self::no(error.to_string())
-    }
-}
-
-fn sized<'a>(name: &str, features: &'a BTreeMap<PageSize, Feature>) -> Vec<(String, &'a Feature)> {
-    features
-        .iter()
-        .map(|(size, feature)| (format!("{name} {size}"), feature))
-        .collect()
 }
 
 impl Probe {
     /// Everything but the page sizes, under the names of the fields.
     pub fn features(&self) -> impl Iterator<Item = (String, &Feature)> {
-        [
-            sized("hugetlb", &self.hugetlb),
-            sized("anonymous", &self.anon),
-            sized("shared", &self.shared),
-        ]
-        .into_iter()
-        .flatten()
-        .chain(
-            [
-                ("THP for this process", &self.thp_for_process),
-                ("MADV_COLLAPSE", &self.collapse),
-                ("process_madvise", &self.process_madvise),
-                ("process_mrelease", &self.process_mrelease),
-                ("userfaultfd", &self.userfaultfd),
-                ("HVO", &self.vmemmap_optimization),
-                ("cgroup hugetlb", &self.cgroup_hugetlb),
-            ]
-            .map(|(name, feature)| (name.to_owned(), feature)),
-        )
+        let sized = [
+            ("hugetlb", &self.hugetlb),
+            ("anonymous", &self.anon),
+            ("shared", &self.shared),
+        ];
+        let others = [
+            ("THP for this process", &self.thp_for_process),
+            ("MADV_COLLAPSE", &self.collapse),
+            ("process_madvise", &self.process_madvise),
+            ("process_mrelease", &self.process_mrelease),
+            ("userfaultfd", &self.userfaultfd),
+            ("HVO", &self.vmemmap_optimization),
+            ("cgroup hugetlb", &self.cgroup_hugetlb),
+        ];
+        let sized = sized.into_iter().flat_map(|(name, features)| {
+            let named = move |(size, feature)| (format!("{name} {size}"), feature);
+            features.iter().map(named)
+        });
+        sized.chain(others.map(|(name, feature)| (name.to_owned(), feature)))
     }
 }
 
@@ -158,8 +148,8 @@ pub fn probe(root: &Root) -> Probe {
             .flatten()
             .map(|pool| (pool.size, pool_feature(pool, limits.as_ref().ok())))
             .collect(),
-        anon: by_size(&thp, Thp::anon, anon_feature, Sharing::Private),
-        shared: by_size(&thp, Thp::shared, shared_feature, Sharing::Shared),
+        anon: by_size(&thp, Thp::anon, anon_feature, MapFlags::PRIVATE),
+        shared: by_size(&thp, Thp::shared, shared_feature, MapFlags::SHARED),
         thp_for_process: thp_for_process(root, &thp),
         collapse: collapse(pmd_size),
         process_madvise: process_madvise(),
@@ -168,7 +158,7 @@ pub fn probe(root: &Root) -> Probe {
         vmemmap_optimization: vmemmap_optimization(root),
         cgroup_hugetlb: match &limits {
             Ok(limits) => cgroup_feature(limits),
-            Err(error) => Feature::unreadable(error),
+            Err(error) => Feature::no(error.to_string()),
         },
     }
 }
@@ -186,22 +176,15 @@ fn pool_feature(pool: &Pool, limits: Option<&Limits>) -> Feature {
             limit.limit, limit.usage
         ));
     }
-    let (unused, surplus) = (pool.unused(), pool.may_grow_by());
-    if unused.0 > 0 {
-        Feature::yes(format!(
-            "{unused} of {} pages free and unreserved",
-            pool.total
-        ))
-    } else if surplus.0 > 0 {
-        Feature::limited(format!(
-            "none of {} pages free, up to {surplus} surplus pages if memory is not fragmented",
-            pool.total
-        ))
-    } else {
-        Feature::no(format!(
-            "none of {} pages free, and nr_overcommit_hugepages allows no surplus",
-            pool.total
-        ))
+    let total = pool.total;
+    match (pool.unused(), pool.may_grow_by()) {
+        (Pages(0), Pages(0)) => Feature::no(format!(
+            "none of {total} pages free, and nr_overcommit_hugepages allows no surplus"
+        )),
+        (Pages(0), surplus) => Feature::limited(format!(
+            "none of {total} pages free, up to {surplus} surplus pages if memory is not fragmented"
+        )),
+        (unused, _) => Feature::yes(format!("{unused} of {total} pages free and unreserved")),
     }
 }
 
@@ -209,7 +192,7 @@ fn by_size(
     thp: &Result<Option<Thp>, FileError>,
     choice: impl Fn(&Thp, PageSize) -> Option<&Choice>,
     feature: impl Fn(&Choice) -> Feature,
-    sharing: Sharing,
+    sharing: MapFlags,
 ) -> BTreeMap<PageSize, Feature> {
     let Ok(Some(thp)) = thp else {
         return BTreeMap::new();
@@ -230,13 +213,13 @@ fn by_size(
     sizes.filter_map(|size| Some((size, of(size)?))).collect()
 }
 
-fn try_collapse(pmd: PageSize, sharing: Sharing) -> Result<(), Errno> {
+fn try_collapse(pmd: PageSize, sharing: MapFlags) -> Result<(), Errno> {
     let memory = sys::Scratch::new(pmd, sharing)?;
     memory.touch()?;
     sys::collapse(memory.address(), memory.size())
 }
 
-fn can_collapse(pmd: PageSize, sharing: Sharing) -> bool {
+fn can_collapse(pmd: PageSize, sharing: MapFlags) -> bool {
     pmd.bytes() <= LARGEST_TRIAL.0 && try_collapse(pmd, sharing).is_ok()
 }
 
@@ -259,13 +242,13 @@ fn shared_feature(choice: &Choice) -> Feature {
 
 fn thp_for_process(root: &Root, thp: &Result<Option<Thp>, FileError>) -> Feature {
     match (thp, task::own_thp_enabled(root)) {
-        (Err(error), _) => Feature::unreadable(error),
+        (Err(error), _) => Feature::no(error.to_string()),
         (Ok(None), _) => Feature::no("this kernel has no transparent huge pages"),
         (_, Ok(Some(false))) => {
             Feature::no("PR_SET_THP_DISABLE is set: THP_enabled is 0 in /proc/self/status")
         }
         (_, Ok(_)) => Feature::yes("PR_SET_THP_DISABLE is not set"),
-        (_, Err(error)) => Feature::unreadable(&error),
+        (_, Err(error)) => Feature::no(error.to_string()),
     }
 }
 
@@ -273,22 +256,22 @@ fn collapse(pmd: PageSize) -> Feature {
     if pmd.bytes() > LARGEST_TRIAL.0 {
         return Feature::limited(format!("not tried: one huge page is {pmd} here"));
     }
-    match try_collapse(pmd, Sharing::Private) {
+    match try_collapse(pmd, MapFlags::PRIVATE) {
         Ok(()) => Feature::yes(format!("{pmd} of anonymous memory were collapsed")),
-        Err(Errno::INVAL) => {
-            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", Errno::INVAL)
+        Err(errno @ Errno::INVAL) => {
+            Feature::refused("no MADV_COLLAPSE (Linux 6.1) or no THP", errno)
         }
-        Err(errno) => Feature::refused(
-            format!("collapsing {pmd} of anonymous memory failed"),
-            errno,
-        ),
+        Err(errno) => {
+            let reason = format!("collapsing {pmd} of anonymous memory failed");
+            Feature::refused(reason, errno)
+        }
     }
 }
 
 fn process_madvise() -> Feature {
     // An empty page is enough: the kernel resolves the process and checks the right to it first.
     let tried = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|this| {
-        let memory = sys::Scratch::new(base_of_this_process(), Sharing::Private)?;
+        let memory = sys::Scratch::new(base_page(&Root::host()), MapFlags::PRIVATE)?;
         sys::collapse_in(this, memory.address(), 0)
     });
     match tried {
@@ -297,10 +280,6 @@ fn process_madvise() -> Feature {
         Err(Errno::NOSYS) => Feature::refused("no process_madvise (Linux 5.10)", Errno::NOSYS),
         Err(errno) => Feature::refused("advising this process itself failed", errno),
     }
-}
-
-fn base_of_this_process() -> PageSize {
-    base_page(&Root::host())
 }
 
 fn process_mrelease() -> Feature {
@@ -341,7 +320,7 @@ fn vmemmap_optimization(root: &Root) -> Feature {
         }
         Ok(Some(false)) => Feature::limited("vm.hugetlb_optimize_vmemmap is 0; root can set it"),
         Ok(None) => Feature::no("this kernel has no vm.hugetlb_optimize_vmemmap (Linux 5.18)"),
-        Err(error) => Feature::unreadable(&error),
+        Err(error) => Feature::no(error.to_string()),
     }
 }
 
@@ -350,16 +329,11 @@ fn cgroup_feature(limits: &Limits) -> Feature {
         return Feature::yes("no hugetlb controller here, so no limit");
     };
     let binding = limits.hugetlb.iter().chain(&limits.reservations);
-    let texts: Vec<_> = binding
-        .map(|(size, limit)| {
-            format!(
-                "{size}: {} of {} left ({})",
-                limit.room(),
-                limit.limit,
-                limit.file.display()
-            )
-        })
-        .collect();
+    let text = |(size, of): (&PageSize, &Limit)| {
+        let (room, limit, file) = (of.room(), of.limit, of.file.display());
+        format!("{size}: {room} of {limit} left ({file})")
+    };
+    let texts: Vec<_> = binding.map(text).collect();
     if texts.is_empty() {
         Feature::yes(format!("no limit set (cgroup v{version})"))
     } else {

@@ -1,6 +1,6 @@
 //! Where /proc and /sys are: [`Root`], and how reading them fails: [`FileError`].
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -43,27 +43,23 @@ impl FileError {
         }
     }
 
-    /// The kernel's answer, where it gave one.
-    pub fn io_kind(&self) -> Option<io::ErrorKind> {
-        match self {
-            Self::Io { source, .. } => Some(source.kind()),
-            Self::Content { .. } => None,
-        }
+    fn is(&self, kind: io::ErrorKind) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == kind)
     }
 
     /// True where the file does not exist: this kernel lacks the feature, or the process is gone.
     pub fn is_missing(&self) -> bool {
-        self.io_kind() == Some(io::ErrorKind::NotFound)
+        self.is(io::ErrorKind::NotFound)
     }
 
     /// True where the process that the file tells of kept it from being read.
     pub fn is_held_back(&self) -> bool {
-        self.io_kind() == Some(io::ErrorKind::TimedOut)
+        self.is(io::ErrorKind::TimedOut)
     }
 
     /// True where privilege is lacking.
     pub fn is_denied(&self) -> bool {
-        self.io_kind() == Some(io::ErrorKind::PermissionDenied)
+        self.is(io::ErrorKind::PermissionDenied)
     }
 }
 
@@ -95,6 +91,19 @@ impl Root {
         self.0.join(relative)
     }
 
+    /// That the content of `relative` is not what was expected there.
+    pub(crate) fn misread(&self, relative: impl AsRef<Path>, what: impl Into<String>) -> FileError {
+        let path = self.path(relative);
+        let what = what.into();
+        FileError::Content { path, what }
+    }
+
+    /// The file, open to be read.
+    pub(super) fn open(&self, relative: impl AsRef<Path>) -> Result<File, FileError> {
+        let path = self.path(relative);
+        File::open(&path).map_err(FileError::io("read", &path))
+    }
+
     /// The file's bytes.
     ///
     /// # Errors
@@ -119,10 +128,9 @@ impl Root {
     /// [`FileError::Io`]; [`FileError::Content`] where it is no number.
     pub fn read_u64(&self, relative: impl AsRef<Path>) -> Result<u64, FileError> {
         let text = self.read(relative.as_ref())?;
-        text.trim().parse().map_err(|_| FileError::Content {
-            path: self.path(relative),
-            what: format!("`{}` where a number was expected", text.trim()),
-        })
+        let text = text.trim();
+        let number = text.parse();
+        number.map_err(|_| self.misread(relative, format!("`{text}` where a number was expected")))
     }
 
     /// Gives a kernel file a new value by one write(2). Nothing is written twice: a write that a signal
@@ -150,16 +158,11 @@ impl Root {
     /// [`FileError::Io`].
     pub fn list(&self, relative: impl AsRef<Path>) -> Result<Vec<String>, FileError> {
         let path = self.path(relative);
-        let names = fs::read_dir(&path)
-            .and_then(|entries| {
-                entries
-                    .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
-                    .collect::<Result<Vec<_>, _>>()
-            })
-            .map_err(FileError::io("list", &path));
-        names.map(|mut names| {
-            names.sort_unstable();
-            names
-        })
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let names =
+            fs::read_dir(&path).and_then(|entries| entries.map(|entry| entry.map(name)).collect());
+        let mut names: Vec<String> = names.map_err(FileError::io("list", &path))?;
+        names.sort_unstable();
+        Ok(names)
     }
 }

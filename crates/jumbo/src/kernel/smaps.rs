@@ -13,7 +13,7 @@ use crate::units::{Bytes, PageSize};
 pub struct Smaps(String);
 
 /// One mapping, and how much of it is resident in what way. Fields are named as the kernel's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mapping<'a> {
     /// The first address.
@@ -155,19 +155,7 @@ fn header(line: &str) -> Option<Mapping<'_>> {
         device: (device(major)?, device(minor)?),
         inode,
         path,
-        kernel_page_size: None,
-        rss: Bytes(0),
-        pss: Bytes(0),
-        anonymous: Bytes(0),
-        anon_huge_pages: Bytes(0),
-        shmem_pmd_mapped: Bytes(0),
-        file_pmd_mapped: Bytes(0),
-        shared_hugetlb: Bytes(0),
-        private_hugetlb: Bytes(0),
-        swap: Bytes(0),
-        thp_eligible: false,
-        advised: false,
-        declined: false,
+        ..Mapping::default()
     })
 }
 

@@ -1,5 +1,7 @@
 //! One process beside its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
 
+use std::fmt::Display;
+
 use procfs_core::process::Stat;
 use serde::Serialize;
 
@@ -26,7 +28,7 @@ pub struct Faults {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
-    let stat: Stat = parse(root, &format!("proc/{pid}/stat"))?;
+    let stat = stat(root, pid)?;
     Ok(Faults {
         minor: stat.minflt,
         major: stat.majflt,
@@ -41,8 +43,35 @@ pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
 /// [`FileError::Io`] where it is gone.
 pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
     const PF_EXITING: u32 = 0x4;
-    let stat: Stat = parse(root, &format!("proc/{pid}/stat"))?;
-    Ok(stat.flags & PF_EXITING != 0)
+    Ok(stat(root, pid)?.flags & PF_EXITING != 0)
+}
+
+fn stat(root: &Root, pid: u32) -> Result<Stat, FileError> {
+    parse(root, &format!("proc/{pid}/stat"))
+}
+
+/// The fields of /proc/PID/status, or of this process's own, by name (proc_pid_status(5)).
+pub(crate) struct Status(String);
+
+impl Status {
+    pub(crate) fn read(root: &Root, pid: impl Display) -> Result<Self, FileError> {
+        root.read(format!("proc/{pid}/status")).map(Self)
+    }
+
+    /// The value of a field, without the blanks around it.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut lines = self.0.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(value.trim())
+    }
+
+    fn kib(&self, name: &str) -> Option<Bytes> {
+        self.get(name).and_then(kib)
+    }
+
+    fn thp_enabled(&self) -> Option<bool> {
+        self.get("THP_enabled").map(|value| value != "0")
+    }
 }
 
 /// The largest resident set `pid` ever had (`VmHWM`), without hugetlb. Any user may read it. `None`
@@ -51,11 +80,7 @@ pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
-    let status = root.read(format!("proc/{pid}/status"))?;
-    Ok(status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .and_then(kib))
+    Ok(Status::read(root, pid)?.kib("VmHWM"))
 }
 
 /// What status says about a process's memory. Any user may read it, of any process.
@@ -83,29 +108,18 @@ pub struct Memory {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
-    let status = root.read(format!("proc/{pid}/status"))?;
-    let mut memory = Memory::default();
-    let mut has_memory = false;
-    for (key, value) in status.lines().filter_map(|line| line.split_once(':')) {
-        let kib = || kib(value).unwrap_or_default();
-        match key {
-            "Uid" => {
-                let effective = value.split_ascii_whitespace().nth(1);
-                memory.uid = effective
-                    .and_then(|uid| uid.parse().ok())
-                    .unwrap_or_default();
-            }
-            "VmSize" => has_memory = true,
-            "RssAnon" => memory.anon = kib(),
-            "RssFile" => memory.file = kib(),
-            "RssShmem" => memory.shmem = kib(),
-            "HugetlbPages" => memory.hugetlb = kib(),
-            "VmSwap" => memory.swap = kib(),
-            "THP_enabled" => memory.thp_enabled = Some(value.trim() != "0"),
-            _ => {}
-        }
-    }
-    Ok(has_memory.then_some(memory))
+    let status = Status::read(root, pid)?;
+    let kib = |name| status.kib(name).unwrap_or_default();
+    let effective = |uids: &str| uids.split_ascii_whitespace().nth(1)?.parse().ok();
+    Ok(status.get("VmSize").map(|_| Memory {
+        uid: status.get("Uid").and_then(effective).unwrap_or_default(),
+        anon: kib("RssAnon"),
+        file: kib("RssFile"),
+        shmem: kib("RssShmem"),
+        hugetlb: kib("HugetlbPages"),
+        swap: kib("VmSwap"),
+        thp_enabled: status.thp_enabled(),
+    }))
 }
 
 /// Whether this process may have THPs at all, as [`Memory::thp_enabled`].
@@ -113,11 +127,7 @@ pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
 /// # Errors
 /// [`FileError::Io`] where /proc is not there.
 pub fn own_thp_enabled(root: &Root) -> Result<Option<bool>, FileError> {
-    let status = root.read("proc/self/status")?;
-    let value = status
-        .lines()
-        .find_map(|line| line.strip_prefix("THP_enabled:"));
-    Ok(value.map(|value| value.trim() != "0"))
+    Ok(Status::read(root, "self")?.thp_enabled())
 }
 
 /// The program of `pid` and its arguments, as it shows them itself; empty for kernel threads.
@@ -182,10 +192,8 @@ pub fn all(root: &Root) -> Result<Vec<u32>, FileError> {
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     if pids.is_empty() {
-        return Err(FileError::Content {
-            path: root.path("proc"),
-            what: "no process is in it, not even this one: procfs is not mounted there".to_owned(),
-        });
+        let what = "no process is in it, not even this one: procfs is not mounted there";
+        return Err(root.misread("proc", what));
     }
     Ok(pids)
 }

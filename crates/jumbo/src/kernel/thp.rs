@@ -76,10 +76,8 @@ impl Choice {
 
     pub(crate) fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
         let text = root.read(relative)?;
-        Self::parse(&text).ok_or_else(|| FileError::Content {
-            path: root.path(relative),
-            what: format!("no word of `{}` is in brackets", text.trim()),
-        })
+        let none = || format!("no word of `{}` is in brackets", text.trim());
+        Self::parse(&text).ok_or_else(|| root.misread(relative, none()))
     }
 
     /// True where `word` is chosen.
@@ -94,16 +92,7 @@ impl Thp {
     /// # Errors
     /// [`FileError`] where the folder is there and cannot be read or understood.
     pub fn read(root: &Root) -> Result<Option<Self>, FileError> {
-        let Some(mut thp) = Self::read_controls(root)? else {
-            return Ok(None);
-        };
-        thp.khugepaged = counters(root, &format!("{FOLDER}/khugepaged"))?;
-        for (size, folder) in size_folders(root, FOLDER)? {
-            if let Some(control) = thp.sizes.get_mut(&size) {
-                control.stats = counters(root, &format!("{folder}/stats"))?;
-            }
-        }
-        Ok(Some(thp))
+        Self::look(root, counters)
     }
 
     /// [`Thp::read`] without what is counted (`stats`, `khugepaged`): a tenth of the files.
@@ -111,11 +100,28 @@ impl Thp {
     /// # Errors
     /// As [`Thp::read`].
     pub fn read_controls(root: &Root) -> Result<Option<Self>, FileError> {
+        Self::look(root, |_, _| Ok(BTreeMap::new()))
+    }
+
+    fn look(
+        root: &Root,
+        counters: impl Fn(&Root, &str) -> Result<BTreeMap<String, u64>, FileError>,
+    ) -> Result<Option<Self>, FileError> {
         let file = |name: &str| format!("{FOLDER}/{name}");
         let Some(enabled) = optional(Choice::read(root, &file("enabled")))? else {
             return absent(root).map(|()| None);
         };
         let flag = |name: &str| optional(root.read_u64(file(name)).map(|value| value != 0));
+        let mut sizes = BTreeMap::new();
+        for (size, folder) in size_folders(root, FOLDER)? {
+            let choice = |name| optional(Choice::read(root, &format!("{folder}/{name}")));
+            let control = SizeControl {
+                enabled: choice("enabled")?,
+                shmem_enabled: choice("shmem_enabled")?,
+                stats: counters(root, &format!("{folder}/stats"))?,
+            };
+            sizes.insert(size, control);
+        }
         Ok(Some(Self {
             pmd_size: pmd_size(root)?,
             enabled,
@@ -123,18 +129,15 @@ impl Thp {
             shmem_enabled: optional(Choice::read(root, &file("shmem_enabled")))?,
             use_zero_page: flag("use_zero_page")?,
             shrink_underused: flag("shrink_underused")?,
-            khugepaged: BTreeMap::new(),
-            sizes: sizes(root)?,
+            khugepaged: counters(root, &file("khugepaged"))?,
+            sizes,
         }))
     }
 
     /// What `enabled` says for anonymous memory of that size, `inherit` resolved.
     pub fn anon(&self, size: PageSize) -> Option<&Choice> {
-        match self
-            .sizes
-            .get(&size)
-            .and_then(|control| control.enabled.as_ref())
-        {
+        let own = self.sizes.get(&size);
+        match own.and_then(|control| control.enabled.as_ref()) {
             Some(choice) if choice.is("inherit") => Some(&self.enabled),
             None if self.sizes.is_empty() && size == self.pmd_size => Some(&self.enabled),
             choice => choice,
@@ -145,11 +148,8 @@ impl Thp {
     /// the top-level `deny` and `force`.
     pub fn shared(&self, size: PageSize) -> Option<&Choice> {
         let top = self.shmem_enabled.as_ref();
-        let own = self
-            .sizes
-            .get(&size)
-            .and_then(|control| control.shmem_enabled.as_ref());
-        match own {
+        let own = self.sizes.get(&size);
+        match own.and_then(|control| control.shmem_enabled.as_ref()) {
             Some(_) if top.is_some_and(|top| top.is("deny") || top.is("force")) => top,
             Some(choice) if choice.is("inherit") => top,
             None if size == self.pmd_size => top,
@@ -161,13 +161,9 @@ impl Thp {
 /// True where faults of anonymous memory bring no huge page of `size`, whatever a program advises: `enabled` is
 /// `never` for it. What cannot be read is taken to bring some.
 pub fn is_never(root: &Root, size: PageSize) -> bool {
-    let read = |file: String| Choice::read(root, &file).ok();
-    let own = read(format!("{FOLDER}/hugepages-{}kB/enabled", size.kib()));
-    let inherits = |own: &Choice| own.is("inherit");
-    let choice = match own.filter(|own| !inherits(own)) {
-        Some(own) => Some(own),
-        None => read(format!("{FOLDER}/enabled")),
-    };
+    let read = |folder: &str| Choice::read(root, &format!("{FOLDER}{folder}/enabled")).ok();
+    let own = read(&format!("/hugepages-{}kB", size.kib()));
+    let choice = own.filter(|own| !own.is("inherit")).or_else(|| read(""));
     choice.is_some_and(|choice| choice.is("never"))
 }
 
@@ -187,10 +183,7 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
         Some(bytes) => bytes,
         None => return Ok(reach_of_pmd(super::base_page(root))),
     };
-    PageSize::new(bytes).map_err(|error| FileError::Content {
-        path: root.path(relative),
-        what: error.to_string(),
-    })
+    PageSize::new(bytes).map_err(|error| root.misread(relative, error.to_string()))
 }
 
 /// The size in `hugepages-2048kB`.
@@ -210,20 +203,6 @@ pub(super) fn size_folders(
         .iter()
         .filter_map(|name| Some((size_of_folder(name)?, format!("{folder}/{name}"))))
         .collect())
-}
-
-fn sizes(root: &Root) -> Result<BTreeMap<PageSize, SizeControl>, FileError> {
-    let control = |folder: String| {
-        Ok(SizeControl {
-            enabled: optional(Choice::read(root, &format!("{folder}/enabled")))?,
-            shmem_enabled: optional(Choice::read(root, &format!("{folder}/shmem_enabled")))?,
-            stats: BTreeMap::new(),
-        })
-    };
-    size_folders(root, FOLDER)?
-        .into_iter()
-        .map(|(size, folder)| Ok((size, control(folder)?)))
-        .collect()
 }
 
 /// Every file of a folder that holds a number; empty where the folder is not there.

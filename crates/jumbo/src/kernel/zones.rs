@@ -118,11 +118,10 @@ fn header(line: &str) -> Option<(NodeId, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::fake::host;
 
     #[test]
     fn zones_without_memory_are_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("proc")).unwrap();
         let zone = |name, free, managed| {
             format!(
                 "Node 1, zone {name}\n  per-node stats\n      nr_free_cma 7\n  pages free     {free}\n        \
@@ -131,8 +130,8 @@ mod tests {
             )
         };
         let text = zone("  Normal", 100, 200) + &zone(" Movable", 0, 0);
-        std::fs::write(folder.path().join("proc/zoneinfo"), text).unwrap();
-        let zones = Watermarks::read_all(&Root::at(folder.path())).unwrap();
+        let (_folder, root) = host(&[("proc/zoneinfo", &text)]);
+        let zones = Watermarks::read_all(&root).unwrap();
         let expected = Watermarks {
             node: NodeId(1),
             zone: "Normal".to_owned(),
@@ -145,14 +144,12 @@ mod tests {
 
     #[test]
     fn blocks_that_cannot_be_moved_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("proc")).unwrap();
         let text = "Page block order: 9\n\
             Node    0, zone   Normal, type    Unmovable      0      1 \n\n\
             Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
             Node 0, zone   Normal           41         2378           77            2            0 \n";
-        std::fs::write(folder.path().join("proc/pagetypeinfo"), text).unwrap();
-        let blocks = Blocks::read_all(&Root::at(folder.path())).unwrap();
+        let (_folder, root) = host(&[("proc/pagetypeinfo", text)]);
+        let blocks = Blocks::read_all(&root).unwrap();
         assert_eq!((blocks[0].total, blocks[0].fixed), (2498, 120));
         assert_eq!(blocks[0].zone, "Normal");
     }

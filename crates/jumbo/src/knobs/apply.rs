@@ -71,7 +71,7 @@ pub struct Undone {
     pub complete: bool,
 }
 
-/// Why a plan could not be applied or undone.
+/// Why a plan could not be made, applied or undone.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -87,6 +87,16 @@ pub enum ApplyError {
         outcome: String,
         /// True where everything is as it was.
         put_back: bool,
+    },
+    /// A word that is not among those that the knob takes: there is no plan.
+    #[error("{knob} does not take `{word}`: it takes {}", words.join(", "))]
+    Word {
+        /// The knob.
+        knob: Knob,
+        /// The word.
+        word: String,
+        /// The words it takes, as the kernel lists them.
+        words: Vec<String>,
     },
     /// The record could not be written, or removed.
     #[error(transparent)]
@@ -136,38 +146,37 @@ pub fn apply(
     stands_on(root, plan)?;
     let mut record = Record::of(plan, command, locked);
     locked.add(&record)?;
-    let mut work = Work::new(root, watcher);
-    if let Err(error) = work.all(&mut record, compact) {
-        return Err(work.give_up(locked, &record, compact, ApplyError::Refused(error)));
+    let mut work = Work::new(root, locked, compact, watcher);
+    let mut done = work.all(&mut record).map_err(ApplyError::from);
+    let mut put_back = None;
+    if done.is_ok() && work.stop {
+        put_back = Some(work.put_back(&record)?);
+    } else if done.is_ok() {
+        done = locked.finish(&mut record).map_err(ApplyError::from);
     }
-    if work.stop {
-        let put_back = Some(work.put_back(locked, &record, compact)?);
-        return Ok(Applied {
-            steps: record.steps,
-            put_back,
-            notes: work.notes,
-        });
-    }
-    if let Err(error) = locked.finish(&mut record) {
-        return Err(work.give_up(locked, &record, compact, error.into()));
+    if let Err(error) = done {
+        return Err(work.give_up(&record, error));
     }
     Ok(Applied {
         steps: record.steps,
-        put_back: None,
+        put_back,
         notes: work.notes,
     })
 }
 
 impl ApplyError {
+    /// This error, and what became of the steps before it: whether all of it was put back, and that in words.
+    fn and(self, put_back: bool, outcome: impl Into<String>) -> Self {
+        Self::Failed {
+            error: Box::new(self),
+            outcome: outcome.into(),
+            put_back,
+        }
+    }
+
     /// True where something may have been left changed.
     pub fn leaves_changes(&self) -> bool {
-        matches!(
-            self,
-            Self::Failed {
-                put_back: false,
-                ..
-            }
-        )
+        matches!(self, Self::Failed { put_back, .. } if !put_back)
     }
 }
 
@@ -215,7 +224,7 @@ pub fn undo(
         begun.finished = false;
         locked.put(&begun)?;
     }
-    Work::new(root, watcher).put_back(locked, record, compact)
+    Work::new(root, locked, compact, watcher).put_back(record)
 }
 
 /// The writes that put `record` back from where things stand: those that give memory back first, as
@@ -257,13 +266,12 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
     for file in &record.files {
         let now = root.read(&file.file).ok();
         if now != file.after {
-            let in_words = |text: &Option<String>| {
-                text.as_deref().map_or("no file".to_owned(), |text| {
-                    format!("`{}`", text.trim_end())
-                })
+            let in_words = |text: &Option<String>| match text {
+                Some(text) => format!("`{}`", text.trim_end()),
+                None => "no file".to_owned(),
             };
             return Err(ApplyError::Changed {
-                what: format!("{}", root.path(&file.file).display()),
+                what: root.path(&file.file).display().to_string(),
                 left: in_words(&file.after),
                 now: in_words(&now),
             });
@@ -275,6 +283,9 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
 /// Writing, with a watcher.
 pub(super) struct Work<'a> {
     root: &'a Root,
+    locked: &'a Locked,
+    /// Memory is moved together before pages are made.
+    compact: bool,
     watcher: &'a mut dyn Watcher,
     /// The watcher asked for an end.
     pub(super) stop: bool,
@@ -282,116 +293,90 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(root: &'a Root, watcher: &'a mut dyn Watcher) -> Self {
+    pub(super) fn new(
+        root: &'a Root,
+        locked: &'a Locked,
+        compact: bool,
+        watcher: &'a mut dyn Watcher,
+    ) -> Self {
         Self {
             root,
+            locked,
+            compact,
             watcher,
             stop: false,
             notes: Vec::new(),
         }
     }
 
-    fn all(&mut self, record: &mut Record, compact: bool) -> Result<(), FileError> {
+    fn all(&mut self, record: &mut Record) -> Result<(), FileError> {
         for step in &mut record.steps {
             if self.asked_to_stop(&Doing::Nothing) {
                 return Ok(());
             }
-            self.step(step, compact)?;
+            self.step(step)?;
         }
         for file in &record.files {
             if self.asked_to_stop(&Doing::Nothing) {
                 return Ok(());
             }
-            file.apply(self.root)?;
+            file.put(self.root, file.after.as_deref())?;
         }
         self.asked_to_stop(&Doing::Nothing);
         Ok(())
     }
 
-    pub(super) fn put_back(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-    ) -> Result<Undone, ApplyError> {
-        self.try_put_back(locked, record, compact).map_err(|error| {
+    pub(super) fn put_back(&mut self, record: &Record) -> Result<Undone, ApplyError> {
+        self.try_put_back(record).map_err(|error| match error {
             // The record is the last that is put back.
-            let put_back = matches!(error, ApplyError::Journal(_));
-            let outcome = if put_back {
-                "everything was put back, and the record of it stands"
-            } else {
-                "not everything was put back, and `--undo` tries again"
-            };
-            ApplyError::Failed {
-                error: Box::new(error),
-                outcome: outcome.to_owned(),
-                put_back,
+            ApplyError::Journal(_) => {
+                error.and(true, "everything was put back, and the record of it stands")
             }
+            _ => error.and(
+                false,
+                "not everything was put back, and `--undo` tries again",
+            ),
         })
     }
 
-    fn try_put_back(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-    ) -> Result<Undone, ApplyError> {
+    fn try_put_back(&mut self, record: &Record) -> Result<Undone, ApplyError> {
         self.stop = false;
         let mut undone = Undone::default();
-        let steps = undo_steps(self.root, record)?;
-        for mut step in steps {
+        for mut step in undo_steps(self.root, record)? {
             if !self.stop {
-                self.step(&mut step, compact)?;
+                self.step(&mut step)?;
             }
             undone.steps.push(step);
         }
         for file in &record.files {
             file.clear_up(self.root);
             if self.root.read(&file.file).ok() != file.before {
-                file.revert(self.root)?;
+                file.put(self.root, file.before.as_deref())?;
                 undone.files.push(file.file.clone());
             }
         }
-        undone.complete = undone
-            .steps
-            .iter()
-            .all(|step| step.after.as_ref() == Some(&step.to));
+        let is_back = |step: &Step| step.after.as_ref() == Some(&step.to);
+        undone.complete = undone.steps.iter().all(is_back);
         if undone.complete {
-            locked.remove(record)?;
+            self.locked.remove(record)?;
         }
         Ok(undone)
     }
 
     /// Puts back what was done before `error`, and says what became of that.
-    pub(super) fn give_up(
-        &mut self,
-        locked: &Locked,
-        record: &Record,
-        compact: bool,
-        error: ApplyError,
-    ) -> ApplyError {
-        let (outcome, put_back) = match self.put_back(locked, record, compact) {
-            Ok(undone) if undone.complete => ("everything was put back".to_owned(), true),
-            Ok(_) => (
-                "what was done before it could not all be put back, and `--undo` tries again"
-                    .to_owned(),
-                false,
-            ),
-            Err(second) => {
-                let put_back = !second.leaves_changes();
-                (second.to_string(), put_back)
-            }
-        };
-        ApplyError::Failed {
-            error: Box::new(error),
-            outcome,
-            put_back,
+    fn give_up(&mut self, record: &Record, error: ApplyError) -> ApplyError {
+        const PART: &str =
+            "what was done before it could not all be put back, and `--undo` tries again";
+        match self.put_back(record) {
+            Ok(undone) if undone.complete => error.and(true, "everything was put back"),
+            Ok(_) => error.and(false, PART),
+            Err(second) => error.and(!second.leaves_changes(), second.to_string()),
         }
     }
 
     /// One knob: written, and read back.
-    pub(super) fn step(&mut self, step: &mut Step, compact: bool) -> Result<(), FileError> {
-        if compact && step.grows() {
+    pub(super) fn step(&mut self, step: &mut Step) -> Result<(), FileError> {
+        if self.compact && step.grows() {
             self.compact(step);
         }
         if !self.stop {
@@ -408,8 +393,8 @@ impl<'a> Work<'a> {
         let (root, file) = (self.root.clone(), step.knob.compaction());
         let done = self.patiently(move || root.write(file, "1"), &Doing::Compacting);
         if let Err(error) = done {
-            self.notes
-                .push(format!("memory was not compacted: {error}"));
+            let note = format!("memory was not compacted: {error}");
+            self.notes.push(note);
         }
     }
 

@@ -79,28 +79,13 @@ pub struct Setting {
 }
 
 impl FileChange {
-    /// Makes the file what it is to be.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
-    pub fn apply(&self, root: &Root) -> Result<(), FileError> {
-        self.put(root, self.after.as_deref())
-    }
-
-    /// Makes the file what it was.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
-    pub fn revert(&self, root: &Root) -> Result<(), FileError> {
-        self.put(root, self.before.as_deref())
-    }
-
     /// Removes what a process left beside the file that was killed while it wrote it.
     pub(super) fn clear_up(&self, root: &Root) {
         whole_file::clear(&root.path(&self.file));
     }
 
-    fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
+    /// Gives the file this content, of which there is none before or after it.
+    pub(crate) fn put(&self, root: &Root, content: Option<&str>) -> Result<(), FileError> {
         let path = root.path(&self.file);
         let folder = path.parent().unwrap_or(Path::new("/"));
         match content {
@@ -112,8 +97,8 @@ impl FileChange {
     }
 }
 
-/// What our files of one group set: of each knob the value, and the file it stands in.
-type Lines = BTreeMap<String, (String, String)>;
+/// What our files of one group set, by knob.
+type Lines = BTreeMap<String, Setting>;
 
 /// What it takes to have these values, by file of the knob, after the next boot, and nothing of ours in the files of
 /// `instead`.
@@ -149,7 +134,8 @@ pub fn persist(
             boot.unset.push(knob.clone());
             continue;
         };
-        lines.insert(knob.clone(), (value.to_string(), file));
+        let (knob, value) = (knob.clone(), value.to_string());
+        lines.insert(knob.clone(), Setting { knob, value, file });
     }
     boot.files = changes(root, group, &lines)?;
     let set = values.iter().map(|(knob, _)| knob);
@@ -164,11 +150,10 @@ pub fn persist(
 pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boot, FileError> {
     let mut lines = read(root, group)?;
     let goes = |knob: &String| only.is_none_or(|only| only.contains(knob));
-    let gone: Vec<_> = lines.keys().filter(|knob| goes(knob)).cloned().collect();
-    lines.retain(|knob, _| !goes(knob));
+    let gone: Lines = lines.extract_if(.., |knob, _| goes(knob)).collect();
     Ok(Boot {
         files: changes(root, group, &lines)?,
-        notes: others(root, group, gone.iter()),
+        notes: others(root, group, gone.keys()),
         ..Boot::default()
     })
 }
@@ -180,8 +165,7 @@ pub fn forget(root: &Root, group: &Group, only: Option<&[String]>) -> Result<Boo
 pub fn settings(root: &Root, groups: &[Group]) -> Result<Vec<Setting>, FileError> {
     let mut settings = Vec::new();
     for group in groups {
-        let lines = read(root, group)?.into_iter();
-        settings.extend(lines.map(|(knob, (value, file))| Setting { knob, value, file }));
+        settings.extend(read(root, group)?.into_values());
     }
     Ok(settings)
 }
@@ -214,7 +198,8 @@ fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
                 [name, "=", value] => (format!("{SYSCTLS}{}", name.replace('.', "/")), value),
                 _ => continue,
             };
-            lines.insert(knob, ((*value).to_owned(), file.clone()));
+            let (value, file) = ((*value).to_owned(), file.clone());
+            lines.insert(knob.clone(), Setting { knob, value, file });
         }
     }
     Ok(lines)
@@ -226,9 +211,9 @@ fn changes(root: &Root, group: &Group, lines: &Lines) -> Result<Vec<FileChange>,
     for file in files(group) {
         let before = optional(root.read(&file))?;
         let is_sysctl = file.starts_with("etc/sysctl.d");
-        let here = lines.iter().filter(|(_, (_, place))| *place == file);
+        let here = lines.values().filter(|line| line.file == file);
         let written: String = here
-            .map(|(knob, (value, _))| match sysctl(knob) {
+            .map(|Setting { knob, value, .. }| match sysctl(knob) {
                 Some(name) if is_sysctl => format!("{name} = {value}\n"),
                 _ => format!("w /{knob} - - - - {value}\n"),
             })
@@ -262,45 +247,39 @@ fn others<'a>(
         !line.starts_with(['#', ';']) && knobs.iter().any(is_set)
     };
     let mut found = Vec::new();
-    let mut look = |file: String| {
-        if let Ok(text) = root.read(&file)
-            && text.lines().any(sets)
-        {
-            let group = &group.name;
-            found.push(format!("/{file} sets {group} too, and may win at boot"));
-        }
-    };
     for kind in ["sysctl.d", "tmpfiles.d"] {
         for place in ["etc", "run", "usr/local/lib", "usr/lib"] {
             let folder = format!("{place}/{kind}");
-            for name in root.list(&folder).unwrap_or_default() {
-                let file = format!("{folder}/{name}");
-                // /etc/sysctl.conf is there under this name too.
-                let is_known = files(group).contains(&file) || name == "99-sysctl.conf";
-                if name.ends_with(".conf") && !is_known {
-                    look(file);
-                }
-            }
+            let mut names = root.list(&folder).unwrap_or_default();
+            // /etc/sysctl.conf is there under that name too.
+            names.retain(|name| name.ends_with(".conf") && name != "99-sysctl.conf");
+            found.extend(names.into_iter().map(|name| format!("{folder}/{name}")));
         }
     }
-    look("etc/sysctl.conf".to_owned());
-    found
+    found.push("etc/sysctl.conf".to_owned());
+    let is_set = |file: &String| root.read(file).is_ok_and(|text| text.lines().any(sets));
+    found.retain(|file| !files(group).contains(file) && is_set(file));
+    let name = &group.name;
+    let note = |file| format!("/{file} sets {name} too, and may win at boot");
+    found.into_iter().map(note).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{host, write};
     use super::super::knob::Knob;
     use super::*;
+    use crate::kernel::fake::{host, write};
     use crate::units::PageSize;
 
     const HVO: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
     const THP: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+    const SYSCTL: (&str, &str) = ("sbin/sysctl", "");
+    const TMPFILES: (&str, &str) = ("usr/bin/systemd-tmpfiles", "");
 
     fn set(root: &Root, group: &Group, knob: Knob, value: impl Into<Value>) -> Boot {
         let boot = persist(root, group, &[(knob.file, value.into())], &[]).unwrap();
         for file in &boot.files {
-            file.apply(root).unwrap();
+            file.put(root, file.after.as_deref()).unwrap();
         }
         boot
     }
@@ -311,7 +290,7 @@ mod tests {
 
     #[test]
     fn sysctls_and_files_of_sys_are_persisted_and_forgotten() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles", "sbin/sysctl"]);
+        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
         set(&root, &Group::hvo(), Knob::hvo(), 1);
         set(&root, &Group::thp(), small(), "always");
         set(&root, &Group::thp(), Knob::thp(None, "defrag"), "defer");
@@ -330,40 +309,35 @@ mod tests {
         let groups = [Group::hvo(), Group::thp()];
         assert_eq!(settings(&root, &groups).unwrap().len(), 3);
         let one = forget(&root, &groups[1], Some(&[small().file])).unwrap();
-        one.files[0].apply(&root).unwrap();
+        let put = |file: &FileChange, text: &Option<String>| file.put(&root, text.as_deref());
+        put(&one.files[0], &one.files[0].after).unwrap();
         assert_eq!(settings(&root, &groups).unwrap().len(), 2);
         let all = forget(&root, &groups[1], None).unwrap();
-        all.files[0].apply(&root).unwrap();
+        put(&all.files[0], &all.files[0].after).unwrap();
         assert!(root.read(THP).is_err());
-        all.files[0].revert(&root).unwrap();
+        put(&all.files[0], &all.files[0].before).unwrap();
         assert_eq!(settings(&root, &groups).unwrap().len(), 2);
     }
 
     #[test]
     fn what_no_program_reads_is_not_written() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles"]);
+        let (_folder, root) = host(&[TMPFILES]);
         set(&root, &Group::hvo(), Knob::hvo(), 0);
         assert_eq!(settings(&root, &[Group::hvo()]).unwrap()[0].value, "0");
-        let (_folder, root) = host(&["sbin/sysctl"]);
+        let (_folder, root) = host(&[SYSCTL]);
         let boot = set(&root, &Group::thp(), small(), "always");
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
     }
 
     #[test]
     fn what_others_set_is_named() {
-        let (_folder, root) = host(&["usr/bin/systemd-tmpfiles", "sbin/sysctl"]);
+        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
         let line = "# x\nvm.hugetlb_optimize_vmemmap=1\n";
         write(&root, "etc/sysctl.d/99-database.conf", line);
-        write(
-            &root,
-            "etc/sysctl.d/10-other.conf",
-            &line.replace("vm", "#vm"),
-        );
-        write(
-            &root,
-            "usr/lib/tmpfiles.d/thp.conf",
-            &format!("w! /{} - - - - never", small().file),
-        );
+        let other = line.replace("vm", "#vm");
+        write(&root, "etc/sysctl.d/10-other.conf", other);
+        let never = format!("w! /{} - - - - never", small().file);
+        write(&root, "usr/lib/tmpfiles.d/thp.conf", never);
         let hvo = set(&root, &Group::hvo(), Knob::hvo(), 1).notes;
         let thp = set(&root, &Group::thp(), small(), "always").notes;
         assert_eq!((hvo.len(), thp.len()), (1, 1), "{hvo:?} {thp:?}");

@@ -1,29 +1,14 @@
-//! Files in a folder that stands in for a host; a pool, and the right to change it.
+//! A pool in a folder that stands in for a host, and the right to change it.
 
 use std::fs;
 use std::path::PathBuf;
 
 use super::{Group, Journal, Knob, Locked, Plan};
+use crate::kernel::fake::{host, write};
 use crate::kernel::{Root, hugetlb};
 use crate::units::PageSize;
 
 const SIZE: PageSize = PageSize::SIZE_2M;
-
-/// A host with these files, which are empty.
-pub(crate) fn host(files: &[&str]) -> (tempfile::TempDir, Root) {
-    let folder = tempfile::tempdir().unwrap();
-    let root = Root::at(folder.path());
-    for file in files {
-        write(&root, file, "");
-    }
-    (folder, root)
-}
-
-pub(crate) fn write(root: &Root, file: &str, text: &str) {
-    let path = root.path(file);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
 
 pub(crate) struct Fake {
     folder: tempfile::TempDir,
@@ -34,12 +19,10 @@ pub(crate) struct Fake {
 impl Fake {
     /// A pool of 2 MiB pages that has none.
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        let pool = root.path(hugetlb::FOLDER).join("hugepages-2048kB");
-        fs::create_dir_all(&pool).unwrap();
+        let (folder, root) = host(&[]);
         for name in ["nr", "free", "resv", "surplus", "nr_overcommit"] {
-            fs::write(pool.join(format!("{name}_hugepages")), "0\n").unwrap();
+            let file = hugetlb::file(SIZE, None, &format!("{name}_hugepages"));
+            write(&root, &file, "0\n");
         }
         let journal = Journal::at(&root, folder.path().join("jumbo"));
         let locked = journal.lock(&Group::pool(SIZE), "test").unwrap();

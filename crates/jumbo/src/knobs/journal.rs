@@ -15,6 +15,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
@@ -168,11 +169,8 @@ const LAST: usize = 1;
 const NEXT: usize = 2;
 
 fn since_boot_ns() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    part(now.tv_sec)
-        .saturating_mul(1_000_000_000)
-        .saturating_add(part(now.tv_nsec))
+    let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Journal {
@@ -202,14 +200,10 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Busy`] where another process has it; others where the folder cannot be used.
     pub fn lock(&self, group: &Group, command: &str) -> Result<Locked, JournalError> {
-        for folder in [self.folder.parent(), Some(&*self.folder)]
-            .into_iter()
-            .flatten()
-        {
-            make_folder(folder)?;
-        }
         let folder = self.folder.join(&group.id);
-        make_folder(&folder)?;
+        for folder in [self.folder.parent(), Some(&self.folder), Some(&folder)] {
+            folder.map_or(Ok(()), make_folder)?;
+        }
         let path = folder.join("lock");
         let mut lock = OpenOptions::new()
             .read(true)
@@ -348,34 +342,26 @@ const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 /// A folder that only this user can change.
 fn make_folder(folder: &Path) -> Result<(), JournalError> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(FileError::io("create", folder)(source).into());
-        }
-        _ => {}
+        Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.map_err(FileError::io("create", folder))?,
     }
     check_folder(folder)
 }
 
 fn check_folder(folder: &Path) -> Result<(), JournalError> {
     let metadata = fs::symlink_metadata(folder).map_err(FileError::io("look at", folder))?;
-    let refuse = |why: String| JournalError::Unsafe {
-        path: folder.to_owned(),
-        why,
+    let (user, mode) = (metadata.uid(), metadata.mode());
+    let why = if !metadata.is_dir() {
+        "it is no folder".to_owned()
+    } else if user != rustix::process::geteuid().as_raw() {
+        format!("it belongs to user {user}")
+    } else if mode & 0o022 != 0 {
+        format!("others may write it (mode {:o})", mode & 0o7777)
+    } else {
+        return Ok(());
     };
-    let own = rustix::process::geteuid().as_raw();
-    if !metadata.is_dir() {
-        return Err(refuse("it is no folder".to_owned()));
-    }
-    if metadata.uid() != own {
-        return Err(refuse(format!("it belongs to user {}", metadata.uid())));
-    }
-    if metadata.mode() & 0o022 != 0 {
-        return Err(refuse(format!(
-            "others may write it (mode {:o})",
-            metadata.mode() & 0o7777
-        )));
-    }
-    Ok(())
+    let path = folder.to_owned();
+    Err(JournalError::Unsafe { path, why })
 }
 
 /// The records of this boot, the latest last; none where the folder is not there.
@@ -387,9 +373,8 @@ fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalErro
     for (place, name) in PLACES.into_iter().enumerate() {
         let path = folder.join(name);
         let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
             Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(FileError::io("read", &path)(source).into()),
+            read => read.map_err(FileError::io("read", &path))?,
         };
         let mut record = match toml::from_str::<Record>(&text) {
             Ok(record) if record.version == VERSION => Ok(record),

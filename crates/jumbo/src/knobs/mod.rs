@@ -44,7 +44,7 @@ pub use boot::{Boot, FileChange};
 pub use journal::{Journal, JournalError, Locked, Record};
 pub use knob::{Form, Knob, Value};
 pub use known::Group;
-pub use plan::{Plan, PlanError, Saved, Step};
+pub use plan::{Plan, Saved, Step};
 pub use steering::{Steering, Written};
 
 #[cfg(test)]

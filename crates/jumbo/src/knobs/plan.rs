@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::apply::ApplyError;
 use super::boot::FileChange;
 use super::knob::{Form, Knob, Value};
 use super::known::Group;
@@ -48,25 +49,6 @@ pub struct Plan {
     pub files: Vec<FileChange>,
 }
 
-/// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// A knob cannot be read.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A word that is not among those that the knob takes.
-    #[error("{knob} does not take `{word}`: it takes {}", words.join(", "))]
-    Word {
-        /// The knob.
-        knob: Knob,
-        /// The word.
-        word: String,
-        /// The words it takes, as the kernel lists them.
-        words: Vec<String>,
-    },
-}
-
 impl Step {
     /// A write that is still to be done.
     pub fn new(knob: Knob, before: impl Into<Value>, to: impl Into<Value>) -> Self {
@@ -107,12 +89,12 @@ impl Plan {
     /// What it takes to give these knobs these values.
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// [`ApplyError::Refused`] where a knob cannot be read; [`ApplyError::Word`].
     pub fn of(
         root: &Root,
         group: Group,
         values: impl IntoIterator<Item = (Knob, Value)>,
-    ) -> Result<Self, PlanError> {
+    ) -> Result<Self, ApplyError> {
         let mut plan = Self::new(group);
         for (knob, to) in values {
             let before = knob.read(root)?;
@@ -121,7 +103,7 @@ impl Plan {
                 && !words.contains(word)
             {
                 let word = word.clone();
-                return Err(PlanError::Word { knob, word, words });
+                return Err(ApplyError::Word { knob, word, words });
             }
             plan.add(knob, before, to);
         }

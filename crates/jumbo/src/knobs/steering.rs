@@ -58,21 +58,23 @@ impl<'a> Steering<'a> {
         plan.saved = saved;
         plan.writable(root)?;
         stands_on(root, &plan)?;
-        let abandoned = if go_on {
-            abandoned(root, locked)?
-        } else {
-            None
+        let abandoned = match go_on {
+            true => abandoned(root, locked)?,
+            false => None,
         };
         let goes_on_for = abandoned.as_ref().map(|record| record.pid);
-        let record = if let Some(mut record) = abandoned {
-            record.go_on(command);
-            locked.put(&record)?;
-            record
-        } else {
-            let mut record = Record::of(&plan, command, locked);
-            record.steering = true;
-            locked.add(&record)?;
-            record
+        let record = match abandoned {
+            Some(mut record) => {
+                record.go_on(command);
+                locked.put(&record)?;
+                record
+            }
+            None => {
+                let mut record = Record::of(&plan, command, locked);
+                record.steering = true;
+                locked.add(&record)?;
+                record
+            }
         };
         Ok(Self {
             root,
@@ -101,8 +103,8 @@ impl<'a> Steering<'a> {
     ) -> Result<Written, FileError> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
         self.note(knob, |ours| ours.to = step.to.clone());
-        let mut work = Work::new(self.root, watcher);
-        work.step(&mut step, false)?;
+        let mut work = Work::new(self.root, self.locked, false, watcher);
+        work.step(&mut step)?;
         let stopped = work.stop;
         if let Some(after) = &step.after {
             self.note(knob, |ours| {
@@ -135,7 +137,7 @@ impl<'a> Steering<'a> {
             step.to = step.before.clone();
         }
         let _ = self.locked.put(&self.record);
-        Work::new(self.root, watcher).put_back(self.locked, &self.record, false)
+        Work::new(self.root, self.locked, false, watcher).put_back(&self.record)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use super::process::id;
 use super::{Process, Reason, Teardown, locks};
 use crate::kernel::process::{Standing, Stop};
 use crate::kernel::sys::ptrace;
@@ -102,7 +103,7 @@ impl Hold {
 
     /// The ID of the thread that is held.
     pub fn thread(&self) -> u32 {
-        self.thread.as_raw_nonzero().get().unsigned_abs()
+        id(self.thread)
     }
 
     /// True while the process is in a group stop.
@@ -210,14 +211,12 @@ impl Hold {
 }
 
 fn standing(process: &Process, thread: Pid) -> Option<Standing> {
-    let thread = thread.as_raw_nonzero().get().unsigned_abs();
-    Standing::read(process.root(), thread).ok()
+    Standing::read(process.root(), id(thread)).ok()
 }
 
 /// True where `thread` is beyond the point at which it would stop for us.
 fn is_ending(process: &Process, thread: Pid) -> bool {
-    let thread = thread.as_raw_nonzero().get().unsigned_abs();
-    task::is_exiting(process.root(), thread).unwrap_or(true)
+    task::is_exiting(process.root(), id(thread)).unwrap_or(true)
 }
 
 /// True where `thread` ends, or is to be killed as soon as it runs.
@@ -228,8 +227,7 @@ fn is_condemned(process: &Process, thread: Pid) -> bool {
 }
 
 fn own() -> u32 {
-    let thread = rustix::thread::gettid();
-    thread.as_raw_nonzero().get().unsigned_abs()
+    id(rustix::thread::gettid())
 }
 
 /// Lets go of a thread that is none of the process's. It runs, so it has to be stopped for that.

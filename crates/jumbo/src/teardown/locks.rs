@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::{Process, Reason};
+use crate::kernel::smaps::Smaps;
 use crate::kernel::sys::ptrace;
 
 /// Offset of `list_op_pending` in `struct robust_list_head`: the lock being taken or given back.
@@ -43,15 +44,8 @@ pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
 /// Whether a process that is not held could hold robust futexes that another one waits for: those are in
 /// memory that both map and write.
 pub(super) fn check_mappings(process: &Process) -> Result<(), Reason> {
-    let maps = process
-        .root()
-        .read(format!("proc/{}/maps", process.pid()))
-        .map_err(|_| Reason::Unreadable)?;
-    let mut modes = maps
-        .lines()
-        .filter_map(|line| line.split_ascii_whitespace().nth(1))
-        .map(str::as_bytes);
-    match modes.any(|mode| matches!(mode, [_, b'w', _, b's', ..])) {
+    let maps = Smaps::read_maps(process.root(), process.pid()).map_err(|_| Reason::Unreadable)?;
+    match (maps.mappings()).any(|mapping| mapping.write && mapping.shared) {
         true => Err(Reason::SharedMapping),
         false => Ok(()),
     }

@@ -63,16 +63,11 @@ impl Process {
     /// Its threads, the first of them first.
     pub(super) fn threads(&self) -> Vec<Pid> {
         let names = self.root.list(format!("proc/{}/task", self.pid));
-        let mut threads: Vec<u32> = names
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|name| name.parse().ok())
-            .collect();
-        threads.sort_unstable_by_key(|thread| (*thread != self.pid, *thread));
-        let threads = threads
-            .into_iter()
-            .filter_map(|tid| i32::try_from(tid).ok());
-        threads.filter_map(Pid::from_raw).collect()
+        let names = names.unwrap_or_default().into_iter();
+        let threads = names.filter_map(|name| Pid::from_raw(name.parse().ok()?));
+        let mut threads: Vec<Pid> = threads.collect();
+        threads.sort_unstable_by_key(|thread| (id(*thread) != self.pid, id(*thread)));
+        threads
     }
 
     /// True where `thread` is one of its threads, now.
@@ -88,6 +83,11 @@ impl Process {
         let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
         Some(Duration::from_nanos(nanoseconds))
     }
+}
+
+/// The number of a process or thread.
+pub(super) fn id(thread: Pid) -> u32 {
+    thread.as_raw_nonzero().get().unsigned_abs()
 }
 
 impl AsFd for Process {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::process::id;
 use super::{Process, Reason, locks};
 use crate::kernel::process::{Stop, tree};
 use crate::kernel::{sys, task};
@@ -39,9 +40,9 @@ pub struct Teardown {
     begun: Instant,
     /// The last thread of the process, and its CPU time when it was let go.
     last: Option<(Pid, Option<Duration>)>,
-    way: Way,
     worker: Result<JoinHandle<Work>, Reason>,
-    gone: Option<Gone>,
+    /// When the end was seen, and the last thread's CPU time then.
+    gone: Option<(Instant, Option<Duration>)>,
 }
 
 /// What the thread that releases did.
@@ -50,13 +51,6 @@ struct Work {
     outcome: Result<(), Errno>,
     time: Duration,
     cpu: Duration,
-}
-
-/// The end, when it was seen.
-#[derive(Clone, Copy, Debug)]
-struct Gone {
-    at: Instant,
-    cpu: Option<Duration>,
 }
 
 /// What a [`Teardown`] came to.
@@ -106,11 +100,6 @@ impl Teardown {
             memory,
             begun,
             last: Some((thread, cpu)),
-            way: if worker.is_ok() {
-                Way::Held
-            } else {
-                Way::Kernel
-            },
             worker,
             gone: None,
         }
@@ -155,11 +144,6 @@ impl Teardown {
             memory,
             begun,
             last: None,
-            way: if worker.is_ok() {
-                Way::Raced
-            } else {
-                Way::Kernel
-            },
             worker,
             gone: None,
         })
@@ -172,7 +156,7 @@ impl Teardown {
             let cpu = self
                 .last
                 .and_then(|(thread, _)| self.process.cpu_time(thread));
-            self.gone = Some(Gone { at, cpu });
+            self.gone = Some((at, cpu));
         }
         self.gone.is_some()
     }
@@ -181,9 +165,14 @@ impl Teardown {
     pub fn finish(mut self) -> Gain {
         self.look();
         let memory = &self.memory;
-        let teardown = self.gone.map(|gone| gone.at - self.begun);
+        let teardown = self.gone.map(|(at, _)| at - self.begun);
+        let way = match (&self.worker, self.last) {
+            (Ok(_), Some(_)) => Way::Held,
+            (Ok(_), None) => Way::Raced,
+            (Err(_), _) => Way::Kernel,
+        };
         let mut gain = Gain {
-            way: self.way,
+            way,
             anonymous: memory.anon,
             left: memory.shmem + memory.hugetlb,
             released: None,
@@ -199,7 +188,7 @@ impl Teardown {
             Ok(work) => work.unwrap_or(Work::none()),
         };
         gain.worked_ms = milliseconds(work.time);
-        gain.reason = work.outcome.err().map(|errno| match (errno, self.way) {
+        gain.reason = work.outcome.err().map(|errno| match (errno, way) {
             (Errno::SRCH, _) => Reason::TooLate,
             (Errno::INVAL, Way::Raced) => Reason::NotEnding,
             (Errno::INVAL, _) => Reason::SharedMemory,
@@ -210,7 +199,7 @@ impl Teardown {
             Some(_) => Bytes(0),
             None => {
                 let before = self.last.and_then(|(_, cpu)| cpu);
-                let after = self.gone.and_then(|gone| gone.cpu);
+                let after = self.gone.and_then(|(_, cpu)| cpu);
                 let (ours, theirs) = match before.zip(after) {
                     Some((before, after)) => (work.cpu, after.saturating_sub(before)),
                     // Both walk until all is done: by the clock the sides are equal.
@@ -270,8 +259,7 @@ fn wait_until_seen(process: &Process, thread: Pid, before: Bytes, worker: &JoinH
 }
 
 fn resident(process: &Process, thread: Pid) -> Option<Bytes> {
-    let thread = thread.as_raw_nonzero().get().unsigned_abs();
-    tree::resident_anonymous(process.root(), thread).ok()
+    tree::resident_anonymous(process.root(), id(thread)).ok()
 }
 
 /// The part of `whole` that `ours` is of both.

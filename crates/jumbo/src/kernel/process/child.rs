@@ -1,13 +1,13 @@
 //! A program run as a child: [`Child`].
 
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Stop};
+use super::{Image, Signals, Standing, Stop};
+use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
 ///
@@ -137,10 +137,7 @@ impl Child {
 
     /// True while it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        // The state comes after the name, which is in brackets and may hold any byte.
-        let state = stat.rsplit(')').next().unwrap_or_default();
-        state.trim_start().starts_with('T')
+        Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
     }
 
     /// Waits until it has ended, or where it is traced stands still.
@@ -164,17 +161,14 @@ impl Child {
     )]
     fn wait4(&self, options: i32) -> io::Result<Option<(Change, Faults)>> {
         let mut status = 0;
-        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: all zeroes are a valid value, as any bits are.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers are to memory of the right type that outlives the call.
-        let pid = unsafe { libc::wait4(self.pid, &raw mut status, options, usage.as_mut_ptr()) };
-        if pid < 0 {
-            return Err(io::Error::last_os_error());
+        match unsafe { libc::wait4(self.pid, &raw mut status, options, &raw mut usage) } {
+            ..0 => return Err(io::Error::last_os_error()),
+            0 => return Ok(None),
+            _ => {}
         }
-        if pid == 0 {
-            return Ok(None);
-        }
-        // SAFETY: zeroed, then filled in by the kernel; any bits are valid.
-        let usage = unsafe { usage.assume_init() };
         let change = if libc::WIFEXITED(status) {
             Change::Exited(libc::WEXITSTATUS(status))
         } else if libc::WIFSIGNALED(status) {
@@ -208,8 +202,7 @@ pub(in crate::kernel) fn fork() -> io::Result<libc::pid_t> {
 
 #[expect(unsafe_code, reason = "the last steps before execve are raw calls")]
 fn become_program(image: &Image, signals: &Signals, launcher: Pid, errors: &OwnedFd) -> ! {
-    // SAFETY: takes a number and touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+    let _ = set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     if rustix::process::getppid() != Some(launcher) {
         // The launcher was killed before the kernel knew that we go with it.
         // SAFETY: ends this process and nothing else.

@@ -11,6 +11,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{io, ptr};
 
+use super::signals::mask;
+
 /// Work under way in a thread of its own. For processes of ours alone: the signal gets a handler.
 #[derive(Debug)]
 pub struct Interruptible<T> {
@@ -27,7 +29,7 @@ impl<T: Send + 'static> Interruptible<T> {
         handle()?;
         let (sender, result) = channel();
         let thread = thread::Builder::new().spawn(move || {
-            unblock();
+            mask(libc::SIG_UNBLOCK, number());
             // No thread waits any more where the receiver is gone.
             let _ = sender.send(work());
         })?;
@@ -71,25 +73,13 @@ extern "C" fn nothing(_: libc::c_int) {}
 fn handle() -> io::Result<()> {
     // SAFETY: all zeroes are a valid disposition (no flags, so no SA_RESTART; an empty mask); the
     // handler does nothing and so may run at any point.
-    let failed = unsafe {
+    unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
-        libc::sigaction(number(), &raw const action, ptr::null_mut()) != 0
-    };
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-#[expect(unsafe_code, reason = "the set is a C structure")]
-fn unblock() {
-    // SAFETY: the set is ours, and the signal has a handler.
-    unsafe {
-        let mut only: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut only);
-        libc::sigaddset(&raw mut only, number());
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
+        match libc::sigaction(number(), &raw const action, ptr::null_mut()) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! Every signal of this process, read from a descriptor: [`Signals`].
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 /// All signals of this process, or all but those that it ignores: blocked, and read from a signalfd.
 ///
@@ -82,18 +84,15 @@ impl Signals {
     /// # Errors
     /// The errno of read(2) on a signalfd.
     pub fn next(&self) -> io::Result<Option<Signal>> {
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
-        let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the memory is zeroed and exactly `size` bytes long.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(info.as_mut_ptr().cast::<u8>(), size) };
-        match rustix::io::read(&self.fd, bytes) {
-            Ok(read) if read == size => {}
-            Ok(_) | Err(rustix::io::Errno::AGAIN) => return Ok(None),
-            Err(rustix::io::Errno::INTR) => return Ok(None),
+        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+        let mut bytes = [0; SIZE];
+        match rustix::io::read(&self.fd, &mut bytes) {
+            Ok(SIZE) => {}
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
-        // SAFETY: zeroed, then filled in by the kernel; any bits are valid.
-        let info = unsafe { info.assume_init() };
+        // SAFETY: as many bytes as the structure has, of which any bits are valid.
+        let info: libc::signalfd_siginfo = unsafe { std::mem::transmute(bytes) };
         Ok(Some(Signal {
             number: i32::try_from(info.ssi_signo).unwrap_or(0),
             code: info.ssi_code,
@@ -108,13 +107,10 @@ impl Signals {
         // SAFETY: the structures are ours; the disposition is put back, and the signal blocked again,
         // before anything else can run: this thread is the only one.
         unsafe {
-            let mut only: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut only);
-            libc::sigaddset(&raw mut only, signal);
             let before = set_default(signal);
             libc::kill(libc::getpid(), signal);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const only, ptr::null_mut());
+            mask(libc::SIG_UNBLOCK, signal);
+            mask(libc::SIG_BLOCK, signal);
             libc::sigaction(signal, &raw const before, ptr::null_mut());
         }
     }
@@ -146,9 +142,21 @@ fn put_back(mask: &libc::sigset_t, sigchld: &libc::sigaction) {
     }
 }
 
+/// Blocks a signal of this thread, or delivers it again (pthread_sigmask(3)).
+#[expect(unsafe_code, reason = "the set is a C structure")]
+pub(super) fn mask(how: libc::c_int, signal: libc::c_int) {
+    // SAFETY: the set is ours, and the calls overwrite all of it.
+    unsafe {
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, signal);
+        libc::pthread_sigmask(how, &raw const only, ptr::null_mut());
+    }
+}
+
 /// Whether nothing comes of a signal.
 #[expect(unsafe_code, reason = "the disposition is a C structure")]
-fn is_ignored(signal: i32) -> bool {
+pub(super) fn is_ignored(signal: i32) -> bool {
     // SAFETY: all zeroes are a valid value of the structure, which the call fills in; it changes nothing.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
@@ -170,24 +178,19 @@ fn set_default(signal: i32) -> libc::sigaction {
 
 /// Ends this process by `signal`, without a core dump of its own (the program has dumped hers).
 /// Returns where the signal does not kill.
-#[expect(unsafe_code, reason = "dispositions and limits are C structures")]
+#[expect(unsafe_code, reason = "rustix has no real-time signals here")]
 pub fn die_by(signal: i32) {
-    let limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
     };
-    // SAFETY: the structures are ours. A core pattern that is a pipe ignores the limit, hence the
-    // second call.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const limit);
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        let mut only: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut only);
-        libc::sigaddset(&raw mut only, signal);
-        set_default(signal);
-        libc::kill(libc::getpid(), signal);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, ptr::null_mut());
-    }
+    let _ = setrlimit(Resource::Core, none);
+    // A core pattern that is a pipe ignores the limit.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    set_default(signal);
+    // SAFETY: numbers alone.
+    unsafe { libc::kill(libc::getpid(), signal) };
+    mask(libc::SIG_UNBLOCK, signal);
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What a process or thread is to a process that wants to end it: [`Standing`], from /proc/PID/status.
 
+use crate::kernel::task::Status;
 use crate::kernel::{FileError, Root};
 
 /// The fields of /proc/PID/status (proc_pid_status(5)) that tell how a process stands. Any user may read
@@ -37,28 +38,23 @@ impl Standing {
     /// # Errors
     /// [`FileError::Io`] where it is gone.
     pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let status = root.read(format!("proc/{pid}/status"))?;
-        let mut standing = Self::default();
-        for (key, value) in status.lines().filter_map(|line| line.split_once(':')) {
-            let value = value.trim();
-            let number = || value.parse().unwrap_or_default();
-            let set = || u64::from_str_radix(value, 16).unwrap_or_default();
-            match key {
-                "State" => standing.state = value.chars().next().unwrap_or_default(),
-                "Tgid" => standing.process = number(),
-                "PPid" => standing.parent = number(),
-                "TracerPid" => standing.tracer = number(),
-                "Threads" => standing.threads = number(),
-                "VmSize" => standing.has_memory = true,
-                "CoreDumping" => standing.is_dumping = value == "1",
-                "SigPnd" => standing.pending = set(),
-                "SigCgt" => standing.caught = set(),
-                "SigIgn" => standing.ignored = set(),
-                "SigBlk" => standing.blocked = set(),
-                _ => {}
-            }
-        }
-        Ok(standing)
+        let status = Status::read(root, pid)?;
+        let value = |name| status.get(name).unwrap_or_default();
+        let number = |name| value(name).parse().unwrap_or_default();
+        let set = |name| u64::from_str_radix(value(name), 16).unwrap_or_default();
+        Ok(Self {
+            state: value("State").chars().next().unwrap_or_default(),
+            process: number("Tgid"),
+            parent: number("PPid"),
+            tracer: number("TracerPid"),
+            threads: number("Threads"),
+            has_memory: status.get("VmSize").is_some(),
+            is_dumping: value("CoreDumping") == "1",
+            pending: set("SigPnd"),
+            caught: set("SigCgt"),
+            ignored: set("SigIgn"),
+            blocked: set("SigBlk"),
+        })
     }
 
     /// True where it has ended and its parent has not asked how.

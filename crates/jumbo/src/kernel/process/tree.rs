@@ -1,22 +1,21 @@
 //! A process and those it started: which there are, and how much anonymous memory they hold.
 
-use crate::kernel::{FileError, Root};
+use procfs_core::process::StatM;
+
+use super::Standing;
+use crate::kernel::{FileError, Root, parse};
 use crate::units::Bytes;
 
 /// The children of all threads of `pid`. Empty where it has none, is gone, or where the kernel does not
 /// list them (CONFIG_PROC_CHILDREN).
 pub fn children(root: &Root, pid: u32) -> Vec<u32> {
-    let threads = root.list(format!("proc/{pid}/task")).unwrap_or_default();
-    let lists = threads.iter().map(|thread| {
+    let mut children = Vec::new();
+    for thread in root.list(format!("proc/{pid}/task")).unwrap_or_default() {
         let list = root.read(format!("proc/{pid}/task/{thread}/children"));
-        list.unwrap_or_default()
-    });
-    lists
-        .flat_map(|list| {
-            let pids = list.split_ascii_whitespace().map(str::parse);
-            pids.flatten().collect::<Vec<u32>>()
-        })
-        .collect()
+        let list = list.unwrap_or_default();
+        children.extend(list.split_ascii_whitespace().flat_map(str::parse::<u32>));
+    }
+    children
 }
 
 /// True where `pid` is `ancestor` or was started by it, through whatever generations. False where a
@@ -27,11 +26,7 @@ pub fn is_within(root: &Root, pid: u32, ancestor: u32) -> bool {
         if pid == ancestor {
             return true;
         }
-        let stat = root.read(format!("proc/{pid}/stat")).unwrap_or_default();
-        // The name, in brackets, may hold any byte; state and parent follow it.
-        let rest = stat.rsplit(')').next().unwrap_or_default();
-        let parent = rest.split_ascii_whitespace().nth(1);
-        pid = parent.and_then(|pid| pid.parse().ok()).unwrap_or_default();
+        pid = Standing::read(root, pid).map_or(0, |standing| standing.parent);
     }
     false
 }
@@ -47,22 +42,9 @@ pub fn exists(root: &Root, pid: u32) -> bool {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn resident_anonymous(root: &Root, pid: u32) -> Result<Bytes, FileError> {
-    let relative = format!("proc/{pid}/statm");
-    let text = root.read(&relative)?;
-    let mut fields = text.split_ascii_whitespace().map(str::parse::<u64>);
-    match (fields.next(), fields.next(), fields.next()) {
-        (Some(Ok(_)), Some(Ok(resident)), Some(Ok(shared))) => {
-            let page = rustix::param::page_size() as u64;
-            Ok(Bytes(resident.saturating_sub(shared) * page))
-        }
-        _ => Err(FileError::Content {
-            path: root.path(relative),
-            what: format!(
-                "`{}` where at least three numbers were expected",
-                text.trim()
-            ),
-        }),
-    }
+    let pages: StatM = parse(root, &format!("proc/{pid}/statm"))?;
+    let page = rustix::param::page_size() as u64;
+    Ok(Bytes(pages.resident.saturating_sub(pages.shared) * page))
 }
 
 /// Whether both processes share their memory, as a vfork(2) that has not come to its execve(2) and its parent do. `None`

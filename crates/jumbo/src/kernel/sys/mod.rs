@@ -3,15 +3,14 @@
 mod numa;
 mod pidfd;
 pub(crate) mod ptrace;
-mod release;
 mod scratch;
 mod userfault;
 
 pub(crate) use jumbo_inside::sys::{collapse, collapse_in, quietly};
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
+pub use pidfd::release;
 pub(crate) use pidfd::send_signal;
-pub use release::release;
-pub(crate) use scratch::{Scratch, Sharing};
+pub(crate) use scratch::Scratch;
 pub(crate) use userfault::userfault_user_mode;
 
 use rustix::io::{Errno, Result};
