@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_millis(100);
 const SLICE: Duration = Duration::from_millis(20);
 /// What a reader passes on at a time.
 const CHUNK: usize = 16 << 10;
-/// Before each chunk its length; 0: the file has ended; less: it failed, by the errno, and so has the reader.
+/// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
 type Head = i32;
 
 /// What is to be read.
@@ -127,19 +127,21 @@ impl Reader {
         let mut input = BufReader::with_capacity(CHUNK, self);
         for _ in 0..count {
             let mut bytes = Vec::new();
-            loop {
+            let ended = loop {
                 let mut head = Head::default().to_ne_bytes();
                 input.read_exact(&mut head)?;
-                let length = match Head::from_ne_bytes(head) {
-                    0 => break,
-                    head => usize::try_from(head)
-                        .map_err(|_| io::Error::from_raw_os_error(head.saturating_neg()))?,
+                let head = Head::from_ne_bytes(head);
+                let Ok(length) = usize::try_from(head) else {
+                    break Err(io::Error::from_raw_os_error(head.saturating_neg()));
                 };
+                if length == 0 {
+                    break Ok(bytes);
+                }
                 let filled = bytes.len();
                 bytes.resize(filled + length, 0);
                 input.read_exact(&mut bytes[filled..])?;
-            }
-            read.push(Ok(bytes));
+            };
+            read.push(ended);
         }
         Ok(())
     }
@@ -212,21 +214,17 @@ fn serve(sources: &[Source], write: &OwnedFd) -> ! {
             }
         }
     }
-    let passed = sources.iter().try_for_each(|source| {
-        match source {
-            Source::File(path) => {
-                let file = rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())?;
-                pass_on(file, usize::MAX)
-            }
-            Source::Part(_, offset, length) => {
-                rustix::fs::seek(stdin(), SeekFrom::Start(*offset))?;
-                pass_on(stdin(), *length)
-            }
-        }?;
-        send(&Head::default().to_ne_bytes())
-    });
-    if let Err(errno) = passed {
-        let _ = send(&(-errno.raw_os_error()).to_ne_bytes());
+    for source in sources {
+        let passed = match source {
+            Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
+                .and_then(|file| pass_on(file, usize::MAX)),
+            Source::Part(_, offset, length) => rustix::fs::seek(stdin(), SeekFrom::Start(*offset))
+                .and_then(|_| pass_on(stdin(), *length)),
+        };
+        let end: Head = passed.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
+        if send(&end.to_ne_bytes()).is_err() {
+            break;
+        }
     }
     // SAFETY: ends this process without running what its parent registered for its own exit.
     unsafe { libc::_exit(0) };
