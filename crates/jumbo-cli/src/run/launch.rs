@@ -49,7 +49,7 @@ impl<'a> Launch<'a> {
         let host = Host {
             pmd,
             thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
-            has_pages: (settings.options.pool.and_then(|pool| pool.page))
+            has_pages: (settings.pool.and_then(|pool| pool.page))
                 .is_none_or(|page| has_pages(root, page)),
         };
         let tunables = inherited("GLIBC_TUNABLES");
@@ -59,7 +59,13 @@ impl<'a> Launch<'a> {
         let without = tunables.as_deref().filter(|_| outer);
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
-        let mut plan = Plan::new(settings.options, host, &program.reach, users);
+        let mut plan = Plan::new(
+            settings.asked.clone(),
+            settings.pool,
+            host,
+            &program.reach,
+            users,
+        );
         let library = match plan.preload.then(find_library).transpose() {
             // It would have been for the program's children alone.
             Err(_) if !program.reach.is_reached() => {
@@ -74,7 +80,7 @@ impl<'a> Launch<'a> {
         // To find out takes a process, which a filter could forbid as well: not for a program that is to be
         // exec'd in place, unless the user asked.
         let may_fork = settings.report.is_some() || settings.free_asked;
-        if library.is_some() && may_fork && settings.options.free != FreeMode::Off {
+        if library.is_some() && may_fork && settings.asked.free != FreeMode::Off {
             plan.orders.filters = filters();
         }
         Ok(Self {
@@ -82,7 +88,7 @@ impl<'a> Launch<'a> {
             plan,
             command: &settings.command,
             is_promise_strict: library.is_some()
-                && settings.options.free == FreeMode::Background
+                && settings.asked.free == FreeMode::Background
                 && headroom::is_promise_strict(),
             library,
             outer_tunable: without,

@@ -433,24 +433,21 @@ impl Kinds {
 
 impl Requested {
     fn new(settings: &Settings, orders: &Orders, counted: &Counted) -> Self {
-        let (options, tunable) = (settings.options, orders.tunable);
-        let pool = options.pool.map(|asked| {
-            let order = orders.pool;
-            order.map_or(asked, |order| asked.rounded(order))
-        });
+        let asked = &settings.asked;
+        let pool = settings.pool;
         Self {
-            heap: options.heap != HeapMode::Off,
-            mimalloc: options.heap == HeapMode::Mimalloc,
-            pool,
-            overcommit: options.overcommit,
-            warm: options.warm,
-            maps: options.maps,
-            max_waste: options.max_waste,
-            follow: options.follow,
-            free: options.free,
-            reaper: options.reaper,
+            heap: asked.heap != HeapMode::Off,
+            mimalloc: asked.heap == HeapMode::Mimalloc,
+            pool: pool.map(|pool| orders.pool.map_or(pool, |order| pool.rounded(order))),
+            overcommit: pool.map(|pool| pool.overcommit).unwrap_or_default(),
+            warm: pool.is_some_and(|pool| pool.warm),
+            maps: asked.maps,
+            max_waste: asked.max_waste,
+            follow: asked.follow,
+            free: asked.free,
+            reaper: asked.reaper,
             supervise: settings.supervise,
-            tunable: tunable.then_some("glibc.malloc.hugetlb=1"),
+            tunable: orders.tunable.then_some("glibc.malloc.hugetlb=1"),
             advised: counted.total.advised,
             large_calls: counted.total.large_calls,
         }
@@ -491,7 +488,7 @@ impl Report {
         });
         let shortfalls = shortfall::find(&Evidence {
             launch,
-            options: settings.options,
+            asked: &settings.asked,
             memory: &memory,
             is_known,
             thp_disabled: seen.sampled.thp_disabled,

@@ -1,6 +1,6 @@
 //! Where less was obtained than was asked for, and why: [`Shortfall`].
 
-use jumbo::policy::{HeapMode, Memory, Options, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo::policy::{HeapMode, Memory, Orders, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ pub(super) struct Shortfall {
 /// What there is to go by.
 pub(super) struct Evidence<'a> {
     pub(super) launch: &'a Launch<'a>,
-    pub(super) options: Options,
+    pub(super) asked: &'a Orders<'static>,
     /// The plan's, for the host as it was at the start and at the end.
     pub(super) memory: &'a [Vec<Memory>],
     pub(super) counted: &'a Counted,
@@ -52,7 +52,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     };
     let Evidence {
         launch,
-        options,
+        asked,
         memory,
         counted,
         is_known,
@@ -70,7 +70,7 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
         add("the program", reason);
     }
     // What the host rules out holds for every kind alike: once is enough.
-    let wants = options.heap != HeapMode::Off || options.maps;
+    let wants = asked.heap != HeapMode::Off || asked.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let nothing = |memory: &&Vec<Memory>| memory.iter().all(|memory| memory.sizes.is_empty());
     let reason = memory
@@ -186,8 +186,8 @@ pub(super) fn find(evidence: &Evidence<'_>) -> Vec<Shortfall> {
     };
     if found.is_empty() && *reached && peak.as_ref().is_some_and(few) {
         let off = [
-            (options.heap == HeapMode::Off).then_some("--heap=off"),
-            (!options.maps).then_some("--maps=off"),
+            (asked.heap == HeapMode::Off).then_some("--heap=off"),
+            (!asked.maps).then_some("--maps=off"),
         ];
         let off: Vec<_> = off.into_iter().flatten().collect();
         let reason = if !off.is_empty() {

@@ -2,35 +2,9 @@
 
 use serde::Serialize;
 
-use super::{FreeMode, HeapMode, Orders, PoolRequest, Reach, ReaperMode, variables};
+use super::{HeapMode, Orders, PoolRequest, Reach, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
-
-/// What was asked of `jumbo run`, defaults filled in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Who serves `malloc`, and on what.
-    pub heap: HeapMode,
-    /// Pages set aside for the heap.
-    pub pool: Option<PoolRequest>,
-    /// What there may be beyond the pool.
-    pub overcommit: Bytes,
-    /// The pool is resident before the program starts.
-    pub warm: bool,
-    /// Anonymous mappings.
-    pub maps: bool,
-    /// Memory that may become resident beyond what the program asked for, in percent of what it put on
-    /// huge pages.
-    pub max_waste: u32,
-    /// Children too.
-    pub follow: bool,
-    /// How large frees are done.
-    pub free: FreeMode,
-    /// How many threads may free at once; 0: the default.
-    pub free_workers: u32,
-    /// Whether a sibling gives the memory back after the end.
-    pub reaper: ReaperMode,
-}
 
 /// What the host has, as far as a start needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,36 +56,24 @@ pub struct Memory {
     pub how: String,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        let orders = Orders::default();
-        Self {
-            heap: orders.heap,
-            pool: None,
-            overcommit: Bytes(0),
-            warm: false,
-            maps: orders.maps,
-            max_waste: orders.max_waste,
-            follow: orders.follow,
-            free: orders.free,
-            free_workers: orders.free_workers,
-            reaper: orders.reaper,
-        }
-    }
-}
-
 impl Plan {
-    /// The plan for one program. `tunables` is the user's GLIBC_TUNABLES.
-    pub fn new(options: Options, host: Host, reach: &Reach, tunables: Option<&[u8]>) -> Self {
+    /// The plan for one program: what becomes of the orders that the user would give, and of the pool. `tunables` is the
+    /// user's GLIBC_TUNABLES.
+    pub fn new(
+        asked: Orders<'static>,
+        pool: Option<PoolRequest>,
+        host: Host,
+        reach: &Reach,
+        tunables: Option<&[u8]>,
+    ) -> Self {
         let thp = host.pmd.is_some();
-        let defaults = Orders::default();
         let pmd = host.pmd.and_then(|size| usize::try_from(size.bytes()).ok());
         // A program that is out of reach may start others that are not.
-        let useful = reach.is_reached() || options.follow;
+        let useful = reach.is_reached() || asked.follow;
         let preload = useful && reach.tolerates_preload();
-        let tunable = if options.heap == HeapMode::Off {
+        let tunable = if asked.heap == HeapMode::Off {
             Tunable::Left("--heap=off")
-        } else if options.heap == HeapMode::Mimalloc {
+        } else if asked.heap == HeapMode::Mimalloc {
             Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
         } else if !thp {
             Tunable::Left("this kernel has no transparent huge pages")
@@ -120,7 +82,7 @@ impl Plan {
         } else {
             variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
         };
-        let mut request = options.pool;
+        let mut request = pool;
         let mut no_pages = None;
         // What comes as THPs comes in what a PMD maps.
         if let (Some(pool), false) = (&mut request, host.has_pages) {
@@ -129,24 +91,13 @@ impl Plan {
                 .take_if(|page| host.pmd.is_some_and(|pmd| *page > pmd));
         }
         let orders = Orders {
-            heap: if thp { options.heap } else { HeapMode::Off },
-            pool: pmd
-                .zip(request)
-                .map(|(pmd, request)| request.order(options.overcommit, options.warm, pmd)),
-            maps: options.maps && thp,
-            max_waste: options.max_waste,
-            follow: options.follow,
+            heap: if thp { asked.heap } else { HeapMode::Off },
+            pool: pmd.zip(request).map(|(pmd, request)| request.order(pmd)),
+            maps: asked.maps && thp,
             tunable: matches!(tunable, Tunable::Set(_)),
-            free: options.free,
-            free_workers: options.free_workers,
-            free_least: None,
             small_pages: host.thp_never,
-            reaper: options.reaper,
-            orphans_are_taken: false,
-            filters: 0,
-            launched_under: 0,
-            pmd: pmd.unwrap_or(defaults.pmd),
-            ledger: None,
+            pmd: pmd.unwrap_or(asked.pmd),
+            ..asked
         };
         Self {
             orders,
@@ -344,7 +295,7 @@ mod tests {
     };
 
     fn plan(reach: &Reach) -> Plan {
-        Plan::new(Options::default(), HOST, reach, None)
+        Plan::new(Orders::default(), None, HOST, reach, None)
     }
 
     #[test]
@@ -365,7 +316,8 @@ mod tests {
     #[test]
     fn without_thp_nothing_is_asked_for() {
         let plan = Plan::new(
-            Options::default(),
+            Orders::default(),
+            None,
             Host { pmd: None, ..HOST },
             &Reach::Reached,
             None,
@@ -388,13 +340,10 @@ mod tests {
     /// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
     #[test]
     fn a_pool_of_pages_that_are_not_there_is_in_what_a_pmd_maps() {
-        let options = Options {
-            pool: "2G:1G".parse().ok(),
-            ..Options::default()
-        };
+        let pool = "2G:1G".parse().ok();
         for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
             let host = Host { has_pages, ..HOST };
-            let plan = Plan::new(options, host, &Reach::Reached, None);
+            let plan = Plan::new(Orders::default(), pool, host, &Reach::Reached, None);
             let pool = plan.orders.pool.unwrap();
             assert_eq!((pool.page, pool.size), (page, 2 << 30));
             assert_eq!(plan.why_other_pages().is_some(), !has_pages);
@@ -403,11 +352,11 @@ mod tests {
 
     #[test]
     fn heap_off_leaves_the_tunable_alone() {
-        let options = Options {
+        let asked = Orders {
             heap: HeapMode::Off,
-            ..Options::default()
+            ..Orders::default()
         };
-        let plan = Plan::new(options, HOST, &Reach::Reached, None);
+        let plan = Plan::new(asked, None, HOST, &Reach::Reached, None);
         assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
         assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
     }
@@ -417,11 +366,11 @@ mod tests {
         let reach = Reach::Unreached(Unreached::Static { glibc: true });
         let followed = plan(&reach);
         assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
-        let alone = Options {
+        let alone = Orders {
             follow: false,
-            ..Options::default()
+            ..Orders::default()
         };
-        let alone = Plan::new(alone, HOST, &reach, None);
+        let alone = Plan::new(alone, None, HOST, &reach, None);
         assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
     }
 
