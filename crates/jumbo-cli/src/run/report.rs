@@ -13,14 +13,15 @@ use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
 use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use super::args::{Place, Settings, Wanted};
 use super::destination;
 use super::held::Supervised;
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
-use super::shortfall::{self, Evidence};
+use super::shortfall;
 use super::supervise::End;
 use super::text;
 use crate::view::escaped;
@@ -133,62 +134,11 @@ pub(super) struct Obtained {
 }
 
 /// A ledger slot, or several added up.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
-    #[serde(skip)]
-    pub(super) flags: u32,
-    pub(super) malloc_diverted: bool,
-    pub(super) maps_covered: bool,
-    pub(super) large_peak: Bytes,
-    pub(super) large_calls: u64,
-    pub(super) large_fallback: u64,
-    pub(super) advised: Bytes,
-    pub(super) refused: Bytes,
-    #[serde(skip)]
-    pub(super) refused_errno: u64,
-    pub(super) maps_advised: Bytes,
-    pub(super) maps_left: Bytes,
-    pub(super) arenas_advised: Bytes,
-    pub(super) collapsed: Bytes,
-    pub(super) free: FreeCounts,
-    pub(super) pool: PoolCounts,
-}
-
-/// What `gather` did.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct FreeCounts {
-    /// Freed by several threads at once.
-    pub(super) gathered: Bytes,
-    /// Large ranges that the caller freed alone.
-    pub(super) inline: Bytes,
-    /// The part of `gathered` that was freed after the call had returned.
-    pub(super) background: Bytes,
-    /// The most threads at work at once.
-    pub(super) workers: u64,
-    /// Allocations that waited for memory still being freed.
-    pub(super) waits: u64,
-}
-
-/// What the pool gave.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct PoolCounts {
-    /// The most that one process had from the kernel's hugetlb pool at a time.
-    pub(super) hugetlb: Bytes,
-    /// The most that one process had from THPs.
-    pub(super) thp: Bytes,
-    /// Asked for while there was a pool, and served without it, over the whole run.
-    pub(super) beyond: Bytes,
-    /// Moved from hugetlb pages to THPs.
-    pub(super) moved: Bytes,
-    /// Left on hugetlb pages in a program that forks.
-    pub(super) stuck: Bytes,
-    /// The most that all processes had at a time; `None` where each had a pool of its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) of: ledger::Counts,
+    /// The most pool pages that all processes had at a time; `None` where each had a pool of its own.
     pub(super) run: Option<Bytes>,
-    /// Why it was not more, or not hugetlb.
-    pub(super) reasons: Vec<&'static str>,
-    #[serde(skip)]
-    pub(super) bits: u32,
 }
 
 /// What each bit of [`pool_reason`] means to a reader.
@@ -252,27 +202,62 @@ const POOL_REASONS: [(u32, &str); 14] = [
     ),
 ];
 
-impl From<ledger::Counts> for PoolCounts {
-    fn from(counts: ledger::Counts) -> Self {
-        let bits = counts.pool_reasons;
+impl Counts {
+    /// Whether a fact ([`flag`]) was found at the start.
+    pub(super) fn has(&self, flag: u32) -> bool {
+        self.of.flags & flag != 0
+    }
+
+    /// Why there was not more of the pool, or not hugetlb.
+    pub(super) fn pool_reasons(&self) -> Vec<&'static str> {
+        let bits = self.of.pool_reasons;
         // Where the kernel's pool has nothing to give it is no matter who would have been refused.
         let refused = pool_reason::FORK | pool_reason::THREADS;
         let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
-        let shown = match counts.pool_hugetlb_peak == 0 && bits & absent != 0 {
+        let shown = match self.of.pool_hugetlb_peak == 0 && bits & absent != 0 {
             true => bits & !refused,
             false => bits,
         };
         let known = POOL_REASONS.iter().filter(|(bit, _)| shown & bit != 0);
-        Self {
-            hugetlb: Bytes(counts.pool_hugetlb_peak),
-            thp: Bytes(counts.pool_thp_peak),
-            beyond: Bytes(counts.pool_beyond),
-            moved: Bytes(counts.pool_moved),
-            stuck: Bytes(counts.pool_stuck),
-            run: None,
-            reasons: known.map(|(_, text)| *text).collect(),
-            bits,
+        known.map(|(_, text)| *text).collect()
+    }
+}
+
+impl Serialize for Counts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let of = &self.of;
+        let mut counts = json!({
+            "malloc_diverted": self.has(flag::MALLOC),
+            "maps_covered": self.has(flag::MAPS),
+            "large_peak": of.large_peak,
+            "large_calls": of.large_calls,
+            "large_fallback": of.large_fallback,
+            "advised": of.advised,
+            "refused": of.refused,
+            "maps_advised": of.maps_advised,
+            "maps_left": of.maps_left,
+            "arenas_advised": of.arenas_advised,
+            "collapsed": of.collapsed,
+            "free": {
+                "gathered": of.free_gathered,
+                "inline": of.free_inline,
+                "background": of.free_background,
+                "workers": of.free_workers,
+                "waits": of.free_waits,
+            },
+            "pool": {
+                "hugetlb": of.pool_hugetlb_peak,
+                "thp": of.pool_thp_peak,
+                "beyond": of.pool_beyond,
+                "moved": of.pool_moved,
+                "stuck": of.pool_stuck,
+                "reasons": self.pool_reasons(),
+            },
+        });
+        if let Some(run) = self.run {
+            counts["pool"]["run"] = json!(run);
         }
+        counts.serialize(serializer)
     }
 }
 
@@ -310,35 +295,6 @@ impl From<&Usage> for Kinds {
     }
 }
 
-impl From<ledger::Counts> for Counts {
-    fn from(counts: ledger::Counts) -> Self {
-        let flags = counts.flags;
-        Self {
-            flags,
-            malloc_diverted: flags & flag::MALLOC != 0,
-            maps_covered: flags & flag::MAPS != 0,
-            large_peak: Bytes(counts.large_peak),
-            large_calls: counts.large_calls,
-            large_fallback: counts.large_fallback,
-            advised: Bytes(counts.advised),
-            refused: Bytes(counts.refused),
-            refused_errno: counts.refused_errno,
-            maps_advised: Bytes(counts.maps_advised),
-            maps_left: Bytes(counts.maps_left),
-            arenas_advised: Bytes(counts.arenas_advised),
-            collapsed: Bytes(counts.collapsed),
-            free: FreeCounts {
-                gathered: Bytes(counts.free_gathered),
-                inline: Bytes(counts.free_inline),
-                background: Bytes(counts.free_background),
-                workers: counts.free_workers,
-                waits: counts.free_waits,
-            },
-            pool: PoolCounts::from(counts),
-        }
-    }
-}
-
 impl Reaped {
     /// `None` where no reaper was asked for.
     fn of(counts: &ledger::Counts) -> Option<Self> {
@@ -360,7 +316,7 @@ pub(super) struct Counted {
     pub(super) total: Counts,
     /// Of the processes in which a reaper was asked for: see [`last_of_each`].
     pub(super) reapers: Vec<Reaped>,
-    by_pid: BTreeMap<u32, ledger::Counts>,
+    by_pid: BTreeMap<u32, Counts>,
 }
 
 impl Counted {
@@ -369,26 +325,21 @@ impl Counted {
             images: ledger.map_or(0, Ledger::claimed),
             ..Self::default()
         };
-        let mut total = ledger::Counts::default();
-        for counts in ledger
-            .into_iter()
-            .flat_map(Ledger::slots)
-            .map(ledger::Counts::of)
-        {
-            total = total.and(counts);
+        let slots = ledger.into_iter().flat_map(Ledger::slots);
+        for counts in slots.map(ledger::Counts::of) {
+            counted.total.of = counted.total.of.and(counts);
             let theirs = counted.by_pid.entry(counts.pid).or_default();
-            *theirs = theirs.and(counts);
+            theirs.of = theirs.of.and(counts);
             counted.reapers.extend(Reaped::of(&counts));
         }
-        counted.total = total.into();
         counted.reapers = last_of_each(counted.reapers);
         let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
-        counted.total.pool.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
+        counted.total.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
         counted
     }
 
     pub(super) fn of(&self, pid: u32) -> Option<Counts> {
-        self.by_pid.get(&pid).copied().map(Counts::from)
+        self.by_pid.get(&pid).copied()
     }
 }
 
@@ -448,8 +399,8 @@ impl Requested {
             reaper: asked.reaper,
             supervise: settings.supervise,
             tunable: orders.tunable.then_some("glibc.malloc.hugetlb=1"),
-            advised: counted.total.advised,
-            large_calls: counted.total.large_calls,
+            advised: Bytes(counted.total.of.advised),
+            large_calls: counted.total.of.large_calls,
         }
     }
 }
@@ -480,24 +431,8 @@ impl Report {
             Some(_) => counted.of(seen.pid).is_some(),
             None => launch.program.reach.is_reached(),
         };
-        let disabled = jumbo_inside::heap::thp_disabled();
-        let is_known = seen.controls.iter().all(Option::is_some);
-        let memory = seen.controls.map(|thp| {
-            let reach = &launch.program.reach;
-            launch.plan.memory(reach, thp.as_ref(), disabled)
-        });
-        let shortfalls = shortfall::find(&Evidence {
-            launch,
-            asked: &settings.asked,
-            memory: &memory,
-            is_known,
-            thp_disabled: seen.sampled.thp_disabled,
-            counted: &counted,
-            peak: kinds.as_ref(),
-            reached,
-            fallbacks: seen.fallbacks,
-            trouble: seen.trouble,
-        });
+        let shortfalls =
+            shortfall::find(settings, launch, &seen, &counted, kinds.as_ref(), reached);
         let heap = kinds.as_ref().map(Kinds::heap);
         let command = settings.command.iter();
         Self {

@@ -61,14 +61,14 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
     if report.processes.len() > 1 {
         processes(out, report)?;
     }
-    let (requested, ledger) = (&report.requested, &report.obtained.ledger);
+    let (requested, ledger) = (&report.requested, &report.obtained.ledger.of);
     let images = counted(report.obtained.images.into(), "program");
     let tunable = requested.tunable.map(|tunable| format!(", {tunable}"));
     writeln!(
         out,
         "  asked     {} advised in {images}, {} of it mappings; {}{}",
         requested.advised,
-        ledger.maps_advised,
+        Bytes(ledger.maps_advised),
         counted(requested.large_calls, "large allocation"),
         tunable.unwrap_or_default()
     )?;
@@ -82,17 +82,16 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
         }
     )?;
     if let Some(pool) = requested.pool {
-        let got = &ledger.pool;
-        let beyond = match got.beyond {
-            Bytes(0) => String::new(),
-            beyond => format!("; {beyond} asked for beyond it"),
+        let beyond = match ledger.pool_beyond {
+            0 => String::new(),
+            beyond => format!("; {} asked for beyond it", Bytes(beyond)),
         };
-        let moved = match got.moved {
-            Bytes(0) => String::new(),
-            moved => format!("; {moved} moved from the one to the other"),
+        let moved = match ledger.pool_moved {
+            0 => String::new(),
+            moved => format!("; {} moved from the one to the other", Bytes(moved)),
         };
-        let (hugetlb, thp) = (got.hugetlb, got.thp);
-        let run = match got.run {
+        let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
+        let run = match report.obtained.ledger.run {
             None => String::from(" in one process"),
             Some(run) => format!("; {run} at most at a time over the run"),
         };
@@ -100,20 +99,19 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             out,
             "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}"
         )?;
-        for reason in &got.reasons {
+        for reason in report.obtained.ledger.pool_reasons() {
             writeln!(out, "            {reason}")?;
         }
     }
-    let free = &ledger.free;
-    if free.gathered > Bytes(0) {
+    if ledger.free_gathered > 0 {
         writeln!(
             out,
             "  freed     {} by up to {} at once{}",
-            free.gathered,
-            counted(free.workers, "thread"),
-            match free.background {
-                Bytes(0) => String::new(),
-                background => format!(", {background} of it in the background"),
+            Bytes(ledger.free_gathered),
+            counted(ledger.free_workers, "thread"),
+            match ledger.free_background {
+                0 => String::new(),
+                background => format!(", {} of it in the background", Bytes(background)),
             }
         )?;
     }
