@@ -166,12 +166,7 @@ impl Change {
     }
 
     fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {
-        if json {
-            return view::json(self);
-        }
-        let mut view = View::stdout();
-        self.show(&mut view, root)?;
-        Ok(view.finish()?)
+        view::page(json, self, |view, change| change.show(view, root))
     }
 
     fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::table;
 use crate::knobs::{Kept, or_missing};
 use crate::value::whole;
-use crate::view::{self, Align, NONE, View};
+use crate::view::{self, NONE, View};
 
 /// Show the pools by size and node, and who has their pages
 ///
@@ -92,13 +92,7 @@ impl From<Pool> for PoolPage {
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let page = read(root, args)?;
-    if args.json {
-        view::json(&page)?;
-    } else {
-        let mut view = View::stdout();
-        show(&mut view, root, &page)?;
-        view.finish()?;
-    }
+    view::page(args.json, &page, |view, page| show(view, root, page))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -230,14 +224,7 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     }
     if !processes.is_empty() {
         view.table(
-            [
-                ("SIZE", Align::Left),
-                ("PID", Align::Right),
-                ("NAME", Align::Left),
-                ("PRIVATE", Align::Right),
-                ("SHARED", Align::Right),
-                ("UNTOUCHED", Align::Right),
-            ],
+            "<SIZE|>PID|<NAME|>PRIVATE|>SHARED|>UNTOUCHED",
             processes.iter().map(row),
         )?;
     }

@@ -249,32 +249,24 @@ fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {
 
 /// libjumbo_preload.so: where JUMBO_PRELOAD says, or beside the command, or in a `lib` next to its `bin`.
 fn find_library() -> Result<PathBuf, Failure> {
-    let hint = "hint: build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
-    let usable = |path: &Path| {
-        rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS).map_err(|errno| {
-            let path = path.display();
-            Failure::own(format!("cannot use {path}: {errno}; {hint}"))
-        })
+    let failed = |what: String| {
+        let hint = "build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
+        Failure::own(format!("{what}; hint: {hint}"))
     };
+    let usable = |path: &Path| rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS);
     let library = if let Some(path) = std::env::var_os("JUMBO_PRELOAD") {
         let path = std::path::absolute(&path)
-            .map_err(|error| Failure::own(format!("cannot use JUMBO_PRELOAD: {error}; {hint}")))?;
-        usable(&path)?;
+            .map_err(|error| failed(format!("cannot use JUMBO_PRELOAD: {error}")))?;
+        let shown = path.display();
+        usable(&path).map_err(|errno| failed(format!("cannot use {shown}: {errno}")))?;
         path
     } else {
         let own = std::env::current_exe()
-            .map_err(|error| Failure::own(format!("cannot find {LIBRARY}: {error}; {hint}")))?;
-        let places = Library::places(&own);
-        let found = places.iter().find(|path| usable(path).is_ok());
-        match found {
-            Some(path) => path.clone(),
-            None => {
-                let own = own.display();
-                return Err(Failure::own(format!(
-                    "cannot find {LIBRARY} beside {own}; {hint}"
-                )));
-            }
-        }
+            .map_err(|error| failed(format!("cannot find {LIBRARY}: {error}")))?;
+        let mut places = Library::places(&own).into_iter();
+        places
+            .find(|path| usable(path).is_ok())
+            .ok_or_else(|| failed(format!("cannot find {LIBRARY} beside {}", own.display())))?
     };
     let bytes = library.as_os_str().as_bytes();
     if bytes

@@ -10,7 +10,7 @@ use jumbo::units::{Bytes, PageSize, counted};
 
 use super::HostPage;
 use crate::pool;
-use crate::view::{self, Align, NONE, View, bytes, percent};
+use crate::view::{self, NONE, View, bytes, percent};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
@@ -24,7 +24,7 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     show_largest(view, tasks)?;
     view.heading("What this kernel, privilege and container allow")?;
     view.table(
-        [("", Align::Left), ("", Align::Left), ("", Align::Left)],
+        "<|<|<",
         probe
             .features()
             // The sizes below are in the table above, and have nothing to add to it.
@@ -210,17 +210,7 @@ pub(crate) fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
         return view.line("  this kernel has no controls for each size (Linux 6.8)");
     }
     view.table(
-        [
-            ("SIZE", Align::Left),
-            ("ANONYMOUS", Align::Left),
-            ("NOW", Align::Right),
-            ("FAULTED", Align::Right),
-            ("FELL BACK", Align::Right),
-            ("SHARED", Align::Left),
-            ("ALLOCATED", Align::Right),
-            ("FELL BACK", Align::Right),
-            ("SPLIT", Align::Right),
-        ],
+        "<SIZE|<ANONYMOUS|>NOW|>FAULTED|>FELL BACK|<SHARED|>ALLOCATED|>FELL BACK|>SPLIT",
         thp.sizes.iter().map(|(size, control)| row(size, control)),
     )
 }
@@ -233,28 +223,18 @@ fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
     let mut sizes: Vec<_> = host.formable.iter().map(|formable| formable.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let titles: Vec<_> = sizes.iter().map(ToString::to_string).collect();
-    let mut columns = vec![
-        ("NODE", Align::Left),
-        ("ZONE", Align::Left),
-        ("FREE", Align::Right),
-    ];
-    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
-    let zones = host
-        .formable
-        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone));
+    let mut columns = String::from("<NODE|<ZONE|>FREE");
+    columns.extend(sizes.iter().map(|size| format!("|>{size}")));
+    let zones = || {
+        let formable = &host.formable;
+        formable.chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
+    };
     let cell = |formable: Option<&Formable>| match formable {
-        Some(Formable {
-            exact: true, pages, ..
-        }) => pages.to_string(),
-        Some(Formable {
-            exact: false,
-            pages,
-            ..
-        }) => format!("at most {pages}"),
+        Some(formable) if formable.exact => formable.pages.to_string(),
+        Some(formable) => format!("at most {}", formable.pages),
         None => NONE.to_owned(),
     };
-    let rows = zones.filter_map(|zone| {
+    let rows = zones().filter_map(|zone| {
         let first = zone.first()?;
         let mut row = vec![
             first.node.to_string(),
@@ -265,10 +245,8 @@ fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
         row.extend(sizes.iter().map(|size| cell(of(size))));
         Some(row)
     });
-    view.rows(&columns, rows)?;
-    let listed: Bytes = host
-        .formable
-        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
+    view.table(&columns, rows)?;
+    let listed: Bytes = zones()
         .filter_map(|zone| zone.first())
         .map(|formable| formable.free)
         .sum();
@@ -310,16 +288,7 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
         ]
     };
     view.table(
-        [
-            ("PID", Align::Right),
-            ("NAME", Align::Left),
-            ("ANONYMOUS", Align::Right),
-            ("HUGE", Align::Right),
-            ("SHARED", Align::Right),
-            ("HUGE", Align::Right),
-            ("HUGETLB", Align::Right),
-            ("HUGE TEXT, FILES", Align::Right),
-        ],
+        ">PID|<NAME|>ANONYMOUS|>HUGE|>SHARED|>HUGE|>HUGETLB|>HUGE TEXT, FILES",
         tasks.largest.iter().map(row),
     )?;
     if tasks.siblings.is_empty() {

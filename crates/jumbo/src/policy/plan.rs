@@ -122,11 +122,6 @@ impl Plan {
     /// they cannot be read. `thp_disabled`: the
     /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
-        let left = |what, how: String| Memory {
-            what,
-            sizes: Vec::new(),
-            how,
-        };
         let general = if let Some(reason) = reach.reason() {
             Some(reason)
         } else if thp_disabled {
@@ -149,8 +144,8 @@ impl Plan {
             None => "; whether the host allows it cannot be read here (/sys)",
         };
         let advised = |what, on: bool, option: &str, how: String| match &general {
-            _ if !on => left(what, format!("{option}=off")),
-            Some(reason) => left(what, reason.clone()),
+            _ if !on => Memory::left(what, format!("{option}=off")),
+            Some(reason) => Memory::left(what, reason),
             None => Memory {
                 what,
                 sizes: sizes.clone(),
@@ -158,65 +153,49 @@ impl Plan {
             },
         };
         let heap = self.orders.heap != HeapMode::Off;
-        let small = match &self.tunable {
-            _ if self.orders.heap == HeapMode::Mimalloc => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!("mimalloc, {}", self.arenas()),
-            ),
-            Tunable::Set(_) => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!("glibc's heap, by {}=1", variables::HUGETLB_TUNABLE),
-            ),
-            Tunable::Kept(value) if value != "0" => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!(
-                    "glibc's heap, by your own {}={value}",
-                    variables::HUGETLB_TUNABLE
-                ),
-            ),
-            Tunable::Kept(value) => left(
-                "small allocations",
-                format!(
-                    "your GLIBC_TUNABLES says {}={value}",
-                    variables::HUGETLB_TUNABLE
-                ),
-            ),
-            Tunable::Left(reason) => left(
-                "small allocations",
-                general.clone().unwrap_or_else(|| String::from(*reason)),
-            ),
+        let tunable = variables::HUGETLB_TUNABLE;
+        let how = match &self.tunable {
+            _ if self.orders.heap == HeapMode::Mimalloc => {
+                Ok(format!("mimalloc, {}", self.arenas()))
+            }
+            Tunable::Set(_) => Ok(format!("glibc's heap, by {tunable}=1")),
+            Tunable::Kept(value) if value != "0" => {
+                Ok(format!("glibc's heap, by your own {tunable}={value}"))
+            }
+            Tunable::Kept(value) => Err(format!("your GLIBC_TUNABLES says {tunable}={value}")),
+            Tunable::Left(reason) => Err(general.clone().unwrap_or((*reason).to_owned())),
         };
+        let small = "small allocations";
+        let small = match how {
+            Ok(how) => advised(small, heap, "--heap", how),
+            Err(why) => Memory::left(small, why),
+        };
+        let maps = format!(
+            "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
+            self.orders.max_waste
+        );
         vec![
             advised("large allocations", heap, "--heap", self.large()),
             small,
-            advised(
-                "anonymous mappings",
-                self.orders.maps,
-                "--maps",
-                format!(
-                    "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
-                    self.orders.max_waste
-                ),
-            ),
-            left(
-                "text, data",
-                String::from("jumbo run leaves file mappings as they are"),
-            ),
-            left(
+            advised("anonymous mappings", self.orders.maps, "--maps", maps),
+            Memory::left("text, data", "jumbo run leaves file mappings as they are"),
+            Memory::left(
                 "shared memory",
-                String::from("jumbo run leaves it to the host's shmem_enabled"),
+                "jumbo run leaves it to the host's shmem_enabled",
             ),
-            left(
-                "stack",
-                String::from("the main thread's stack is left to the kernel"),
-            ),
+            Memory::left("stack", "the main thread's stack is left to the kernel"),
         ]
+    }
+}
+
+impl Memory {
+    /// What stays on base pages.
+    fn left(what: &'static str, why: impl Into<String>) -> Self {
+        Self {
+            what,
+            sizes: Vec::new(),
+            how: why.into(),
+        }
     }
 }
 
