@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jumbo::status::Missing;
@@ -223,6 +224,14 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Bytes, or a dash where there is nothing to say.
 pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
+}
+
+/// A time that is short, mostly.
+pub(crate) fn duration(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
+        seconds => format!("{seconds:.2} s"),
+    }
 }
 
 /// A share of a whole in percent, or a dash where the whole is nothing.

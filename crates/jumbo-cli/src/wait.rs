@@ -11,11 +11,12 @@ use jumbo::kernel::{Root, task};
 use jumbo::status::{is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo::teardown::Process;
 use jumbo::units::Bytes;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::pool::TIMED_OUT;
+use crate::signal::poll;
 use crate::value::{process, seconds};
 use crate::view::{self, tell};
 
@@ -184,10 +185,7 @@ impl Awaited {
         let mut ready: Vec<_> = processes
             .map(|process| PollFd::new(process, PollFlags::IN))
             .collect();
-        match poll(&mut ready, Timespec::try_from(most).ok().as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        poll(&mut ready, Some(most))?;
         self.there.retain(|_, process| !process.is_gone());
         Ok(())
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::target::{Concluded, Outcome};
 use crate::signal::Number;
-use crate::view::{self, View};
+use crate::view::{self, View, duration};
 
 #[derive(Serialize)]
 struct Page<'a> {
@@ -127,11 +127,4 @@ fn lines(one: &Concluded) -> Vec<String> {
     }
     lines.extend(one.unheld.map(|reason| format!("not held: {reason}")));
     lines
-}
-
-fn duration(duration: Duration) -> String {
-    match duration.as_secs_f64() {
-        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
-        seconds => format!("{seconds:.2} s"),
-    }
 }

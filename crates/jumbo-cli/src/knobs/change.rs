@@ -11,7 +11,10 @@ use jumbo::units::counted;
 use serde::Serialize;
 
 use super::terminal::Terminal;
-use super::{How, Manner, PART, command_line, failure, journal, refused, undo, unrecorded, usage};
+use super::{
+    How, Manner, PART, all_or_part, command_line, failure, journal, refused, undo, unrecorded,
+    usage,
+};
 use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
@@ -106,12 +109,8 @@ pub(crate) fn change(
     if let Some(shortage) = &change.shortage {
         tell_shortage(shortage);
     }
-    let part = |step: &Step| step.after.as_ref() != Some(&step.to);
-    Ok(if change.plan.steps.iter().any(part) {
-        ExitCode::from(PART)
-    } else {
-        ExitCode::SUCCESS
-    })
+    let came = |step: &Step| step.after.as_ref() == Some(&step.to);
+    Ok(all_or_part(change.plan.steps.iter().all(came)))
 }
 
 /// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth knowing of a plan.

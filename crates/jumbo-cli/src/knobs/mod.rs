@@ -22,6 +22,11 @@ use crate::view::{View, in_words, tell};
 /// The exit status where a part of what was asked came.
 pub(crate) const PART: u8 = 3;
 
+/// Whether all of it came, or a part.
+pub(crate) fn all_or_part(all: bool) -> ExitCode {
+    ExitCode::from(if all { 0 } else { PART })
+}
+
 /// The exit status of a command line that makes no sense.
 const USAGE: u8 = 2;
 

@@ -9,7 +9,9 @@ use jumbo::knobs::{Group, Record, Undone, undo};
 use serde::Serialize;
 
 use super::terminal::Terminal;
-use super::{Manner, PART, change, command_line, failed, failure, journal, refused, unrecorded};
+use super::{
+    Manner, all_or_part, change, command_line, failed, failure, journal, refused, unrecorded,
+};
 use crate::view::{self, View, tell};
 
 /// The JSON.
@@ -72,13 +74,8 @@ pub(crate) fn main(
             failure(error)
         }
         Ok(undone) => {
-            let code = if undone.complete {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::from(PART)
-            };
             change::tell_unshown(print(root, &last, &undone, manner, compact));
-            Ok(terminal.end(code))
+            Ok(terminal.end(all_or_part(undone.complete)))
         }
     }
 }

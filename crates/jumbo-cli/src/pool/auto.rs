@@ -15,7 +15,7 @@ use super::change::OfPool;
 use crate::knobs::change::{self, Change, tell_shortage};
 use crate::knobs::terminal::Terminal;
 use crate::knobs::{
-    Manner, PART, command_line, failed, failure, journal, refused, unrecorded, usage,
+    Manner, PART, all_or_part, command_line, failed, failure, journal, refused, unrecorded, usage,
 };
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
@@ -249,11 +249,7 @@ impl Auto<'_> {
         if let Some(shortage) = Shortage::of(self.root, &undone.steps, false) {
             tell_shortage(&shortage);
         }
-        Ok(if undone.complete {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(PART)
-        })
+        Ok(all_or_part(undone.complete))
     }
 
     /// One look, and what follows from it; true where it was stopped meanwhile.

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
+use clap::ValueEnum as _;
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
@@ -200,7 +201,12 @@ fn filters() -> u32 {
 pub(super) fn rehearsed(calls: &[Calls]) -> std::io::Result<ExitStatus> {
     std::process::Command::new(std::env::current_exe()?)
         .arg(crate::rehearse::NAME)
-        .args(calls.iter().map(|calls| calls.name()))
+        .args(
+            calls
+                .iter()
+                .filter_map(Calls::to_possible_value)
+                .map(|calls| calls.get_name().to_owned()),
+        )
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -7,7 +7,7 @@ use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{Bytes, counted};
 
 use super::report::{Exit, Report};
-use crate::view::{clean, clean_lines};
+use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
 const PROCESSES: usize = 5;
@@ -207,8 +207,7 @@ fn share(share: Option<f64>) -> String {
 
 fn duration(duration: Duration) -> String {
     match duration.as_secs_f64() {
-        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
-        seconds if seconds < 120.0 => format!("{seconds:.2} s"),
+        seconds if seconds < 120.0 => view::duration(duration),
         seconds => format!("{:.1} min", seconds / 60.0),
     }
 }
