@@ -153,7 +153,7 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
         message,
     };
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
-    let Some(pool) = options.pool else {
+    let Some(mut pool) = options.pool else {
         return match warm || overcommit > Bytes(0) {
             true => Err(usage(String::from(
                 "--overcommit and --warm are for a pool; hint: add --pool SIZE",
@@ -166,7 +166,6 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
             "a pool is for the heap, and --heap=off leaves that alone; hint: drop one of them",
         )));
     }
-    let mut pool = pool;
     (pool.overcommit, pool.warm) = (overcommit, warm);
     let checked = pool.check().map_err(|error| error.to_string());
     checked.and_then(|()| known_size(pool)).map_err(usage)?;

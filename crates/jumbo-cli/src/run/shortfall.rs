@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::args::Settings;
 use super::launch::Launch;
-use super::report::{Counted, Kinds, Seen};
+use super::report::{Counted, Seen};
 
 /// Mappings left alone count when they come to this part of the heap.
 const NOTABLE: u64 = 20;
@@ -24,13 +24,12 @@ pub(super) struct Shortfall {
     pub(super) reason: String,
 }
 
-/// `peak` is the largest heap that was seen. `reached`: the first process was heard of.
+/// `reached`: the first process was heard of.
 pub(super) fn find(
     settings: &Settings,
     launch: &Launch<'_>,
     seen: &Seen<'_>,
     counted: &Counted,
-    peak: Option<&Kinds>,
     reached: bool,
 ) -> Vec<Shortfall> {
     let mut found = Vec::new();
@@ -121,9 +120,9 @@ pub(super) fn find(
         };
         add("advice", text);
     }
-    let heap = peak.map(|peak| peak.heap().usage.bytes).unwrap_or_default();
+    let heap = seen.heap().unwrap_or_default();
     let left_each = counts.maps_left / u64::from(counted.images.max(1));
-    if counts.maps_left > heap.0 / NOTABLE && left_each >= launch.plan.orders.pmd as u64 {
+    if counts.maps_left > heap.bytes.0 / NOTABLE && left_each >= launch.plan.orders.pmd as u64 {
         add(
             "mappings",
             format!(
@@ -151,12 +150,9 @@ pub(super) fn find(
     if let Some(errno) = seen.trouble {
         add("the ledger", format!("nothing was counted: {errno}"));
     }
-    let few = |peak: &Kinds| {
-        let heap = peak.heap();
-        heap.usage.bytes.0 >= MEASURABLE * orders.pmd as u64
-            && heap.huge_share.is_some_and(|share| share < FEW)
-    };
-    if found.is_empty() && reached && peak.is_some_and(few) {
+    let few = heap.bytes.0 >= MEASURABLE * orders.pmd as u64
+        && heap.huge_share().is_some_and(|share| share < FEW);
+    if found.is_empty() && reached && few {
         let off = [
             (asked.heap == HeapMode::Off).then_some("--heap=off"),
             (!asked.maps).then_some("--maps=off"),
