@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Value, Watcher as _, Written};
+use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Watcher as _, Written};
 use jumbo::units::{Bytes, PageSize, Pages};
-use serde::Serialize;
+use serde_json::json;
 
 use super::amount::Amount;
 use super::change::OfPool;
@@ -78,26 +78,6 @@ pub(crate) struct Args {
     /// End after so many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true)]
     for_seconds: Option<Duration>,
-}
-
-/// The JSON of one write.
-#[derive(Serialize)]
-struct Event<'a> {
-    /// Since the first look.
-    seconds: f64,
-    size: PageSize,
-    what: &'a str,
-    before: &'a Value,
-    to: Pages,
-    /// Read back.
-    after: &'a Value,
-    reason: &'a str,
-    /// Mapped when that was decided.
-    used: Pages,
-    /// Promised then.
-    reserved: Pages,
-    /// What the host could give then.
-    available: Bytes,
 }
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
@@ -301,18 +281,19 @@ impl Auto<'_> {
                 self.tell(&format!("{what} {before} -> {after}: {reason}"));
             }
             if self.json {
-                view::json_line(&Event {
-                    seconds: seen.at.as_secs_f64(),
-                    size: self.size,
-                    what,
-                    before,
-                    to,
-                    after,
-                    reason: &reason,
-                    used: seen.pool.used(),
-                    reserved: seen.pool.reserved,
-                    available: seen.available,
-                })?;
+                // One write, and what was seen when it was decided.
+                view::json_line(&json!({
+                    "seconds": seen.at.as_secs_f64(),
+                    "size": self.size,
+                    "what": what,
+                    "before": before,
+                    "to": to,
+                    "after": after,
+                    "reason": reason,
+                    "used": seen.pool.used(),
+                    "reserved": seen.pool.reserved,
+                    "available": seen.available,
+                }))?;
             }
             if stopped {
                 return Ok(true);

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::args::{Place, Settings, Wanted};
 use super::destination;
-use super::held::Supervised;
+use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::shortfall::{self, Shortfall};
@@ -343,7 +343,7 @@ impl<'a> Report<'a> {
                 "images": counted.images,
                 "ledger": total.json(),
                 "reapers": reapers.collect::<Vec<_>>(),
-                "supervised": seen.supervised,
+                "supervised": seen.supervised.as_ref().map(held::json),
             },
             "shortfalls": self.shortfalls,
         })

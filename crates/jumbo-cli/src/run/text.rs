@@ -7,6 +7,7 @@ use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::reaper::State;
 
+use super::held;
 use super::report::{KINDS, Report, status};
 use super::sample::{Process, Sampled};
 use crate::view::{self, clean, clean_lines};
@@ -133,7 +134,7 @@ fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         writeln!(out, "  reaper    {}: {}", counts.pid, state.text())?;
     }
     if let Some(supervised) = &seen.supervised {
-        writeln!(out, "  ended     {}", supervised.text())?;
+        writeln!(out, "  ended     {}", held::text(supervised))?;
     }
     for shortfall in &report.shortfalls {
         writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;

@@ -24,10 +24,7 @@ pub enum Unreached {
         glibc: bool,
     },
     /// It is a Go program.
-    Go {
-        /// It has a loader, for the C part of it.
-        dynamic: bool,
-    },
+    Go,
     /// It runs on something else than libjumbo_preload.so.
     Machine(Machine),
     /// Its loader is that of another C library.
@@ -63,11 +60,10 @@ impl Reach {
             Ok(executable) => executable,
             Err(reason) => return Self::Unreached(Unreached::Unknown(reason)),
         };
-        let dynamic = executable.loader.is_some();
         let reason = if executable.machine != own {
             Unreached::Machine(executable.machine)
         } else if executable.go {
-            Unreached::Go { dynamic }
+            Unreached::Go
         } else if let Some(loader) = &executable.loader {
             match privilege {
                 _ if !executable.has_glibc_loader() => Unreached::Loader(loader.clone()),
@@ -124,7 +120,7 @@ impl fmt::Display for Unreached {
             Self::Static { .. } => {
                 f.write_str("it is statically linked: there is no loader to read LD_PRELOAD")
             }
-            Self::Go { .. } => f.write_str(
+            Self::Go => f.write_str(
                 "it is a Go program: its runtime maps memory by system calls of its own, past any library",
             ),
             Self::Machine(machine) => {
