@@ -226,6 +226,11 @@ pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
 }
 
+/// Bytes, or a dash where there are none.
+pub(crate) fn some(there: Bytes) -> String {
+    bytes(Some(there).filter(|there| *there > Bytes(0)))
+}
+
 /// A time that is short, mostly.
 pub(crate) fn duration(duration: Duration) -> String {
     match duration.as_secs_f64() {

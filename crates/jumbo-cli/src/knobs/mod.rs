@@ -101,8 +101,10 @@ pub(crate) fn failure(error: ApplyError) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn failed(error: ApplyError) -> anyhow::Error {
-    let hint = apply_hint(&error);
-    hinted(error, hint)
+    match apply_hint(&error) {
+        Some(hint) => anyhow!("{error}\nhint: {hint}"),
+        None => error.into(),
+    }
 }
 
 pub(crate) fn refused(error: FileError) -> anyhow::Error {
@@ -159,16 +161,6 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
     }
 }
 
-fn hinted(
-    error: impl std::error::Error + Send + Sync + 'static,
-    hint: Option<&str>,
-) -> anyhow::Error {
-    match hint {
-        Some(hint) => anyhow!("{error}\nhint: {hint}"),
-        None => error.into(),
-    }
-}
-
 /// The writes, one a line: file, value before, value asked and, where that is another, obtained.
 pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<()> {
     for step in steps {
@@ -185,21 +177,6 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
     Ok(())
 }
 
-/// What was read, or nothing and why.
-pub(crate) fn or_missing<T: Default, E: std::fmt::Display>(
-    result: Result<T, E>,
-    what: &str,
-    missing: &mut Vec<Missing>,
-) -> T {
-    result.unwrap_or_else(|error| {
-        missing.push(Missing {
-            what: what.to_owned(),
-            why: error.to_string(),
-        });
-        T::default()
-    })
-}
-
 /// What is kept of groups: for the next boot, and for `--undo`.
 #[derive(serde::Serialize)]
 pub(crate) struct Kept {
@@ -211,11 +188,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn read(root: &Root, groups: &[Group], missing: &mut Vec<Missing>) -> Self {
-        let at_boot = or_missing(settings(root, groups), "what is set at boot", missing);
+        let at_boot = Missing::or_default(settings(root, groups), "what is set at boot", missing);
         let journal = Journal::of_user(root);
         let last = |group: &Group| Some(journal.as_ref()?.last(std::slice::from_ref(group)));
         let changes = groups.iter().filter_map(last);
-        let changes = changes.filter_map(|last| or_missing(last, "the last change", missing));
+        let changes =
+            changes.filter_map(|last| Missing::or_default(last, "the last change", missing));
         let changes = changes.collect();
         Self { at_boot, changes }
     }

@@ -58,7 +58,7 @@ pub(crate) struct Args {
 }
 
 /// What is to be done, with nothing left open.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Settings {
     /// The orders for the preload library, before the host and the program have their say.
     pub(super) asked: Orders<'static>,
@@ -106,19 +106,16 @@ impl Settings {
                 reaper: ReaperMode::Off,
                 ..Orders::default()
             },
-            pool: None,
-            free_asked: false,
             report: report.then(|| Wanted {
                 json: true,
                 place: Place::File(PathBuf::from("/dev/null")),
             }),
             supervise,
-            dry_run: false,
-            json: false,
             command: vec![
                 std::env::current_exe()?.into(),
                 crate::rehearse::NAME.into(),
             ],
+            ..Self::default()
         })
     }
 

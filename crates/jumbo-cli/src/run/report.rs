@@ -83,66 +83,41 @@ pub(super) struct Counted {
     by_pid: BTreeMap<u32, Counts>,
 }
 
-/// What each bit of [`pool_reason`] means to a reader.
-const POOL_REASONS: [(u32, &str); 14] = [
-    (
-        pool_reason::FULL,
-        "the pool and its overcommit were used up",
-    ),
-    (
-        pool_reason::LARGER,
-        "a block larger than the pool and its overcommit",
-    ),
-    (
-        pool_reason::NONE_FREE,
-        "the kernel's hugetlb pool had no free page, or a control group's limit on reservations",
-    ),
-    (
-        pool_reason::NO_SIZE,
-        "this kernel has no hugetlb pages of that size",
-    ),
-    (
-        pool_reason::HUGETLB_LIMIT,
-        "a control group's hugetlb limit",
-    ),
-    (
-        pool_reason::FORK,
-        "no hugetlb pages in a program that forks",
-    ),
-    (
-        pool_reason::THREADS,
-        "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork",
-    ),
-    (
-        pool_reason::NO_ROOM,
-        "the memory cgroup or the host had no room for THPs",
-    ),
-    (
-        pool_reason::FRAGMENTED,
-        "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory",
-    ),
-    (
-        pool_reason::UNMOVABLE,
-        "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
-         short or not known; hint: --pool SIZE,nofork",
-    ),
-    (
-        pool_reason::CONFINED,
-        "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot",
-    ),
-    (
-        pool_reason::STUCK_ROOM,
-        "what hugetlb pages held could not be moved: no room",
-    ),
-    (
-        pool_reason::STUCK_MAPPINGS,
-        "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)",
-    ),
-    (
-        pool_reason::STUCK_THREADS,
-        "what hugetlb pages held could not be moved: another thread was there",
-    ),
-];
+/// What a bit of [`pool_reason`] means to a reader.
+fn meaning(bit: u32) -> Option<&'static str> {
+    Some(match bit {
+        pool_reason::FULL => "the pool and its overcommit were used up",
+        pool_reason::LARGER => "a block larger than the pool and its overcommit",
+        pool_reason::NONE_FREE => {
+            "the kernel's hugetlb pool had no free page, or a control group's limit on reservations"
+        }
+        pool_reason::NO_SIZE => "this kernel has no hugetlb pages of that size",
+        pool_reason::HUGETLB_LIMIT => "a control group's hugetlb limit",
+        pool_reason::FORK => "no hugetlb pages in a program that forks",
+        pool_reason::THREADS => {
+            "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork"
+        }
+        pool_reason::NO_ROOM => "the memory cgroup or the host had no room for THPs",
+        pool_reason::FRAGMENTED => {
+            "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory"
+        }
+        pool_reason::UNMOVABLE => {
+            "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
+         short or not known; hint: --pool SIZE,nofork"
+        }
+        pool_reason::CONFINED => {
+            "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot"
+        }
+        pool_reason::STUCK_ROOM => "what hugetlb pages held could not be moved: no room",
+        pool_reason::STUCK_MAPPINGS => {
+            "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)"
+        }
+        pool_reason::STUCK_THREADS => {
+            "what hugetlb pages held could not be moved: another thread was there"
+        }
+        _ => return None,
+    })
+}
 
 impl Counts {
     /// Whether a fact ([`flag`]) was found at the start.
@@ -160,8 +135,11 @@ impl Counts {
             true => bits & !refused,
             false => bits,
         };
-        let known = POOL_REASONS.iter().filter(|(bit, _)| shown & bit != 0);
-        known.map(|(_, text)| *text).collect()
+        // What is about the size comes first.
+        let bits = [pool_reason::FULL, pool_reason::LARGER].into_iter();
+        let bits = bits.chain((1..13).map(|n| 1 << n));
+        let set = bits.filter(|bit| shown & bit != 0);
+        set.filter_map(meaning).collect()
     }
 
     fn json(&self) -> Value {

@@ -194,9 +194,11 @@ fn watch(
             held.look(child);
         }
         while let Some((change, faults)) = child.poll()? {
-            let Some(change) = pass(child, held.as_deref_mut(), change) else {
-                continue;
+            let untraced = match held.as_deref_mut() {
+                Some(held) => held.pass(child, change, has_terminal),
+                None => Some(change),
             };
+            let Some(change) = untraced else { continue };
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
                 // The job is stopped only where there is a shell to see it: elsewhere no process would
@@ -210,14 +212,6 @@ fn watch(
                 held.resume();
             }
         }
-    }
-}
-
-/// What `change` would be if the program were not traced.
-fn pass(child: &Child, held: Option<&mut Held>, change: Change) -> Option<Change> {
-    match held {
-        Some(held) => held.pass(child, change, has_terminal),
-        None => Some(change),
     }
 }
 

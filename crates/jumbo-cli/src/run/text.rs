@@ -92,14 +92,12 @@ fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         }
     )?;
     if let Some(pool) = report.pool() {
-        let beyond = match ledger.pool_beyond {
+        let also = |bytes: u64, what: &str| match bytes {
             0 => String::new(),
-            beyond => format!("; {} asked for beyond it", Bytes(beyond)),
+            _ => format!("; {} {what}", Bytes(bytes)),
         };
-        let moved = match ledger.pool_moved {
-            0 => String::new(),
-            moved => format!("; {} moved from the one to the other", Bytes(moved)),
-        };
+        let beyond = also(ledger.pool_beyond, "asked for beyond it");
+        let moved = also(ledger.pool_moved, "moved from the one to the other");
         let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
         let run = match counted.total.run {
             None => String::from(" in one process"),

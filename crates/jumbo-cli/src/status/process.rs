@@ -168,7 +168,7 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
                 .map(|size| bytes(usage.folios.get(size).copied())),
         );
         if unknown {
-            row.push(bytes(Some(usage.unknown).filter(|bytes| *bytes > Bytes(0))));
+            row.push(view::some(usage.unknown));
         }
         row
     };

@@ -17,4 +17,4 @@ pub use jumbo_inside::orders::{
 };
 pub use plan::{Host, Memory, Plan, Tunable};
 pub use pool::{PoolError, PoolRequest};
-pub use reach::{Privilege, Reach, Unreached};
+pub use reach::Reach;

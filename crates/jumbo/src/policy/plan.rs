@@ -265,7 +265,6 @@ fn why_no_size(thp: &Thp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Unreached;
 
     const HOST: Host = Host {
         thp_never: false,
@@ -342,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_static_program_is_untouched_and_its_children_are_not() {
-        let reach = Reach::Unreached(Unreached::Static { glibc: true });
+        let reach = Reach::Static { glibc: true };
         let followed = plan(&reach);
         assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
         let alone = Orders {
@@ -355,7 +354,7 @@ mod tests {
 
     #[test]
     fn another_loader_gets_no_library() {
-        let reach = Reach::Unreached(Unreached::Loader(String::from("/lib/ld-musl-x86_64.so.1")));
+        let reach = Reach::Loader(String::from("/lib/ld-musl-x86_64.so.1"));
         assert!(!plan(&reach).preload);
     }
 }
