@@ -241,10 +241,15 @@ pub(crate) fn duration(duration: Duration) -> String {
 
 /// A share of a whole in percent, or a dash where the whole is nothing.
 pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
-    if whole.0 == 0 {
-        return NONE.to_owned();
+    percent_to(0, part, whole)
+}
+
+/// The same, with so many digits behind the point.
+pub(crate) fn percent_to(digits: usize, part: Bytes, whole: Bytes) -> String {
+    match whole {
+        Bytes(0) => NONE.to_owned(),
+        _ => format!("{:.digits$}%", 100.0 * part.0 as f64 / whole.0 as f64),
     }
-    format!("{:.0}%", 100.0 * part.0 as f64 / whole.0 as f64)
 }
 
 #[cfg(test)]

@@ -207,17 +207,10 @@ impl Change {
 
 /// Why not all pages came, on stderr.
 pub(crate) fn tell_shortage(shortage: &Shortage) {
-    let Shortage {
-        size,
-        asked,
-        came,
-        reasons,
-        hints,
-        ..
-    } = shortage;
-    let asked = counted(asked.0, &format!("more {size} page"));
-    let mut lines = vec![format!("{came} of {asked} came")];
-    lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
+    let size = shortage.size;
+    let asked = counted(shortage.asked.0, &format!("more {size} page"));
+    let mut lines = vec![format!("{} of {asked} came", shortage.came)];
+    lines.extend(shortage.reasons.iter().map(|reason| format!("  {reason}")));
     for zone in &shortage.zones {
         let whole = zone.whole.map_or(String::new(), |pages| {
             format!(", {}", counted(pages.0, &format!("whole {size} page")))
@@ -230,7 +223,7 @@ pub(crate) fn tell_shortage(shortage: &Shortage) {
             "  node {node} zone {name}: {free} free{whole}{fixed}"
         ));
     }
-    lines.extend(hints.iter().map(|hint| format!("hint: {hint}")));
+    lines.extend(shortage.hints.iter().map(|hint| format!("hint: {hint}")));
     tell(&lines.join("\n"));
 }
 

@@ -168,9 +168,7 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
             Some(after) if *after != step.to => format!(", {after} obtained"),
             _ => String::new(),
         };
-        let Step {
-            knob, before, to, ..
-        } = step;
+        let (knob, before, to) = (&step.knob, &step.before, &step.to);
         view.line(format!("  {knob}: {before} -> {to}{obtained}"))?;
         view.line(format!("    {}", root.path(&knob.file).display()))?;
     }
@@ -202,16 +200,10 @@ impl Kept {
         if !self.at_boot.is_empty() {
             view.heading("At the next boot")?;
         }
-        for Setting {
-            knob, value, file, ..
-        } in &self.at_boot
-        {
-            let (knob, file) = (root.path(knob), root.path(file));
-            view.line(format!(
-                "  {}: {value} ({})",
-                knob.display(),
-                file.display()
-            ))?;
+        for set in &self.at_boot {
+            let (knob, file) = (root.path(&set.knob), root.path(&set.file));
+            let (knob, file) = (knob.display(), file.display());
+            view.line(format!("  {knob}: {} ({file})", set.value))?;
         }
         if !self.changes.is_empty() {
             view.heading("What --undo would put back")?;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
+use jumbo::host_pools::{self, AutoSize, Bounds, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
 use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Watcher as _, Written};
@@ -239,16 +239,14 @@ impl Auto<'_> {
             pool: super::pool(self.root, self.size)?,
             available: Memory::read(self.root)?.available,
         };
-        let Decision {
-            persistent,
-            overcommit,
-            reason,
-            ..
-        } = self.auto_size.decide(&seen);
+        let decision = self.auto_size.decide(&seen);
+        let (overcommit, reason) = (decision.overcommit, decision.reason);
         let lends =
             "what may be made at once within the maximum and what is kept available".to_owned();
         let mut writes: Vec<_> = [
-            persistent.map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
+            decision
+                .persistent
+                .map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
             overcommit.map(|to| (Knob::overcommit(self.size), "overcommit", to, lends)),
         ]
         .into_iter()

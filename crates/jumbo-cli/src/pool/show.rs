@@ -199,9 +199,7 @@ fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
 
 fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     view.heading("Who has pages")?;
-    let Holders {
-        processes, files, ..
-    } = &page.holders;
+    let (processes, files) = (&page.holders.processes, &page.holders.files);
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
         return view.line("  no process, and no file");
     }

@@ -10,7 +10,7 @@ use jumbo::units::{Bytes, PageSize, counted};
 
 use super::HostPage;
 use crate::pool;
-use crate::view::{self, NONE, View, bytes, percent};
+use crate::view::{self, NONE, View, bytes, percent, percent_to};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
@@ -87,7 +87,8 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             format!(
                 "{} ({how}), {} of memory; HVO {hvo}",
                 metadata.bytes,
-                share(metadata.bytes, memory.total)
+                // Page metadata is little of the whole.
+                percent_to(1, metadata.bytes, memory.total)
             ),
         )?;
     }
@@ -104,14 +105,6 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
         ),
     )?;
     view.fact("Page tables", memory.page_tables.to_string())
-}
-
-/// With one digit behind the point, as page metadata is little of the whole.
-fn share(part: Bytes, whole: Bytes) -> String {
-    if whole == Bytes(0) {
-        return NONE.to_owned();
-    }
-    format!("{:.1}%", 100.0 * part.0 as f64 / whole.0 as f64)
 }
 
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {

@@ -101,9 +101,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
 }
 
 fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
-    let Covered {
-        free, pool, reaper, ..
-    } = covered;
+    let (free, pool, reaper) = (&covered.free, &covered.pool, &covered.reaper);
     let background = match free.background {
         Bytes(0) => String::new(),
         background => format!(", {background} of it in the background"),

@@ -174,16 +174,6 @@ impl Host {
         self.missing.iter().any(|missing| missing.what == what)
     }
 
-    /// Every page size of the host, ascending: base page, mTHP, PMD, hugetlb.
-    pub fn page_sizes(&self) -> Vec<PageSize> {
-        let mut sizes = vec![self.base_page, self.pmd_size];
-        sizes.extend(self.thp.iter().flat_map(|thp| thp.sizes.keys()));
-        sizes.extend(self.pools.iter().flatten().map(|pool| pool.size));
-        sizes.sort_unstable();
-        sizes.dedup();
-        sizes
-    }
-
     /// How many pages of `size` could be formed now, on all nodes; false where that is an upper bound.
     pub fn formable_of(&self, size: PageSize) -> (Pages, bool) {
         let of = || {

@@ -124,6 +124,11 @@ impl Finding {
         self
     }
 
+    /// What a file of a process says.
+    fn of(self, pid: u32, file: &str, value: impl ToString) -> Self {
+        self.evidence(format!("/proc/{pid}/{file}"), value)
+    }
+
     /// How often the kernel counted `event`.
     fn since_boot(self, event: &str, count: u64) -> Self {
         self.evidence(format!("/proc/vmstat {event}, since boot"), count)
