@@ -71,8 +71,8 @@ macro_rules! orders {
     (show flag $value:expr) => { Some(u8::from($value)) };
     (read mark $text:ident) => { Some($text != "0") };
     (show mark $value:expr) => { $value.then_some(1) };
-    (read mode $text:ident) => { Mode::ALL.into_iter().find(|mode: &_| Mode::code(*mode) == $text) };
-    (show mode $value:expr) => { Some($value.code()) };
+    (read mode $text:ident) => { Mode::decode($text) };
+    (show mode $value:expr) => { $value.encode() };
     (read pmd $text:ident) => { $text.parse().ok().filter(|pmd: &usize| pmd.is_power_of_two() && *pmd >= 1 << 16) };
     (show pmd $value:expr) => { Some($value) };
     (read some $text:ident) => { $text.parse().ok().map(Some) };
@@ -163,60 +163,54 @@ pub enum ReaperMode {
 
 /// One of the few words that an option takes.
 pub trait Mode: Copy + PartialEq + 'static {
-    /// All of them.
-    const ALL: [Self; 3];
+    /// All of them, as they are typed.
+    const ALL: [(&'static str, Self); 3];
 
-    /// As it is typed.
-    fn name(self) -> &'static str;
+    /// What is typed, as it stands in the orders.
+    fn code(name: &'static str) -> &'static str {
+        name
+    }
 
-    /// As it stands in the orders.
-    fn code(self) -> &'static str {
-        self.name()
+    /// The mode of that code.
+    fn decode(code: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(name, mode)| (Self::code(name) == code).then_some(mode))
+    }
+
+    /// Its code.
+    fn encode(self) -> Option<&'static str> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(name, mode)| (mode == self).then_some(Self::code(name)))
     }
 }
 
 impl Mode for HeapMode {
-    const ALL: [Self; 3] = [Self::On, Self::Off, Self::Mimalloc];
+    const ALL: [(&'static str, Self); 3] = [
+        ("on", Self::On),
+        ("off", Self::Off),
+        ("mimalloc", Self::Mimalloc),
+    ];
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Off => "off",
-            Self::Mimalloc => "mimalloc",
-        }
-    }
-
-    fn code(self) -> &'static str {
-        match self {
-            Self::On => "1",
-            Self::Off => "0",
-            Self::Mimalloc => "mimalloc",
+    fn code(name: &'static str) -> &'static str {
+        match name {
+            "on" => "1",
+            "off" => "0",
+            other => other,
         }
     }
 }
 
 impl Mode for FreeMode {
-    const ALL: [Self; 3] = [Self::Sync, Self::Background, Self::Off];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Sync => "sync",
-            Self::Background => "background",
-            Self::Off => "off",
-        }
-    }
+    const ALL: [(&'static str, Self); 3] = [
+        ("sync", Self::Sync),
+        ("background", Self::Background),
+        ("off", Self::Off),
+    ];
 }
 
 impl Mode for ReaperMode {
-    const ALL: [Self; 3] = [Self::Auto, Self::On, Self::Off];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::On => "on",
-            Self::Off => "off",
-        }
-    }
+    const ALL: [(&'static str, Self); 3] =
+        [("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
 }
 
 impl Orders<'_> {
@@ -350,8 +344,8 @@ mod tests {
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
-            let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
-            let heap = HeapMode::ALL[heap];
+            let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
+            let heap = HeapMode::ALL[heap].1;
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });

@@ -189,9 +189,10 @@ impl Options {
 
 /// One of the words of a mode.
 fn mode<M: Mode + Send + Sync>() -> impl TypedValueParser<Value = M> {
-    let named = |name: String| M::ALL.into_iter().find(|mode| mode.name() == name);
-    PossibleValuesParser::new(M::ALL.map(Mode::name))
-        .try_map(move |name| named(name).ok_or("no such mode"))
+    PossibleValuesParser::new(M::ALL.map(|(name, _)| name)).try_map(|typed| {
+        let named = M::ALL.into_iter().find(|(name, _)| *name == typed);
+        named.map(|(_, mode)| mode).ok_or("no such mode")
+    })
 }
 
 /// A size as it is typed: `"512M"`.

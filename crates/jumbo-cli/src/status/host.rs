@@ -45,15 +45,11 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
 }
 
 fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
-    let list = |sizes: Vec<PageSize>| {
-        let texts: Vec<_> = sizes.iter().map(ToString::to_string).collect();
-        if texts.is_empty() {
-            "none".to_owned()
-        } else {
-            texts.join(" ")
-        }
-    };
-    let pools = host.pools.iter().flatten().map(|pool| pool.size).collect();
+    let pools = host.pools.iter().flatten();
+    let mut sizes: Vec<_> = pools.map(|pool| pool.size.to_string()).collect();
+    if sizes.is_empty() {
+        sizes.push("none".to_owned());
+    }
     let memory = match &host.memory {
         Some(memory) => format!("{} of memory, {} available", memory.total, memory.available),
         None => String::from("memory unknown"),
@@ -65,7 +61,7 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             "base {}, PMD {}, hugetlb {}",
             host.base_page,
             host.pmd_size,
-            list(pools)
+            sizes.join(" ")
         ),
     )?;
     let Some(memory) = &host.memory else {
