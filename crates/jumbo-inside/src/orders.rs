@@ -54,10 +54,9 @@ macro_rules! orders {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut comma = "";
                 $(if let Some(shown) = orders!(show $form self.$name) {
+                    let comma = core::mem::replace(&mut comma, ",");
                     write!(f, "{comma}{}={shown}", stringify!($name))?;
-                    comma = ",";
                 })*
-                let _ = comma;
                 Ok(())
             }
         }
