@@ -14,7 +14,7 @@ use jumbo::units::Bytes;
 use jumbo_bench::{Progress, Settings, exit, free, heap, pool, worker};
 
 use crate::value::positive;
-use crate::view::{self, Align, View};
+use crate::view::{self, View};
 
 /// Measure jumbo against its baselines, side by side in one run
 #[derive(Debug, clap::Args)]
@@ -129,7 +129,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// The tables that there are, as the help has them.
 fn list() -> anyhow::Result<()> {
     let mut view = View::stdout();
-    view.table([("command", Align::Left), ("table", Align::Left)], tables())?;
+    view.table("<command|<table", tables())?;
     Ok(view.finish()?)
 }
 

@@ -39,27 +39,22 @@ struct Page<'a> {
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let snapshot = Snapshot::read(&Root::host(), args.top);
     let findings = examine(&snapshot);
-    if args.json {
-        view::json(&Page {
-            findings: &findings,
-            missing: snapshot.missing().collect(),
-        })?;
-    } else {
-        let mut view = View::stdout();
-        show(&mut view, &snapshot, &findings)?;
-        view.finish()?;
-    }
-    Ok(if args.exit_code && !findings.is_empty() {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    let page = Page {
+        findings: &findings,
+        missing: snapshot.missing().collect(),
+    };
+    view::page(args.json, &page, |view, page| {
+        show(view, page, snapshot.host.sys_read_only)
+    })?;
+    Ok(ExitCode::from(u8::from(
+        args.exit_code && !findings.is_empty(),
+    )))
 }
 
-fn show(view: &mut View, snapshot: &Snapshot, findings: &[Finding]) -> std::io::Result<()> {
+fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Result<()> {
+    let Page { findings, missing } = page;
     if findings.is_empty() {
-        let all = snapshot.missing().next().is_none();
-        view.line(if all {
+        view.line(if missing.is_empty() {
             "nothing to mend"
         } else {
             "nothing to mend in what could be examined"
@@ -73,11 +68,11 @@ fn show(view: &mut View, snapshot: &Snapshot, findings: &[Finding]) -> std::io::
         }
         view.line(format!("   hint: {}", finding.hint))?;
     }
-    if !findings.is_empty() && snapshot.host.sys_read_only {
+    if !findings.is_empty() && sys_read_only {
         view.line("")?;
         view.line("/sys is read-only here, as in a container: run the commands on the host")?;
     }
-    view::missing(view, "Not examined", snapshot.missing())
+    view::missing(view, "Not examined", missing.iter().copied())
 }
 
 fn cost(cost: Cost) -> String {

@@ -28,17 +28,6 @@ pub(crate) enum Calls {
     Supervise,
 }
 
-impl Calls {
-    /// As an argument.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Report => "report",
-            Self::Supervise => "supervise",
-        }
-    }
-}
-
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let asked = |calls| args.calls.contains(&calls);
     if asked(Calls::Free) {

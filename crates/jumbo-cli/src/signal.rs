@@ -1,4 +1,12 @@
-//! Signals by name or number, as kill(1) takes them.
+//! Signals: by name or number, as kill(1) takes them; waited for; and the end by one.
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use jumbo::kernel::process::die_by;
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
 
 /// The standard signals by number, from 1 on (signal(7)).
 const NAMES: [&str; 31] = [
@@ -8,6 +16,21 @@ const NAMES: [&str; 31] = [
 ];
 /// The real-time signals that programs can use: the first two are glibc's own.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
+
+/// Waits until a descriptor is ready, one of signals or of a process, until `most` has passed, or for a signal.
+pub(crate) fn poll(ready: &mut [PollFd<'_>], most: Option<Duration>) -> io::Result<()> {
+    let most = most.and_then(|most| Timespec::try_from(most).ok());
+    match rustix::event::poll(ready, most.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Ends as the signal would have ended us, so that a shell sees a script interrupted.
+pub(crate) fn end_by(signal: i32) -> ExitCode {
+    die_by(signal);
+    ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+}
 
 /// A signal that can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

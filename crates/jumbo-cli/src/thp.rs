@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::knobs::{How, Kept, Manner, change, undo, usage};
 use crate::status::host::show_thp;
-use crate::view::{self, View};
+use crate::view;
 
 /// Show and set which folio sizes the kernel uses for anonymous and shared memory
 ///
@@ -128,15 +128,11 @@ fn show(root: &Root, json: bool) -> anyhow::Result<ExitCode> {
         kept: Kept::read(root, &[Group::thp()], &mut missing),
         missing,
     };
-    if json {
-        view::json(&page)?;
-    } else {
-        let mut view = View::stdout();
-        show_thp(&mut view, &page.thp)?;
-        page.kept.show(&mut view, root)?;
-        view::missing(&mut view, "Not shown", &page.missing)?;
-        view.finish()?;
-    }
+    view::page(json, &page, |view, page| {
+        show_thp(view, &page.thp)?;
+        page.kept.show(view, root)?;
+        view::missing(view, "Not shown", &page.missing)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jumbo::status::Missing;
@@ -42,13 +43,6 @@ pub(crate) struct View {
     bold: bool,
 }
 
-/// How a column is aligned.
-#[derive(Clone, Copy)]
-pub(crate) enum Align {
-    Left,
-    Right,
-}
-
 impl View {
     /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
     pub(crate) fn stdout() -> Self {
@@ -79,38 +73,31 @@ impl View {
         self.line(format!("{name:<14}  {}", text.as_ref()))
     }
 
-    /// Rows under column titles, two blanks in front.
-    pub(crate) fn table<const N: usize>(
+    /// Rows under column titles, two blanks in front. `columns` are the titles with bars between them, each behind `<`
+    /// (aligned to the left) or `>`.
+    pub(crate) fn table<R: IntoIterator<Item = String>>(
         &mut self,
-        columns: [(&str, Align); N],
-        rows: impl IntoIterator<Item = [String; N]>,
+        columns: &str,
+        rows: impl IntoIterator<Item = R>,
     ) -> io::Result<()> {
-        self.rows(&columns, rows.into_iter().map(Vec::from))
-    }
-
-    /// [`View::table`] where the number of columns is found out on the way.
-    pub(crate) fn rows(
-        &mut self,
-        columns: &[(&str, Align)],
-        rows: impl IntoIterator<Item = Vec<String>>,
-    ) -> io::Result<()> {
+        let columns: Vec<_> = columns
+            .split('|')
+            .map(|column| column.split_at(1))
+            .collect();
+        let cells = |row: R| row.into_iter().map(|cell| clean(&cell).into_owned());
         let mut table = Table::new();
         table
             .load_style(presets::NOTHING)
             .set_content_arrangement(ContentArrangement::Disabled)
-            .add_rows(rows.into_iter().map(|row| {
-                row.iter()
-                    .map(|cell| clean(cell).into_owned())
-                    .collect::<Vec<_>>()
-            }));
-        if columns.iter().any(|(title, _)| !title.is_empty()) {
-            table.set_header(columns.iter().map(|(title, _)| *title));
+            .add_rows(rows.into_iter().map(cells));
+        if columns.iter().any(|(_, title)| !title.is_empty()) {
+            table.set_header(columns.iter().map(|(_, title)| *title));
         }
-        for (column, (_, align)) in table.column_iter_mut().zip(columns) {
+        for (column, (align, _)) in table.column_iter_mut().zip(&columns) {
             column.set_padding((2, 0));
-            column.set_cell_alignment(match align {
-                Align::Left => CellAlignment::Left,
-                Align::Right => CellAlignment::Right,
+            column.set_cell_alignment(match *align {
+                "<" => CellAlignment::Left,
+                _ => CellAlignment::Right,
             });
         }
         for line in table.lines() {
@@ -157,6 +144,20 @@ pub(crate) fn missing<'a>(
         view.line(format!("  {what}: {why}"))?;
     }
     Ok(())
+}
+
+/// A page on standard output: as JSON, or for people as `show` has it.
+pub(crate) fn page<P: serde::Serialize>(
+    as_json: bool,
+    page: &P,
+    show: impl FnOnce(&mut View, &P) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    if as_json {
+        return json(page);
+    }
+    let mut view = View::stdout();
+    show(&mut view, page)?;
+    Ok(view.finish()?)
 }
 
 /// `value` as one JSON document on standard output.
@@ -225,12 +226,30 @@ pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
 }
 
+/// Bytes, or a dash where there are none.
+pub(crate) fn some(there: Bytes) -> String {
+    bytes(Some(there).filter(|there| *there > Bytes(0)))
+}
+
+/// A time that is short, mostly.
+pub(crate) fn duration(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
+        seconds => format!("{seconds:.2} s"),
+    }
+}
+
 /// A share of a whole in percent, or a dash where the whole is nothing.
 pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
-    if whole.0 == 0 {
-        return NONE.to_owned();
+    percent_to(0, part, whole)
+}
+
+/// The same, with so many digits behind the point.
+pub(crate) fn percent_to(digits: usize, part: Bytes, whole: Bytes) -> String {
+    match whole {
+        Bytes(0) => NONE.to_owned(),
+        _ => format!("{:.digits$}%", 100.0 * part.0 as f64 / whole.0 as f64),
     }
-    format!("{:.0}%", 100.0 * part.0 as f64 / whole.0 as f64)
 }
 
 #[cfg(test)]

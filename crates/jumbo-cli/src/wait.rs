@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::{Root, task};
 use jumbo::status::{is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo::teardown::Process;
-use jumbo::units::Bytes;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::pool::TIMED_OUT;
+use crate::signal::poll;
 use crate::value::{process, seconds};
 use crate::view::{self, tell};
 
@@ -58,27 +58,6 @@ pub(crate) struct Args {
 /// A reaper that was only just made may look like one whose program has ended: so there is another look.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The JSON.
-#[derive(Serialize)]
-struct Waited {
-    /// Whether all of them are gone.
-    gone: bool,
-    /// How long it took.
-    seconds: f64,
-    /// The processes that were waited for.
-    waited_for: BTreeSet<u32>,
-    /// Those of them that are there.
-    left: Vec<Left>,
-}
-
-#[derive(Serialize)]
-struct Left {
-    pid: u32,
-    name: String,
-    /// Its anonymous memory.
-    anon: Bytes,
-}
-
 /// What is waited for: processes by ID.
 #[derive(Default)]
 struct Awaited {
@@ -99,22 +78,34 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         reaper.map_or(Ok(()), |reaper| awaited.add(&root, reaper))?;
     }
     let gone = wait(&root, args, &mut awaited, looks, begin)?;
-    let left: Vec<Left> = awaited
+    let left: Vec<_> = awaited
         .there
         .keys()
-        .map(|pid| Left::read(&root, *pid))
+        .map(|pid| {
+            let memory = task::memory(&root, *pid).ok().flatten().unwrap_or_default();
+            (
+                *pid,
+                task::name(&root, *pid).unwrap_or_default(),
+                memory.anon,
+            )
+        })
         .collect();
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
-        let waited_for = awaited.seen;
-        view::json(&Waited {
-            gone,
-            seconds,
-            waited_for,
-            left,
-        })?;
+        let left = left.iter();
+        view::json(&json!({
+            "gone": gone,
+            "seconds": seconds,
+            // All the processes that were waited for, and those of them that are there.
+            "waited_for": awaited.seen,
+            "left": left.map(|(pid, name, anon)| json!({"pid": pid, "name": name, "anon": anon}))
+                .collect::<Vec<_>>(),
+        }))?;
     } else if !gone {
-        let left: Vec<String> = left.iter().map(Left::text).collect();
+        let left = left.iter();
+        let left =
+            left.map(|(pid, name, anon)| format!("{} ({pid}) with {anon}", view::clean(name)));
+        let left: Vec<_> = left.collect();
         tell(&format!(
             "after {seconds:.1} s there are still {}",
             left.join(", ")
@@ -184,28 +175,8 @@ impl Awaited {
         let mut ready: Vec<_> = processes
             .map(|process| PollFd::new(process, PollFlags::IN))
             .collect();
-        match poll(&mut ready, Timespec::try_from(most).ok().as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        poll(&mut ready, Some(most))?;
         self.there.retain(|_, process| !process.is_gone());
         Ok(())
-    }
-}
-
-impl Left {
-    fn read(root: &Root, pid: u32) -> Self {
-        let memory = task::memory(root, pid).ok().flatten().unwrap_or_default();
-        let name = task::name(root, pid).unwrap_or_default();
-        Self {
-            pid,
-            name,
-            anon: memory.anon,
-        }
-    }
-
-    fn text(&self) -> String {
-        let name = view::clean(&self.name);
-        format!("{name} ({}) with {}", self.pid, self.anon)
     }
 }

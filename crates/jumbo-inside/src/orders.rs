@@ -16,84 +16,119 @@ use crate::units::Bytes;
 /// The most a pool can be, its overcommit included: what the addresses set aside for it have room for.
 pub const MAX_POOL: Bytes = Bytes(256 << 30);
 
-/// What the preload library is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Orders<'a> {
+/// Makes [`Orders`] of lines `name: type = default, form;`. The name is the key in the text, and `form` is how the value is
+/// read and shown there; what is shown as `None` is left out.
+macro_rules! orders {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $form:ident;)*) => {
+        /// What the preload library is to do.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Orders<'a> {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Default for Orders<'_> {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
+        }
+
+        impl<'a> Orders<'a> {
+            /// The orders in `text`. A key that is not known, or a value that does not parse, keeps the default:
+            /// a program must run whatever its environment says.
+            pub fn decode(text: &'a str) -> Self {
+                let mut orders = Self::default();
+                for (key, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
+                    match key {
+                        $(stringify!($name) => {
+                            orders.$name = orders!(read $form value).unwrap_or(orders.$name);
+                        })*
+                        _ => {}
+                    }
+                }
+                orders
+            }
+        }
+
+        /// The text for the environment.
+        impl fmt::Display for Orders<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut comma = "";
+                $(if let Some(shown) = orders!(show $form self.$name) {
+                    let comma = core::mem::replace(&mut comma, ",");
+                    write!(f, "{comma}{}={shown}", stringify!($name))?;
+                })*
+                Ok(())
+            }
+        }
+    };
+    (read number $text:ident) => { $text.parse().ok() };
+    (show number $value:expr) => { Some($value) };
+    // Written over in place, so always of ten digits.
+    (read digits $text:ident) => { $text.parse().ok() };
+    (show digits $value:expr) => { Some(format_args!("{:010}", $value)) };
+    (read flag $text:ident) => { Some($text != "0") };
+    (show flag $value:expr) => { Some(u8::from($value)) };
+    (read mark $text:ident) => { Some($text != "0") };
+    (show mark $value:expr) => { $value.then_some(1) };
+    (read mode $text:ident) => { Mode::decode($text) };
+    (show mode $value:expr) => { $value.encode() };
+    (read pmd $text:ident) => { $text.parse().ok().filter(|pmd: &usize| pmd.is_power_of_two() && *pmd >= 1 << 16) };
+    (show pmd $value:expr) => { Some($value) };
+    (read some $text:ident) => { $text.parse().ok().map(Some) };
+    (read pool $text:ident) => { PoolOrder::decode($text).map(Some) };
+    (read text $text:ident) => { Some(Some($text)) };
+    (show $form:ident $value:expr) => { $value };
+}
+
+orders! {
     /// Who serves `malloc`, and on what (`--heap`).
-    pub heap: HeapMode,
-    /// Pages set aside for the heap (`--pool`).
-    pub pool: Option<PoolOrder>,
+    heap: HeapMode = HeapMode::On, mode;
     /// Anonymous mappings are advised and packed (`--maps`).
-    pub maps: bool,
+    maps: bool = true, flag;
     /// How much of the memory may be beyond what was asked for, in percent (`--max-waste`).
-    pub max_waste: u32,
+    max_waste: u32 = 5, number;
     /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
-    pub follow: bool,
+    follow: bool = true, flag;
     /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES (so it is to be taken out again
     /// where children are not covered).
-    pub tunable: bool,
+    tunable: bool = false, flag;
     /// How large frees are done (`--free`).
-    pub free: FreeMode,
+    free: FreeMode = FreeMode::Sync, mode;
     /// How many threads may free at once, the caller among them (`--free-workers`); 0: as many as the
     /// process has CPUs, at most 4.
-    pub free_workers: u32,
-    /// From which size on a free is large, in bytes, where it is not the usual one. Not on the command
-    /// line: for tests.
-    pub free_least: Option<usize>,
-    /// Memory comes in base pages here, whatever is advised (the host's THP `enabled` is `never`): so a smaller free
-    /// is worth a look.
-    pub small_pages: bool,
+    free_workers: u32 = 0, number;
     /// Whether a sibling gives the memory back after the program's end (`--reaper`).
-    pub reaper: ReaperMode,
-    /// Orphans below the program go to a subreaper: see [`Self::ORPHANS`].
-    pub orphans_are_taken: bool,
+    reaper: ReaperMode = ReaperMode::Auto, mode;
+    /// Orphans below the program go to a subreaper: see [`Orders::ORPHANS`].
+    orphans: bool = false, flag;
     /// How many seccomp filters the program inherits, if the launcher found that giving memory back is
     /// harmless under them.
-    pub filters: u32,
+    filters: u32 = 0, number;
+    /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
+    pmd: usize = 2 << 20, pmd;
     /// How many the launcher itself runs under, tried out or not: a program that it started lives with our advice under
     /// these as well as without, as far as is known. What comes later is another matter.
-    pub launched_under: u32,
-    /// The PMD size in bytes, so that the program need not open files in /sys to learn it.
-    pub pmd: usize,
+    launched_under: u32 = 0, digits;
+    /// Memory comes in base pages here, whatever is advised (the host's THP `enabled` is `never`): so a smaller free
+    /// is worth a look.
+    small_pages: bool = false, mark;
+    /// From which size on a free is large, in bytes, where it is not the usual one. Not on the command
+    /// line: for tests.
+    free_least: Option<usize> = None, some;
+    /// Pages set aside for the heap (`--pool`).
+    pool: Option<PoolOrder> = None, pool;
     /// Where the ledger is mapped from, if the launcher wants one.
-    pub ledger: Option<&'a str>,
+    ledger: Option<&'a str> = None, text;
 }
-
-impl Default for Orders<'_> {
-    fn default() -> Self {
-        Self {
-            heap: HeapMode::On,
-            pool: None,
-            maps: true,
-            max_waste: 5,
-            follow: true,
-            tunable: false,
-            free: FreeMode::Sync,
-            free_workers: 0,
-            free_least: None,
-            small_pages: false,
-            reaper: ReaperMode::Auto,
-            orphans_are_taken: false,
-            filters: 0,
-            launched_under: 0,
-            pmd: 2 << 20,
-            ledger: None,
-        }
-    }
-}
-
-/// The key of [`Orders::launched_under`].
-const LAUNCHED_UNDER: &str = "launched_under";
 
 /// The most threads that can be asked for with `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
 
 /// Who serves `malloc`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeapMode {
     /// Large allocations come from the window, the rest from glibc, whose heap and arenas are advised.
-    #[default]
     On,
     /// The program's allocator, as it is.
     Off,
@@ -102,11 +137,10 @@ pub enum HeapMode {
 }
 
 /// When a large free returns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FreeMode {
     /// When all of it is free.
-    #[default]
     Sync,
     /// At once; the memory follows.
     Background,
@@ -115,11 +149,10 @@ pub enum FreeMode {
 }
 
 /// Whether a sibling process gives the memory back when the program has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReaperMode {
     /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
-    #[default]
     Auto,
     /// From the start, whatever hangs on the memory.
     On,
@@ -127,48 +160,59 @@ pub enum ReaperMode {
     Off,
 }
 
-impl HeapMode {
-    const ALL: [Self; 3] = [Self::On, Self::Off, Self::Mimalloc];
+/// One of the few words that an option takes.
+pub trait Mode: Copy + PartialEq + 'static {
+    /// All of them, as they are typed.
+    const ALL: [(&'static str, Self); 3];
 
-    /// As it stands in the orders.
-    const fn code(self) -> &'static str {
-        match self {
-            Self::On => "1",
-            Self::Off => "0",
-            Self::Mimalloc => "mimalloc",
+    /// What is typed, as it stands in the orders.
+    fn code(name: &'static str) -> &'static str {
+        name
+    }
+
+    /// The mode of that code.
+    fn decode(code: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(name, mode)| (Self::code(name) == code).then_some(mode))
+    }
+
+    /// Its code.
+    fn encode(self) -> Option<&'static str> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(name, mode)| (mode == self).then_some(Self::code(name)))
+    }
+}
+
+impl Mode for HeapMode {
+    const ALL: [(&'static str, Self); 3] = [
+        ("on", Self::On),
+        ("off", Self::Off),
+        ("mimalloc", Self::Mimalloc),
+    ];
+
+    fn code(name: &'static str) -> &'static str {
+        match name {
+            "on" => "1",
+            "off" => "0",
+            other => other,
         }
     }
 }
 
-impl FreeMode {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Sync, Self::Background, Self::Off];
-
-    /// As it is typed.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sync => "sync",
-            Self::Background => "background",
-            Self::Off => "off",
-        }
-    }
+impl Mode for FreeMode {
+    const ALL: [(&'static str, Self); 3] = [
+        ("sync", Self::Sync),
+        ("background", Self::Background),
+        ("off", Self::Off),
+    ];
 }
 
-impl ReaperMode {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::On, Self::Off];
-
-    /// As it is typed.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::On => "on",
-            Self::Off => "off",
-        }
-    }
+impl Mode for ReaperMode {
+    const ALL: [(&'static str, Self); 3] =
+        [("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
 }
 
-impl<'a> Orders<'a> {
+impl Orders<'_> {
     /// The environment variable that carries them.
     pub const VARIABLE: &'static str = "JUMBO_ORDERS";
     /// How it says whether orphans are taken, before a digit that a program changes which takes them.
@@ -185,99 +229,17 @@ impl<'a> Orders<'a> {
 
     /// Where in `text` the ten digits of [`Orders::launched_under`] are, to be written over.
     pub fn launched_digits(text: &str) -> Option<Range<usize>> {
-        let key = text.find(LAUNCHED_UNDER)?;
-        let start = key + LAUNCHED_UNDER.len() + 1;
-        let digits = text.get(start..start + 10)?;
-        let whole = digits.bytes().all(|byte| byte.is_ascii_digit());
-        whole.then_some(start..start + 10)
-    }
-
-    /// The orders in `text`. A key that is not known, or a value that does not parse, keeps the default:
-    /// a program must run whatever its environment says.
-    pub fn decode(text: &'a str) -> Self {
-        let mut orders = Self::default();
-        for (key, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
-            match key {
-                "heap" => {
-                    let known = HeapMode::ALL.into_iter().find(|mode| mode.code() == value);
-                    orders.heap = known.unwrap_or(orders.heap);
-                }
-                "pool" => orders.pool = PoolOrder::decode(value),
-                "maps" => orders.maps = value != "0",
-                "tunable" => orders.tunable = value != "0",
-                "follow" => orders.follow = value != "0",
-                "max_waste" => orders.max_waste = value.parse().unwrap_or(orders.max_waste),
-                "free" => {
-                    let known = FreeMode::ALL.into_iter().find(|mode| mode.name() == value);
-                    orders.free = known.unwrap_or(orders.free);
-                }
-                "free_workers" => {
-                    orders.free_workers = value.parse().unwrap_or(orders.free_workers);
-                }
-                "free_least" => {
-                    orders.free_least = value.parse().ok().or(orders.free_least);
-                }
-                "small_pages" => orders.small_pages = value != "0",
-                "orphans" => orders.orphans_are_taken = value != "0",
-                "filters" => orders.filters = value.parse().unwrap_or(orders.filters),
-                LAUNCHED_UNDER => {
-                    orders.launched_under = value.parse().unwrap_or(orders.launched_under);
-                }
-                "reaper" => {
-                    let known = ReaperMode::ALL
-                        .into_iter()
-                        .find(|mode| mode.name() == value);
-                    orders.reaper = known.unwrap_or(orders.reaper);
-                }
-                "pmd" => {
-                    orders.pmd = value
-                        .parse()
-                        .ok()
-                        .filter(|pmd: &usize| pmd.is_power_of_two() && *pmd >= 1 << 16)
-                        .unwrap_or(orders.pmd);
-                }
-                "ledger" => orders.ledger = Some(value),
-                _ => {}
-            }
-        }
-        orders
+        const KEY: &str = "launched_under=";
+        digits(text, text.find(KEY)? + KEY.len())
     }
 }
 
-/// The text for the environment.
-impl fmt::Display for Orders<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "heap={},maps={},max_waste={},follow={},tunable={},free={},free_workers={},reaper={}{}{},filters={},pmd={}",
-            self.heap.code(),
-            u8::from(self.maps),
-            self.max_waste,
-            u8::from(self.follow),
-            u8::from(self.tunable),
-            self.free.name(),
-            self.free_workers,
-            self.reaper.name(),
-            Self::ORPHANS,
-            u8::from(self.orphans_are_taken),
-            self.filters,
-            self.pmd
-        )?;
-        write!(f, ",{LAUNCHED_UNDER}={:010}", self.launched_under)?;
-        if self.small_pages {
-            f.write_str(",small_pages=1")?;
-        }
-        if let Some(least) = self.free_least {
-            write!(f, ",free_least={least}")?;
-        }
-        if let Some(pool) = self.pool {
-            write!(f, ",pool={pool}")?;
-        }
-        if let Some(ledger) = self.ledger {
-            write!(f, ",ledger={ledger}")?;
-        }
-        Ok(())
-    }
+/// Where in `text` ten digits are, from `start` on.
+fn digits(text: &str, start: usize) -> Option<Range<usize>> {
+    let range = start..start.checked_add(10)?;
+    let digits = text.get(range.clone())?;
+    let whole = digits.bytes().all(|byte| byte.is_ascii_digit());
+    whole.then_some(range)
 }
 
 /// A pool for the program, in bytes. `size` and `overcommit` are multiples of `page`.
@@ -304,11 +266,7 @@ impl PoolOrder {
         let start = orders.find("pool=")?;
         let rest = &orders[start..];
         let end = start + rest.find(',').unwrap_or(rest.len());
-        let digits = end.checked_sub(10)?..end;
-        let text = orders.get(digits.clone())?;
-        text.bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then_some(digits)
+        digits(orders, end.checked_sub(10)?)
     }
 
     /// `None` for a text that no [`PoolOrder`] displays as.
@@ -381,18 +339,18 @@ mod tests {
         fn what_is_encoded_is_decoded(
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
-            free_least: Option<usize>, small_pages: bool, orphans_are_taken: bool,
+            free_least: Option<usize>, small_pages: bool, orphans: bool,
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
-            let (free, reaper) = (FreeMode::ALL[free], ReaperMode::ALL[reaper]);
-            let heap = HeapMode::ALL[heap];
+            let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
+            let heap = HeapMode::ALL[heap].1;
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans_are_taken, filters, launched_under, pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans, filters, launched_under, pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());
@@ -401,7 +359,7 @@ mod tests {
             let digit = Orders::orphans_digit(&text).unwrap();
             let mut changed = text.clone();
             changed.replace_range(digit..=digit, "1");
-            prop_assert_eq!(Orders::decode(&changed), Orders { orphans_are_taken: true, ..orders });
+            prop_assert_eq!(Orders::decode(&changed), Orders { orphans: true, ..orders });
         }
 
         #[test]

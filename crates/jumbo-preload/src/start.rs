@@ -124,7 +124,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
     // Another malloc maps through us.
     let orphans = Orphans {
-        are_taken: orders.orphans_are_taken,
+        are_taken: orders.orphans,
         digit: environment.orphans_digit(),
     };
     reaper::begin(orders.reaper, ours || !is_glibc, &orphans);

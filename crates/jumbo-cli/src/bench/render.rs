@@ -7,7 +7,7 @@ use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
 use jumbo_bench::table::{Comparison, Row, Side, Table, Unit, Verdict};
 
-use crate::view::{Align, View};
+use crate::view::View;
 
 /// Shows `table`, with a line about the machine above and two about reading it below.
 pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
@@ -15,16 +15,7 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     view.line(machine(&table.machine))?;
     view.line("")?;
     view.table(
-        [
-            ("measure", Align::Left),
-            ("baseline", Align::Left),
-            ("", Align::Right),
-            ("compared", Align::Left),
-            ("", Align::Right),
-            ("difference", Align::Right),
-            ("", Align::Left),
-            ("published", Align::Left),
-        ],
+        "<measure|<baseline|>|<compared|>|>difference|<|<published",
         table.rows.iter().map(cells),
     )?;
     view.line("")?;

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use jumbo::kernel::Root;
-use jumbo::kernel::process::{Signals, die_by};
+use jumbo::kernel::process::Signals;
 
-use crate::signal::Number;
+use crate::signal::{Number, end_by};
 use crate::value::{process, seconds};
 use target::Target;
 use watch::End;
@@ -105,19 +105,12 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
                 one.pid
             ));
         }
-        die_by(number);
-        return Ok(ExitCode::from(
-            u8::try_from(128 + number).unwrap_or(u8::MAX),
-        ));
+        return Ok(end_by(number));
     }
     match args.json {
         true => show::json(args.signal, &concluded)?,
         false => show::text(args.signal, &concluded)?,
     }
     let all = concluded.iter().all(target::Concluded::is_gone);
-    Ok(if all {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(ExitCode::from(u8::from(!all)))
 }

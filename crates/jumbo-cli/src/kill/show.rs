@@ -2,59 +2,37 @@
 
 use std::time::Duration;
 
-use jumbo::teardown::{Gain, Reason, Way};
+use jumbo::teardown::{Reason, Way};
 use jumbo::units::Bytes;
-use serde::Serialize;
+use serde_json::json;
 
 use super::target::{Concluded, Outcome};
 use crate::signal::Number;
-use crate::view::{self, View};
-
-#[derive(Serialize)]
-struct Page<'a> {
-    signal: String,
-    processes: Vec<Row<'a>>,
-}
-
-#[derive(Serialize)]
-struct Row<'a> {
-    pid: u32,
-    name: &'a str,
-    outcome: &'static str,
-    /// Why it is not gone.
-    reason: Option<&'a str>,
-    /// From the signal to its end.
-    wait_ms: Option<f64>,
-    /// Why it was not held.
-    unheld: Option<Reason>,
-    gain: Option<Gain>,
-}
+use crate::view::{self, View, duration};
 
 pub(super) fn json(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
-    view::json(&Page {
-        signal: signal.to_string(),
-        processes: concluded.iter().map(Row::of).collect(),
-    })
-}
-
-impl<'a> Row<'a> {
-    fn of(one: &'a Concluded) -> Self {
+    let row = |one: &Concluded| {
         let (outcome, reason) = match &one.outcome {
             Outcome::Ended => ("ended", None),
             Outcome::WasEnded { .. } => ("had-ended", None),
-            Outcome::Alive(why) => ("alive", Some(why.as_str())),
-            Outcome::Failed { why, .. } => ("failed", Some(why.as_str())),
+            Outcome::Alive(why) => ("alive", Some(why)),
+            Outcome::Failed { why, .. } => ("failed", Some(why)),
         };
-        Self {
-            pid: one.pid,
-            name: &one.name,
-            outcome,
-            reason,
-            wait_ms: one.waited.map(|waited| waited.as_secs_f64() * 1e3),
-            unheld: one.unheld,
-            gain: one.gain,
-        }
-    }
+        json!({
+            "pid": one.pid,
+            "name": one.name,
+            "outcome": outcome,
+            // Why it is not gone.
+            "reason": reason,
+            // From the signal to its end.
+            "wait_ms": one.waited.map(|waited| waited.as_secs_f64() * 1e3),
+            // Why it was not held.
+            "unheld": one.unheld,
+            "gain": one.gain,
+        })
+    };
+    let processes: Vec<_> = concluded.iter().map(row).collect();
+    view::json(&json!({"signal": signal.to_string(), "processes": processes}))
 }
 
 pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()> {
@@ -127,11 +105,4 @@ fn lines(one: &Concluded) -> Vec<String> {
     }
     lines.extend(one.unheld.map(|reason| format!("not held: {reason}")));
     lines
-}
-
-fn duration(duration: Duration) -> String {
-    match duration.as_secs_f64() {
-        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
-        seconds => format!("{seconds:.2} s"),
-    }
 }

@@ -5,10 +5,10 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::process::Signals;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::target::Target;
-use crate::signal::Number;
+use crate::signal::{Number, poll};
 
 /// Why the wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,15 +60,11 @@ pub(super) fn run(
 /// Waits for a target's end, or for a signal.
 fn wait(targets: &[Target], deadline: Option<Instant>, signals: &Signals) -> io::Result<()> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     let awaited = targets.iter().filter_map(Target::awaited);
     let mut ready: Vec<_> = [signals.as_fd()]
         .into_iter()
         .chain(awaited.map(|process| process.as_fd()))
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    match poll(&mut ready, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
+    poll(&mut ready, left)
 }

@@ -11,7 +11,10 @@ use jumbo::units::counted;
 use serde::Serialize;
 
 use super::terminal::Terminal;
-use super::{How, Manner, PART, command_line, failure, journal, refused, undo, unrecorded, usage};
+use super::{
+    How, Manner, PART, all_or_part, command_line, failure, journal, refused, undo, unrecorded,
+    usage,
+};
 use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
@@ -106,12 +109,8 @@ pub(crate) fn change(
     if let Some(shortage) = &change.shortage {
         tell_shortage(shortage);
     }
-    let part = |step: &Step| step.after.as_ref() != Some(&step.to);
-    Ok(if change.plan.steps.iter().any(part) {
-        ExitCode::from(PART)
-    } else {
-        ExitCode::SUCCESS
-    })
+    let came = |step: &Step| step.after.as_ref() == Some(&step.to);
+    Ok(all_or_part(change.plan.steps.iter().all(came)))
 }
 
 /// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth knowing of a plan.
@@ -166,12 +165,7 @@ impl Change {
     }
 
     fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {
-        if json {
-            return view::json(self);
-        }
-        let mut view = View::stdout();
-        self.show(&mut view, root)?;
-        Ok(view.finish()?)
+        view::page(json, self, |view, change| change.show(view, root))
     }
 
     fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
@@ -213,17 +207,10 @@ impl Change {
 
 /// Why not all pages came, on stderr.
 pub(crate) fn tell_shortage(shortage: &Shortage) {
-    let Shortage {
-        size,
-        asked,
-        came,
-        reasons,
-        hints,
-        ..
-    } = shortage;
-    let asked = counted(asked.0, &format!("more {size} page"));
-    let mut lines = vec![format!("{came} of {asked} came")];
-    lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
+    let size = shortage.size;
+    let asked = counted(shortage.asked.0, &format!("more {size} page"));
+    let mut lines = vec![format!("{} of {asked} came", shortage.came)];
+    lines.extend(shortage.reasons.iter().map(|reason| format!("  {reason}")));
     for zone in &shortage.zones {
         let whole = zone.whole.map_or(String::new(), |pages| {
             format!(", {}", counted(pages.0, &format!("whole {size} page")))
@@ -236,7 +223,7 @@ pub(crate) fn tell_shortage(shortage: &Shortage) {
             "  node {node} zone {name}: {free} free{whole}{fixed}"
         ));
     }
-    lines.extend(hints.iter().map(|hint| format!("hint: {hint}")));
+    lines.extend(shortage.hints.iter().map(|hint| format!("hint: {hint}")));
     tell(&lines.join("\n"));
 }
 

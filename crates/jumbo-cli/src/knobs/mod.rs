@@ -22,6 +22,11 @@ use crate::view::{View, in_words, tell};
 /// The exit status where a part of what was asked came.
 pub(crate) const PART: u8 = 3;
 
+/// Whether all of it came, or a part.
+pub(crate) fn all_or_part(all: bool) -> ExitCode {
+    ExitCode::from(if all { 0 } else { PART })
+}
+
 /// The exit status of a command line that makes no sense.
 const USAGE: u8 = 2;
 
@@ -96,8 +101,10 @@ pub(crate) fn failure(error: ApplyError) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn failed(error: ApplyError) -> anyhow::Error {
-    let hint = apply_hint(&error);
-    hinted(error, hint)
+    match apply_hint(&error) {
+        Some(hint) => anyhow!("{error}\nhint: {hint}"),
+        None => error.into(),
+    }
 }
 
 pub(crate) fn refused(error: FileError) -> anyhow::Error {
@@ -154,16 +161,6 @@ fn file_hint(error: &FileError) -> Option<&'static str> {
     }
 }
 
-fn hinted(
-    error: impl std::error::Error + Send + Sync + 'static,
-    hint: Option<&str>,
-) -> anyhow::Error {
-    match hint {
-        Some(hint) => anyhow!("{error}\nhint: {hint}"),
-        None => error.into(),
-    }
-}
-
 /// The writes, one a line: file, value before, value asked and, where that is another, obtained.
 pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<()> {
     for step in steps {
@@ -171,28 +168,11 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
             Some(after) if *after != step.to => format!(", {after} obtained"),
             _ => String::new(),
         };
-        let Step {
-            knob, before, to, ..
-        } = step;
+        let (knob, before, to) = (&step.knob, &step.before, &step.to);
         view.line(format!("  {knob}: {before} -> {to}{obtained}"))?;
         view.line(format!("    {}", root.path(&knob.file).display()))?;
     }
     Ok(())
-}
-
-/// What was read, or nothing and why.
-pub(crate) fn or_missing<T: Default, E: std::fmt::Display>(
-    result: Result<T, E>,
-    what: &str,
-    missing: &mut Vec<Missing>,
-) -> T {
-    result.unwrap_or_else(|error| {
-        missing.push(Missing {
-            what: what.to_owned(),
-            why: error.to_string(),
-        });
-        T::default()
-    })
 }
 
 /// What is kept of groups: for the next boot, and for `--undo`.
@@ -206,11 +186,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn read(root: &Root, groups: &[Group], missing: &mut Vec<Missing>) -> Self {
-        let at_boot = or_missing(settings(root, groups), "what is set at boot", missing);
+        let at_boot = Missing::or_default(settings(root, groups), "what is set at boot", missing);
         let journal = Journal::of_user(root);
         let last = |group: &Group| Some(journal.as_ref()?.last(std::slice::from_ref(group)));
         let changes = groups.iter().filter_map(last);
-        let changes = changes.filter_map(|last| or_missing(last, "the last change", missing));
+        let changes =
+            changes.filter_map(|last| Missing::or_default(last, "the last change", missing));
         let changes = changes.collect();
         Self { at_boot, changes }
     }
@@ -219,16 +200,10 @@ impl Kept {
         if !self.at_boot.is_empty() {
             view.heading("At the next boot")?;
         }
-        for Setting {
-            knob, value, file, ..
-        } in &self.at_boot
-        {
-            let (knob, file) = (root.path(knob), root.path(file));
-            view.line(format!(
-                "  {}: {value} ({})",
-                knob.display(),
-                file.display()
-            ))?;
+        for set in &self.at_boot {
+            let (knob, file) = (root.path(&set.knob), root.path(&set.file));
+            let (knob, file) = (knob.display(), file.display());
+            view.line(format!("  {knob}: {} ({file})", set.value))?;
         }
         if !self.changes.is_empty() {
             view.heading("What --undo would put back")?;

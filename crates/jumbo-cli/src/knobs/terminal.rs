@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
-use jumbo::kernel::process::{Signals, die_by};
+use jumbo::kernel::process::Signals;
 use jumbo::knobs::{Doing, Form, Step, Watcher};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::signal::{end_by, poll};
 
 /// Every signal of this process, read instead of delivered, so that a change is never left where it
 /// stands; and a bar on stderr, on a terminal.
@@ -48,27 +49,16 @@ impl Terminal {
             if left.is_zero() {
                 return Ok(false);
             }
-            let timeout = Timespec::try_from(left).ok();
-            match poll(
-                &mut [PollFd::new(&self.signals, PollFlags::IN)],
-                timeout.as_ref(),
-            ) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+            let mut ready = [PollFd::new(&self.signals, PollFlags::IN)];
+            poll(&mut ready, Some(left))?;
         }
     }
 
-    /// Ends as the signal would have ended us that asked for it, so that a shell sees a script
-    /// interrupted; `otherwise` where none did.
+    /// Ends as the signal would have ended us that asked for it; `otherwise` where none did.
     pub(crate) fn end(self, otherwise: ExitCode) -> ExitCode {
-        let Some(signal) = self.ended_by else {
-            self.done();
-            return otherwise;
-        };
+        let signal = self.ended_by;
         self.done();
-        die_by(signal);
-        ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+        signal.map_or(otherwise, end_by)
     }
 
     /// Has signals delivered again.

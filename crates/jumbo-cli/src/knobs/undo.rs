@@ -6,26 +6,13 @@ use jumbo::host_pools::Shortage;
 use jumbo::kernel::Root;
 use jumbo::knobs::apply::{stands, undo_steps};
 use jumbo::knobs::{Group, Record, Undone, undo};
-use serde::Serialize;
+use serde_json::json;
 
 use super::terminal::Terminal;
-use super::{Manner, PART, change, command_line, failed, failure, journal, refused, unrecorded};
+use super::{
+    Manner, all_or_part, change, command_line, failed, failure, journal, refused, unrecorded,
+};
 use crate::view::{self, View, tell};
-
-/// The JSON.
-#[derive(Serialize)]
-struct Page<'a> {
-    group: &'a Group,
-    /// The command that is undone.
-    command: &'a str,
-    /// False where that was cut short.
-    finished: bool,
-    dry_run: bool,
-    #[serde(flatten)]
-    undone: &'a Undone,
-    /// Why pages did not come, where some did not.
-    shortage: Option<Shortage>,
-}
 
 /// Puts back the last change of any of `groups`.
 pub(crate) fn main(
@@ -72,13 +59,8 @@ pub(crate) fn main(
             failure(error)
         }
         Ok(undone) => {
-            let code = if undone.complete {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::from(PART)
-            };
             change::tell_unshown(print(root, &last, &undone, manner, compact));
-            Ok(terminal.end(code))
+            Ok(terminal.end(all_or_part(undone.complete)))
         }
     }
 }
@@ -92,14 +74,15 @@ fn print(
 ) -> anyhow::Result<()> {
     let shortage = Shortage::of(root, &undone.steps, compact);
     if manner.json {
-        return view::json(&Page {
-            group: &last.group,
-            command: &last.command,
-            finished: last.finished,
-            dry_run: manner.dry_run,
-            undone,
-            shortage,
-        });
+        let mut page = json!(undone);
+        page["group"] = json!(last.group);
+        // The command that is undone, and whether it was not cut short.
+        page["command"] = json!(last.command);
+        page["finished"] = json!(last.finished);
+        page["dry_run"] = json!(manner.dry_run);
+        // Why pages did not come, where some did not.
+        page["shortage"] = json!(shortage);
+        return view::json(&page);
     }
     let mut view = View::stdout();
     let cut = if last.finished {

@@ -3,19 +3,19 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jumbo::host_pools::{self, AutoSize, Bounds, Decision, Plan, Seen, Shortage, Wish, steer};
+use jumbo::host_pools::{self, AutoSize, Bounds, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, hugetlb};
-use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Value, Watcher as _, Written};
+use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Watcher as _, Written};
 use jumbo::units::{Bytes, PageSize, Pages};
-use serde::Serialize;
+use serde_json::json;
 
 use super::amount::Amount;
 use super::change::OfPool;
 use crate::knobs::change::{self, Change, tell_shortage};
 use crate::knobs::terminal::Terminal;
 use crate::knobs::{
-    Manner, PART, command_line, failed, failure, journal, refused, unrecorded, usage,
+    Manner, PART, all_or_part, command_line, failed, failure, journal, refused, unrecorded, usage,
 };
 use crate::value::{interval, seconds};
 use crate::view::{self, in_words, tell};
@@ -78,26 +78,6 @@ pub(crate) struct Args {
     /// End after so many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true)]
     for_seconds: Option<Duration>,
-}
-
-/// The JSON of one write.
-#[derive(Serialize)]
-struct Event<'a> {
-    /// Since the first look.
-    seconds: f64,
-    size: PageSize,
-    what: &'a str,
-    before: &'a Value,
-    to: Pages,
-    /// Read back.
-    after: &'a Value,
-    reason: &'a str,
-    /// Mapped when that was decided.
-    used: Pages,
-    /// Promised then.
-    reserved: Pages,
-    /// What the host could give then.
-    available: Bytes,
 }
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
@@ -249,11 +229,7 @@ impl Auto<'_> {
         if let Some(shortage) = Shortage::of(self.root, &undone.steps, false) {
             tell_shortage(&shortage);
         }
-        Ok(if undone.complete {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(PART)
-        })
+        Ok(all_or_part(undone.complete))
     }
 
     /// One look, and what follows from it; true where it was stopped meanwhile.
@@ -263,16 +239,14 @@ impl Auto<'_> {
             pool: super::pool(self.root, self.size)?,
             available: Memory::read(self.root)?.available,
         };
-        let Decision {
-            persistent,
-            overcommit,
-            reason,
-            ..
-        } = self.auto_size.decide(&seen);
+        let decision = self.auto_size.decide(&seen);
+        let (overcommit, reason) = (decision.overcommit, decision.reason);
         let lends =
             "what may be made at once within the maximum and what is kept available".to_owned();
         let mut writes: Vec<_> = [
-            persistent.map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
+            decision
+                .persistent
+                .map(|to| (Knob::persistent(self.size, None), "persistent", to, reason)),
             overcommit.map(|to| (Knob::overcommit(self.size), "overcommit", to, lends)),
         ]
         .into_iter()
@@ -305,18 +279,19 @@ impl Auto<'_> {
                 self.tell(&format!("{what} {before} -> {after}: {reason}"));
             }
             if self.json {
-                view::json_line(&Event {
-                    seconds: seen.at.as_secs_f64(),
-                    size: self.size,
-                    what,
-                    before,
-                    to,
-                    after,
-                    reason: &reason,
-                    used: seen.pool.used(),
-                    reserved: seen.pool.reserved,
-                    available: seen.available,
-                })?;
+                // One write, and what was seen when it was decided.
+                view::json_line(&json!({
+                    "seconds": seen.at.as_secs_f64(),
+                    "size": self.size,
+                    "what": what,
+                    "before": before,
+                    "to": to,
+                    "after": after,
+                    "reason": reason,
+                    "used": seen.pool.used(),
+                    "reserved": seen.pool.reserved,
+                    "available": seen.available,
+                }))?;
             }
             if stopped {
                 return Ok(true);

@@ -13,9 +13,9 @@ use jumbo::units::{Bytes, PageSize, Pages, counted};
 use serde::Serialize;
 
 use super::table;
-use crate::knobs::{Kept, or_missing};
+use crate::knobs::Kept;
 use crate::value::whole;
-use crate::view::{self, Align, NONE, View};
+use crate::view::{self, NONE, View};
 
 /// Show the pools by size and node, and who has their pages
 ///
@@ -92,63 +92,40 @@ impl From<Pool> for PoolPage {
 
 pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let page = read(root, args)?;
-    if args.json {
-        view::json(&page)?;
-    } else {
-        let mut view = View::stdout();
-        show(&mut view, root, &page)?;
-        view.finish()?;
-    }
+    view::page(args.json, &page, |view, page| show(view, root, page))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     let mut missing = Vec::new();
-    let pools = pools(root, args.size, &mut missing)?;
+    let m = &mut missing;
+    let pools = pools(root, args.size, m)?;
     let groups = pools.iter().map(|pool| Group::pool(pool.size));
     let groups: Vec<_> = groups.chain([Group::hvo()]).collect();
-    let kept = Kept::read(root, &groups, &mut missing);
+    let kept = Kept::read(root, &groups, m);
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
-    let mut holders = or_missing(
-        Holders::read(root, &pools),
-        "who has the pages",
-        &mut missing,
-    );
-    holders
-        .processes
-        .retain(|holder| holder.size.is_none_or(|size| sizes.contains(&size)));
-    holders
-        .files
-        .retain(|file| file.size.is_none_or(|size| sizes.contains(&size)));
+    let holders = Holders::read(root, &pools);
+    let mut holders = Missing::or_default(holders, "who has the pages", m);
+    let is_shown = |size: Option<PageSize>| size.is_none_or(|size| sizes.contains(&size));
+    holders.processes.retain(|holder| is_shown(holder.size));
+    holders.files.retain(|file| is_shown(file.size));
     let mapped: Bytes = holders.processes.iter().map(Holder::resident).sum();
     let unmapped = Bytes(hugetlb::used(&pools).0.saturating_sub(mapped.0));
     holders.processes.truncate(args.top);
     holders.files.truncate(args.top);
     if holders.hidden > 0 {
-        let what = format!(
-            "the pages of {} of other users",
-            counted(holders.hidden as u64, "process")
-        );
-        let why = "it takes their user, or CAP_SYS_PTRACE".to_owned();
-        missing.push(Missing { what, why });
+        let processes = counted(holders.hidden as u64, "process");
+        m.push(Missing {
+            what: format!("the pages of {processes} of other users"),
+            why: "it takes their user, or CAP_SYS_PTRACE".to_owned(),
+        });
     }
+    let hvo = hugetlb::optimize_vmemmap(root);
     Ok(Page {
-        default_size: or_missing(
-            hugetlb::default_size(root),
-            "the default size",
-            &mut missing,
-        ),
-        hvo: or_missing(
-            hugetlb::optimize_vmemmap(root),
-            "whether HVO is on",
-            &mut missing,
-        ),
-        mounts: or_missing(hugetlb::mounts(root), "hugetlbfs mounts", &mut missing),
-        limits: or_missing(
-            Limits::read(root, &sizes),
-            "control group limits",
-            &mut missing,
-        ),
+        default_size: Missing::or_default(hugetlb::default_size(root), "the default size", m),
+        hvo: Missing::or_default(hvo, "whether HVO is on", m),
+        mounts: Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m),
+        limits: Missing::or_default(Limits::read(root, &sizes), "control group limits", m),
         pools: pools.into_iter().map(PoolPage::from).collect(),
         holders,
         unmapped,
@@ -222,22 +199,13 @@ fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
 
 fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     view.heading("Who has pages")?;
-    let Holders {
-        processes, files, ..
-    } = &page.holders;
+    let (processes, files) = (&page.holders.processes, &page.holders.files);
     if processes.is_empty() && files.is_empty() && page.unmapped == Bytes(0) {
         return view.line("  no process, and no file");
     }
     if !processes.is_empty() {
         view.table(
-            [
-                ("SIZE", Align::Left),
-                ("PID", Align::Right),
-                ("NAME", Align::Left),
-                ("PRIVATE", Align::Right),
-                ("SHARED", Align::Right),
-                ("UNTOUCHED", Align::Right),
-            ],
+            "<SIZE|>PID|<NAME|>PRIVATE|>SHARED|>UNTOUCHED",
             processes.iter().map(row),
         )?;
     }
@@ -258,19 +226,12 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
 }
 
 fn row(holder: &Holder) -> [String; 6] {
-    let bytes = |bytes: Bytes| {
-        if bytes == Bytes(0) {
-            NONE.to_owned()
-        } else {
-            bytes.to_string()
-        }
-    };
     [
         holder.size.map_or(NONE.to_owned(), |size| size.to_string()),
         holder.pid.to_string(),
         holder.name.clone(),
-        bytes(holder.private),
-        bytes(holder.shared),
-        bytes(holder.untouched),
+        view::some(holder.private),
+        view::some(holder.shared),
+        view::some(holder.untouched),
     ]
 }

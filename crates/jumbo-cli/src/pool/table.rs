@@ -5,7 +5,7 @@ use std::io;
 use jumbo::kernel::hugetlb::{NodePool, Pool};
 use jumbo::units::{NodeId, PageSize};
 
-use crate::view::{Align, NONE, View};
+use crate::view::{NONE, View};
 
 /// A row for each pool, and below it one for each of its nodes.
 pub(crate) fn show(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
@@ -18,18 +18,7 @@ pub(crate) fn show(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
     };
     view.heading("hugetlb pools")?;
     view.table(
-        [
-            ("SIZE", Align::Left),
-            ("NODE", Align::Right),
-            ("TOTAL", Align::Right),
-            ("PERSISTENT", Align::Right),
-            ("SURPLUS", Align::Right),
-            ("OVERCOMMIT", Align::Right),
-            ("USED", Align::Right),
-            ("FREE", Align::Right),
-            ("RESERVED", Align::Right),
-            ("MEMORY", Align::Right),
-        ],
+        "<SIZE|>NODE|>TOTAL|>PERSISTENT|>SURPLUS|>OVERCOMMIT|>USED|>FREE|>RESERVED|>MEMORY",
         pools.iter().flat_map(rows),
     )
 }

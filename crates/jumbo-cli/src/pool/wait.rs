@@ -8,7 +8,7 @@ use jumbo::host_pools::Holders;
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::units::{PageSize, Pages, counted};
-use serde::Serialize;
+use serde_json::json;
 
 use super::amount::Amount;
 use crate::value::seconds;
@@ -37,19 +37,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The JSON.
-#[derive(Serialize)]
-struct Waited {
-    size: PageSize,
-    wanted: Pages,
-    /// Free and promised to no program.
-    unused: Pages,
-    /// How long it took.
-    seconds: f64,
-    /// Whether so many are free.
-    free: bool,
-}
-
 /// As timeout(1) has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
@@ -70,13 +57,13 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     }
     let (pool, free) = wait(root, args, wanted, begin, pool)?;
     if args.json {
-        view::json(&Waited {
-            size,
-            wanted,
-            unused: pool.unused(),
-            seconds: begin.elapsed().as_secs_f64(),
-            free,
-        })?;
+        view::json(&json!({
+            "size": size,
+            "wanted": wanted,
+            "unused": pool.unused(),
+            "seconds": begin.elapsed().as_secs_f64(),
+            "free": free,
+        }))?;
     }
     if free {
         return Ok(ExitCode::SUCCESS);

@@ -120,12 +120,8 @@ impl Look {
     }
 
     fn line(&self, before: Option<&Pool>) -> String {
-        let PoolPage {
-            pool,
-            persistent,
-            used,
-            ..
-        } = &self.page;
+        let page = &self.page;
+        let pool = &page.pool;
         let demand = |pool: &Pool| i128::from(pool.used().0 + pool.reserved.0);
         let change = before.map_or(0, |before| demand(pool) - demand(before));
         let change = if change == 0 {
@@ -135,9 +131,9 @@ impl Look {
         };
         let cells = [
             format!("{:.1}", self.seconds),
-            persistent.to_string(),
+            page.persistent.to_string(),
             pool.surplus.to_string(),
-            used.to_string(),
+            page.used.to_string(),
             pool.reserved.to_string(),
             pool.free.to_string(),
             change,

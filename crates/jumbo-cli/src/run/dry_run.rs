@@ -126,13 +126,10 @@ fn describe(
     }
     lines.push(String::from("\nmemory"));
     for memory in memory {
-        let sizes = match memory.sizes.as_slice() {
-            [] => String::from("as it is"),
-            sizes => sizes
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(" "),
+        let sizes: Vec<_> = memory.sizes.iter().map(ToString::to_string).collect();
+        let sizes = match sizes.is_empty() {
+            true => String::from("as it is"),
+            false => sizes.join(" "),
         };
         lines.push(format!("  {:<20} {sizes:<10} {}", memory.what, memory.how));
     }

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::process::{Change, Child, Stop};
 use jumbo::kernel::{Root, process};
 use jumbo::teardown::{Gain, Hold, News, Process, Reason, Teardown};
-use jumbo::units::Bytes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
-use serde::Serialize;
+use serde_json::json;
 
 use crate::view::tell;
 
@@ -34,20 +33,8 @@ enum State {
     Alone(Reason),
 }
 
-/// What came of it: the shape in the report.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Supervised {
-    /// The program's anonymous memory when it began to end; like the others `None` where that was not
-    /// seen.
-    anonymous: Option<Bytes>,
-    /// About how much of it jumbo gave back.
-    released: Option<Bytes>,
-    worked_ms: Option<f64>,
-    /// From the beginning of the end until the program was gone.
-    teardown_ms: Option<f64>,
-    /// Why the kernel was alone.
-    reason: Option<Reason>,
-}
+/// What came of it; or why the kernel was alone, and the end was not seen.
+pub(super) type Supervised = Result<Gain, Reason>;
 
 impl Held {
     /// Holds a program that has started: only then is it known what it may, and so whether it may be
@@ -145,9 +132,9 @@ impl Held {
     /// What came of it, once the program has ended.
     pub(super) fn finish(self) -> Supervised {
         match self.state {
-            State::Ending(teardown) => Supervised::from(teardown.finish()),
-            State::Alone(reason) => Supervised::without(reason),
-            State::Hold(_) | State::Paused => Supervised::without(Reason::Late),
+            State::Ending(teardown) => Ok(teardown.finish()),
+            State::Alone(reason) => Err(reason),
+            State::Hold(_) | State::Paused => Err(Reason::Late),
         }
     }
 }
@@ -160,35 +147,32 @@ pub(super) fn rehearse(root: &Root) {
     let _ = pidfd_open(getpid(), PidfdFlags::empty()).and_then(process::release);
 }
 
-impl From<Gain> for Supervised {
-    fn from(gain: Gain) -> Self {
-        Self {
-            anonymous: Some(gain.anonymous),
-            released: gain.released,
-            worked_ms: gain.released.map(|_| gain.worked_ms),
-            teardown_ms: gain.teardown_ms,
-            reason: gain.reason,
-        }
-    }
+/// The shape in the report. What was not seen is null.
+pub(super) fn json(supervised: &Supervised) -> serde_json::Value {
+    let gain = supervised.as_ref().ok();
+    let released = gain.and_then(|gain| gain.released);
+    json!({
+        "anonymous": gain.map(|gain| gain.anonymous),
+        "released": released,
+        "worked_ms": gain.filter(|_| released.is_some()).map(|gain| gain.worked_ms),
+        "teardown_ms": gain.and_then(|gain| gain.teardown_ms),
+        "reason": supervised.map_or_else(Some, |gain| gain.reason),
+    })
 }
 
-impl Supervised {
-    fn without(reason: Reason) -> Self {
-        Self {
-            reason: Some(reason),
-            ..Self::default()
-        }
-    }
-
-    /// A line for people.
-    pub(super) fn text(&self) -> String {
-        match (self.reason, self.released, self.anonymous) {
-            (None, Some(released), Some(anonymous)) => format!(
-                "{anonymous} given back in {:.1} ms from both sides, about {released} of it by jumbo",
-                self.teardown_ms.unwrap_or_default()
+/// A line for people.
+pub(super) fn text(supervised: &Supervised) -> String {
+    let alone = "memory given back by the kernel alone";
+    match supervised {
+        Err(reason) => format!("{alone}: {reason}"),
+        Ok(gain) => match (gain.reason, gain.released) {
+            (Some(reason), _) => format!("{alone}: {reason}"),
+            (None, None) => alone.to_owned(),
+            (None, Some(released)) => format!(
+                "{} given back in {:.1} ms from both sides, about {released} of it by jumbo",
+                gain.anonymous,
+                gain.teardown_ms.unwrap_or_default()
             ),
-            (Some(reason), ..) => format!("memory given back by the kernel alone: {reason}"),
-            (None, ..) => String::from("memory given back by the kernel alone"),
-        }
+        },
     }
 }

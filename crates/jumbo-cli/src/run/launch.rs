@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
+use clap::ValueEnum as _;
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
@@ -49,7 +50,7 @@ impl<'a> Launch<'a> {
         let host = Host {
             pmd,
             thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
-            has_pages: (settings.options.pool.and_then(|pool| pool.page))
+            has_pages: (settings.pool.and_then(|pool| pool.page))
                 .is_none_or(|page| has_pages(root, page)),
         };
         let tunables = inherited("GLIBC_TUNABLES");
@@ -59,7 +60,13 @@ impl<'a> Launch<'a> {
         let without = tunables.as_deref().filter(|_| outer);
         let without = without.and_then(variables::without_tunable);
         let users = without.as_deref().or(tunables.as_deref());
-        let mut plan = Plan::new(settings.options, host, &program.reach, users);
+        let mut plan = Plan::new(
+            settings.asked.clone(),
+            settings.pool,
+            host,
+            &program.reach,
+            users,
+        );
         let library = match plan.preload.then(find_library).transpose() {
             // It would have been for the program's children alone.
             Err(_) if !program.reach.is_reached() => {
@@ -74,7 +81,7 @@ impl<'a> Launch<'a> {
         // To find out takes a process, which a filter could forbid as well: not for a program that is to be
         // exec'd in place, unless the user asked.
         let may_fork = settings.report.is_some() || settings.free_asked;
-        if library.is_some() && may_fork && settings.options.free != FreeMode::Off {
+        if library.is_some() && may_fork && settings.asked.free != FreeMode::Off {
             plan.orders.filters = filters();
         }
         Ok(Self {
@@ -82,7 +89,7 @@ impl<'a> Launch<'a> {
             plan,
             command: &settings.command,
             is_promise_strict: library.is_some()
-                && settings.options.free == FreeMode::Background
+                && settings.asked.free == FreeMode::Background
                 && headroom::is_promise_strict(),
             library,
             outer_tunable: without,
@@ -194,7 +201,12 @@ fn filters() -> u32 {
 pub(super) fn rehearsed(calls: &[Calls]) -> std::io::Result<ExitStatus> {
     std::process::Command::new(std::env::current_exe()?)
         .arg(crate::rehearse::NAME)
-        .args(calls.iter().map(|calls| calls.name()))
+        .args(
+            calls
+                .iter()
+                .filter_map(Calls::to_possible_value)
+                .map(|calls| calls.get_name().to_owned()),
+        )
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -243,32 +255,24 @@ fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {
 
 /// libjumbo_preload.so: where JUMBO_PRELOAD says, or beside the command, or in a `lib` next to its `bin`.
 fn find_library() -> Result<PathBuf, Failure> {
-    let hint = "hint: build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
-    let usable = |path: &Path| {
-        rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS).map_err(|errno| {
-            let path = path.display();
-            Failure::own(format!("cannot use {path}: {errno}; {hint}"))
-        })
+    let failed = |what: String| {
+        let hint = "build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
+        Failure::own(format!("{what}; hint: {hint}"))
     };
+    let usable = |path: &Path| rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS);
     let library = if let Some(path) = std::env::var_os("JUMBO_PRELOAD") {
         let path = std::path::absolute(&path)
-            .map_err(|error| Failure::own(format!("cannot use JUMBO_PRELOAD: {error}; {hint}")))?;
-        usable(&path)?;
+            .map_err(|error| failed(format!("cannot use JUMBO_PRELOAD: {error}")))?;
+        let shown = path.display();
+        usable(&path).map_err(|errno| failed(format!("cannot use {shown}: {errno}")))?;
         path
     } else {
         let own = std::env::current_exe()
-            .map_err(|error| Failure::own(format!("cannot find {LIBRARY}: {error}; {hint}")))?;
-        let places = Library::places(&own);
-        let found = places.iter().find(|path| usable(path).is_ok());
-        match found {
-            Some(path) => path.clone(),
-            None => {
-                let own = own.display();
-                return Err(Failure::own(format!(
-                    "cannot find {LIBRARY} beside {own}; {hint}"
-                )));
-            }
-        }
+            .map_err(|error| failed(format!("cannot find {LIBRARY}: {error}")))?;
+        let mut places = Library::places(&own).into_iter();
+        places
+            .find(|path| usable(path).is_ok())
+            .ok_or_else(|| failed(format!("cannot find {LIBRARY} beside {}", own.display())))?
     };
     let bytes = library.as_os_str().as_bytes();
     if bytes

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use jumbo::policy::Reach;
 use jumbo::policy::elf::Executable;
-use jumbo::policy::{Privilege, Reach};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
@@ -134,12 +134,12 @@ fn examine(path: &Path) -> (PathBuf, Reach) {
                     "{} cannot be read to see what it is: {error}",
                     binary.display()
                 );
-                return (binary, Reach::Unreached(reason.into()));
+                return (binary, Reach::Unknown(reason));
             }
         }
     }
     let reason = format!("more than {INTERPRETERS} scripts interpret each other");
-    (binary, Reach::Unreached(reason.into()))
+    (binary, Reach::Unknown(reason))
 }
 
 enum Look {
@@ -188,7 +188,7 @@ fn look(path: &Path) -> io::Result<Look> {
 
 /// What makes the loader distrust the environment that *we* give: bits that take effect on this mount,
 /// for this process.
-fn privilege(file: &File) -> io::Result<Option<Privilege>> {
+fn privilege(file: &File) -> io::Result<Option<&'static str>> {
     let metadata = file.metadata()?;
     let nosuid =
         || rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID));
@@ -201,11 +201,11 @@ fn privilege(file: &File) -> io::Result<Option<Privilege>> {
         || rustix::fs::fgetxattr(file, "security.capability", &mut buffer[..]).is_ok();
     let user = rustix::process::getuid();
     let found = if set_user && metadata.uid() != user.as_raw() {
-        Privilege::SetUser
+        "it is set-user-ID"
     } else if set_group && metadata.gid() != rustix::process::getgid().as_raw() {
-        Privilege::SetGroup
+        "it is set-group-ID"
     } else if !user.is_root() && capabilities() {
-        Privilege::Capabilities
+        "its file has capabilities"
     } else {
         return Ok(None);
     };

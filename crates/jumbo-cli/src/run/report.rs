@@ -2,30 +2,32 @@
 //!
 //! The shape is documented in docs/report.md.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::time::Duration;
 
 use jumbo::kernel::process::Change;
 use jumbo::kernel::thp::Thp;
-use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode};
+use jumbo::policy::{HeapMode, PoolRequest};
 use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
 use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::args::{Place, Settings, Wanted};
 use super::destination;
-use super::held::Supervised;
+use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
-use super::shortfall::{self, Evidence};
+use super::shortfall::{self, Shortfall};
 use super::supervise::End;
 use super::text;
 use crate::view::escaped;
 
-const KINDS: [Kind; 6] = [
+/// All kinds of memory, whether there is any of them or not.
+pub(super) const KINDS: [Kind; 6] = [
     Kind::Heap,
     Kind::Text,
     Kind::Data,
@@ -34,427 +36,15 @@ const KINDS: [Kind; 6] = [
     Kind::File,
 ];
 
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) program: Vec<String>,
-    pub(super) pid: u32,
-    /// How the program was started: `parent`, since there is a report.
-    pub(super) mode: &'static str,
-    pub(super) exit: Exit,
-    pub(super) wall_seconds: f64,
-    pub(super) reach: Reached,
-    pub(super) peak: Option<Kinds>,
-    pub(super) processes: Vec<ProcessRow>,
-    pub(super) sampled: Sampled,
-    pub(super) max_rss: Bytes,
-    pub(super) faults: Faults,
-    pub(super) requested: Requested,
-    pub(super) obtained: Obtained,
-    pub(super) shortfalls: Vec<shortfall::Shortfall>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Exit {
-    Code(i32),
-    Signal(i32),
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Reached {
+/// All that there is to report.
+pub(super) struct Report<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) launch: &'a Launch<'a>,
+    pub(super) seen: Seen<'a>,
+    pub(super) counted: Counted,
+    /// The program's first process was heard of.
     pub(super) reached: bool,
-    pub(super) reason: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Faults {
-    pub(super) minor: u64,
-    pub(super) major: u64,
-}
-
-/// A usage with all kinds, whether there is any of them or not.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub(super) struct Kinds(pub(super) BTreeMap<Kind, KindRow>);
-
-#[derive(Debug, Serialize)]
-pub(super) struct KindRow {
-    #[serde(flatten)]
-    pub(super) usage: KindUsage,
-    pub(super) huge_share: Option<f64>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct ProcessRow {
-    pub(super) pid: u32,
-    pub(super) comm: String,
-    #[serde(flatten)]
-    pub(super) kinds: Kinds,
-    /// What the preload library counted in it; `None` where it is not in it.
-    pub(super) ledger: Option<Counts>,
-}
-
-/// What was asked: of jumbo, and by jumbo of the kernel.
-#[derive(Debug, Serialize)]
-pub(super) struct Requested {
-    pub(super) heap: bool,
-    /// mimalloc serves the heap.
-    pub(super) mimalloc: bool,
-    pub(super) pool: Option<PoolRequest>,
-    pub(super) overcommit: Bytes,
-    pub(super) warm: bool,
-    pub(super) maps: bool,
-    pub(super) max_waste: u32,
-    pub(super) follow: bool,
-    pub(super) free: FreeMode,
-    pub(super) reaper: ReaperMode,
-    pub(super) supervise: bool,
-    /// What stands in GLIBC_TUNABLES because of us.
-    pub(super) tunable: Option<&'static str>,
-    /// Memory put under MADV_HUGEPAGE, over the whole run.
-    pub(super) advised: Bytes,
-    pub(super) large_calls: u64,
-}
-
-/// What came of that.
-#[derive(Debug, Serialize)]
-pub(super) struct Obtained {
-    /// Of the heap at its peak.
-    pub(super) huge: Bytes,
-    pub(super) huge_share: Option<f64>,
-    /// Programs that the preload library was loaded into: processes, and again after each exec.
-    pub(super) images: u32,
-    /// All of them together.
-    pub(super) ledger: Counts,
-    /// What became of the reaper, in each process that asked for one.
-    pub(super) reapers: Vec<Reaped>,
-    /// What `--supervise` came to; `None` without it.
-    pub(super) supervised: Option<Supervised>,
-}
-
-/// A ledger slot, or several added up.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Counts {
-    #[serde(skip)]
-    pub(super) flags: u32,
-    pub(super) malloc_diverted: bool,
-    pub(super) maps_covered: bool,
-    pub(super) large_peak: Bytes,
-    pub(super) large_calls: u64,
-    pub(super) large_fallback: u64,
-    pub(super) advised: Bytes,
-    pub(super) refused: Bytes,
-    #[serde(skip)]
-    pub(super) refused_errno: u64,
-    pub(super) maps_advised: Bytes,
-    pub(super) maps_left: Bytes,
-    pub(super) arenas_advised: Bytes,
-    pub(super) collapsed: Bytes,
-    pub(super) free: FreeCounts,
-    pub(super) pool: PoolCounts,
-}
-
-/// What `gather` did.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct FreeCounts {
-    /// Freed by several threads at once.
-    pub(super) gathered: Bytes,
-    /// Large ranges that the caller freed alone.
-    pub(super) inline: Bytes,
-    /// The part of `gathered` that was freed after the call had returned.
-    pub(super) background: Bytes,
-    /// The most threads at work at once.
-    pub(super) workers: u64,
-    /// Allocations that waited for memory still being freed.
-    pub(super) waits: u64,
-}
-
-/// What the pool gave.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct PoolCounts {
-    /// The most that one process had from the kernel's hugetlb pool at a time.
-    pub(super) hugetlb: Bytes,
-    /// The most that one process had from THPs.
-    pub(super) thp: Bytes,
-    /// Asked for while there was a pool, and served without it, over the whole run.
-    pub(super) beyond: Bytes,
-    /// Moved from hugetlb pages to THPs.
-    pub(super) moved: Bytes,
-    /// Left on hugetlb pages in a program that forks.
-    pub(super) stuck: Bytes,
-    /// The most that all processes had at a time; `None` where each had a pool of its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) run: Option<Bytes>,
-    /// Why it was not more, or not hugetlb.
-    pub(super) reasons: Vec<&'static str>,
-    #[serde(skip)]
-    pub(super) bits: u32,
-}
-
-/// What each bit of [`pool_reason`] means to a reader.
-const POOL_REASONS: [(u32, &str); 14] = [
-    (
-        pool_reason::FULL,
-        "the pool and its overcommit were used up",
-    ),
-    (
-        pool_reason::LARGER,
-        "a block larger than the pool and its overcommit",
-    ),
-    (
-        pool_reason::NONE_FREE,
-        "the kernel's hugetlb pool had no free page, or a control group's limit on reservations",
-    ),
-    (
-        pool_reason::NO_SIZE,
-        "this kernel has no hugetlb pages of that size",
-    ),
-    (
-        pool_reason::HUGETLB_LIMIT,
-        "a control group's hugetlb limit",
-    ),
-    (
-        pool_reason::FORK,
-        "no hugetlb pages in a program that forks",
-    ),
-    (
-        pool_reason::THREADS,
-        "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork",
-    ),
-    (
-        pool_reason::NO_ROOM,
-        "the memory cgroup or the host had no room for THPs",
-    ),
-    (
-        pool_reason::FRAGMENTED,
-        "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory",
-    ),
-    (
-        pool_reason::UNMOVABLE,
-        "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
-         short or not known; hint: --pool SIZE,nofork",
-    ),
-    (
-        pool_reason::CONFINED,
-        "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot",
-    ),
-    (
-        pool_reason::STUCK_ROOM,
-        "what hugetlb pages held could not be moved: no room",
-    ),
-    (
-        pool_reason::STUCK_MAPPINGS,
-        "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)",
-    ),
-    (
-        pool_reason::STUCK_THREADS,
-        "what hugetlb pages held could not be moved: another thread was there",
-    ),
-];
-
-impl From<ledger::Counts> for PoolCounts {
-    fn from(counts: ledger::Counts) -> Self {
-        let bits = counts.pool_reasons;
-        // Where the kernel's pool has nothing to give it is no matter who would have been refused.
-        let refused = pool_reason::FORK | pool_reason::THREADS;
-        let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
-        let shown = match counts.pool_hugetlb_peak == 0 && bits & absent != 0 {
-            true => bits & !refused,
-            false => bits,
-        };
-        let known = POOL_REASONS.iter().filter(|(bit, _)| shown & bit != 0);
-        Self {
-            hugetlb: Bytes(counts.pool_hugetlb_peak),
-            thp: Bytes(counts.pool_thp_peak),
-            beyond: Bytes(counts.pool_beyond),
-            moved: Bytes(counts.pool_moved),
-            stuck: Bytes(counts.pool_stuck),
-            run: None,
-            reasons: known.map(|(_, text)| *text).collect(),
-            bits,
-        }
-    }
-}
-
-/// What became of the reaper in one process.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Reaped {
-    /// The program's process.
-    pub(super) pid: u32,
-    /// The sibling's process; 0 where none was started.
-    pub(super) reaper_pid: u32,
-    pub(super) state: &'static str,
-    pub(super) reason: &'static str,
-    /// What was given back by the time of this report: the reaper does not wait for it.
-    pub(super) freed: Bytes,
-}
-
-impl From<Change> for Exit {
-    fn from(change: Change) -> Self {
-        match change {
-            Change::Exited(code) => Self::Code(code),
-            Change::Killed(signal) | Change::Stopped(signal) => Self::Signal(signal),
-            Change::Trapped(_) | Change::Continued => Self::Signal(libc::SIGCONT),
-        }
-    }
-}
-
-impl From<&Usage> for Kinds {
-    fn from(usage: &Usage) -> Self {
-        let row = |kind| {
-            let usage = usage.kind(kind);
-            let huge_share = usage.huge_share();
-            (kind, KindRow { usage, huge_share })
-        };
-        Self(KINDS.map(row).into())
-    }
-}
-
-impl From<ledger::Counts> for Counts {
-    fn from(counts: ledger::Counts) -> Self {
-        let flags = counts.flags;
-        Self {
-            flags,
-            malloc_diverted: flags & flag::MALLOC != 0,
-            maps_covered: flags & flag::MAPS != 0,
-            large_peak: Bytes(counts.large_peak),
-            large_calls: counts.large_calls,
-            large_fallback: counts.large_fallback,
-            advised: Bytes(counts.advised),
-            refused: Bytes(counts.refused),
-            refused_errno: counts.refused_errno,
-            maps_advised: Bytes(counts.maps_advised),
-            maps_left: Bytes(counts.maps_left),
-            arenas_advised: Bytes(counts.arenas_advised),
-            collapsed: Bytes(counts.collapsed),
-            free: FreeCounts {
-                gathered: Bytes(counts.free_gathered),
-                inline: Bytes(counts.free_inline),
-                background: Bytes(counts.free_background),
-                workers: counts.free_workers,
-                waits: counts.free_waits,
-            },
-            pool: PoolCounts::from(counts),
-        }
-    }
-}
-
-impl Reaped {
-    /// `None` where no reaper was asked for.
-    fn of(counts: &ledger::Counts) -> Option<Self> {
-        let state = State::from_code(counts.reaper)?;
-        (state != State::Off).then(|| Self {
-            pid: counts.pid,
-            reaper_pid: counts.reaper_pid,
-            state: state.name(),
-            reason: state.text(),
-            freed: Bytes(counts.reaper_freed),
-        })
-    }
-}
-
-/// Everything that was counted, by process ID.
-#[derive(Debug, Default)]
-pub(super) struct Counted {
-    pub(super) images: u32,
-    pub(super) total: Counts,
-    /// Of the processes in which a reaper was asked for: see [`last_of_each`].
-    pub(super) reapers: Vec<Reaped>,
-    by_pid: BTreeMap<u32, ledger::Counts>,
-}
-
-impl Counted {
-    pub(super) fn read(ledger: Option<&Ledger>) -> Self {
-        let mut counted = Self {
-            images: ledger.map_or(0, Ledger::claimed),
-            ..Self::default()
-        };
-        let mut total = ledger::Counts::default();
-        for counts in ledger
-            .into_iter()
-            .flat_map(Ledger::slots)
-            .map(ledger::Counts::of)
-        {
-            total = total.and(counts);
-            let theirs = counted.by_pid.entry(counts.pid).or_default();
-            *theirs = theirs.and(counts);
-            counted.reapers.extend(Reaped::of(&counts));
-        }
-        counted.total = total.into();
-        counted.reapers = last_of_each(counted.reapers);
-        let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
-        counted.total.pool.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
-        counted
-    }
-
-    pub(super) fn of(&self, pid: u32) -> Option<Counts> {
-        self.by_pid.get(&pid).copied().map(Counts::from)
-    }
-}
-
-/// A process that was several programs, one after the other, has a reaper for each: the last one counts, and those
-/// that had something to give back, or to say.
-fn last_of_each(mut reapers: Vec<Reaped>) -> Vec<Reaped> {
-    let mut seen = BTreeSet::new();
-    reapers.reverse();
-    let silent = [State::Waiting, State::Uncounted, State::Retired].map(State::name);
-    reapers.retain(|reaper| {
-        let says = reaper.freed > Bytes(0) || !silent.contains(&reaper.state);
-        seen.insert(reaper.pid) || says
-    });
-    reapers.reverse();
-    reapers
-}
-
-/// The processes at the peak, those with the most heap first.
-fn rows(peak: Option<&Peak>, counted: &Counted) -> Vec<ProcessRow> {
-    let processes = peak
-        .map(|peak| peak.processes.as_slice())
-        .unwrap_or_default();
-    let mut rows: Vec<ProcessRow> = processes
-        .iter()
-        .map(|process| ProcessRow {
-            pid: process.pid,
-            comm: process.name.clone(),
-            kinds: Kinds::from(&process.usage),
-            ledger: counted.of(process.pid),
-        })
-        .collect();
-    rows.sort_by_key(|row| std::cmp::Reverse(row.kinds.heap().usage.bytes));
-    rows
-}
-
-impl Kinds {
-    /// The heap, which is there even if it is empty.
-    pub(super) fn heap(&self) -> &KindRow {
-        &self.0[&Kind::Heap]
-    }
-}
-
-impl Requested {
-    fn new(settings: &Settings, orders: &Orders, counted: &Counted) -> Self {
-        let (options, tunable) = (settings.options, orders.tunable);
-        let pool = options.pool.map(|asked| {
-            let order = orders.pool;
-            order.map_or(asked, |order| asked.rounded(order))
-        });
-        Self {
-            heap: options.heap != HeapMode::Off,
-            mimalloc: options.heap == HeapMode::Mimalloc,
-            pool,
-            overcommit: options.overcommit,
-            warm: options.warm,
-            maps: options.maps,
-            max_waste: options.max_waste,
-            follow: options.follow,
-            free: options.free,
-            reaper: options.reaper,
-            supervise: settings.supervise,
-            tunable: tunable.then_some("glibc.malloc.hugetlb=1"),
-            advised: counted.total.advised,
-            large_calls: counted.total.large_calls,
-        }
-    }
+    pub(super) shortfalls: Vec<Shortfall>,
 }
 
 /// All that there is to report from.
@@ -474,77 +64,273 @@ pub(super) struct Seen<'a> {
     pub(super) supervised: Option<Supervised>,
 }
 
-impl Report {
-    pub(super) fn new(settings: &Settings, launch: &Launch<'_>, seen: Seen<'_>) -> Self {
+/// A ledger slot, or several added up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) of: ledger::Counts,
+    /// The most pool pages that all processes had at a time; `None` where each had a pool of its own.
+    pub(super) run: Option<Bytes>,
+}
+
+/// Everything that was counted, by process ID.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// Programs that the preload library was loaded into: processes, and again after each exec.
+    pub(super) images: u32,
+    pub(super) total: Counts,
+    /// Of the processes in which a reaper was asked for: see [`last_of_each`].
+    pub(super) reapers: Vec<(State, ledger::Counts)>,
+    by_pid: BTreeMap<u32, Counts>,
+}
+
+/// What a bit of [`pool_reason`] means to a reader.
+fn meaning(bit: u32) -> Option<&'static str> {
+    Some(match bit {
+        pool_reason::FULL => "the pool and its overcommit were used up",
+        pool_reason::LARGER => "a block larger than the pool and its overcommit",
+        pool_reason::NONE_FREE => {
+            "the kernel's hugetlb pool had no free page, or a control group's limit on reservations"
+        }
+        pool_reason::NO_SIZE => "this kernel has no hugetlb pages of that size",
+        pool_reason::HUGETLB_LIMIT => "a control group's hugetlb limit",
+        pool_reason::FORK => "no hugetlb pages in a program that forks",
+        pool_reason::THREADS => {
+            "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork"
+        }
+        pool_reason::NO_ROOM => "the memory cgroup or the host had no room for THPs",
+        pool_reason::FRAGMENTED => {
+            "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory"
+        }
+        pool_reason::UNMOVABLE => {
+            "no hugetlb pages that could not be moved before a fork: a memory cgroup's limit, or room that is \
+         short or not known; hint: --pool SIZE,nofork"
+        }
+        pool_reason::CONFINED => {
+            "none behind a seccomp filter of the program's own, and no hugetlb pages behind a chroot"
+        }
+        pool_reason::STUCK_ROOM => "what hugetlb pages held could not be moved: no room",
+        pool_reason::STUCK_MAPPINGS => {
+            "what hugetlb pages held could not be moved: no mapping to be had (vm.max_map_count, ulimit)"
+        }
+        pool_reason::STUCK_THREADS => {
+            "what hugetlb pages held could not be moved: another thread was there"
+        }
+        _ => return None,
+    })
+}
+
+impl Counts {
+    /// Whether a fact ([`flag`]) was found at the start.
+    pub(super) fn has(&self, flag: u32) -> bool {
+        self.of.flags & flag != 0
+    }
+
+    /// Why there was not more of the pool, or not hugetlb.
+    pub(super) fn pool_reasons(&self) -> Vec<&'static str> {
+        let bits = self.of.pool_reasons;
+        // Where the kernel's pool has nothing to give it is no matter who would have been refused.
+        let refused = pool_reason::FORK | pool_reason::THREADS;
+        let absent = pool_reason::NONE_FREE | pool_reason::NO_SIZE;
+        let shown = match self.of.pool_hugetlb_peak == 0 && bits & absent != 0 {
+            true => bits & !refused,
+            false => bits,
+        };
+        // What is about the size comes first.
+        let bits = [pool_reason::FULL, pool_reason::LARGER].into_iter();
+        let bits = bits.chain((1..13).map(|n| 1 << n));
+        let set = bits.filter(|bit| shown & bit != 0);
+        set.filter_map(meaning).collect()
+    }
+
+    fn json(&self) -> Value {
+        let of = &self.of;
+        let mut pool = json!({
+            "hugetlb": of.pool_hugetlb_peak,
+            "thp": of.pool_thp_peak,
+            "beyond": of.pool_beyond,
+            "moved": of.pool_moved,
+            "stuck": of.pool_stuck,
+        });
+        if let Some(run) = self.run {
+            pool["run"] = json!(run);
+        }
+        pool["reasons"] = json!(self.pool_reasons());
+        json!({
+            "malloc_diverted": self.has(flag::MALLOC),
+            "maps_covered": self.has(flag::MAPS),
+            "large_peak": of.large_peak,
+            "large_calls": of.large_calls,
+            "large_fallback": of.large_fallback,
+            "advised": of.advised,
+            "refused": of.refused,
+            "maps_advised": of.maps_advised,
+            "maps_left": of.maps_left,
+            "arenas_advised": of.arenas_advised,
+            "collapsed": of.collapsed,
+            "free": {
+                "gathered": of.free_gathered,
+                "inline": of.free_inline,
+                "background": of.free_background,
+                "workers": of.free_workers,
+                "waits": of.free_waits,
+            },
+            "pool": pool,
+        })
+    }
+}
+
+impl Counted {
+    fn read(ledger: Option<&Ledger>) -> Self {
+        let mut counted = Self {
+            images: ledger.map_or(0, Ledger::claimed),
+            ..Self::default()
+        };
+        let slots = ledger.into_iter().flat_map(Ledger::slots);
+        for counts in slots.map(ledger::Counts::of) {
+            counted.total.of = counted.total.of.and(counts);
+            let theirs = counted.by_pid.entry(counts.pid).or_default();
+            theirs.of = theirs.of.and(counts);
+            let state = State::from_code(counts.reaper).filter(|state| *state != State::Off);
+            counted.reapers.extend(state.map(|state| (state, counts)));
+        }
+        last_of_each(&mut counted.reapers);
+        let shared = ledger.filter(|ledger| ledger.pool.most() > 0);
+        counted.total.run = shared.map(|ledger| Bytes(ledger.pool.peak()));
+        counted
+    }
+}
+
+/// A process that was several programs, one after the other, has a reaper for each: the last one counts, and those
+/// that had something to give back, or to say.
+fn last_of_each(reapers: &mut Vec<(State, ledger::Counts)>) {
+    let mut seen = BTreeSet::new();
+    reapers.reverse();
+    let silent = [State::Waiting, State::Uncounted, State::Retired];
+    reapers.retain(|(state, counts)| {
+        let says = counts.reaper_freed > 0 || !silent.contains(state);
+        seen.insert(counts.pid) || says
+    });
+    reapers.reverse();
+}
+
+impl Seen<'_> {
+    /// The heap at its peak, which is there even if it is empty; `None` where there was no sample.
+    pub(super) fn heap(&self) -> Option<KindUsage> {
+        let peak = self.peak.as_ref()?;
+        Some(peak.usage.kind(Kind::Heap))
+    }
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(settings: &'a Settings, launch: &'a Launch<'_>, mut seen: Seen<'a>) -> Self {
         let counted = Counted::read(seen.ledger);
-        let kinds = seen.peak.as_ref().map(|peak| Kinds::from(&peak.usage));
+        if let Some(peak) = &mut seen.peak {
+            let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
+            (peak.processes).sort_by_key(|process| Reverse(heap(&process.usage)));
+        }
         // What the file shows is all there is to go by without a ledger.
         let reached = match seen.ledger {
-            Some(_) => counted.of(seen.pid).is_some(),
+            Some(_) => counted.by_pid.contains_key(&seen.pid),
             None => launch.program.reach.is_reached(),
         };
-        let disabled = jumbo_inside::heap::thp_disabled();
-        let is_known = seen.controls.iter().all(Option::is_some);
-        let memory = seen.controls.map(|thp| {
-            let reach = &launch.program.reach;
-            launch.plan.memory(reach, thp.as_ref(), disabled)
-        });
-        let shortfalls = shortfall::find(&Evidence {
-            launch,
-            options: settings.options,
-            memory: &memory,
-            is_known,
-            thp_disabled: seen.sampled.thp_disabled,
-            counted: &counted,
-            peak: kinds.as_ref(),
-            reached,
-            fallbacks: seen.fallbacks,
-            trouble: seen.trouble,
-        });
-        let heap = kinds.as_ref().map(Kinds::heap);
-        let command = settings.command.iter();
         Self {
-            program: command
-                .map(|arg| arg.to_string_lossy().into_owned())
-                .collect(),
-            pid: seen.pid,
-            mode: "parent",
-            exit: seen.end.change.into(),
-            wall_seconds: seen.wall.as_secs_f64(),
-            reach: Reached {
-                reached,
-                reason: (!reached).then(|| shortfall::unreached(launch)),
-            },
-            processes: rows(seen.peak.as_ref(), &counted),
-            sampled: seen.sampled,
-            max_rss: Bytes(seen.end.faults.max_rss),
-            faults: Faults {
-                minor: seen.end.faults.minor,
-                major: seen.end.faults.major,
-            },
-            requested: Requested::new(settings, &launch.plan.orders, &counted),
-            obtained: Obtained {
-                huge: heap.map(|heap| heap.usage.huge).unwrap_or_default(),
-                huge_share: heap.and_then(|heap| heap.huge_share),
-                images: counted.images,
-                ledger: counted.total,
-                reapers: counted.reapers,
-                supervised: seen.supervised,
-            },
-            peak: kinds,
-            shortfalls,
+            shortfalls: shortfall::find(settings, launch, &seen, &counted, reached),
+            settings,
+            launch,
+            seen,
+            counted,
+            reached,
         }
     }
 
-    /// How long the program ran.
-    pub(super) fn wall(&self) -> Duration {
-        Duration::from_secs_f64(self.wall_seconds)
+    /// The pool that was asked for, in the whole pages that it became.
+    pub(super) fn pool(&self) -> Option<PoolRequest> {
+        let (pool, order) = (self.settings.pool?, self.launch.plan.orders.pool);
+        Some(order.map_or(pool, |order| pool.rounded(order)))
+    }
+
+    /// What stands in GLIBC_TUNABLES because of us.
+    pub(super) fn tunable(&self) -> Option<&'static str> {
+        let is_set = self.launch.plan.orders.tunable;
+        is_set.then_some("glibc.malloc.hugetlb=1")
+    }
+
+    fn json(&self) -> Value {
+        let (settings, seen, counted) = (self.settings, &self.seen, &self.counted);
+        let (asked, total, pool) = (&settings.asked, &counted.total, self.pool());
+        let command = settings.command.iter().map(|arg| arg.to_string_lossy());
+        let heap = seen.heap().unwrap_or_default();
+        let processes = seen.peak.iter().flat_map(|peak| &peak.processes);
+        let process = |process: &super::sample::Process| {
+            let mut row = json!({"pid": process.pid, "comm": process.name});
+            add_kinds(&mut row, &process.usage);
+            row["ledger"] = json!(counted.by_pid.get(&process.pid).map(Counts::json));
+            row
+        };
+        let reapers = counted.reapers.iter().map(|(state, counts)| {
+            json!({
+                "pid": counts.pid,
+                "reaper_pid": counts.reaper_pid,
+                "state": state.name(),
+                "reason": state.text(),
+                "freed": counts.reaper_freed,
+            })
+        });
+        json!({
+            "program": command.collect::<Vec<_>>(),
+            "pid": seen.pid,
+            "mode": "parent",
+            "exit": match status(seen.end.change) {
+                Ok(code) => json!({"code": code}),
+                Err(signal) => json!({"signal": signal}),
+            },
+            "wall_seconds": seen.wall.as_secs_f64(),
+            "reach": {
+                "reached": self.reached,
+                "reason": (!self.reached).then(|| shortfall::unreached(self.launch)),
+            },
+            "peak": seen.peak.as_ref().map(|peak| {
+                let mut kinds = json!({});
+                add_kinds(&mut kinds, &peak.usage);
+                kinds
+            }),
+            "processes": processes.map(process).collect::<Vec<_>>(),
+            "sampled": seen.sampled,
+            "max_rss": seen.end.faults.max_rss,
+            "faults": {"minor": seen.end.faults.minor, "major": seen.end.faults.major},
+            // What was asked: of jumbo, and by jumbo of the kernel.
+            "requested": {
+                "heap": asked.heap != HeapMode::Off,
+                "mimalloc": asked.heap == HeapMode::Mimalloc,
+                "pool": pool,
+                "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
+                "warm": pool.is_some_and(|pool| pool.warm),
+                "maps": asked.maps,
+                "max_waste": asked.max_waste,
+                "follow": asked.follow,
+                "free": asked.free,
+                "reaper": asked.reaper,
+                "supervise": settings.supervise,
+                "tunable": self.tunable(),
+                "advised": total.of.advised,
+                "large_calls": total.of.large_calls,
+            },
+            "obtained": {
+                "huge": heap.huge,
+                "huge_share": heap.huge_share(),
+                "images": counted.images,
+                "ledger": total.json(),
+                "reapers": reapers.collect::<Vec<_>>(),
+                "supervised": seen.supervised.as_ref().map(held::json),
+            },
+            "shortfalls": self.shortfalls,
+        })
     }
 
     /// Writes the report where it is wanted.
     pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
         let text = match wanted.json {
-            true => format!("{}\n", escaped(serde_json::to_string_pretty(self)?)),
+            true => format!("{}\n", escaped(format!("{:#}", self.json()))),
             false => text::render(self),
         };
         match &wanted.place {
@@ -556,5 +342,23 @@ impl Report {
                 stdout.flush()
             }
         }
+    }
+}
+
+/// Each kind of memory as a field of its own.
+fn add_kinds(row: &mut Value, usage: &Usage) {
+    for kind in KINDS {
+        let usage = usage.kind(kind);
+        row[kind.name()] = json!(usage);
+        row[kind.name()]["huge_share"] = json!(usage.huge_share());
+    }
+}
+
+/// The code that the program ended with, or the signal that ended it.
+pub(super) fn status(end: Change) -> Result<i32, i32> {
+    match end {
+        Change::Exited(code) => Ok(code),
+        Change::Killed(signal) | Change::Stopped(signal) => Err(signal),
+        Change::Trapped(_) | Change::Continued => Err(libc::SIGCONT),
     }
 }

@@ -14,12 +14,12 @@ use std::time::Instant;
 
 use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
-use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, die_by, tree};
+use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, tree};
 use jumbo::kernel::thp::Thp;
 use jumbo::units::Bytes;
 use jumbo_inside::ledger::{Ledger, SLOTS};
 use jumbo_inside::sandbox;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
 use super::args::{Place, Settings};
@@ -28,6 +28,7 @@ use super::launch::{self, Launch};
 use super::report::{Report, Seen};
 use super::sample::Sampler;
 use crate::rehearse::Calls;
+use crate::signal::{end_by, poll};
 use crate::view::tell;
 
 /// Among how many of the program's latest processes the sender of a signal is looked for when it is gone. Few: the
@@ -167,10 +168,7 @@ pub(super) fn run(
 
 fn end_as(change: Change) -> ExitCode {
     match change {
-        Change::Killed(signal) => {
-            die_by(signal);
-            ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
-        }
+        Change::Killed(signal) => end_by(signal),
         Change::Exited(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Change::Stopped(_) | Change::Trapped(_) | Change::Continued => ExitCode::SUCCESS,
     }
@@ -196,9 +194,11 @@ fn watch(
             held.look(child);
         }
         while let Some((change, faults)) = child.poll()? {
-            let Some(change) = pass(child, held.as_deref_mut(), change) else {
-                continue;
+            let untraced = match held.as_deref_mut() {
+                Some(held) => held.pass(child, change, has_terminal),
+                None => Some(change),
             };
+            let Some(change) = untraced else { continue };
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
                 // The job is stopped only where there is a shell to see it: elsewhere no process would
@@ -212,14 +212,6 @@ fn watch(
                 held.resume();
             }
         }
-    }
-}
-
-/// What `change` would be if the program were not traced.
-fn pass(child: &Child, held: Option<&mut Held>, change: Change) -> Option<Change> {
-    match held {
-        Some(held) => held.pass(child, change, has_terminal),
-        None => Some(change),
     }
 }
 
@@ -238,12 +230,7 @@ fn wait_out(child: &Child, mut held: Option<&mut Held>) -> io::Result<End> {
 /// Waits until a signal has arrived, or until `deadline`.
 fn wait(signals: &Signals, deadline: Option<Instant>) -> io::Result<()> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    let mut ready = [PollFd::new(signals, PollFlags::IN)];
-    match poll(&mut ready, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
+    poll(&mut [PollFd::new(signals, PollFlags::IN)], left)
 }
 
 /// The program was stopped: stops this process in the same way, so that the shell sees its job

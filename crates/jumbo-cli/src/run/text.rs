@@ -4,95 +4,102 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jumbo::status::{Kind, KindUsage};
-use jumbo::units::{Bytes, counted};
+use jumbo::units::{self, Bytes};
+use jumbo_inside::reaper::State;
 
-use super::report::{Exit, Report};
-use crate::view::{clean, clean_lines};
+use super::held;
+use super::report::{KINDS, Report, status};
+use super::sample::{Process, Sampled};
+use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
 const PROCESSES: usize = 5;
 
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &Report<'_>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = write(&mut out, report);
     clean_lines(&out).into_owned()
 }
 
-fn write(out: &mut String, report: &Report) -> std::fmt::Result {
+fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    let Report { seen, counted, .. } = report;
+    let name = report.settings.command.first();
     writeln!(
         out,
         "jumbo: {} {} after {}; {} minor and {} major page faults",
-        report
-            .program
-            .first()
-            .map(String::as_str)
-            .unwrap_or_default(),
-        ended(report.exit),
-        duration(report.wall()),
-        report.faults.minor,
-        report.faults.major,
+        name.map(|name| name.to_string_lossy()).unwrap_or_default(),
+        match status(seen.end.change) {
+            Ok(code) => format!("exited with {code}"),
+            Err(signal) => format!("was ended by signal {signal}"),
+        },
+        duration(seen.wall),
+        seen.end.faults.minor,
+        seen.end.faults.major,
     )?;
-    match &report.peak {
-        None => writeln!(out, "\n  no sample: {}", trouble(report))?,
+    match &seen.peak {
+        None => writeln!(
+            out,
+            "\n  no sample: {}",
+            seen.sampled
+                .trouble
+                .as_deref()
+                .unwrap_or("nothing was resident")
+        )?,
         Some(peak) => {
             writeln!(
                 out,
                 "\n  {:<8} {:>10} {:>10} {:>6}   folios",
                 "", "resident", "huge", "share"
             )?;
-            for (kind, row) in &peak.0 {
-                let usage = &row.usage;
-                if usage.bytes > Bytes(0) || *kind == Kind::Heap {
+            for kind in KINDS {
+                let usage = peak.usage.kind(kind);
+                if usage.bytes > Bytes(0) || kind == Kind::Heap {
                     writeln!(
                         out,
                         "  {:<8} {:>10} {:>10} {:>6}   {}",
                         kind.name(),
                         usage.bytes,
                         usage.huge,
-                        share(row.huge_share),
-                        folios(usage)
+                        share(&usage),
+                        folios(&usage)
                     )?;
                 }
             }
-            writeln!(out, "\n  {}", how(report))?;
+            writeln!(out, "\n  {}", how(&seen.sampled))?;
+            processes(out, &peak.processes)?;
         }
     }
-    if report.processes.len() > 1 {
-        processes(out, report)?;
-    }
-    let (requested, ledger) = (&report.requested, &report.obtained.ledger);
-    let images = counted(report.obtained.images.into(), "program");
-    let tunable = requested.tunable.map(|tunable| format!(", {tunable}"));
+    let ledger = &counted.total.of;
+    let images = units::counted(counted.images.into(), "program");
+    let tunable = report.tunable().map(|tunable| format!(", {tunable}"));
     writeln!(
         out,
         "  asked     {} advised in {images}, {} of it mappings; {}{}",
-        requested.advised,
-        ledger.maps_advised,
-        counted(requested.large_calls, "large allocation"),
+        Bytes(ledger.advised),
+        Bytes(ledger.maps_advised),
+        units::counted(ledger.large_calls, "large allocation"),
         tunable.unwrap_or_default()
     )?;
+    let heap = seen.heap().unwrap_or_default();
     writeln!(
         out,
         "  obtained  {} of the heap in huge pages{}",
-        report.obtained.huge,
-        match report.obtained.huge_share {
-            Some(share) => format!(", {:.1} %", share * 100.0),
+        heap.huge,
+        match heap.huge_share() {
+            Some(_) => format!(", {}", share(&heap)),
             None => String::new(),
         }
     )?;
-    if let Some(pool) = requested.pool {
-        let got = &ledger.pool;
-        let beyond = match got.beyond {
-            Bytes(0) => String::new(),
-            beyond => format!("; {beyond} asked for beyond it"),
+    if let Some(pool) = report.pool() {
+        let also = |bytes: u64, what: &str| match bytes {
+            0 => String::new(),
+            _ => format!("; {} {what}", Bytes(bytes)),
         };
-        let moved = match got.moved {
-            Bytes(0) => String::new(),
-            moved => format!("; {moved} moved from the one to the other"),
-        };
-        let (hugetlb, thp) = (got.hugetlb, got.thp);
-        let run = match got.run {
+        let beyond = also(ledger.pool_beyond, "asked for beyond it");
+        let moved = also(ledger.pool_moved, "moved from the one to the other");
+        let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
+        let run = match counted.total.run {
             None => String::from(" in one process"),
             Some(run) => format!("; {run} at most at a time over the run"),
         };
@@ -100,33 +107,32 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
             out,
             "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}"
         )?;
-        for reason in &got.reasons {
+        for reason in counted.total.pool_reasons() {
             writeln!(out, "            {reason}")?;
         }
     }
-    let free = &ledger.free;
-    if free.gathered > Bytes(0) {
+    if ledger.free_gathered > 0 {
         writeln!(
             out,
             "  freed     {} by up to {} at once{}",
-            free.gathered,
-            counted(free.workers, "thread"),
-            match free.background {
-                Bytes(0) => String::new(),
-                background => format!(", {background} of it in the background"),
+            Bytes(ledger.free_gathered),
+            units::counted(ledger.free_workers, "thread"),
+            match ledger.free_background {
+                0 => String::new(),
+                background => format!(", {} of it in the background", Bytes(background)),
             }
         )?;
     }
     // These say nothing that a user has to know.
-    let reapers = report.obtained.reapers.iter();
-    for reaper in reapers
-        .filter(|reaper| !["waiting", "uncounted"].contains(&reaper.state))
+    let reapers = counted.reapers.iter();
+    for (state, counts) in reapers
+        .filter(|(state, _)| ![State::Waiting, State::Uncounted].contains(state))
         .take(PROCESSES)
     {
-        writeln!(out, "  reaper    {}: {}", reaper.pid, reaper.reason)?;
+        writeln!(out, "  reaper    {}: {}", counts.pid, state.text())?;
     }
-    if let Some(supervised) = &report.obtained.supervised {
-        writeln!(out, "  ended     {}", supervised.text())?;
+    if let Some(supervised) = &seen.supervised {
+        writeln!(out, "  ended     {}", held::text(supervised))?;
     }
     for shortfall in &report.shortfalls {
         writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;
@@ -137,26 +143,29 @@ fn write(out: &mut String, report: &Report) -> std::fmt::Result {
     )
 }
 
-fn processes(out: &mut String, report: &Report) -> std::fmt::Result {
-    for row in report.processes.iter().take(PROCESSES) {
-        let heap = row.kinds.heap();
+/// Where there are several.
+fn processes(out: &mut String, all: &[Process]) -> std::fmt::Result {
+    if all.len() < 2 {
+        return Ok(());
+    }
+    for process in all.iter().take(PROCESSES) {
+        let heap = process.usage.kind(Kind::Heap);
         writeln!(
             out,
             "    {:>8} {:<16} heap {:>10} {:>6}",
-            row.pid,
-            clean(&row.comm),
-            heap.usage.bytes,
-            share(heap.huge_share)
+            process.pid,
+            clean(&process.name),
+            heap.bytes,
+            share(&heap)
         )?;
     }
-    match report.processes.len().saturating_sub(PROCESSES) {
+    match all.len().saturating_sub(PROCESSES) {
         0 => Ok(()),
         more => writeln!(out, "    and {more} more"),
     }
 }
 
-fn how(report: &Report) -> String {
-    let sampled = &report.sampled;
+fn how(sampled: &Sampled) -> String {
     let at = sampled.peak_at_seconds.unwrap_or_default();
     let coverage = match sampled.share_of_max_rss {
         Some(share) => format!(", saw {:.0} % of the largest resident size", share * 100.0),
@@ -174,21 +183,6 @@ fn how(report: &Report) -> String {
     )
 }
 
-fn trouble(report: &Report) -> &str {
-    report
-        .sampled
-        .trouble
-        .as_deref()
-        .unwrap_or("nothing was resident")
-}
-
-fn ended(exit: Exit) -> String {
-    match exit {
-        Exit::Code(code) => format!("exited with {code}"),
-        Exit::Signal(signal) => format!("was ended by signal {signal}"),
-    }
-}
-
 fn folios(usage: &KindUsage) -> String {
     let known = usage.folios.iter().rev();
     let mut parts: Vec<String> = known
@@ -200,8 +194,8 @@ fn folios(usage: &KindUsage) -> String {
     parts.join(", ")
 }
 
-fn share(share: Option<f64>) -> String {
-    match share {
+fn share(usage: &KindUsage) -> String {
+    match usage.huge_share() {
         Some(share) => format!("{:.1} %", share * 100.0),
         None => String::from("-"),
     }
@@ -209,8 +203,7 @@ fn share(share: Option<f64>) -> String {
 
 fn duration(duration: Duration) -> String {
     match duration.as_secs_f64() {
-        seconds if seconds < 1.0 => format!("{:.1} ms", seconds * 1e3),
-        seconds if seconds < 120.0 => format!("{seconds:.2} s"),
+        seconds if seconds < 120.0 => view::duration(duration),
         seconds => format!("{:.1} min", seconds / 60.0),
     }
 }

@@ -10,7 +10,7 @@ use jumbo::units::{Bytes, PageSize, counted};
 
 use super::HostPage;
 use crate::pool;
-use crate::view::{self, Align, NONE, View, bytes, percent};
+use crate::view::{self, NONE, View, bytes, percent, percent_to};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
@@ -24,7 +24,7 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     show_largest(view, tasks)?;
     view.heading("What this kernel, privilege and container allow")?;
     view.table(
-        [("", Align::Left), ("", Align::Left), ("", Align::Left)],
+        "<|<|<",
         probe
             .features()
             // The sizes below are in the table above, and have nothing to add to it.
@@ -45,15 +45,11 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
 }
 
 fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
-    let list = |sizes: Vec<PageSize>| {
-        let texts: Vec<_> = sizes.iter().map(ToString::to_string).collect();
-        if texts.is_empty() {
-            "none".to_owned()
-        } else {
-            texts.join(" ")
-        }
-    };
-    let pools = host.pools.iter().flatten().map(|pool| pool.size).collect();
+    let pools = host.pools.iter().flatten();
+    let mut sizes: Vec<_> = pools.map(|pool| pool.size.to_string()).collect();
+    if sizes.is_empty() {
+        sizes.push("none".to_owned());
+    }
     let memory = match &host.memory {
         Some(memory) => format!("{} of memory, {} available", memory.total, memory.available),
         None => String::from("memory unknown"),
@@ -65,7 +61,7 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             "base {}, PMD {}, hugetlb {}",
             host.base_page,
             host.pmd_size,
-            list(pools)
+            sizes.join(" ")
         ),
     )?;
     let Some(memory) = &host.memory else {
@@ -87,7 +83,8 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             format!(
                 "{} ({how}), {} of memory; HVO {hvo}",
                 metadata.bytes,
-                share(metadata.bytes, memory.total)
+                // Page metadata is little of the whole.
+                percent_to(1, metadata.bytes, memory.total)
             ),
         )?;
     }
@@ -104,14 +101,6 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
         ),
     )?;
     view.fact("Page tables", memory.page_tables.to_string())
-}
-
-/// With one digit behind the point, as page metadata is little of the whole.
-fn share(part: Bytes, whole: Bytes) -> String {
-    if whole == Bytes(0) {
-        return NONE.to_owned();
-    }
-    format!("{:.1}%", 100.0 * part.0 as f64 / whole.0 as f64)
 }
 
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
@@ -210,17 +199,7 @@ pub(crate) fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
         return view.line("  this kernel has no controls for each size (Linux 6.8)");
     }
     view.table(
-        [
-            ("SIZE", Align::Left),
-            ("ANONYMOUS", Align::Left),
-            ("NOW", Align::Right),
-            ("FAULTED", Align::Right),
-            ("FELL BACK", Align::Right),
-            ("SHARED", Align::Left),
-            ("ALLOCATED", Align::Right),
-            ("FELL BACK", Align::Right),
-            ("SPLIT", Align::Right),
-        ],
+        "<SIZE|<ANONYMOUS|>NOW|>FAULTED|>FELL BACK|<SHARED|>ALLOCATED|>FELL BACK|>SPLIT",
         thp.sizes.iter().map(|(size, control)| row(size, control)),
     )
 }
@@ -233,28 +212,18 @@ fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
     let mut sizes: Vec<_> = host.formable.iter().map(|formable| formable.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let titles: Vec<_> = sizes.iter().map(ToString::to_string).collect();
-    let mut columns = vec![
-        ("NODE", Align::Left),
-        ("ZONE", Align::Left),
-        ("FREE", Align::Right),
-    ];
-    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
-    let zones = host
-        .formable
-        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone));
+    let mut columns = String::from("<NODE|<ZONE|>FREE");
+    columns.extend(sizes.iter().map(|size| format!("|>{size}")));
+    let zones = || {
+        let formable = &host.formable;
+        formable.chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
+    };
     let cell = |formable: Option<&Formable>| match formable {
-        Some(Formable {
-            exact: true, pages, ..
-        }) => pages.to_string(),
-        Some(Formable {
-            exact: false,
-            pages,
-            ..
-        }) => format!("at most {pages}"),
+        Some(formable) if formable.exact => formable.pages.to_string(),
+        Some(formable) => format!("at most {}", formable.pages),
         None => NONE.to_owned(),
     };
-    let rows = zones.filter_map(|zone| {
+    let rows = zones().filter_map(|zone| {
         let first = zone.first()?;
         let mut row = vec![
             first.node.to_string(),
@@ -265,10 +234,8 @@ fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
         row.extend(sizes.iter().map(|size| cell(of(size))));
         Some(row)
     });
-    view.rows(&columns, rows)?;
-    let listed: Bytes = host
-        .formable
-        .chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
+    view.table(&columns, rows)?;
+    let listed: Bytes = zones()
         .filter_map(|zone| zone.first())
         .map(|formable| formable.free)
         .sum();
@@ -310,16 +277,7 @@ fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {
         ]
     };
     view.table(
-        [
-            ("PID", Align::Right),
-            ("NAME", Align::Left),
-            ("ANONYMOUS", Align::Right),
-            ("HUGE", Align::Right),
-            ("SHARED", Align::Right),
-            ("HUGE", Align::Right),
-            ("HUGETLB", Align::Right),
-            ("HUGE TEXT, FILES", Align::Right),
-        ],
+        ">PID|<NAME|>ANONYMOUS|>HUGE|>SHARED|>HUGE|>HUGETLB|>HUGE TEXT, FILES",
         tasks.largest.iter().map(row),
     )?;
     if tasks.siblings.is_empty() {

@@ -11,7 +11,7 @@ use jumbo::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
 use serde::Serialize;
 
 use crate::value::whole;
-use crate::view::{self, View};
+use crate::view;
 
 /// Show what is huge on this host or in a process, what is not, and why
 ///
@@ -62,22 +62,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             probe: kernel::probe(&root),
             tasks: Tasks::read(&root, args.top),
         };
-        if args.json {
-            view::json(&page)?;
-        } else {
-            let mut view = View::stdout();
-            host::show(&mut view, &page)?;
-            view.finish()?;
-        }
+        view::page(args.json, &page, host::show)?;
     } else {
         let page = look(&root, &args)?;
-        if args.json {
-            view::json(&page)?;
-        } else {
-            let mut view = View::stdout();
-            process::show(&mut view, &page)?;
-            view.finish()?;
-        }
+        view::page(args.json, &page, process::show)?;
     }
     Ok(ExitCode::SUCCESS)
 }

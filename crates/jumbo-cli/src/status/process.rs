@@ -7,7 +7,7 @@ use jumbo::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, 
 use jumbo::units::{Bytes, PageSize, counted};
 
 use super::{ProcessPage, is_counted_already};
-use crate::view::{self, Align, NONE, View, bytes, percent};
+use crate::view::{self, NONE, View, bytes, percent};
 
 /// Command lines are cut to this many characters.
 const COMMAND: usize = 80;
@@ -83,7 +83,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
                 ("hugetlb", memory.hugetlb),
             ];
             view.table(
-                [("", Align::Left), ("RESIDENT", Align::Right)],
+                "<|>RESIDENT",
                 rows.map(|(kind, bytes)| [kind.to_owned(), bytes.to_string()]),
             )?;
         }
@@ -101,9 +101,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
 }
 
 fn show_covered(view: &mut View, covered: &Covered) -> io::Result<()> {
-    let Covered {
-        free, pool, reaper, ..
-    } = covered;
+    let (free, pool, reaper) = (&covered.free, &covered.pool, &covered.reaper);
     let background = match free.background {
         Bytes(0) => String::new(),
         background => format!(", {background} of it in the background"),
@@ -152,17 +150,9 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
         .flat_map(|usage| usage.folios.keys().copied())
         .collect();
     let unknown = usage.0.values().any(|usage| usage.unknown > Bytes(0));
-    let titles: Vec<String> = sizes.iter().map(ToString::to_string).collect();
-    let mut columns = vec![
-        ("KIND", Align::Left),
-        ("MAPPED", Align::Right),
-        ("RESIDENT", Align::Right),
-        ("HUGE", Align::Right),
-    ];
-    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
-    if unknown {
-        columns.push(("SIZE UNKNOWN", Align::Right));
-    }
+    let mut columns = String::from("<KIND|>MAPPED|>RESIDENT|>HUGE");
+    columns.extend(sizes.iter().map(|size| format!("|>{size}")));
+    columns.push_str(if unknown { "|>SIZE UNKNOWN" } else { "" });
     let row = |title: &str, usage: &KindUsage| {
         let mut row = vec![
             title.to_owned(),
@@ -176,7 +166,7 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
                 .map(|size| bytes(usage.folios.get(size).copied())),
         );
         if unknown {
-            row.push(bytes(Some(usage.unknown).filter(|bytes| *bytes > Bytes(0))));
+            row.push(view::some(usage.unknown));
         }
         row
     };
@@ -186,22 +176,13 @@ fn show_usage(view: &mut View, usage: &Usage) -> io::Result<()> {
         .map(|(kind, usage)| row(kind.name(), usage))
         .collect();
     rows.push(row("all", &usage.total()));
-    view.rows(&columns, rows)
+    view.table(&columns, rows)
 }
 
 fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> {
     view.line("")?;
     view.table(
-        [
-            ("ADDRESS", Align::Right),
-            ("MAPPED", Align::Right),
-            ("RESIDENT", Align::Right),
-            ("HUGE", Align::Right),
-            ("PERM", Align::Left),
-            ("KIND", Align::Left),
-            ("THP", Align::Left),
-            ("PATH", Align::Left),
-        ],
+        ">ADDRESS|>MAPPED|>RESIDENT|>HUGE|<PERM|<KIND|<THP|<PATH",
         mappings.iter().map(|mapping| {
             [
                 format!("{:x}", mapping.start),

@@ -1,6 +1,6 @@
 //! What was asked and what the probe found, turned into a plan. Pure: no I/O happens here.
 //!
-//! - [`Options`] and [`Profile`]: what a user asks of `jumbo run`, on the command line or in a file.
+//! - [`Orders`] and [`PoolRequest`]: what a user asks of `jumbo run`.
 //! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
 //! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
 //!
@@ -9,14 +9,12 @@
 pub mod elf;
 mod plan;
 mod pool;
-mod profile;
 mod reach;
 pub mod variables;
 
 pub use jumbo_inside::orders::{
-    FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Orders, PoolOrder, ReaperMode,
+    FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Mode, Orders, PoolOrder, ReaperMode,
 };
-pub use plan::{Host, Memory, Options, Plan, Tunable};
+pub use plan::{Host, Memory, Plan, Tunable};
 pub use pool::{PoolError, PoolRequest};
-pub use profile::{MAX_WASTE, Profile, ProfileError, ReportFormat, Switch};
-pub use reach::{Privilege, Reach, Unreached};
+pub use reach::Reach;

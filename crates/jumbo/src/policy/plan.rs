@@ -2,35 +2,9 @@
 
 use serde::Serialize;
 
-use super::{FreeMode, HeapMode, Orders, PoolRequest, Reach, ReaperMode, variables};
+use super::{HeapMode, Orders, PoolRequest, Reach, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
-
-/// What was asked of `jumbo run`, defaults filled in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Who serves `malloc`, and on what.
-    pub heap: HeapMode,
-    /// Pages set aside for the heap.
-    pub pool: Option<PoolRequest>,
-    /// What there may be beyond the pool.
-    pub overcommit: Bytes,
-    /// The pool is resident before the program starts.
-    pub warm: bool,
-    /// Anonymous mappings.
-    pub maps: bool,
-    /// Memory that may become resident beyond what the program asked for, in percent of what it put on
-    /// huge pages.
-    pub max_waste: u32,
-    /// Children too.
-    pub follow: bool,
-    /// How large frees are done.
-    pub free: FreeMode,
-    /// How many threads may free at once; 0: the default.
-    pub free_workers: u32,
-    /// Whether a sibling gives the memory back after the end.
-    pub reaper: ReaperMode,
-}
 
 /// What the host has, as far as a start needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,36 +56,24 @@ pub struct Memory {
     pub how: String,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        let orders = Orders::default();
-        Self {
-            heap: orders.heap,
-            pool: None,
-            overcommit: Bytes(0),
-            warm: false,
-            maps: orders.maps,
-            max_waste: orders.max_waste,
-            follow: orders.follow,
-            free: orders.free,
-            free_workers: orders.free_workers,
-            reaper: orders.reaper,
-        }
-    }
-}
-
 impl Plan {
-    /// The plan for one program. `tunables` is the user's GLIBC_TUNABLES.
-    pub fn new(options: Options, host: Host, reach: &Reach, tunables: Option<&[u8]>) -> Self {
+    /// The plan for one program: what becomes of the orders that the user would give, and of the pool. `tunables` is the
+    /// user's GLIBC_TUNABLES.
+    pub fn new(
+        asked: Orders<'static>,
+        pool: Option<PoolRequest>,
+        host: Host,
+        reach: &Reach,
+        tunables: Option<&[u8]>,
+    ) -> Self {
         let thp = host.pmd.is_some();
-        let defaults = Orders::default();
         let pmd = host.pmd.and_then(|size| usize::try_from(size.bytes()).ok());
         // A program that is out of reach may start others that are not.
-        let useful = reach.is_reached() || options.follow;
+        let useful = reach.is_reached() || asked.follow;
         let preload = useful && reach.tolerates_preload();
-        let tunable = if options.heap == HeapMode::Off {
+        let tunable = if asked.heap == HeapMode::Off {
             Tunable::Left("--heap=off")
-        } else if options.heap == HeapMode::Mimalloc {
+        } else if asked.heap == HeapMode::Mimalloc {
             Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
         } else if !thp {
             Tunable::Left("this kernel has no transparent huge pages")
@@ -120,7 +82,7 @@ impl Plan {
         } else {
             variables::tunables(tunables).map_or_else(Tunable::Kept, Tunable::Set)
         };
-        let mut request = options.pool;
+        let mut request = pool;
         let mut no_pages = None;
         // What comes as THPs comes in what a PMD maps.
         if let (Some(pool), false) = (&mut request, host.has_pages) {
@@ -129,24 +91,13 @@ impl Plan {
                 .take_if(|page| host.pmd.is_some_and(|pmd| *page > pmd));
         }
         let orders = Orders {
-            heap: if thp { options.heap } else { HeapMode::Off },
-            pool: pmd
-                .zip(request)
-                .map(|(pmd, request)| request.order(options.overcommit, options.warm, pmd)),
-            maps: options.maps && thp,
-            max_waste: options.max_waste,
-            follow: options.follow,
+            heap: if thp { asked.heap } else { HeapMode::Off },
+            pool: pmd.zip(request).map(|(pmd, request)| request.order(pmd)),
+            maps: asked.maps && thp,
             tunable: matches!(tunable, Tunable::Set(_)),
-            free: options.free,
-            free_workers: options.free_workers,
-            free_least: None,
             small_pages: host.thp_never,
-            reaper: options.reaper,
-            orphans_are_taken: false,
-            filters: 0,
-            launched_under: 0,
-            pmd: pmd.unwrap_or(defaults.pmd),
-            ledger: None,
+            pmd: pmd.unwrap_or(asked.pmd),
+            ..asked
         };
         Self {
             orders,
@@ -171,11 +122,6 @@ impl Plan {
     /// they cannot be read. `thp_disabled`: the
     /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
-        let left = |what, how: String| Memory {
-            what,
-            sizes: Vec::new(),
-            how,
-        };
         let general = if let Some(reason) = reach.reason() {
             Some(reason)
         } else if thp_disabled {
@@ -198,8 +144,8 @@ impl Plan {
             None => "; whether the host allows it cannot be read here (/sys)",
         };
         let advised = |what, on: bool, option: &str, how: String| match &general {
-            _ if !on => left(what, format!("{option}=off")),
-            Some(reason) => left(what, reason.clone()),
+            _ if !on => Memory::left(what, format!("{option}=off")),
+            Some(reason) => Memory::left(what, reason),
             None => Memory {
                 what,
                 sizes: sizes.clone(),
@@ -207,65 +153,49 @@ impl Plan {
             },
         };
         let heap = self.orders.heap != HeapMode::Off;
-        let small = match &self.tunable {
-            _ if self.orders.heap == HeapMode::Mimalloc => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!("mimalloc, {}", self.arenas()),
-            ),
-            Tunable::Set(_) => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!("glibc's heap, by {}=1", variables::HUGETLB_TUNABLE),
-            ),
-            Tunable::Kept(value) if value != "0" => advised(
-                "small allocations",
-                heap,
-                "--heap",
-                format!(
-                    "glibc's heap, by your own {}={value}",
-                    variables::HUGETLB_TUNABLE
-                ),
-            ),
-            Tunable::Kept(value) => left(
-                "small allocations",
-                format!(
-                    "your GLIBC_TUNABLES says {}={value}",
-                    variables::HUGETLB_TUNABLE
-                ),
-            ),
-            Tunable::Left(reason) => left(
-                "small allocations",
-                general.clone().unwrap_or_else(|| String::from(*reason)),
-            ),
+        let tunable = variables::HUGETLB_TUNABLE;
+        let how = match &self.tunable {
+            _ if self.orders.heap == HeapMode::Mimalloc => {
+                Ok(format!("mimalloc, {}", self.arenas()))
+            }
+            Tunable::Set(_) => Ok(format!("glibc's heap, by {tunable}=1")),
+            Tunable::Kept(value) if value != "0" => {
+                Ok(format!("glibc's heap, by your own {tunable}={value}"))
+            }
+            Tunable::Kept(value) => Err(format!("your GLIBC_TUNABLES says {tunable}={value}")),
+            Tunable::Left(reason) => Err(general.clone().unwrap_or((*reason).to_owned())),
         };
+        let small = "small allocations";
+        let small = match how {
+            Ok(how) => advised(small, heap, "--heap", how),
+            Err(why) => Memory::left(small, why),
+        };
+        let maps = format!(
+            "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
+            self.orders.max_waste
+        );
         vec![
             advised("large allocations", heap, "--heap", self.large()),
             small,
-            advised(
-                "anonymous mappings",
-                self.orders.maps,
-                "--maps",
-                format!(
-                    "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
-                    self.orders.max_waste
-                ),
-            ),
-            left(
-                "text, data",
-                String::from("jumbo run leaves file mappings as they are"),
-            ),
-            left(
+            advised("anonymous mappings", self.orders.maps, "--maps", maps),
+            Memory::left("text, data", "jumbo run leaves file mappings as they are"),
+            Memory::left(
                 "shared memory",
-                String::from("jumbo run leaves it to the host's shmem_enabled"),
+                "jumbo run leaves it to the host's shmem_enabled",
             ),
-            left(
-                "stack",
-                String::from("the main thread's stack is left to the kernel"),
-            ),
+            Memory::left("stack", "the main thread's stack is left to the kernel"),
         ]
+    }
+}
+
+impl Memory {
+    /// What stays on base pages.
+    fn left(what: &'static str, why: impl Into<String>) -> Self {
+        Self {
+            what,
+            sizes: Vec::new(),
+            how: why.into(),
+        }
     }
 }
 
@@ -335,7 +265,6 @@ fn why_no_size(thp: &Thp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Unreached;
 
     const HOST: Host = Host {
         thp_never: false,
@@ -344,7 +273,7 @@ mod tests {
     };
 
     fn plan(reach: &Reach) -> Plan {
-        Plan::new(Options::default(), HOST, reach, None)
+        Plan::new(Orders::default(), None, HOST, reach, None)
     }
 
     #[test]
@@ -365,7 +294,8 @@ mod tests {
     #[test]
     fn without_thp_nothing_is_asked_for() {
         let plan = Plan::new(
-            Options::default(),
+            Orders::default(),
+            None,
             Host { pmd: None, ..HOST },
             &Reach::Reached,
             None,
@@ -388,13 +318,10 @@ mod tests {
     /// A THP of 1 GiB would be resident as a whole, whatever the program uses of it.
     #[test]
     fn a_pool_of_pages_that_are_not_there_is_in_what_a_pmd_maps() {
-        let options = Options {
-            pool: "2G:1G".parse().ok(),
-            ..Options::default()
-        };
+        let pool = "2G:1G".parse().ok();
         for (has_pages, page) in [(true, 1 << 30), (false, 2 << 20)] {
             let host = Host { has_pages, ..HOST };
-            let plan = Plan::new(options, host, &Reach::Reached, None);
+            let plan = Plan::new(Orders::default(), pool, host, &Reach::Reached, None);
             let pool = plan.orders.pool.unwrap();
             assert_eq!((pool.page, pool.size), (page, 2 << 30));
             assert_eq!(plan.why_other_pages().is_some(), !has_pages);
@@ -403,31 +330,31 @@ mod tests {
 
     #[test]
     fn heap_off_leaves_the_tunable_alone() {
-        let options = Options {
+        let asked = Orders {
             heap: HeapMode::Off,
-            ..Options::default()
+            ..Orders::default()
         };
-        let plan = Plan::new(options, HOST, &Reach::Reached, None);
+        let plan = Plan::new(asked, None, HOST, &Reach::Reached, None);
         assert!(plan.orders.heap == HeapMode::Off && plan.orders.maps);
         assert_eq!(plan.tunable, Tunable::Left("--heap=off"));
     }
 
     #[test]
     fn a_static_program_is_untouched_and_its_children_are_not() {
-        let reach = Reach::Unreached(Unreached::Static { glibc: true });
+        let reach = Reach::Static { glibc: true };
         let followed = plan(&reach);
         assert!(followed.preload && matches!(followed.tunable, Tunable::Left(_)));
-        let alone = Options {
+        let alone = Orders {
             follow: false,
-            ..Options::default()
+            ..Orders::default()
         };
-        let alone = Plan::new(alone, HOST, &reach, None);
+        let alone = Plan::new(alone, None, HOST, &reach, None);
         assert!(!alone.preload && matches!(alone.tunable, Tunable::Left(_)));
     }
 
     #[test]
     fn another_loader_gets_no_library() {
-        let reach = Reach::Unreached(Unreached::Loader(String::from("/lib/ld-musl-x86_64.so.1")));
+        let reach = Reach::Loader(String::from("/lib/ld-musl-x86_64.so.1"));
         assert!(!plan(&reach).preload);
     }
 }

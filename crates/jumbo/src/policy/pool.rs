@@ -9,7 +9,7 @@ use jumbo_inside::orders::{MAX_POOL, PoolOrder};
 
 use crate::units::{Bytes, PageSize, SizeError};
 
-/// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile.
+/// `SIZE[:PAGESIZE][,each][,nofork]`, as it is typed and as it stands in a profile, and what other options say of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolRequest {
@@ -21,6 +21,10 @@ pub struct PoolRequest {
     pub each: bool,
     /// The program promises not to fork while it has several threads.
     pub nofork: bool,
+    /// What there may be beyond the pool (`--overcommit`).
+    pub overcommit: Bytes,
+    /// The pool is resident before the program starts (`--warm`).
+    pub warm: bool,
 }
 
 /// Why a text asks for no pool.
@@ -64,8 +68,8 @@ pub enum PoolError {
 impl PoolRequest {
     /// # Errors
     /// [`PoolError::Bounds`] where pool and overcommit together are too large.
-    pub fn check(&self, overcommit: Bytes) -> Result<(), PoolError> {
-        let whole = self.size.0.saturating_add(overcommit.0);
+    pub fn check(&self) -> Result<(), PoolError> {
+        let whole = self.size.0.saturating_add(self.overcommit.0);
         match self.size.0 > 0 && whole <= MAX_POOL.0 {
             true => Ok(()),
             false => Err(PoolError::Bounds),
@@ -76,26 +80,26 @@ impl PoolRequest {
     ///
     /// # Errors
     /// [`PoolError::Small`] and [`PoolError::Part`] where it would become something else than what was asked for.
-    pub fn check_pages(&self, overcommit: Bytes, pmd: PageSize) -> Result<(), PoolError> {
+    pub fn check_pages(&self, pmd: PageSize) -> Result<(), PoolError> {
         let page = self.page.unwrap_or(pmd);
         if page < pmd {
             return Err(PoolError::Small { page, pmd });
         }
-        let mut sizes = [self.size, overcommit].into_iter();
+        let mut sizes = [self.size, self.overcommit].into_iter();
         let part = sizes.find(|size| (1..page.bytes()).contains(&size.0));
         part.map_or(Ok(()), |size| Err(PoolError::Part { size, page }))
     }
 
     /// The order for it, on a host whose PMD maps `pmd` bytes. Sizes are rounded up to pages; see
     /// [`Self::check_pages`] for what is refused before.
-    pub fn order(self, overcommit: Bytes, warm: bool, pmd: usize) -> PoolOrder {
+    pub fn order(self, pmd: usize) -> PoolOrder {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX / 2);
         let page = self.page.map_or(pmd, |page| bytes(page.bytes()).max(pmd));
         PoolOrder {
             size: bytes(self.size.0).next_multiple_of(page),
             page,
-            overcommit: bytes(overcommit.0).next_multiple_of(page),
-            warm: warm.then_some(0),
+            overcommit: bytes(self.overcommit.0).next_multiple_of(page),
+            warm: self.warm.then_some(0),
             nofork: self.nofork,
             each: self.each,
         }
@@ -108,8 +112,7 @@ impl PoolRequest {
         Self {
             size: Bytes(order.size as u64),
             page: self.page.and(page),
-            nofork: order.nofork,
-            each: order.each,
+            ..self
         }
     }
 }
@@ -129,6 +132,8 @@ impl FromStr for PoolRequest {
             page: page.map(str::parse).transpose()?,
             nofork: false,
             each: false,
+            overcommit: Bytes(0),
+            warm: false,
         };
         for property in parts {
             match property {
@@ -140,7 +145,7 @@ impl FromStr for PoolRequest {
         if let Some(page) = request.page.filter(|page| *page > PageSize::SIZE_1G) {
             return Err(PoolError::Page(page));
         }
-        request.check(Bytes(0))?;
+        request.check()?;
         Ok(request)
     }
 }
@@ -188,14 +193,27 @@ mod tests {
         ] {
             assert!(bad.parse::<PoolRequest>().is_err(), "{bad}");
         }
-        assert!(request.check(MAX_POOL).is_err());
+        let overcommit = MAX_POOL;
+        assert!(
+            PoolRequest {
+                overcommit,
+                ..request
+            }
+            .check()
+            .is_err()
+        );
     }
 
     #[test]
     fn a_pool_has_a_page_at_least() {
         let check = |text: &str, overcommit: u64| {
             let request: PoolRequest = text.parse().unwrap();
-            request.check_pages(Bytes(overcommit), PageSize::SIZE_2M)
+            let overcommit = Bytes(overcommit);
+            PoolRequest {
+                overcommit,
+                ..request
+            }
+            .check_pages(PageSize::SIZE_2M)
         };
         for (good, overcommit) in [("2M", 0), ("3M", 3 << 20), ("1G:1G", 1 << 30), ("2M:2M", 0)] {
             assert_eq!(check(good, overcommit), Ok(()), "{good}");
@@ -211,17 +229,16 @@ mod tests {
     }
     #[test]
     fn an_order_is_in_whole_pages_and_survives_the_environment() {
-        let request: PoolRequest = "5M:2M,nofork".parse().unwrap();
-        let order = request.order(Bytes(1), true, 2 << 20);
+        let mut request: PoolRequest = "5M:2M,nofork".parse().unwrap();
+        (request.overcommit, request.warm) = (Bytes(1), true);
+        let order = request.order(2 << 20);
         assert_eq!(order.size, 6 << 20);
         assert_eq!(order.overcommit, 2 << 20);
         assert_eq!(PoolOrder::decode(&order.to_string()), Some(order));
         assert_eq!(request.rounded(order).size, Bytes(6 << 20));
         // A page is at least what a PMD maps.
-        let small = "1M:64k"
-            .parse::<PoolRequest>()
-            .unwrap()
-            .order(Bytes(0), false, 2 << 20);
+        let small: PoolRequest = "1M:64k".parse().unwrap();
+        let small = small.order(2 << 20);
         assert_eq!((small.page, small.size), (2 << 20, 2 << 20));
         let orders = format!("a=1,pool={order},b=2");
         let digits = PoolOrder::warm_digits(&orders).unwrap();

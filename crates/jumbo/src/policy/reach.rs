@@ -1,53 +1,28 @@
 //! Whether LD_PRELOAD gets into a program: [`Reach`].
 
-use std::fmt;
-
 use super::elf::{Executable, Machine};
 
-/// What stands between LD_PRELOAD and a program's memory.
+/// Whether LD_PRELOAD gets into a program's memory, and what stands in between: then it runs untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reach {
     /// Nothing that its file shows.
     Reached,
-    /// This; the program runs untouched.
-    Unreached(Unreached),
-}
-
-/// Why a program cannot be reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unreached {
     /// It has no loader.
     Static {
         /// The glibc linked into it acts on GLIBC_TUNABLES.
         glibc: bool,
     },
     /// It is a Go program.
-    Go {
-        /// It has a loader, for the C part of it.
-        dynamic: bool,
-    },
+    Go,
     /// It runs on something else than libjumbo_preload.so.
     Machine(Machine),
     /// Its loader is that of another C library.
     Loader(String),
-    /// The loader distrusts the environment.
-    Privileged(Privilege),
+    /// The loader distrusts the environment: what makes the kernel set AT_SECURE (getauxval(3)) for it, in words.
+    Privileged(&'static str),
     /// Its file does not show what it is.
     Unknown(String),
-}
-
-/// What makes the kernel set AT_SECURE (getauxval(3)) for a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Privilege {
-    /// The set-user-ID bit, and another owner.
-    SetUser,
-    /// The set-group-ID bit, and another group.
-    SetGroup,
-    /// File capabilities (capabilities(7)).
-    Capabilities,
 }
 
 impl Reach {
@@ -56,29 +31,25 @@ impl Reach {
     pub fn of(
         executable: Result<&Executable, String>,
         own: Machine,
-        privilege: Option<Privilege>,
+        privilege: Option<&'static str>,
         is_static_glibc: impl FnOnce() -> bool,
     ) -> Self {
         let executable = match executable {
             Ok(executable) => executable,
-            Err(reason) => return Self::Unreached(Unreached::Unknown(reason)),
+            Err(reason) => return Self::Unknown(reason),
         };
-        let dynamic = executable.loader.is_some();
-        let reason = if executable.machine != own {
-            Unreached::Machine(executable.machine)
-        } else if executable.go {
-            Unreached::Go { dynamic }
-        } else if let Some(loader) = &executable.loader {
-            match privilege {
-                _ if !executable.has_glibc_loader() => Unreached::Loader(loader.clone()),
-                Some(privilege) => Unreached::Privileged(privilege),
-                None => return Self::Reached,
-            }
-        } else {
-            let glibc = is_static_glibc();
-            Unreached::Static { glibc }
-        };
-        Self::Unreached(reason)
+        if executable.machine != own {
+            return Self::Machine(executable.machine);
+        }
+        match (&executable.loader, privilege) {
+            _ if executable.go => Self::Go,
+            (None, _) => Self::Static {
+                glibc: is_static_glibc(),
+            },
+            (Some(loader), _) if !executable.has_glibc_loader() => Self::Loader(loader.clone()),
+            (Some(_), Some(privilege)) => Self::Privileged(privilege),
+            (Some(_), None) => Self::Reached,
+        }
     }
 
     /// True where nothing stands in the way.
@@ -88,62 +59,37 @@ impl Reach {
 
     /// Why not.
     pub fn reason(&self) -> Option<String> {
-        match self {
-            Self::Reached => None,
-            Self::Unreached(reason) => Some(reason.to_string()),
-        }
+        Some(match self {
+            Self::Reached => return None,
+            Self::Static { .. } => {
+                "it is statically linked: there is no loader to read LD_PRELOAD".to_owned()
+            }
+            Self::Go => {
+                "it is a Go program: its runtime maps memory by system calls of its own, past any library"
+                    .to_owned()
+            }
+            Self::Machine(machine) => {
+                format!("it is built for {machine}, which libjumbo_preload.so is not")
+            }
+            Self::Loader(loader) => format!(
+                "its loader {loader} is not glibc's, which libjumbo_preload.so is built for"
+            ),
+            Self::Privileged(what) => {
+                format!("{what}: the loader takes no LD_PRELOAD from who starts it")
+            }
+            Self::Unknown(reason) => reason.clone(),
+        })
     }
 
     /// True where LD_PRELOAD in the environment does no harm to the program itself: its loader takes the
     /// library or never looks. A loader of another kind would complain on the program's stderr.
     pub fn tolerates_preload(&self) -> bool {
-        !matches!(
-            self,
-            Self::Unreached(Unreached::Machine(_) | Unreached::Loader(_))
-        )
+        !matches!(self, Self::Machine(_) | Self::Loader(_))
     }
 
     /// True where GLIBC_TUNABLES changes nothing in a program that is to run untouched.
     pub fn tolerates_tunables(&self) -> bool {
-        !matches!(
-            self,
-            Self::Unreached(Unreached::Machine(_) | Unreached::Static { glibc: true })
-        )
-    }
-}
-
-impl From<String> for Unreached {
-    fn from(reason: String) -> Self {
-        Self::Unknown(reason)
-    }
-}
-
-impl fmt::Display for Unreached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Static { .. } => {
-                f.write_str("it is statically linked: there is no loader to read LD_PRELOAD")
-            }
-            Self::Go { .. } => f.write_str(
-                "it is a Go program: its runtime maps memory by system calls of its own, past any library",
-            ),
-            Self::Machine(machine) => {
-                write!(f, "it is built for {machine}, which libjumbo_preload.so is not")
-            }
-            Self::Loader(loader) => write!(
-                f,
-                "its loader {loader} is not glibc's, which libjumbo_preload.so is built for"
-            ),
-            Self::Privileged(privilege) => {
-                let what = match privilege {
-                    Privilege::SetUser => "it is set-user-ID",
-                    Privilege::SetGroup => "it is set-group-ID",
-                    Privilege::Capabilities => "its file has capabilities",
-                };
-                write!(f, "{what}: the loader takes no LD_PRELOAD from who starts it")
-            }
-            Self::Unknown(reason) => f.write_str(reason),
-        }
+        !matches!(self, Self::Machine(_) | Self::Static { glibc: true })
     }
 }
 
@@ -181,7 +127,7 @@ mod tests {
     #[test]
     fn a_static_program_is_not_and_keeps_its_tunables() {
         let reach = reach(&executable(None, false));
-        assert_eq!(reach, Reach::Unreached(Unreached::Static { glibc: true }));
+        assert_eq!(reach, Reach::Static { glibc: true });
         assert!(reach.tolerates_preload() && !reach.tolerates_tunables());
     }
 
@@ -212,7 +158,7 @@ mod tests {
     #[test]
     fn privilege_matters_to_a_loader_only() {
         let privileged = |executable: &Executable| {
-            Reach::of(Ok(executable), OWN, Some(Privilege::SetUser), || false)
+            Reach::of(Ok(executable), OWN, Some("it is set-user-ID"), || false)
         };
         let reason = privileged(&executable(GLIBC, false)).reason();
         assert!(reason.unwrap().contains("set-user-ID"));

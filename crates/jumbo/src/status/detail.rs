@@ -164,16 +164,15 @@ impl Lens {
                 Ok(detail)
             }
             Err(error) if error.is_missing() => Err(error),
-            Err(error) if error.is_held_back() => {
-                detail.missing.push(Missing::new("its memory", &error));
-                Ok(detail)
-            }
             Err(error) => {
-                detail.missing.push(Missing::for_lack_of(
-                    "memory by kind and folio size",
-                    &error,
-                    "its user, or CAP_SYS_PTRACE",
-                ));
+                detail.missing.push(match error.is_held_back() {
+                    true => Missing::new("its memory", &error),
+                    false => Missing::for_lack_of(
+                        "memory by kind and folio size",
+                        &error,
+                        "its user, or CAP_SYS_PTRACE",
+                    ),
+                });
                 Ok(detail)
             }
         }

@@ -98,7 +98,22 @@ impl Missing {
         }
     }
 
-    /// The same; where it is privilege that lacks, `it_takes` names it.
+    /// What was read; or nothing, and why is among the `missing`.
+    pub fn or_default<T: Default, E: std::fmt::Display>(
+        read: Result<T, E>,
+        what: &str,
+        missing: &mut Vec<Self>,
+    ) -> T {
+        read.unwrap_or_else(|error| {
+            missing.push(Self {
+                what: what.to_owned(),
+                why: error.to_string(),
+            });
+            T::default()
+        })
+    }
+
+    /// As [`Missing::new`]; where it is privilege that lacks, `it_takes` names it.
     pub fn for_lack_of(what: impl Into<String>, error: &FileError, it_takes: &str) -> Self {
         let mut missing = Self::new(what, error);
         if error.is_denied() {
@@ -117,27 +132,19 @@ impl Host {
     /// Reads all of it.
     pub fn read(root: &Root) -> Self {
         let mut missing = Vec::new();
-        let mut note = |what: &str, error: FileError| missing.push(Missing::new(what, &error));
+        let m = &mut missing;
         let base_page = kernel::base_page(root);
-        let pmd_size = ok(thp::pmd_size(root), "the PMD size", &mut note);
-        let memory = ok(Memory::read(root), "the host's memory", &mut note);
-        let events = ok(Events::read(root), "the kernel's counters", &mut note).unwrap_or_default();
-        let pools = ok(hugetlb::pools(root), Self::POOLS, &mut note).flatten();
+        let pmd_size = Missing::or_default(thp::pmd_size(root).map(Some), "the PMD size", m);
+        let memory = Missing::or_default(Memory::read(root).map(Some), "the host's memory", m);
+        let events = Missing::or_default(Events::read(root), "the kernel's counters", m);
+        let pools = Missing::or_default(hugetlb::pools(root), Self::POOLS, m);
         let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
         let pmd_size = pmd_size.unwrap_or_else(|| thp::reach_of_pmd(base_page));
-        let zones = ok(Zone::read_all(root), "free memory by block size", &mut note);
-        let hvo = ok(
-            hugetlb::optimize_vmemmap(root),
-            "whether HVO is on",
-            &mut note,
-        );
-        let thp = ok(Thp::read(root), Self::THP_CONTROLS, &mut note);
-        let mounts = ok(hugetlb::mounts(root), "hugetlbfs mounts", &mut note);
-        let limits = ok(
-            Limits::read(root, &sizes),
-            "control group limits",
-            &mut note,
-        );
+        let zones = Missing::or_default(Zone::read_all(root), "free memory by block size", m);
+        let hvo = Missing::or_default(hugetlb::optimize_vmemmap(root), "whether HVO is on", m);
+        let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
+        let mounts = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
+        let limits = Missing::or_default(Limits::read(root, &sizes), "control group limits", m);
         Self {
             kernel: root
                 .read("proc/sys/kernel/osrelease")
@@ -148,12 +155,12 @@ impl Host {
                 .as_ref()
                 .map(|memory| events.metadata(memory, base_page)),
             memory,
-            optimize_vmemmap: hvo.flatten(),
-            formable: formable(&zones.unwrap_or_default(), pmd_size, &sizes, base_page),
+            optimize_vmemmap: hvo,
+            formable: formable(&zones, pmd_size, &sizes, base_page),
             pools,
-            mounts: mounts.unwrap_or_default(),
-            thp: thp.flatten(),
-            limits: limits.unwrap_or_default(),
+            mounts,
+            thp,
+            limits,
             events,
             sysctl: Sysctl::read(root),
             sys_read_only: rustix::fs::statvfs(root.path("sys"))
@@ -167,16 +174,6 @@ impl Host {
         self.missing.iter().any(|missing| missing.what == what)
     }
 
-    /// Every page size of the host, ascending: base page, mTHP, PMD, hugetlb.
-    pub fn page_sizes(&self) -> Vec<PageSize> {
-        let mut sizes = vec![self.base_page, self.pmd_size];
-        sizes.extend(self.thp.iter().flat_map(|thp| thp.sizes.keys()));
-        sizes.extend(self.pools.iter().flatten().map(|pool| pool.size));
-        sizes.sort_unstable();
-        sizes.dedup();
-        sizes
-    }
-
     /// How many pages of `size` could be formed now, on all nodes; false where that is an upper bound.
     pub fn formable_of(&self, size: PageSize) -> (Pages, bool) {
         let of = || {
@@ -187,15 +184,6 @@ impl Host {
         let pages = of().map(|formable| formable.pages.0).sum();
         (Pages(pages), of().all(|formable| formable.exact))
     }
-}
-
-/// The value, or a note on why there is none.
-fn ok<T>(
-    result: Result<T, FileError>,
-    what: &str,
-    note: &mut impl FnMut(&str, FileError),
-) -> Option<T> {
-    result.map_err(|error| note(what, error)).ok()
 }
 
 fn formable(zones: &[Zone], pmd: PageSize, pools: &[PageSize], base: PageSize) -> Vec<Formable> {

@@ -184,11 +184,7 @@ impl Observer {
         add(hugetlb_size, hugetlb);
         add(self.pmd, pmd_mapped);
         let mut rest = mapping.rss.0.saturating_sub(pmd_mapped.0);
-        let mut huge = if hugetlb_size >= HUGE {
-            hugetlb
-        } else {
-            Bytes(0)
-        };
+        let mut huge = Bytes(if hugetlb_size >= HUGE { hugetlb.0 } else { 0 });
         let mut take = |size: PageSize, bytes: u64| {
             let taken = bytes.min(rest);
             add(size, Bytes(taken));
@@ -242,21 +238,12 @@ impl Observer {
 
 impl Larger {
     fn read(root: &Root) -> Self {
+        let of = |anon, shared| Self { anon, shared };
         let thp = match Thp::read_controls(root) {
             Ok(Some(thp)) => thp,
-            Ok(None) => {
-                return Self {
-                    anon: Where::Nowhere,
-                    shared: false,
-                };
-            }
+            Ok(None) => return of(Where::Nowhere, false),
             // Controls that cannot be read rule nothing out.
-            Err(_) => {
-                return Self {
-                    anon: Where::Anywhere,
-                    shared: true,
-                };
-            }
+            Err(_) => return of(Where::Anywhere, true),
         };
         // Kernels without a control for each size have the PMD size all the same.
         let sizes = || thp.sizes.keys().copied().chain([thp.pmd_size]);
@@ -265,16 +252,12 @@ impl Larger {
             "madvise" => Where::Advised,
             _ => Where::Anywhere,
         };
-        Self {
-            anon: sizes()
-                .filter_map(|size| thp.anon(size))
-                .map(place)
-                .max()
-                .unwrap_or(Where::Nowhere),
-            shared: sizes()
-                .filter_map(|size| thp.shared(size))
-                .any(|choice| !choice.is("never") && !choice.is("deny")),
-        }
+        let anon = sizes().filter_map(|size| thp.anon(size)).map(place).max();
+        let mut shared = sizes().filter_map(|size| thp.shared(size));
+        of(
+            anon.unwrap_or(Where::Nowhere),
+            shared.any(|choice| !choice.is("never") && !choice.is("deny")),
+        )
     }
 }
 

@@ -19,14 +19,11 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
 /// Free memory of which less than half is in pieces of a huge page, where compaction has failed.
 fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
-    let of_pmd = || {
-        host.formable
-            .iter()
-            .filter(|formable| formable.size == host.pmd_size)
-    };
-    let free: Bytes = of_pmd().map(|formable| formable.free).sum();
-    let whole = host.formable_of(host.pmd_size).0.bytes(host.pmd_size);
-    let failed = host.events.get("compact_fail").unwrap_or(0);
+    let of_pmd = (host.formable.iter()).filter(|formable| formable.size == host.pmd_size);
+    let free: Bytes = of_pmd.map(|formable| formable.free).sum();
+    let (pages, _) = host.formable_of(host.pmd_size);
+    let whole = pages.bytes(host.pmd_size);
+    let failed = snapshot.since_boot("compact_fail");
     let scattered = Bytes(free.0.saturating_sub(whole.0));
     (scattered.0 > free.0 / 2 && scattered >= LARGE && failed > 0).then(|| {
         Finding::new(
@@ -39,17 +36,10 @@ fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence(
             "/proc/buddyinfo",
-            format!(
-                "{} pages of {} could be formed",
-                host.formable_of(host.pmd_size).0,
-                host.pmd_size
-            ),
+            format!("{pages} pages of {} could be formed", host.pmd_size),
         )
-        .evidence("/proc/vmstat compact_fail, since boot", failed)
-        .evidence(
-            "/proc/vmstat compact_success, since boot",
-            host.events.get("compact_success").unwrap_or(0),
-        )
+        .since_boot("compact_fail", failed)
+        .since_boot("compact_success", snapshot.since_boot("compact_success"))
         .hint(
             "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
              `sysctl vm.compaction_proactiveness=60` keeps at it",

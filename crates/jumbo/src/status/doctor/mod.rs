@@ -84,6 +84,11 @@ impl Snapshot {
         }
     }
 
+    /// How often the kernel counted `event` since boot; 0 where it does not count it.
+    fn since_boot(&self, event: &str) -> u64 {
+        self.host.events.get(event).unwrap_or(0)
+    }
+
     /// What could not be looked at, and why.
     pub fn missing(&self) -> impl Iterator<Item = &Missing> {
         self.host.missing.iter().chain(&self.tasks.missing)
@@ -117,6 +122,16 @@ impl Finding {
             value: value.to_string(),
         });
         self
+    }
+
+    /// What a file of a process says.
+    fn of(self, pid: u32, file: &str, value: impl ToString) -> Self {
+        self.evidence(format!("/proc/{pid}/{file}"), value)
+    }
+
+    /// How often the kernel counted `event`.
+    fn since_boot(self, event: &str, count: u64) -> Self {
+        self.evidence(format!("/proc/vmstat {event}, since boot"), count)
     }
 
     fn hint(mut self, hint: impl Into<String>) -> Self {

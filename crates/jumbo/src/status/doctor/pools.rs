@@ -71,15 +71,11 @@ fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
     if pool.total.0 == 0 || pool.unused().0 > 0 || pool.may_grow_by().0 > 0 {
         return None;
     }
-    let failed = snapshot
-        .host
-        .events
-        .get(GROWTH_FAILED)
-        .filter(|failed| *failed > 0);
+    let failed = snapshot.since_boot(GROWTH_FAILED);
     let why = match failed {
         _ if pool.overcommit.0 > 0 => "has grown as far as it may",
-        Some(_) => "may not grow, and since boot one could not be made as large as was asked",
-        None => return None,
+        0 => return None,
+        _ => "may not grow, and since boot one could not be made as large as was asked",
     };
     let finding = Finding::new(
         "pool-exhausted",
@@ -98,10 +94,8 @@ fn exhausted(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
         pool.surplus.0 + pool.total.0
     ));
     Some(match failed {
-        Some(failed) => {
-            finding.evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
-        }
-        None => finding,
+        0 => finding,
+        failed => finding.since_boot(GROWTH_FAILED, failed),
     })
 }
 
@@ -172,26 +166,17 @@ fn unmapped(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
-    let failed = snapshot
-        .host
-        .events
-        .get(GROWTH_FAILED)
-        .filter(|failed| *failed > 0)?;
-    let done = snapshot
-        .host
-        .events
-        .get("htlb_buddy_alloc_success")
-        .unwrap_or(0);
-    Some(
+    let (failed, done) = (GROWTH_FAILED, "htlb_buddy_alloc_success");
+    (snapshot.since_boot(failed) > 0).then(|| {
         Finding::new(
             "pool-growth",
             Cost::Unknown,
             "since boot a hugetlb pool could not grow: no memory in one piece",
         )
-        .evidence(format!("/proc/vmstat {GROWTH_FAILED}, since boot"), failed)
-        .evidence("/proc/vmstat htlb_buddy_alloc_success, since boot", done)
-        .hint("`jumbo pool grow SIZE N --compact` has the kernel move memory together first"),
-    )
+        .since_boot(failed, snapshot.since_boot(failed))
+        .since_boot(done, snapshot.since_boot(done))
+        .hint("`jumbo pool grow SIZE N --compact` has the kernel move memory together first")
+    })
 }
 
 /// What HVO spares for one page: all of its descriptors but one base page of them.
@@ -275,10 +260,7 @@ fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
                     holder.name, holder.pid, holder.memory.hugetlb, pool.size, next.size
                 ),
             )
-            .evidence(
-                format!("/proc/{}/status HugetlbPages", holder.pid),
-                holder.memory.hugetlb,
-            )
+            .of(holder.pid, "status HugetlbPages", holder.memory.hugetlb)
             .evidence(file(next.size, "nr_hugepages"), next.total)
             .hint(format!(
                 "boot with `hugepagesz={} hugepages={}`: so large ones are hard to find later",

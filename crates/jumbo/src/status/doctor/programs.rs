@@ -35,12 +35,10 @@ fn small_heap(task: &Task) -> Option<Finding> {
                 who(task)
             ),
         )
-        .evidence(
-            format!("/proc/{}/status RssAnon", task.pid),
-            task.memory.anon,
-        )
-        .evidence(
-            format!("/proc/{}/smaps_rollup AnonHugePages", task.pid),
+        .of(task.pid, "status RssAnon", task.memory.anon)
+        .of(
+            task.pid,
+            "smaps_rollup AnonHugePages",
             task.huge.map_or(Bytes(0), |huge| huge.anon),
         )
         .hint(format!(
@@ -68,8 +66,8 @@ fn disabled(task: &Task) -> Option<Finding> {
             Cost::Slow(small),
             format!("{} has THP switched off for itself (PR_SET_THP_DISABLE)", who(task)),
         )
-        .evidence(format!("/proc/{}/status THP_enabled", task.pid), 0)
-        .evidence(format!("/proc/{}/status RssAnon", task.pid), small)
+        .of(task.pid, "status THP_enabled", 0)
+        .of(task.pid, "status RssAnon", small)
         .hint(hint)
     })
 }
@@ -115,7 +113,7 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
                 Cost::Slow(small),
                 format!("{} has {small} of shared memory on small pages", who(task)),
             )
-            .evidence(format!("/proc/{}/status RssShmem", task.pid), task.memory.shmem)
+            .of(task.pid, "status RssShmem", task.memory.shmem)
             .evidence(knob.clone(), &choice.current)
             .hint(format!(
                 "`jumbo thp set {name}=within_size`, then start {} again: memory that is there stays as it is",

@@ -40,6 +40,16 @@ fn small_anon(snapshot: &Snapshot) -> Bytes {
     })
 }
 
+/// No program has anonymous memory in folios of that size.
+fn is_never(thp: &Thp, size: PageSize) -> bool {
+    thp.anon(size).is_none_or(|choice| choice.is("never"))
+}
+
+/// Every program has THPs.
+fn is_always(thp: &Thp) -> bool {
+    (thp.anon(thp.pmd_size)).is_some_and(|choice| choice.is("always"))
+}
+
 fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
     if host.misses(Host::THP_CONTROLS) {
@@ -67,8 +77,7 @@ fn no_thp(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 fn off(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
-    let is_off = |size| thp.anon(size).is_none_or(|choice| choice.is("never"));
-    let all_off = is_off(thp.pmd_size) && thp.sizes.keys().all(|size| is_off(*size));
+    let all_off = is_never(thp, thp.pmd_size) && thp.sizes.keys().all(|size| is_never(thp, *size));
     all_off.then(|| {
         let kib = thp.pmd_size.kib();
         let own = thp.sizes.get(&thp.pmd_size).and_then(|control| control.enabled.as_ref());
@@ -94,7 +103,7 @@ fn off(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
 
 fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let defrag = thp.defrag.as_ref().filter(|defrag| defrag.is("always"))?;
-    let stalls = snapshot.host.events.get("compact_stall").unwrap_or(0);
+    let stalls = snapshot.since_boot("compact_stall");
     (!thp.enabled.is("never")).then(|| {
         Finding::new(
             "defrag-always",
@@ -103,7 +112,7 @@ fn direct_compaction(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
              did since boot)",
         )
         .evidence(format!("{FOLDER}/defrag"), &defrag.current)
-        .evidence("/proc/vmstat compact_stall, since boot", stalls)
+        .since_boot("compact_stall", stalls)
         .hint("`jumbo thp set defrag=defer+madvise` waits only where the program asked for THPs")
     })
 }
@@ -115,12 +124,9 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
         .filter(|size| **size < thp.pmd_size)
         .collect();
     let controlled = below.iter().any(|size| thp.sizes[*size].enabled.is_some());
-    let never = |size: &&PageSize| thp.anon(**size).is_none_or(|choice| choice.is("never"));
+    let never = below.iter().all(|size| is_never(thp, **size));
     let small = small_anon(snapshot);
-    let rest_works = thp
-        .anon(thp.pmd_size)
-        .is_some_and(|choice| !choice.is("never"));
-    if !controlled || !below.iter().all(never) || small < LARGE || !rest_works {
+    if !controlled || !never || small < LARGE || is_never(thp, thp.pmd_size) {
         return None;
     }
     // The size at which arm64 and x86-64 both coalesce TLB entries.
@@ -149,10 +155,8 @@ fn no_small_folios(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
 fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let max_ptes_none = *thp.khugepaged.get("max_ptes_none")?;
     let entries = thp.pmd_size.bytes() / snapshot.host.base_page.bytes();
-    let collapsed = snapshot.host.events.get("thp_collapse_alloc").unwrap_or(0);
-    let collapses = thp
-        .anon(thp.pmd_size)
-        .is_some_and(|choice| choice.is("always"));
+    let collapsed = snapshot.since_boot("thp_collapse_alloc");
+    let collapses = is_always(thp);
     let any_hole_is_filled = max_ptes_none >= entries - 1;
     if !collapses || !any_hole_is_filled || Pages(collapsed).bytes(thp.pmd_size) < LARGE {
         return None;
@@ -168,7 +172,7 @@ fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             ),
         )
         .evidence(format!("{FOLDER}/khugepaged/max_ptes_none"), max_ptes_none)
-        .evidence("/proc/vmstat thp_collapse_alloc, since boot", collapsed)
+        .since_boot("thp_collapse_alloc", collapsed)
         .hint(format!(
             "`jumbo thp set max_ptes_none={}`; it also lets the kernel split huge pages \
              that are mostly zeroes, under memory pressure",
@@ -178,10 +182,7 @@ fn bloat(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
 }
 
 fn no_zero_page(thp: &Thp) -> Option<Finding> {
-    let always = thp
-        .anon(thp.pmd_size)
-        .is_some_and(|choice| choice.is("always"));
-    (always && thp.use_zero_page == Some(false)).then(|| {
+    (is_always(thp) && thp.use_zero_page == Some(false)).then(|| {
         Finding::new(
             "no-huge-zero-page",
             Cost::Unknown,
@@ -201,11 +202,7 @@ fn many_failed(snapshot: &Snapshot, done: &str, failed: &str) -> Option<(u64, u6
 
 fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let (done, failed) = many_failed(snapshot, "thp_fault_alloc", "thp_fault_fallback")?;
-    let charge = snapshot
-        .host
-        .events
-        .get("thp_fault_fallback_charge")
-        .unwrap_or(0);
+    let charge = snapshot.since_boot("thp_fault_fallback_charge");
     let failed = failed.saturating_sub(charge);
     (failed >= FEW).then(|| {
         Finding::new(
@@ -213,8 +210,8 @@ fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
             "since boot many faults for a huge page found none and fell back to base pages",
         )
-        .evidence("/proc/vmstat thp_fault_fallback, since boot", failed)
-        .evidence("/proc/vmstat thp_fault_alloc, since boot", done)
+        .since_boot("thp_fault_fallback", failed)
+        .since_boot("thp_fault_alloc", done)
         .hint(
             "`echo 1 > /proc/sys/vm/compact_memory` compacts now, \
              `sysctl vm.compaction_proactiveness=60` keeps at it",
@@ -243,8 +240,8 @@ fn fallback_charge(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
             "since boot many huge pages were refused by a control group at its memory limit",
         )
-        .evidence("/proc/vmstat thp_fault_fallback_charge, since boot", failed)
-        .evidence("/proc/vmstat thp_fault_alloc, since boot", done)
+        .since_boot("thp_fault_fallback_charge", failed)
+        .since_boot("thp_fault_alloc", done)
         .hint(raise),
     )
 }
@@ -258,8 +255,8 @@ fn split_at_swap(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
             "since boot many huge pages were split before they were swapped out: the swap space was fragmented \
              or full",
         )
-        .evidence("/proc/vmstat thp_swpout_fallback, since boot", failed)
-        .evidence("/proc/vmstat thp_swpout, since boot", done)
+        .since_boot("thp_swpout_fallback", failed)
+        .since_boot("thp_swpout", done)
         .hint("`sysctl vm.swappiness=10` swaps less; a larger swap space has more room in one piece"),
     )
 }

@@ -1,0 +1,202 @@
+//! The options of `jumbo run` that a profile has too, in one table: [`Options`].
+//!
+//! A new option is a field here, a line in [`Options::or`] and, where the preload library obeys it, one in
+//! [`Options::orders`] and in the table of [`jumbo::policy::Orders`].
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use jumbo::policy::{FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode};
+use jumbo::units::Bytes;
+use serde::{Deserialize, Deserializer};
+
+/// The most that --max-waste can be, in percent: as much again as was asked for.
+pub(super) const MAX_WASTE: u32 = 100;
+
+/// What was typed, or stands in a profile under the same names.
+#[derive(Debug, Default, PartialEq, clap::Args, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(super) struct Options {
+    /// Allocations on huge pages: on, off or mimalloc [default: on]
+    ///
+    /// `on`: large ones from jumbo, small ones from glibc, whose heap is advised. `mimalloc`: all of them
+    /// from mimalloc, whose arenas are advised, or are the memory of --pool.
+    #[arg(long, value_name = "MODE", value_parser = mode::<HeapMode>(), hide_possible_values = true)]
+    pub(super) heap: Option<HeapMode>,
+
+    /// A pool of SIZE for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
+    ///
+    /// SIZE bounds all processes of the run together; SIZE,each bounds each of them. It is a bound: no page is set
+    /// aside before a process asks for it, unless you ask for --warm. A process takes pages while the others leave some, keeps
+    /// them when they are free, and gives them back when it ends. What a forked child shares with its parent counts once. jumbo stays
+    /// as the program's parent, to keep the account; with SIZE,each it does so for a report alone.
+    ///
+    /// The heap's pages come from the kernel's hugetlb pool where it has some. The others are THPs, which
+    /// take no privilege. Beyond SIZE allocations get what they get without a pool. SIZE is one page at least, and 256G at most,
+    /// --overcommit included. Pages larger than a PMD maps (1G) are hugetlb alone; where the kernel's pool has none, the pool is
+    /// in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones
+    /// too. Neither serves allocations aligned to whole base pages from it.
+    ///
+    /// Hugetlb pages serve processes of one thread: where there are more, a fork could end the child by SIGBUS.
+    /// What they hold moves to THPs before a fork and before the second thread starts; a forked child
+    /// takes pages of its own. If the program never forks while it has threads, say so: SIZE,nofork. Otherwise
+    /// jumbo takes no hugetlb pages under a memory cgroup's limit, nor where there might be no room to move them to,
+    /// and keeps none behind a seccomp filter or a chroot.
+    #[arg(
+        long,
+        value_name = "SIZE[:PAGESIZE][,each][,nofork]",
+        allow_hyphen_values = true
+    )]
+    pub(super) pool: Option<PoolRequest>,
+
+    /// How much the pool may grow beyond its size; given back when it is free [default: 0]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[serde(deserialize_with = "size")]
+    pub(super) overcommit: Option<Bytes>,
+
+    /// Make all of the pool resident, with several threads, before the program starts
+    #[arg(long)]
+    pub(super) warm: bool,
+
+    /// Anonymous mappings on huge pages [default: on]
+    #[arg(long, value_name = "on|off", hide_possible_values = true)]
+    pub(super) maps: Option<Switch>,
+
+    /// The most memory to spend for it, in percent [default: 5]
+    ///
+    /// What may become resident beyond what the program asked for, in percent of what it has on huge
+    /// pages: the ends of blocks that do not fill a huge page.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)),
+        allow_negative_numbers = true)]
+    pub(super) max_waste: Option<u32>,
+
+    /// Free large blocks with several threads: sync, background or off [default: sync]
+    ///
+    /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
+    /// it returns at once and the memory follows, where there is room for it once more and vm.overcommit_memory
+    /// is not 2. `off`: as without jumbo. Under a seccomp filter (in a container) and without a report this option is off,
+    /// unless you give it.
+    #[arg(long, value_name = "MODE", value_parser = mode::<FreeMode>(), hide_possible_values = true)]
+    pub(super) free: Option<FreeMode>,
+
+    /// How many threads free at once, the caller among them [default: the CPUs, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)),
+        allow_negative_numbers = true)]
+    pub(super) free_workers: Option<u32>,
+
+    /// Give the memory back after the program has ended: auto, on or off [default: auto]
+    ///
+    /// A sibling process that shares the memory outlives the program, so that a process that waits for the
+    /// program does not wait for its memory. `auto`: once the program asked for more than 1 GiB, and where
+    /// nothing hangs on its memory that must end with it. `jumbo wait` waits for the memory.
+    ///
+    /// The sibling has the program's executable and command line, and ignores signals: pidof(1), `pgrep -f`,
+    /// fuser(1) and `start-stop-daemon --exec` find both. Use a PID file, `systemctl kill`, or --reaper=off.
+    #[arg(long, value_name = "MODE", value_parser = mode::<ReaperMode>(), hide_possible_values = true)]
+    pub(super) reaper: Option<ReaperMode>,
+
+    /// Free the program's memory from two sides when it ends, however it does
+    ///
+    /// jumbo stays the program's parent and traces it (not its children), so that a thread of jumbo can
+    /// free its memory beside the kernel. Works without the preload library, and for programs that are
+    /// killed. A debugger cannot attach then, and a set-user-ID program that takes PROGRAM's place gets no
+    /// privileges, unless jumbo is root. Where the program has a reaper, the reaper gives the memory back: see
+    /// --reaper=off.
+    #[arg(long)]
+    pub(super) supervise: bool,
+
+    /// Leave the program's children alone
+    #[arg(long)]
+    pub(super) no_follow: bool,
+
+    /// Report when the program ends: text, json or none
+    ///
+    /// Without this option there is a report where stdout and stderr are a terminal. The program is then
+    /// a child of jumbo, in its process group, rather than jumbo itself turned into the program.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text",
+        hide_possible_values = true
+    )]
+    pub(super) report: Option<ReportFormat>,
+
+    /// Write the report to FILE instead of stderr; -: to stdout
+    #[arg(long, value_name = "FILE")]
+    pub(super) report_file: Option<PathBuf>,
+
+    /// No report, even on a terminal
+    #[arg(long, short, conflicts_with_all = ["report", "report_file"])]
+    pub(super) quiet: bool,
+}
+
+/// Something that is done or is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Switch {
+    On,
+    Off,
+}
+
+/// The form of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ReportFormat {
+    Text,
+    Json,
+    None,
+}
+
+impl Options {
+    /// These, and those of `profile` for what they leave open.
+    pub(super) fn or(self, profile: Self) -> Self {
+        Self {
+            heap: self.heap.or(profile.heap),
+            pool: self.pool.or(profile.pool),
+            overcommit: self.overcommit.or(profile.overcommit),
+            warm: self.warm || profile.warm,
+            maps: self.maps.or(profile.maps),
+            max_waste: self.max_waste.or(profile.max_waste),
+            free: self.free.or(profile.free),
+            free_workers: self.free_workers.or(profile.free_workers),
+            reaper: self.reaper.or(profile.reaper),
+            supervise: self.supervise || profile.supervise,
+            no_follow: self.no_follow || profile.no_follow,
+            report: self.report.or(profile.report),
+            report_file: self.report_file.or(profile.report_file),
+            quiet: self.quiet || profile.quiet,
+        }
+    }
+
+    /// What of them the preload library is to obey, but for the pool, with the defaults filled in.
+    pub(super) fn orders(&self) -> Orders<'static> {
+        let usual = Orders::default();
+        Orders {
+            heap: self.heap.unwrap_or(usual.heap),
+            maps: self.maps.map_or(usual.maps, |maps| maps == Switch::On),
+            max_waste: self.max_waste.unwrap_or(usual.max_waste),
+            follow: !self.no_follow,
+            free: self.free.unwrap_or(usual.free),
+            free_workers: self.free_workers.unwrap_or(usual.free_workers),
+            reaper: self.reaper.unwrap_or(usual.reaper),
+            ..usual
+        }
+    }
+}
+
+/// One of the words of a mode.
+fn mode<M: Mode + Send + Sync>() -> impl TypedValueParser<Value = M> {
+    PossibleValuesParser::new(M::ALL.map(|(name, _)| name)).try_map(|typed| {
+        let named = M::ALL.into_iter().find(|(name, _)| *name == typed);
+        named.map(|(_, mode)| mode).ok_or("no such mode")
+    })
+}
+
+/// A size as it is typed: `"512M"`.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
