@@ -5,6 +5,9 @@ use std::process::ExitStatus;
 
 use jumbo::kernel::FileError;
 use jumbo::units::Bytes;
+use rustix::io::Errno;
+
+use crate::claim::{LESS, QUIET};
 
 /// Why a table has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +43,9 @@ pub enum Error {
     /// Memory that was freed is taken by another program, or was never given back.
     #[error("{0} of the memory that was freed did not become free")]
     NotBack(Bytes),
-    /// A process that was to end goes on.
-    #[error("`{0}` goes on though its memory is free")]
-    Endless(String),
     /// A worker, or the process that measures it, cannot be talked to, waited for or ended.
     #[error("cannot direct the process that is measured: {0}")]
-    Pipe(io::Error),
+    Pipe(#[from] io::Error),
     /// The allocator under test has no memory.
     #[error("malloc of {0} failed")]
     Malloc(Bytes),
@@ -64,6 +64,12 @@ pub enum Error {
     /// A kernel file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self::Pipe(errno.into())
+    }
 }
 
 impl Error {
@@ -100,8 +106,8 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Claim { hint, .. } => Some(hint),
-            Self::Memory(..) => Some("measure less, with --size"),
-            Self::NotBack(_) => Some("measure on a machine on which nothing else takes memory"),
+            Self::Memory(..) => Some(LESS),
+            Self::NotBack(_) => Some(QUIET),
             _ => None,
         }
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use jumbo::kernel::Root;
 use serde::Serialize;
 
-use crate::Settings;
 use crate::machine::Machine;
 use crate::memory::Hit;
 use crate::stats::Spread;
+use crate::{Error, Settings};
 
 /// What a table found: what `--json` prints.
 #[derive(Clone, Debug, Serialize)]
@@ -123,18 +124,22 @@ pub type Samples = (String, Vec<f64>);
 
 impl Table {
     /// A table without rows.
-    pub fn new(table: &'static str, what: String, settings: &Settings, machine: Machine) -> Self {
-        Self {
+    pub(crate) fn new(
+        table: &'static str,
+        what: String,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        Ok(Self {
             table,
             what,
             rounds: settings.rounds.get(),
-            machine,
+            machine: Machine::read(&Root::host())?,
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
             hit: Hit::default(),
             missing: Vec::new(),
-        }
+        })
     }
 
     /// Adds a row below the others.
@@ -217,8 +222,6 @@ impl Unit {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
     use super::*;
     use serde_json::json;
 
@@ -246,11 +249,9 @@ mod tests {
             load: 0.0,
             thp: BTreeMap::from([("enabled", "madvise".to_owned())]),
         };
-        let settings = Settings {
-            jumbo: "/j".into(),
-            rounds: NonZeroUsize::new(2).unwrap(),
-        };
-        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings, machine);
+        let settings = Settings::for_tests();
+        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings).unwrap();
+        table.machine = machine;
         table.push(Row {
             published: Some("1.77"),
             ..row(Row::ratio, "heap_total", &[4.0, 8.0], &[2.0, 2.0])

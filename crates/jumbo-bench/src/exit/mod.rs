@@ -10,7 +10,7 @@
 mod end;
 mod worker;
 
-pub(crate) use worker::hold;
+pub(crate) use worker::{End, hold};
 
 use std::num::NonZeroU32;
 
@@ -19,42 +19,34 @@ use jumbo::units::Bytes;
 
 use crate::child::Launch;
 use crate::group::Group;
-use crate::machine::Machine;
 use crate::memory::{footprint, room};
 use crate::table::Table;
-use crate::{Error, Progress, Settings, group};
+use crate::{Error, Settings, group};
 use end::{Side, watch};
-use worker::End;
 
 /// The least size: a quarter of it must still be more than the program around it.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
 const PUBLISHED: &str = "more than 10 min for several TB";
 
-/// What is asked of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// How much memory the processes have.
-    pub size: Bytes,
-    /// How many threads give it back; `None`: as many as jumbo takes by itself.
-    pub workers: Option<NonZeroU32>,
-}
-
-/// Measures the table.
+/// Measures the table, with processes of `size` bytes that so many threads give back; `None`: as many as jumbo takes by
+/// itself.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Result<Table, Error> {
-    let root = Root::host();
-    let machine = Machine::read(&root)?;
-    room(&root, footprint(load.size))?;
-    let what = format!("{} in base pages", load.size);
-    let table = Table::new("exit", what, settings, machine);
-    let groups = [End::Exit, End::Crash, End::Kill].map(|end| ends(settings, end, load));
-    group::measure(settings, progress, table, groups.into())
+pub fn measure(
+    settings: &Settings,
+    size: Bytes,
+    workers: Option<NonZeroU32>,
+) -> Result<Table, Error> {
+    room(&Root::host(), footprint(size))?;
+    let table = Table::new("exit", format!("{size} in base pages"), settings)?;
+    let ends = [End::Exit, End::Crash, End::Kill];
+    let groups = ends.map(|end| group_of(settings, end, size, workers));
+    group::measure(settings, table, groups.into())
 }
 
-fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_> {
+fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU32>) -> Group<'_> {
     let threads = workers.map_or(String::new(), |n| format!("--free-workers={n} "));
     let side = |launch, reaper, killer| Side {
         launch,
@@ -66,7 +58,7 @@ fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_
     let plain = || side(Launch::Plain, false, false);
 
     let (key, quarter) = (end.key(), Bytes(size.0 / 4));
-    let mut group = Group::new(key);
+    let mut group = Group::new(settings, key);
     let mut add = |side: Side, name: String, size: Bytes| {
         group.side(name, size, move || watch(settings, end, &side, size))
     };
