@@ -7,7 +7,6 @@ use jumbo::units::Bytes;
 
 use crate::Error;
 use crate::child::Launch;
-use crate::table::Unit;
 use crate::worker::Figures;
 
 /// What a figure of a sample must be.
@@ -126,9 +125,9 @@ impl Claim {
         if found >= least as f64 && found <= most as f64 {
             return Ok(());
         }
-        let show = |value: f64| match Unit::of(self.figure) {
-            Unit::Bytes => format!("{:.1} MiB", value / f64::from(1 << 20)),
-            _ => value.to_string(),
+        let show = |value: f64| match self.figure.ends_with("bytes") {
+            true => format!("{:.1} MiB", value / f64::from(1 << 20)),
+            false => value.to_string(),
         };
         let right = match most {
             u64::MAX => format!("at least {}", show(least as f64)),

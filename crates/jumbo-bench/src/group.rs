@@ -14,8 +14,8 @@ use jumbo::units::Bytes;
 use crate::child::{Launch, ask};
 use crate::claim::Claim;
 use crate::memory::{Hit, sample};
-use crate::stats::median;
-use crate::table::{Missing, Row, Samples, Table, Unit};
+use crate::stats::{Spread, median};
+use crate::table::{Missing, Row, Samples, Table, What};
 use crate::worker::{Figures, Task};
 use crate::{Error, Settings};
 
@@ -28,7 +28,8 @@ pub(crate) struct Group<'a> {
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    optional: Option<&'static str>,
+    /// Missing from the table, under its name, where the host has not what it needs.
+    pub(crate) optional: bool,
 }
 
 /// One way to do what is measured.
@@ -41,22 +42,19 @@ struct Side<'a> {
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
 }
 
-/// The name of a row, what it measures, and the name of a figure, or of several that are added: `a_ms+b_ms`.
-pub(crate) type What<'w> = (&'w str, &'w str, &'static str);
-
-/// Makes a row of its name, what it measures, its unit and its sides.
-type Compare = fn((String, String, Unit), [Samples; 2]) -> Row;
-
-/// A row to be.
-pub(crate) struct Planned {
-    name: String,
-    measure: String,
+/// A row to be, of a figure, or of several that are added: `a_ms+b_ms`.
+struct Planned {
+    what: What,
     figure: &'static str,
     sides: [usize; 2],
     /// `None` where there is only a value, of the first side.
     compare: Option<Compare>,
-    published: Option<&'static str>,
 }
+
+type Compare = fn(What, [Samples; 2]) -> Row;
+
+/// The name of a row, what it measures, and its figure.
+type Named<'n> = (&'n str, &'n str, &'static str);
 
 /// How often a sample is tried that another program disturbed.
 const TRIES: usize = 3;
@@ -71,19 +69,13 @@ impl<'a> Group<'a> {
             rows: Vec::new(),
             laps: 1,
             fold: median,
-            optional: None,
+            optional: false,
         }
     }
 
     /// With a sample made of so many.
     pub(crate) fn laps(self, laps: usize, fold: fn(&[f64]) -> f64) -> Self {
         Self { laps, fold, ..self }
-    }
-
-    /// Missing from the table, under this name, where the host has not what it needs.
-    pub(crate) fn optional(mut self, name: &'static str) -> Self {
-        self.optional = Some(name);
-        self
     }
 
     /// Adds a side whose samples take `size` bytes, and returns its number.
@@ -127,19 +119,20 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a row: the baseline's figure divided by the other side's.
-    pub(crate) fn ratio(&mut self, what: What<'_>, sides: [usize; 2]) -> &mut Planned {
+    /// Adds a row: the baseline's figure divided by the other side's. Its name, what it measures and the figure; what can
+    /// be changed of it.
+    pub(crate) fn ratio(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
         self.plan(what, sides, Some(Row::ratio))
     }
 
     /// Adds an A/A row: a side against itself.
-    pub(crate) fn against_itself(&mut self, (name, measure, figure): What<'_>, side: usize) {
+    pub(crate) fn against_itself(&mut self, (name, measure, figure): Named<'_>, side: usize) {
         let again = self.again(side);
         self.ratio((name, &format!("{measure}, A/A"), figure), [side, again]);
     }
 
     /// Adds a row: the baseline's figure subtracted from the other side's.
-    pub(crate) fn difference(&mut self, what: What<'_>, sides: [usize; 2]) {
+    pub(crate) fn difference(&mut self, what: Named<'_>, sides: [usize; 2]) {
         self.plan(what, sides, Some(Row::difference));
     }
 
@@ -150,20 +143,26 @@ impl<'a> Group<'a> {
 
     fn plan(
         &mut self,
-        (name, measure, figure): What<'_>,
+        (name, measure, figure): Named<'_>,
         sides: [usize; 2],
         compare: Option<Compare>,
-    ) -> &mut Planned {
-        let at = self.rows.len();
-        self.rows.push(Planned {
+    ) -> &mut What {
+        let units = ["ms", "us", "ns", "bytes"];
+        let unit = units.into_iter().find(|unit| figure.ends_with(unit));
+        let what = What {
             name: name.to_owned(),
             measure: measure.to_owned(),
+            unit: unit.unwrap_or("faults"),
+            published: None,
+        };
+        let at = self.rows.len();
+        self.rows.push(Planned {
+            what,
             figure,
             sides,
             compare,
-            published: None,
         });
-        &mut self.rows[at]
+        &mut self.rows[at].what
     }
 
     /// The figures of each side, lap by lap, without a first lap that warms up.
@@ -207,22 +206,11 @@ impl<'a> Group<'a> {
                 let rounds = samples[side].chunks(self.laps).map(of_round);
                 (self.sides[side].name.clone(), rounds.collect())
             });
-            let unit = Unit::of(row.figure);
             match row.compare {
-                None => table.value(row.name, unit, &sides[0].1),
-                Some(compare) => table.push(Row {
-                    published: row.published,
-                    ..compare((row.name, row.measure, unit), sides)
-                }),
+                None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
+                Some(compare) => table.push(compare(row.what, sides)),
             }
         }
-    }
-}
-
-impl Planned {
-    /// Shows the published figure beside it.
-    pub(crate) fn published(&mut self, figure: impl Into<Option<&'static str>>) {
-        self.published = figure.into();
     }
 }
 
@@ -237,15 +225,14 @@ pub(crate) fn measure(
     settings.progress.set_length(steps as u64);
     settings.progress.enable_steady_tick(Duration::from_secs(1));
     for group in groups {
-        let samples = group.samples(&mut table.hit);
-        match (samples, group.optional) {
-            (Ok(samples), _) => group.push(&mut table, &samples),
+        match group.samples(&mut table.hit) {
+            Ok(samples) => group.push(&mut table, &samples),
             // What the other rows say is as true without it.
-            (Err(error), Some(what)) if error.is_of_host() => {
-                let why = error.to_string();
-                table.missing.push(Missing { what, why });
-            }
-            (Err(error), _) => return Err(error),
+            Err(error) if group.optional && error.is_of_host() => table.missing.push(Missing {
+                what: group.what,
+                why: error.to_string(),
+            }),
+            Err(error) => return Err(error),
         }
     }
     Ok(table)
@@ -288,7 +275,7 @@ mod tests {
         let b = group.side("b", Bytes(0), || {
             Ok(with(Figures::new(), [("x_ms", 1.0), ("y_ms", 0.0)]))
         });
-        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published("p");
+        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published = Some("p");
         group.difference(("d", "m", "x_ms"), [a, b]);
         group.value("v", "x_ms", a);
         let table = measured(&settings, vec![group]).unwrap();
@@ -315,8 +302,10 @@ mod tests {
             error.contains("`a`") || error.contains("`a again`"),
             "{error}"
         );
-        let table = measured(&settings, vec![group().optional("that")]).unwrap();
-        assert_eq!(table["missing"][0]["what"], "that");
+        let mut group = group();
+        group.optional = true;
+        let table = measured(&settings, vec![group]).unwrap();
+        assert_eq!(table["missing"][0]["what"], "g");
     }
 
     #[test]

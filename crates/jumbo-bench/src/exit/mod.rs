@@ -85,9 +85,8 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
         let (name, measure) = (format!("{key}_{what}"), format!("{key}, {until}"));
         let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
         group.ratio((&aa.0, &aa.1, figure), [base, again]);
-        group
-            .ratio((&name, &measure, figure), [base, sibling])
-            .published(PUBLISHED);
+        let row = group.ratio((&name, &measure, figure), [base, sibling]);
+        row.published = Some(PUBLISHED);
     }
     for (name, side) in [
         (format!("{key}_wait_ms"), sibling),

@@ -56,7 +56,8 @@ pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Resu
         false => [(1, 1), (3, 1)],
     };
     let names = ("huge_inline", "munmap of huge pages");
-    let huge = unmaps(settings, names, (vec![HUGE], true), huge).optional(names.1);
+    let mut huge = unmaps(settings, names, (vec![HUGE], true), huge);
+    huge.optional = true;
     let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
     let names = ("small_inline", "munmap of 1 to 64 MiB");
     let small = unmaps(settings, names, (sizes, false), small);
@@ -92,7 +93,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
         };
         let name = format!("free_{workers}_workers");
         let row = group.ratio((&name, &measure, "call_ms"), [plain, side]);
-        row.published(published(workers));
+        row.published = published(workers);
     }
     let sides = [plain, background];
     let what = ("free_background_call", "free, until it returns", "call_ms");

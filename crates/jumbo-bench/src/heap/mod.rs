@@ -63,9 +63,9 @@ fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let (all, gain) = ("all phases", [plain, jumbo]);
     group.against_itself(("heap_aa", all, TOTAL), plain);
     let row = group.ratio(("heap_tunable", all, TOTAL), [plain, tunable]);
-    row.published("1.77");
+    row.published = Some("1.77");
     let row = group.ratio(("heap_total", all, TOTAL), gain);
-    row.published("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
+    row.published = Some("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     group.ratio(("heap_vs_tunable", all, TOTAL), [tunable, jumbo]);
     for (name, measure, figure) in [
         ("heap_alloc", "allocate and write", "alloc_ms"),

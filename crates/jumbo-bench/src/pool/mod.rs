@@ -184,7 +184,7 @@ impl<'a> Bench<'a> {
             let mut row = |name: &str, what: &str, figure, sides, published: Option<_>| {
                 let name = format!("{name}{}{small}", suffix(source));
                 let row = group.ratio((&name, what, figure), sides);
-                row.published(published.filter(|_| is_large));
+                row.published = published.filter(|_| is_large);
             };
             let (gain, cost) = ([base, held], [held, dynamic]);
             row(
