@@ -21,22 +21,13 @@ pub enum Error {
     /// This command printed something else than a sample.
     #[error("`{0}` printed no sample: {1}")]
     Answer(String, serde_json::Error),
-    /// A side of the comparison is not what its name says, so comparing it would prove nothing.
-    #[error("the run named `{side}` is not what its name says: {found}")]
-    Claim {
-        /// The name of the side.
-        side: String,
-        /// What it had, and what it should have had.
-        found: String,
-        /// What to do.
-        hint: &'static str,
-    },
+    /// A run is not what it was to be, so comparing it would prove nothing: what it had and should have had, and what to
+    /// do.
+    #[error("the run {0}")]
+    Claim(String, &'static str),
     /// The measurement would drive the machine out of memory: what it needs, and what is available.
     #[error("the measurement needs {0} of memory and {1} is available")]
     Memory(Bytes, Bytes),
-    /// A worker cannot be kept off huge pages.
-    #[error("cannot keep a process on base pages (PR_SET_THP_DISABLE): {0}")]
-    BasePages(io::Error),
     /// Memory cannot be mapped, touched or unmapped.
     #[error("cannot map, touch or unmap memory: {0}")]
     Map(io::Error),
@@ -73,20 +64,18 @@ impl From<Errno> for Error {
 }
 
 impl Error {
-    /// A side is not what its name says; [`Error::of_side`] adds the name.
-    pub(crate) fn claim(found: String, hint: &'static str) -> Self {
-        let side = String::new();
-        Self::Claim { side, found, hint }
+    /// A run is not what it was to be; [`Error::of_side`] adds which.
+    pub(crate) fn claim(found: impl Into<String>, hint: &'static str) -> Self {
+        Self::Claim(found.into(), hint)
     }
 
     /// The same error, with the name of the side on which it came.
     pub(crate) fn of_side(self, side: &str) -> Self {
         match self {
-            Self::Claim { found, hint, .. } => Self::Claim {
-                side: side.to_owned(),
-                found,
+            Self::Claim(found, hint) => Self::Claim(
+                format!("named `{side}` is not what its name says: {found}"),
                 hint,
-            },
+            ),
             other => other,
         }
     }
@@ -94,7 +83,7 @@ impl Error {
     /// True where a sample is not what it was to be, most likely because another program took memory or CPUs
     /// meanwhile: the next one may be.
     pub(crate) fn is_disturbed(&self) -> bool {
-        matches!(self, Self::Claim { .. } | Self::NotBack(_))
+        matches!(self, Self::Claim(..) | Self::NotBack(_))
     }
 
     /// True where this host, as it is now, has not what a row needs.
@@ -105,7 +94,7 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Claim { hint, .. } => Some(hint),
+            Self::Claim(_, hint) => Some(hint),
             Self::Memory(..) => Some(LESS),
             Self::NotBack(_) => Some(QUIET),
             _ => None,

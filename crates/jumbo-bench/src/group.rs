@@ -293,7 +293,7 @@ mod tests {
         let settings = Settings::for_tests();
         let group = || {
             let mut group = Group::new(&settings, "g");
-            let side = group.side("a", Bytes(0), || Err(Error::claim("nothing".into(), "try")));
+            let side = group.side("a", Bytes(0), || Err(Error::claim("nothing", "try")));
             group.again(side);
             group
         };

@@ -1,18 +1,14 @@
 //! One end of one process, watched from outside: [`watch`].
 
-use std::io;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
+use jumbo::teardown::Process;
 use jumbo::units::Bytes;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, pidfd_open, waitid,
-    waitpid,
-};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use super::worker::{End, Ready, now_ns};
 use crate::child::{self, Launch, Talk};
@@ -21,14 +17,16 @@ use crate::memory::Watch;
 use crate::worker::{Figures, Task, with};
 use crate::{Error, Settings};
 
-/// Who gives the memory back.
-#[derive(Clone, Debug)]
-pub(super) struct Side {
-    pub(super) launch: Launch,
+/// Who gives the memory back, beside the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Kernel,
     /// The sibling.
-    pub(super) reaper: bool,
-    /// `jumbo kill`, beside the kernel.
-    pub(super) killer: bool,
+    Reaper,
+    /// `jumbo run --supervise`.
+    Supervisor,
+    /// `jumbo kill`.
+    Killer,
 }
 
 /// How long the sibling may take to end when the memory is back.
@@ -40,41 +38,38 @@ const PATIENCE: Timespec = Timespec {
 /// The first look at the memory comes so late because a look takes longer than some ends do.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Starts a process with `size` bytes on that side, ends it that way, and says how long that took from the call of
-/// `exit` or `abort`, or from the signal: until `waitpid` returned, and until the memory was free.
+/// Starts a process with `size` bytes, ends it that way, and says how long that took from the call of `exit` or `abort`,
+/// or from the signal: until `waitpid` returned, and until the memory was free.
 pub(super) fn watch(
     settings: &Settings,
     end: End,
-    side: &Side,
+    (by, launch): (By, &Launch),
     size: Bytes,
 ) -> Result<Figures, Error> {
-    let task = Task::Hold(size, side.reaper, end);
-    let mut holder = Talk::start(child::worker(&side.launch, settings, &task), Stdio::piped())?;
+    let root = Root::host();
+    let task = Task::Hold(size, by == By::Reaper, end);
+    let mut holder = Talk::start(child::worker(launch, settings, &task), Stdio::piped())?;
     let ready: Ready = holder.hear()?;
-    claim::check(&claim::base(size), &side.launch, &ready.figures)?;
-    if side.reaper && ready.reaper.is_none() {
-        let found = "no reaper sleeps beside it".to_owned();
-        return Err(Error::claim(found, DRY_RUN));
+    claim::check(&claim::base(size), launch, &ready.figures)?;
+    let reaper = ready.reaper.map(|pid| Process::open(&root, pid));
+    let reaper = reaper.transpose()?;
+    if by == By::Reaper && reaper.is_none() {
+        return Err(Error::claim("no reaper sleeps beside it", DRY_RUN));
     }
-    let reaper = ready.reaper.map(pid).transpose()?;
-    // Its number may be another's once it is gone.
-    let reaper_fd = reaper.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    let reaper_fd = reaper_fd.transpose()?;
+    // It may stand in front of the one that has the memory.
+    let first = Process::open(&root, holder.child.id())?;
 
-    let memory = Watch::new(&Root::host(), size)?;
-    let child = Pid::from_child(&holder.child);
+    let memory = Watch::new(&root, size)?;
     let (sent, clock) = (now_ns(), Instant::now());
     let (waited, back) = thread::scope(|scope| {
-        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        let waited = scope.spawn(move || waitid(WaitId::Pid(child), ended).map(|_| now_ns()));
-        let back = begin(settings, end, side, &ready, &mut holder).and_then(|killer| {
+        let waited = scope.spawn(|| has_ended(&first, None).map(|_| now_ns()));
+        let back = begin(settings, end, by, ready.pid, &mut holder).and_then(|killer| {
             thread::sleep(PAUSE);
             memory.wait(clock)?;
             Ok((now_ns(), killer))
         });
         if back.is_err() {
-            // A process that a launcher stands in front of dies with the launcher.
-            let _ = kill_process(child, Signal::KILL);
+            let _ = first.signal(Signal::KILL.as_raw());
         }
         (waited.join(), back)
     });
@@ -90,18 +85,17 @@ pub(super) fn watch(
         End::Kill => sent,
         End::Exit | End::Crash => holder.hear()?,
     };
-    if let Some(reaper_fd) = reaper_fd {
+    if let Some(reaper) = reaper {
         // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
-        if poll(
-            &mut [PollFd::new(&reaper_fd, PollFlags::IN)],
-            Some(&PATIENCE),
-        )? == 0
-        {
-            let found = "its reaper goes on though the memory is back".to_owned();
+        if !has_ended(&reaper, Some(&PATIENCE))? {
+            let found = "its reaper goes on though the memory is back";
             return Err(Error::claim(found, DRY_RUN));
         }
         // ECHILD: another process is its parent.
-        let _ = waitpid(reaper, WaitOptions::NOHANG);
+        let _ = waitpid(
+            Pid::from_raw(reaper.pid().cast_signed()),
+            WaitOptions::NOHANG,
+        );
     }
     let since = |at: u64| at.saturating_sub(started) as f64 / 1e6;
     let figures = [("wait_ms", since(waited)), ("back_ms", since(back))];
@@ -112,23 +106,23 @@ pub(super) fn watch(
 fn begin(
     settings: &Settings,
     end: End,
-    side: &Side,
-    ready: &Ready,
+    by: By,
+    pid: u32,
     holder: &mut Talk,
 ) -> Result<Option<Talk>, Error> {
     match end {
-        End::Kill if side.killer => {
+        End::Kill if by == By::Killer => {
             let mut command = Command::new(&settings.jumbo);
-            command.args(["kill", "--signal", "KILL", &ready.pid.to_string()]);
+            command.args(["kill", "--signal", "KILL", &pid.to_string()]);
             return Talk::start(command, Stdio::piped()).map(Some);
         }
-        End::Kill => kill_process(pid(ready.pid)?, Signal::KILL)?,
+        End::Kill => Process::open(&Root::host(), pid)?.signal(Signal::KILL.as_raw())?,
         End::Exit | End::Crash => holder.say(&())?,
     }
     Ok(None)
 }
 
-fn pid(number: u32) -> io::Result<Pid> {
-    let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
-    pid.ok_or_else(|| io::ErrorKind::InvalidData.into())
+/// Whether it ends within that time.
+fn has_ended(process: &Process, within: Option<&Timespec>) -> Result<bool, Error> {
+    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], within)? > 0)
 }

@@ -90,12 +90,10 @@ pub(super) fn now_ns() -> u64 {
 
 /// A crash shall measure the end and not the disk.
 fn no_core() -> Result<(), Error> {
-    // Where cores go to a program the kernel does not look at the limit, unless it is 1 (core(5)).
-    let pattern = Root::host().read("proc/sys/kernel/core_pattern")?;
-    let limit = Some(u64::from(pattern.starts_with('|')));
+    // Less than a page: no file. Where cores go to a program the kernel looks at no other limit than 1 (core(5)).
     let limit = Rlimit {
-        current: limit,
-        maximum: limit,
+        current: Some(1),
+        maximum: Some(1),
     };
     Ok(setrlimit(Resource::Core, limit)?)
 }

@@ -78,7 +78,7 @@ fn sum<'m>(
 
 /// Has this process get base pages from now on, whatever it or a library in it advises.
 pub(crate) fn base_pages_only() -> Result<(), Error> {
-    disable_transparent_huge_pages(true).map_err(|errno| Error::BasePages(errno.into()))
+    Ok(disable_transparent_huge_pages(true)?)
 }
 
 /// What a block of `size` bytes takes with its page tables and the program around it.
