@@ -10,7 +10,7 @@
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
@@ -57,7 +57,7 @@ impl Launch {
         }
     }
 
-    /// The command that starts `program` this way, with nothing on its stdin.
+    /// The command that starts `program` this way.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
         let mut command = Command::new(program);
         if let Self::Jumbo(options) = self {
@@ -74,7 +74,6 @@ impl Launch {
         if *self == Self::Tunable {
             command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         }
-        command.stdin(Stdio::null());
         command
     }
 }
@@ -105,8 +104,6 @@ pub(crate) struct Talk {
     pub(crate) child: Child,
     /// What was typed to start it.
     pub(crate) command: String,
-    /// `None` once it is to hear no more.
-    to: Option<ChildStdin>,
     from: Option<BufReader<ChildStdout>>,
 }
 
@@ -118,7 +115,6 @@ impl Talk {
         let started = command.stderr(stderr).spawn();
         let mut child = started.map_err(|error| Error::Start(line.clone(), error))?;
         Ok(Self {
-            to: child.stdin.take(),
             from: child.stdout.take().map(BufReader::new),
             child,
             command: line,
@@ -128,8 +124,8 @@ impl Talk {
     /// Says something to it.
     pub(crate) fn say(&mut self, what: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(what).map_err(io::Error::from)?;
-        let to = self.to.as_mut().map(|to| writeln!(to, "{text}"));
-        Ok(to.unwrap_or(Ok(()))?)
+        let to = self.child.stdin.as_mut();
+        Ok(to.map_or(Ok(()), |to| writeln!(to, "{text}"))?)
     }
 
     /// What it says next; [`Error::Failed`] where it has ended instead.
@@ -143,9 +139,8 @@ impl Talk {
         serde_json::from_str(&text).map_err(|error| Error::Answer(self.command.clone(), error))
     }
 
-    /// Waits for its end, having nothing more to say.
+    /// Waits for its end, having nothing more to say: its input ends.
     pub(crate) fn end(&mut self) -> Result<(), Error> {
-        drop(self.to.take());
         match self.child.wait()? {
             status if status.success() => Ok(()),
             status => Err(self.failed(status)),

@@ -126,14 +126,14 @@ impl<'a> Group<'a> {
     }
 
     /// Adds an A/A row: a side against itself.
-    pub(crate) fn against_itself(&mut self, (name, measure, figure): Named<'_>, side: usize) {
+    pub(crate) fn against_itself(&mut self, what: Named<'_>, side: usize) {
         let again = self.again(side);
-        self.ratio((name, &format!("{measure}, A/A"), figure), [side, again]);
+        self.ratio(what, [side, again]).measure += ", A/A";
     }
 
     /// Adds a row: the baseline's figure subtracted from the other side's.
-    pub(crate) fn difference(&mut self, what: Named<'_>, sides: [usize; 2]) {
-        self.plan(what, sides, Some(Row::difference));
+    pub(crate) fn difference(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
+        self.plan(what, sides, Some(Row::difference))
     }
 
     /// Adds a figure that is compared with nothing.

@@ -82,12 +82,8 @@ impl Mapping {
     /// `mmap` of a range that begins and ends with a huge page, advised to be of such.
     pub(crate) fn huge(size: Bytes) -> Result<Self, Error> {
         let range = Self::aligned(size, HUGE)?;
-        let address = range.start.as_ptr().cast();
-        // SAFETY: the advice is on memory that is ours, and changes nothing in it.
-        match unsafe { libc::madvise(address, range.length, libc::MADV_HUGEPAGE) } {
-            0 => Ok(range),
-            _ => Err(last_error()),
-        }
+        range.advise(libc::MADV_HUGEPAGE)?;
+        Ok(range)
     }
 
     /// `mmap` of a range with nothing behind it, so that it is no neighbour of the next.
@@ -130,6 +126,16 @@ impl Mapping {
             length: self.length - length,
         };
         (Self { length, ..self }, tail)
+    }
+
+    /// `madvise`, with an advice that frees nothing.
+    pub(super) fn advise(&self, advice: libc::c_int) -> Result<(), Error> {
+        let address = self.start.as_ptr().cast();
+        // SAFETY: the memory is ours, and the advice changes nothing in it.
+        match unsafe { libc::madvise(address, self.length, advice) } {
+            0 => Ok(()),
+            _ => Err(last_error()),
+        }
     }
 
     /// Writes to each base page.

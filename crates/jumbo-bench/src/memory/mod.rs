@@ -12,10 +12,7 @@
     reason = "measures mmap and munmap themselves, called by name on raw pointers"
 )]
 mod block;
-#[expect(
-    unsafe_code,
-    reason = "touches memory that no other code knows of, and calls getrusage"
-)]
+#[expect(unsafe_code, reason = "calls getrusage")]
 mod warm;
 mod watch;
 
