@@ -121,8 +121,8 @@ impl Claim {
 
     fn check(&self, figures: &Figures) -> Result<(), Error> {
         let (&least, &most) = (self.range.start(), self.range.end());
-        let found = figures.get(self.figure).copied().unwrap_or(f64::NAN);
-        if found >= least as f64 && found <= most as f64 {
+        let found = figures.get(self.figure).copied();
+        if found.is_some_and(|found| found >= least as f64 && found <= most as f64) {
             return Ok(());
         }
         let show = |value: f64| match self.figure.ends_with("bytes") {
@@ -131,9 +131,11 @@ impl Claim {
         };
         let right = match most {
             u64::MAX => format!("at least {}", show(least as f64)),
+            most if most == least => show(least as f64),
             most => format!("{} to {}", show(least as f64), show(most as f64)),
         };
-        let (what, found) = (self.figure.replace('_', " "), show(found));
+        let found = found.map_or("none".to_owned(), show);
+        let what = self.figure.replace('_', " ");
         let found = format!("{what}: {found}, and not {right}");
         Err(Error::claim(found, self.hint))
     }
@@ -180,6 +182,24 @@ mod tests {
                 "{launch:?} {figures:?} {claims:?} {checked:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_found_and_what_is_right() {
+        let figures = with(
+            Figures::new(),
+            [("preload_libraries", 0.0), ("huge_bytes", 2e6)],
+        );
+        let said = |claims: &[Claim]| {
+            let refused = check(claims, &Launch::Plain, &figures).unwrap_err();
+            refused.of_side("plain").to_string()
+        };
+        assert_eq!(
+            said(&no_huge()),
+            "the run named `plain` is not what its name says: huge bytes: 1.9 MiB, and not 0.0 MiB"
+        );
+        assert!(said(&[back()]).ends_with("back ms: none, and not at least 0"));
+        assert!(said(&[pages("used_pages", 1..=2)]).ends_with("none, and not 1 to 2"));
     }
 
     #[test]
