@@ -29,7 +29,7 @@ pub(super) enum By {
     Killer,
 }
 
-/// How long the sibling may take to end when the memory is back.
+/// How long a process may take to end, and its sibling when the memory is back.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
@@ -60,9 +60,14 @@ pub(super) fn watch(
     let first = Process::open(&root, holder.child.id())?;
 
     let memory = Watch::new(&root, size)?;
+    // A second for each GiB, as the memory has.
+    let within = Timespec {
+        tv_sec: PATIENCE.tv_sec + (size.0 >> 30).cast_signed(),
+        ..PATIENCE
+    };
     let (sent, clock) = (now_ns(), Instant::now());
     let (waited, back) = thread::scope(|scope| {
-        let waited = scope.spawn(|| has_ended(&first, None).map(|_| now_ns()));
+        let waited = scope.spawn(|| has_ended(&first, &within).map(|ended| (ended, now_ns())));
         let back = begin(settings, end, by, ready.pid, &mut holder).and_then(|killer| {
             thread::sleep(PAUSE);
             memory.wait(clock)?;
@@ -74,7 +79,14 @@ pub(super) fn watch(
         (waited.join(), back)
     });
     let (back, killer) = back?;
-    let waited = waited.map_err(|_| Error::Corrupt("a thread died".to_owned()))??;
+    let (ended, waited) = waited.map_err(|_| Error::Corrupt("a thread died".to_owned()))??;
+    if !ended {
+        let _ = first.signal(Signal::KILL.as_raw());
+        return Err(Error::claim(
+            "it goes on though its memory is free",
+            DRY_RUN,
+        ));
+    }
     killer.map_or(Ok(()), |mut killer| killer.end())?;
     let status = holder.child.wait()?;
     if !end.is(status) {
@@ -87,7 +99,7 @@ pub(super) fn watch(
     };
     if let Some(reaper) = reaper {
         // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
-        if !has_ended(&reaper, Some(&PATIENCE))? {
+        if !has_ended(&reaper, &PATIENCE)? {
             let found = "its reaper goes on though the memory is back";
             return Err(Error::claim(found, DRY_RUN));
         }
@@ -123,6 +135,6 @@ fn begin(
 }
 
 /// Whether it ends within that time.
-fn has_ended(process: &Process, within: Option<&Timespec>) -> Result<bool, Error> {
-    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], within)? > 0)
+fn has_ended(process: &Process, within: &Timespec) -> Result<bool, Error> {
+    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(within))? > 0)
 }
