@@ -8,17 +8,16 @@
 //! leaves no gigabytes behind.
 
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::claim::Expected;
-use crate::group::Figures;
-use crate::worker::{Sample, Task};
+use crate::claim::{self, Claim};
+use crate::worker::{Figures, Task};
 use crate::{Error, Settings};
 
 /// How a program is started: the one thing in which the sides of a comparison differ.
@@ -58,7 +57,7 @@ impl Launch {
         }
     }
 
-    /// The command that starts `program` this way, with nothing on its stdin.
+    /// The command that starts `program` this way.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
         let mut command = Command::new(program);
         if let Self::Jumbo(options) = self {
@@ -75,7 +74,6 @@ impl Launch {
         if *self == Self::Tunable {
             command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         }
-        command.stdin(Stdio::null());
         command
     }
 }
@@ -88,19 +86,17 @@ pub(crate) fn worker(launch: &Launch, settings: &Settings, task: &Task) -> Comma
     command
 }
 
-/// Has a worker do `task`, and returns the figures of a sample that shows what is expected.
+/// Has a worker do `task`, and returns the figures of a sample of which the claims hold.
 pub(crate) fn ask(
     settings: &Settings,
     (launch, task): &(Launch, Task),
-    expected: &Expected,
+    claims: &[Claim],
 ) -> Result<Figures, Error> {
     let mut worker = Talk::start(worker(launch, settings, task), Stdio::piped())?;
-    let mut sample: Sample = worker.hear()?;
+    let figures: Figures = worker.hear()?;
     worker.end()?;
-    expected.check(launch, &sample)?;
-    let resident = sample.memory.resident.0 as f64;
-    sample.figures.insert("resident_bytes".to_owned(), resident);
-    Ok(sample.figures)
+    claim::check(claims, launch, &figures)?;
+    Ok(figures)
 }
 
 /// A process that hears and says lines of JSON.
@@ -108,8 +104,6 @@ pub(crate) struct Talk {
     pub(crate) child: Child,
     /// What was typed to start it.
     pub(crate) command: String,
-    /// `None` once it is to hear no more.
-    to: Option<ChildStdin>,
     from: Option<BufReader<ChildStdout>>,
 }
 
@@ -121,7 +115,6 @@ impl Talk {
         let started = command.stderr(stderr).spawn();
         let mut child = started.map_err(|error| Error::Start(line.clone(), error))?;
         Ok(Self {
-            to: child.stdin.take(),
             from: child.stdout.take().map(BufReader::new),
             child,
             command: line,
@@ -130,26 +123,25 @@ impl Talk {
 
     /// Says something to it.
     pub(crate) fn say(&mut self, what: &impl Serialize) -> Result<(), Error> {
-        let text = serde_json::to_string(what).map_err(|error| Error::Pipe(error.into()))?;
-        let to = self.to.as_mut().map(|to| writeln!(to, "{text}"));
-        to.unwrap_or(Ok(())).map_err(Error::Pipe)
+        let text = serde_json::to_string(what).map_err(io::Error::from)?;
+        let to = self.child.stdin.as_mut();
+        Ok(to.map_or(Ok(()), |to| writeln!(to, "{text}"))?)
     }
 
     /// What it says next; [`Error::Failed`] where it has ended instead.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         let mut text = String::new();
         let read = self.from.as_mut().map(|from| from.read_line(&mut text));
-        if read.unwrap_or(Ok(0)).map_err(Error::Pipe)? == 0 {
-            let status = self.child.wait().map_err(Error::Pipe)?;
+        if read.unwrap_or(Ok(0))? == 0 {
+            let status = self.child.wait()?;
             return Err(self.failed(status));
         }
         serde_json::from_str(&text).map_err(|error| Error::Answer(self.command.clone(), error))
     }
 
-    /// Waits for its end, having nothing more to say.
+    /// Waits for its end, having nothing more to say: its input ends.
     pub(crate) fn end(&mut self) -> Result<(), Error> {
-        drop(self.to.take());
-        match self.child.wait().map_err(Error::Pipe)? {
+        match self.child.wait()? {
             status if status.success() => Ok(()),
             status => Err(self.failed(status)),
         }
@@ -164,6 +156,13 @@ impl Talk {
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().last().unwrap_or("no message").to_owned();
         Error::Failed(self.command.clone(), status, last)
+    }
+}
+
+impl Drop for Talk {
+    /// A process whose input ends ends by itself, and says itself what failed.
+    fn drop(&mut self) {
+        let _ = self.end();
     }
 }
 

@@ -1,57 +1,21 @@
-//! What a sample must show, so that it is of what the name of its side says: [`Expected`]. A comparison of anything else
-//! would prove nothing. Each check returns [`Error::Claim`], with what to do, where a sample does not.
+//! What a sample must show, so that it is of what the name of its side says: [`Claim`]s. A comparison of anything else
+//! would prove nothing.
 
-use jumbo::status::Freeing;
-use jumbo::units::{Bytes, Pages, counted};
+use std::ops::RangeInclusive;
+
+use jumbo::units::Bytes;
 
 use crate::Error;
 use crate::child::Launch;
-use crate::memory::Memory;
-use crate::worker::Sample;
+use crate::worker::Figures;
 
-/// What a sample must show; what has its default is not looked at.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Expected {
-    pub(crate) memory: On,
-    /// Pages taken from a pool of the program's, and surplus ones among them.
-    pub(crate) pool: Option<[Pages; 2]>,
-    /// The least and the most surplus pages of the kernel's pool.
-    pub(crate) kernel_surplus: Option<[Pages; 2]>,
-    /// At least so many pages promised by the kernel's pool.
-    pub(crate) kernel_reserved: Pages,
-    pub(crate) freed: Freed,
-}
-
-/// On which pages its memory must be.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum On {
-    /// Any.
-    #[default]
-    Any,
-    /// None of it on huge pages.
-    NoHuge,
-    /// So much of it, and none of it on huge pages.
-    Base(Bytes),
-    /// Half of it on huge pages: alignment and small remainders cost a few percent; with half on base pages it is
-    /// another program.
-    Half,
-    /// So much of it on huge pages.
-    Huge(Bytes),
-    /// So much of it on pages of the kernel's pool.
-    Hugetlb(Bytes),
-}
-
-/// How a block must have been freed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Freed {
-    #[default]
-    Anyhow,
-    /// In any way, until its memory was back.
-    Back,
-    /// With up to so many threads.
-    By(u32, Bytes),
-    /// In the background, until its memory was back.
-    Later(Bytes),
+/// What a figure of a sample must be.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    figure: &'static str,
+    range: RangeInclusive<u64>,
+    /// What to do where it is not.
+    hint: &'static str,
 }
 
 const DOCTOR: &str = "`jumbo doctor` shows what keeps memory off huge pages on this host";
@@ -63,193 +27,211 @@ const ALONE: &str = "measure while no other program uses the kernel's pool of 2 
 /// Where jumbo did not do what was asked of it.
 pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
+/// Where memory that was freed is not free.
+pub(crate) const QUIET: &str = "measure on a machine on which nothing else takes memory";
+
+/// Where memory does not suffice.
+pub(crate) const LESS: &str = "measure less, with --size";
+
 /// So much of what a worker was to have it must have, in percent. Beside it there are a few MiB of its own.
 pub(crate) const MOST: u64 = 95;
 
 /// So much of a block must have been freed the way the side's name says: its ends are the caller's.
 const MOST_FREED: u64 = 90;
 
-impl Expected {
-    pub(crate) fn on(memory: On) -> Self {
+/// None of its memory is on huge pages.
+pub(crate) fn no_huge() -> Vec<Claim> {
+    vec![Claim::new("huge_bytes", 0..=0, BASE_PAGES)]
+}
+
+/// So much memory, and none of it on huge pages.
+pub(crate) fn base(size: Bytes) -> Vec<Claim> {
+    let mut claims = no_huge();
+    claims.push(Claim::most_of("resident_bytes", MOST, size, LESS));
+    claims
+}
+
+/// Half of its memory is on huge pages: alignment and small remainders cost a few percent; with half on base pages it
+/// is another program.
+pub(crate) fn half_huge() -> Vec<Claim> {
+    vec![Claim::new("huge_percent", 50..=u64::MAX, DOCTOR)]
+}
+
+/// So much memory on huge pages.
+pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
+    vec![Claim::most_of("huge_bytes", MOST, size, DOCTOR)]
+}
+
+/// So much memory on pages of the kernel's pool.
+pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
+    vec![Claim::most_of("hugetlb_bytes", MOST, size, ALONE)]
+}
+
+/// So many pages of a pool.
+pub(crate) fn pages(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
+    Claim::new(figure, range, ALONE)
+}
+
+/// The memory was free again in the end.
+pub(crate) fn back() -> Claim {
+    Claim::new("back_ms", 0..=u64::MAX, QUIET)
+}
+
+/// A block of `size` bytes was freed in the background.
+pub(crate) fn freed_later(size: Bytes) -> Claim {
+    Claim::most_of("background_bytes", MOST_FREED, size, DRY_RUN)
+}
+
+/// Blocks of `size` bytes were freed by up to so many threads, on a machine with so many CPUs.
+pub(crate) fn freed_by(threads: u32, size: Bytes, cpus: u64) -> Vec<Claim> {
+    let most = u64::from(threads);
+    if threads == 1 {
+        return vec![Claim::new("freeing_threads", 0..=1, DRY_RUN)];
+    }
+    // Threads that find no CPU find nothing left to free.
+    let at_work = Claim::new("freeing_threads", cpus.min(most)..=most, DRY_RUN);
+    let gathered = Claim::most_of("gathered_bytes", MOST_FREED, size, DRY_RUN);
+    vec![at_work, gathered]
+}
+
+/// Whether the figures of a program that was started so are what `claims` say; else an [`Error::Claim`].
+pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Result<(), Error> {
+    let library = "preload_libraries";
+    let preload = match launch {
+        Launch::Jumbo(_) => Claim::new(library, 1..=u64::MAX, DRY_RUN),
+        _ => Claim::new(library, 0..=0, "see /etc/ld.so.preload"),
+    };
+    let mut all = std::iter::once(&preload).chain(claims);
+    all.try_for_each(|claim| claim.check(figures))
+}
+
+impl Claim {
+    fn new(figure: &'static str, range: RangeInclusive<u64>, hint: &'static str) -> Self {
         Self {
-            memory,
-            ..Self::default()
+            figure,
+            range,
+            hint,
         }
     }
 
-    /// Whether a sample of a program that was started so shows it.
-    pub(crate) fn check(&self, launch: &Launch, sample: &Sample) -> Result<(), Error> {
-        self.memory.check(launch, &sample.memory)?;
-        let counted = &sample.counted;
-        if let Some([used, surplus]) = self.pool {
-            let found = format!(
-                "{} pages taken and {} of them surplus, and not {used} and {surplus}",
-                counted.used, counted.surplus
-            );
-            let other = counted.used != used || counted.surplus != surplus;
-            refused(other, found, ALONE)?;
-        }
-        if let Some([least, most]) = self.kernel_surplus {
-            let made = counted.kernel_surplus;
-            let found = format!("surplus pages of the kernel's pool: {made}");
-            refused(made < least || made > most, found, ALONE)?;
-        }
-        let few = counted.kernel_reserved < self.kernel_reserved;
-        refused(few, "the kernel has promised no page".to_owned(), ALONE)?;
-
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let freed = sample.freed.unwrap_or_default();
-        if let Some(found) = self.freed.found_wrong(freed, cpus as u64) {
-            return Err(Error::claim(found, DRY_RUN));
-        }
-        match self.freed {
-            Freed::Back | Freed::Later(_) if !sample.figures.contains_key("back_ms") => {
-                Err(Error::NotBack(sample.memory.resident))
-            }
-            _ => Ok(()),
-        }
+    /// At least so many percent of `size`.
+    fn most_of(figure: &'static str, percent: u64, size: Bytes, hint: &'static str) -> Self {
+        Self::new(figure, size.0 / 100 * percent..=u64::MAX, hint)
     }
-}
 
-impl On {
-    /// Whether a process that was started so has that.
-    pub(crate) fn check(self, launch: &Launch, memory: &Memory) -> Result<(), Error> {
-        let Memory {
-            resident,
-            huge,
-            hugetlb,
-            preloaded,
-        } = *memory;
-        let plain = !matches!(launch, Launch::Jumbo(_));
-        let found = "the preload library is not in it".to_owned();
-        refused(!plain && !preloaded, found, DRY_RUN)?;
-        let found = "jumbo's preload library is in it".to_owned();
-        refused(plain && preloaded, found, "see /etc/ld.so.preload")?;
-
-        let any = format!("{huge} of it are in huge pages");
-        let of = |part: Bytes, size: Bytes| {
-            format!("{part} of {size} are in such pages as were to be had")
+    fn check(&self, figures: &Figures) -> Result<(), Error> {
+        let (&least, &most) = (self.range.start(), self.range.end());
+        let found = figures.get(self.figure).copied();
+        if found.is_some_and(|found| found >= least as f64 && found <= most as f64) {
+            return Ok(());
+        }
+        let show = |value: f64| match self.figure.ends_with("bytes") {
+            true => format!("{:.1} MiB", value / f64::from(1 << 20)),
+            false => value.to_string(),
         };
-        match self {
-            Self::Any => Ok(()),
-            Self::NoHuge => refused(huge > Bytes(0), any, BASE_PAGES),
-            Self::Base(size) => {
-                refused(huge > Bytes(0), any, BASE_PAGES)?;
-                let found = format!("{resident} of {size} are resident");
-                let few = resident < percent(MOST, size);
-                refused(few, found, "measure less, with --size")
-            }
-            Self::Half => refused(huge < percent(50, resident), of(huge, resident), DOCTOR),
-            Self::Huge(size) => refused(huge < percent(MOST, size), of(huge, size), DOCTOR),
-            Self::Hugetlb(size) => refused(hugetlb < percent(MOST, size), of(hugetlb, size), ALONE),
-        }
+        let right = match most {
+            u64::MAX => format!("at least {}", show(least as f64)),
+            most if most == least => show(least as f64),
+            most => format!("{} to {}", show(least as f64), show(most as f64)),
+        };
+        let found = found.map_or("none".to_owned(), show);
+        let what = self.figure.replace('_', " ");
+        let found = format!("{what}: {found}, and not {right}");
+        Err(Error::claim(found, self.hint))
     }
-}
-
-impl Freed {
-    fn found_wrong(self, freed: Freeing, cpus: u64) -> Option<String> {
-        let Freeing {
-            gathered,
-            background,
-            workers,
-            ..
-        } = freed;
-        match self {
-            Self::Later(size) if background < percent(MOST_FREED, size) => Some(format!(
-                "{background} of {size} were freed in the background"
-            )),
-            Self::By(2.., size) if gathered < percent(MOST_FREED, size) => Some(format!(
-                "{gathered} of {size} were freed by several threads"
-            )),
-            // Threads that find no CPU find nothing left to free.
-            Self::By(asked, _)
-                if workers > asked.into() || (asked > 1 && workers < cpus.min(asked.into())) =>
-            {
-                Some(format!("{} freed", counted(workers, "thread")))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// So much of `size`.
-fn percent(part: u64, size: Bytes) -> Bytes {
-    Bytes(size.0 / 100 * part)
-}
-
-/// [`Error::Claim`] where that is so.
-pub(crate) fn refused(is_wrong: bool, found: String, hint: &'static str) -> Result<(), Error> {
-    if is_wrong {
-        return Err(Error::claim(found, hint));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::with;
 
     #[test]
     fn a_side_that_is_not_what_it_claims_is_refused() {
-        let base = On::Base(Bytes(1000));
-        for (launch, on, resident, huge, preloaded, fine) in [
-            (Launch::Plain, base, 1010, 0, false, true),
-            (Launch::Plain, base, 900, 0, false, false),
-            (Launch::Plain, base, 1010, 1, false, false),
-            (Launch::Plain, base, 1010, 0, true, false),
-            (Launch::JUMBO, base, 1010, 0, true, true),
-            (Launch::JUMBO, base, 1010, 0, false, false),
-            (Launch::JUMBO, base, 1010, 2, true, false),
-            (Launch::Plain, On::NoHuge, 100, 0, false, true),
-            (Launch::Plain, On::NoHuge, 100, 1, false, false),
-            (Launch::Tunable, On::Half, 100, 90, false, true),
-            (Launch::Tunable, On::Half, 100, 90, true, false),
-            (Launch::JUMBO, On::Half, 100, 40, true, false),
-            (Launch::Plain, On::Huge(Bytes(100)), 100, 96, false, true),
-            (
-                Launch::Plain,
-                On::Hugetlb(Bytes(100)),
-                100,
-                96,
-                false,
-                false,
-            ),
+        let base = base(Bytes(1000));
+        for (launch, claims, resident, huge, preloaded, fine) in [
+            (Launch::Plain, &base, 1010, 0, false, true),
+            (Launch::Plain, &base, 900, 0, false, false),
+            (Launch::Plain, &base, 1010, 1, false, false),
+            (Launch::Plain, &base, 1010, 0, true, false),
+            (Launch::JUMBO, &base, 1010, 0, true, true),
+            (Launch::JUMBO, &base, 1010, 0, false, false),
+            (Launch::JUMBO, &base, 1010, 2, true, false),
+            (Launch::Plain, &no_huge(), 100, 0, false, true),
+            (Launch::Plain, &no_huge(), 100, 1, false, false),
+            (Launch::Tunable, &half_huge(), 100, 90, false, true),
+            (Launch::Tunable, &half_huge(), 100, 90, true, false),
+            (Launch::JUMBO, &half_huge(), 100, 40, true, false),
+            (Launch::Plain, &huge(Bytes(100)), 100, 96, false, true),
+            (Launch::Plain, &hugetlb(Bytes(100)), 100, 96, false, false),
         ] {
-            let memory = Memory {
-                resident: Bytes(resident),
-                huge: Bytes(huge),
-                hugetlb: Bytes(0),
-                preloaded,
-            };
-            let checked = on.check(&launch, &memory);
-            assert_eq!(checked.is_ok(), fine, "{launch:?} {on:?} {memory:?}");
+            let figures = with(
+                Figures::new(),
+                [
+                    ("resident_bytes", f64::from(resident)),
+                    ("huge_bytes", f64::from(huge)),
+                    ("huge_percent", f64::from(huge)),
+                    ("hugetlb_bytes", 0.0),
+                    ("preload_libraries", f64::from(u8::from(preloaded))),
+                ],
+            );
+            let checked = check(claims, &launch, &figures);
+            assert_eq!(
+                checked.is_ok(),
+                fine,
+                "{launch:?} {figures:?} {claims:?} {checked:?}"
+            );
         }
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_found_and_what_is_right() {
+        let figures = with(
+            Figures::new(),
+            [("preload_libraries", 0.0), ("huge_bytes", 2e6)],
+        );
+        let said = |claims: &[Claim]| {
+            let refused = check(claims, &Launch::Plain, &figures).unwrap_err();
+            refused.of_side("plain").to_string()
+        };
+        assert_eq!(
+            said(&no_huge()),
+            "the run named `plain` is not what its name says: huge bytes: 1.9 MiB, and not 0.0 MiB"
+        );
+        assert!(said(&[back()]).ends_with("back ms: none, and not at least 0"));
+        assert!(said(&[pages("used_pages", 1..=2)]).ends_with("none, and not 1 to 2"));
     }
 
     #[test]
     fn a_side_that_freed_in_another_way_is_refused() {
         let size = Bytes(1000);
-        let (one, four, later) = (Freed::By(1, size), Freed::By(4, size), Freed::Later(size));
-        for (side, gathered, background, workers, fine) in [
-            (one, 0, 0, 0, true),
-            (one, 1000, 0, 1, true),
-            (one, 1000, 0, 2, false),
-            (four, 950, 0, 4, true),
-            (four, 950, 0, 3, true),
-            (four, 950, 0, 1, false),
-            (four, 950, 0, 5, false),
-            (four, 500, 0, 4, false),
-            (four, 0, 0, 0, false),
-            (later, 1000, 1000, 2, true),
-            (later, 1000, 100, 2, false),
-            (Freed::Back, 0, 0, 0, true),
+        let by = |threads| freed_by(threads, size, 2);
+        let (one, four, later) = (by(1), by(4), vec![freed_later(size)]);
+        for (claims, gathered, background, threads, fine) in [
+            (&one, 0, 0, 0, true),
+            (&one, 1000, 0, 1, true),
+            (&one, 1000, 0, 2, false),
+            (&four, 950, 0, 4, true),
+            (&four, 950, 0, 3, true),
+            (&four, 950, 0, 1, false),
+            (&four, 950, 0, 5, false),
+            (&four, 500, 0, 4, false),
+            (&four, 0, 0, 0, false),
+            (&later, 1000, 1000, 2, true),
+            (&later, 1000, 100, 2, false),
+            (&vec![back()], 0, 0, 0, false),
         ] {
-            let mut freed = Freeing::default();
-            freed.gathered = Bytes(gathered);
-            freed.background = Bytes(background);
-            freed.workers = workers;
-            let found = side.found_wrong(freed, 2);
-            assert_eq!(found.is_none(), fine, "{side:?} {freed:?}");
+            let figures = with(
+                Figures::new(),
+                [
+                    ("gathered_bytes", f64::from(gathered)),
+                    ("background_bytes", f64::from(background)),
+                    ("freeing_threads", f64::from(threads)),
+                    ("preload_libraries", 1.0),
+                ],
+            );
+            let checked = check(claims, &Launch::JUMBO, &figures);
+            assert_eq!(checked.is_ok(), fine, "{claims:?} {figures:?} {checked:?}");
         }
     }
 }

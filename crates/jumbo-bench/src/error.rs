@@ -5,6 +5,9 @@ use std::process::ExitStatus;
 
 use jumbo::kernel::FileError;
 use jumbo::units::Bytes;
+use rustix::io::Errno;
+
+use crate::claim::{LESS, QUIET};
 
 /// Why a table has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -18,34 +21,22 @@ pub enum Error {
     /// This command printed something else than a sample.
     #[error("`{0}` printed no sample: {1}")]
     Answer(String, serde_json::Error),
-    /// A side of the comparison is not what its name says, so comparing it would prove nothing.
-    #[error("the run named `{side}` is not what its name says: {found}")]
-    Claim {
-        /// The name of the side.
-        side: String,
-        /// What it had, and what it should have had.
-        found: String,
-        /// What to do.
-        hint: &'static str,
-    },
+    /// A run is not what it was to be, so comparing it would prove nothing: what it had and should have had, and what to
+    /// do.
+    #[error("the run {0}")]
+    Claim(String, &'static str),
     /// The measurement would drive the machine out of memory: what it needs, and what is available.
     #[error("the measurement needs {0} of memory and {1} is available")]
     Memory(Bytes, Bytes),
-    /// A worker cannot be kept off huge pages.
-    #[error("cannot keep a process on base pages (PR_SET_THP_DISABLE): {0}")]
-    BasePages(io::Error),
     /// Memory cannot be mapped, touched or unmapped.
     #[error("cannot map, touch or unmap memory: {0}")]
     Map(io::Error),
     /// Memory that was freed is taken by another program, or was never given back.
     #[error("{0} of the memory that was freed did not become free")]
     NotBack(Bytes),
-    /// A process that was to end goes on.
-    #[error("`{0}` goes on though its memory is free")]
-    Endless(String),
     /// A worker, or the process that measures it, cannot be talked to, waited for or ended.
     #[error("cannot direct the process that is measured: {0}")]
-    Pipe(io::Error),
+    Pipe(#[from] io::Error),
     /// The allocator under test has no memory.
     #[error("malloc of {0} failed")]
     Malloc(Bytes),
@@ -66,21 +57,25 @@ pub enum Error {
     File(#[from] FileError),
 }
 
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self::Pipe(errno.into())
+    }
+}
+
 impl Error {
-    /// A side is not what its name says; [`Error::of_side`] adds the name.
-    pub(crate) fn claim(found: String, hint: &'static str) -> Self {
-        let side = String::new();
-        Self::Claim { side, found, hint }
+    /// A run is not what it was to be; [`Error::of_side`] adds which.
+    pub(crate) fn claim(found: impl Into<String>, hint: &'static str) -> Self {
+        Self::Claim(found.into(), hint)
     }
 
     /// The same error, with the name of the side on which it came.
     pub(crate) fn of_side(self, side: &str) -> Self {
         match self {
-            Self::Claim { found, hint, .. } => Self::Claim {
-                side: side.to_owned(),
-                found,
+            Self::Claim(found, hint) => Self::Claim(
+                format!("named `{side}` is not what its name says: {found}"),
                 hint,
-            },
+            ),
             other => other,
         }
     }
@@ -88,7 +83,7 @@ impl Error {
     /// True where a sample is not what it was to be, most likely because another program took memory or CPUs
     /// meanwhile: the next one may be.
     pub(crate) fn is_disturbed(&self) -> bool {
-        matches!(self, Self::Claim { .. } | Self::NotBack(_))
+        matches!(self, Self::Claim(..) | Self::NotBack(_))
     }
 
     /// True where this host, as it is now, has not what a row needs.
@@ -99,9 +94,9 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Claim { hint, .. } => Some(hint),
-            Self::Memory(..) => Some("measure less, with --size"),
-            Self::NotBack(_) => Some("measure on a machine on which nothing else takes memory"),
+            Self::Claim(_, hint) => Some(hint),
+            Self::Memory(..) => Some(LESS),
+            Self::NotBack(_) => Some(QUIET),
             _ => None,
         }
     }

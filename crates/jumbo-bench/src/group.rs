@@ -5,29 +5,31 @@
 //! of the sides changes from lap to lap, so that what a run leaves behind (a fragmented machine, a warm or a throttled
 //! processor) falls on all of them.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
+use crate::child::{Launch, ask};
+use crate::claim::Claim;
 use crate::memory::{Hit, sample};
-use crate::stats::median;
-use crate::table::{Missing, Row, Samples, Table, Unit};
-use crate::{Error, Progress, Settings};
-
-/// What one sample found, by names that end in their unit.
-pub(crate) type Figures = BTreeMap<String, f64>;
+use crate::stats::{Spread, median};
+use crate::table::{Missing, Row, Samples, Table, What};
+use crate::worker::{Figures, Task};
+use crate::{Error, Settings};
 
 /// Sides that are measured in turn, and the rows between them.
 pub(crate) struct Group<'a> {
+    settings: &'a Settings,
     what: &'static str,
     sides: Vec<Side<'a>>,
     rows: Vec<Planned>,
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    optional: Option<&'static str>,
+    /// Missing from the table, under its name, where the host has not what it needs.
+    pub(crate) optional: bool,
 }
 
 /// One way to do what is measured.
@@ -40,51 +42,40 @@ struct Side<'a> {
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
 }
 
-/// The name of a row, what it measures, and the name of a figure, or of several that are added: `a_ms+b_ms`.
-pub(crate) type What<'w> = (&'w str, &'w str, &'static str);
-
-/// Makes a row of its name, what it measures, its unit and its sides.
-type Compare = fn((String, String, Unit), [Samples; 2]) -> Row;
-
-/// A row to be.
-pub(crate) struct Planned {
-    name: String,
-    measure: String,
+/// A row to be, of a figure, or of several that are added: `a_ms+b_ms`.
+struct Planned {
+    what: What,
     figure: &'static str,
     sides: [usize; 2],
     /// `None` where there is only a value, of the first side.
     compare: Option<Compare>,
-    published: Option<&'static str>,
 }
+
+type Compare = fn(What, [Samples; 2]) -> Row;
+
+/// The name of a row, what it measures, and its figure.
+type Named<'n> = (&'n str, &'n str, &'static str);
 
 /// How often a sample is tried that another program disturbed.
 const TRIES: usize = 3;
 
-/// A group of more laps is told of once a round: they are short.
-const TOLD: usize = 3;
-
 impl<'a> Group<'a> {
     /// A group without sides.
-    pub(crate) fn new(what: &'static str) -> Self {
+    pub(crate) fn new(settings: &'a Settings, what: &'static str) -> Self {
         Self {
+            settings,
             what,
             sides: Vec::new(),
             rows: Vec::new(),
             laps: 1,
             fold: median,
-            optional: None,
+            optional: false,
         }
     }
 
     /// With a sample made of so many.
     pub(crate) fn laps(self, laps: usize, fold: fn(&[f64]) -> f64) -> Self {
         Self { laps, fold, ..self }
-    }
-
-    /// Missing from the table, under this name, where the host has not what it needs.
-    pub(crate) fn optional(mut self, name: &'static str) -> Self {
-        self.optional = Some(name);
-        self
     }
 
     /// Adds a side whose samples take `size` bytes, and returns its number.
@@ -103,6 +94,18 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
+    /// Adds a side whose samples are of a worker that is started so, takes `size` bytes and must show that.
+    pub(crate) fn asks(
+        &mut self,
+        launch: Launch,
+        task: Task,
+        size: Bytes,
+        claims: Vec<Claim>,
+    ) -> usize {
+        let (settings, name, what) = (self.settings, launch.name(), (launch, task));
+        self.side(name, size, move || ask(settings, &what, &claims))
+    }
+
     /// Tries a sample of `side` so often where it is not what the side's name says.
     pub(crate) fn tries(&mut self, side: usize, tries: usize) {
         self.sides[side].tries = tries;
@@ -116,20 +119,21 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a row: the baseline's figure divided by the other side's.
-    pub(crate) fn ratio(&mut self, what: What<'_>, sides: [usize; 2]) -> &mut Planned {
+    /// Adds a row: the baseline's figure divided by the other side's. Its name, what it measures and the figure; what can
+    /// be changed of it.
+    pub(crate) fn ratio(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
         self.plan(what, sides, Some(Row::ratio))
     }
 
     /// Adds an A/A row: a side against itself.
-    pub(crate) fn against_itself(&mut self, (name, measure, figure): What<'_>, side: usize) {
+    pub(crate) fn against_itself(&mut self, what: Named<'_>, side: usize) {
         let again = self.again(side);
-        self.ratio((name, &format!("{measure}, A/A"), figure), [side, again]);
+        self.ratio(what, [side, again]).measure += ", A/A";
     }
 
     /// Adds a row: the baseline's figure subtracted from the other side's.
-    pub(crate) fn difference(&mut self, what: What<'_>, sides: [usize; 2]) {
-        self.plan(what, sides, Some(Row::difference));
+    pub(crate) fn difference(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
+        self.plan(what, sides, Some(Row::difference))
     }
 
     /// Adds a figure that is compared with nothing.
@@ -139,37 +143,32 @@ impl<'a> Group<'a> {
 
     fn plan(
         &mut self,
-        (name, measure, figure): What<'_>,
+        (name, measure, figure): Named<'_>,
         sides: [usize; 2],
         compare: Option<Compare>,
-    ) -> &mut Planned {
-        let at = self.rows.len();
-        self.rows.push(Planned {
+    ) -> &mut What {
+        let units = ["ms", "us", "ns", "bytes"];
+        let unit = units.into_iter().find(|unit| figure.ends_with(unit));
+        let what = What {
             name: name.to_owned(),
             measure: measure.to_owned(),
+            unit: unit.unwrap_or("faults"),
+            published: None,
+        };
+        let at = self.rows.len();
+        self.rows.push(Planned {
+            what,
             figure,
             sides,
             compare,
-            published: None,
         });
-        &mut self.rows[at]
-    }
-
-    fn steps(&self, rounds: usize) -> usize {
-        match self.laps {
-            laps if laps > TOLD => rounds + 1,
-            laps => (rounds * laps + 1) * self.sides.len(),
-        }
+        &mut self.rows[at].what
     }
 
     /// The figures of each side, lap by lap, without a first lap that warms up.
-    fn samples(
-        &self,
-        settings: &Settings,
-        progress: &dyn Progress,
-        hit: &mut Hit,
-    ) -> Result<Vec<Vec<Figures>>, Error> {
-        let (root, rounds) = (Root::host(), settings.rounds.get());
+    fn samples(&self, hit: &mut Hit) -> Result<Vec<Vec<Figures>>, Error> {
+        let (root, rounds) = (Root::host(), self.settings.rounds.get());
+        let progress = &self.settings.progress;
         let mut samples: Vec<_> = self.sides.iter().map(|_| Vec::new()).collect();
         let mut least = vec![f64::INFINITY; self.sides.len()];
         for lap in 0..=rounds * self.laps {
@@ -177,11 +176,11 @@ impl<'a> Group<'a> {
                 0 => "warm-up".to_owned(),
                 round => format!("round {round} of {rounds}"),
             };
-            let mut is_told = lap == 0 || lap % self.laps == 1;
+            let is_first = lap == 0 || (lap - 1).is_multiple_of(self.laps);
             for at in order(lap, self.sides.len()) {
                 let side = &self.sides[at];
-                if self.laps <= TOLD || std::mem::take(&mut is_told) {
-                    progress.step(&format!("{when}: {}: {}", self.what, side.name));
+                if is_first {
+                    progress.set_message(format!("{when}: {}: {}", self.what, side.name));
                 }
                 let limits = (side.size, side.tries);
                 let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
@@ -189,6 +188,7 @@ impl<'a> Group<'a> {
                 if lap > 0 {
                     samples[at].push(figures);
                 }
+                progress.inc(u64::from(is_first));
             }
         }
         Ok(samples)
@@ -206,44 +206,33 @@ impl<'a> Group<'a> {
                 let rounds = samples[side].chunks(self.laps).map(of_round);
                 (self.sides[side].name.clone(), rounds.collect())
             });
-            let unit = Unit::of(row.figure);
             match row.compare {
-                None => table.value(row.name, unit, &sides[0].1),
-                Some(compare) => table.push(Row {
-                    published: row.published,
-                    ..compare((row.name, row.measure, unit), sides)
-                }),
+                None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
+                Some(compare) => table.push(compare(row.what, sides)),
             }
         }
-    }
-}
-
-impl Planned {
-    /// Shows the published figure beside it.
-    pub(crate) fn published(&mut self, figure: impl Into<Option<&'static str>>) {
-        self.published = figure.into();
     }
 }
 
 /// Measures all groups, one after the other, and fills `table` with their rows.
 pub(crate) fn measure(
     settings: &Settings,
-    progress: &dyn Progress,
     mut table: Table,
     groups: Vec<Group<'_>>,
 ) -> Result<Table, Error> {
-    let rounds = settings.rounds.get();
-    progress.begin(groups.iter().map(|group| group.steps(rounds)).sum());
+    let sides: usize = groups.iter().map(|group| group.sides.len()).sum();
+    let steps = sides * (settings.rounds.get() + 1);
+    settings.progress.set_length(steps as u64);
+    settings.progress.enable_steady_tick(Duration::from_secs(1));
     for group in groups {
-        let samples = group.samples(settings, progress, &mut table.hit);
-        match (samples, group.optional) {
-            (Ok(samples), _) => group.push(&mut table, &samples),
+        match group.samples(&mut table.hit) {
+            Ok(samples) => group.push(&mut table, &samples),
             // What the other rows say is as true without it.
-            (Err(error), Some(what)) if error.is_of_host() => {
-                let why = error.to_string();
-                table.missing.push(Missing { what, why });
-            }
-            (Err(error), _) => return Err(error),
+            Err(error) if group.optional && error.is_of_host() => table.missing.push(Missing {
+                what: group.what,
+                why: error.to_string(),
+            }),
+            Err(error) => return Err(error),
         }
     }
     Ok(table)
@@ -262,52 +251,34 @@ fn order(lap: usize, sides: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::num::NonZeroUsize;
 
     use super::*;
-    use crate::machine::Machine;
+    use crate::stats::least;
+    use crate::worker::with;
 
-    struct Silent;
-
-    impl Progress for Silent {
-        fn begin(&self, _: usize) {}
-        fn step(&self, _: &str) {}
-    }
-
-    fn measured(groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
-        let settings = Settings {
-            jumbo: "/j".into(),
-            rounds: NonZeroUsize::new(2).unwrap(),
-        };
-        let machine = Machine::read(&Root::host()).unwrap();
-        let table = Table::new("t", String::new(), &settings, machine);
-        let table = measure(&settings, &Silent, table, groups)?;
+    fn measured(settings: &Settings, groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
+        let table = Table::new("t", String::new(), settings)?;
+        let table = measure(settings, table, groups)?;
         Ok(serde_json::to_value(&table).unwrap())
-    }
-
-    fn figures(of: &[(&str, f64)]) -> Figures {
-        of.iter()
-            .map(|(name, value)| ((*name).to_owned(), *value))
-            .collect()
     }
 
     #[test]
     fn laps_are_folded_after_a_warm_up_and_figures_added() {
         // The warm-up, and three laps for each of two rounds.
         let left = RefCell::new(vec![9.0, 3.0, 5.0, 4.0, 8.0, 7.0, 6.0].into_iter());
-        let mut group =
-            Group::new("g").laps(3, |laps| laps.iter().copied().fold(f64::MAX, f64::min));
+        let settings = Settings::for_tests();
+        let mut group = Group::new(&settings, "g").laps(3, least);
         let a = group.side("a", Bytes(0), || {
             let next = left.borrow_mut().next().unwrap();
-            Ok(figures(&[("x_ms", next), ("y_ms", 10.0)]))
+            Ok(with(Figures::new(), [("x_ms", next), ("y_ms", 10.0)]))
         });
         let b = group.side("b", Bytes(0), || {
-            Ok(figures(&[("x_ms", 1.0), ("y_ms", 0.0)]))
+            Ok(with(Figures::new(), [("x_ms", 1.0), ("y_ms", 0.0)]))
         });
-        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published("p");
+        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published = Some("p");
         group.difference(("d", "m", "x_ms"), [a, b]);
         group.value("v", "x_ms", a);
-        let table = measured(vec![group]).unwrap();
+        let table = measured(&settings, vec![group]).unwrap();
         assert_eq!(table["ratios"]["r"]["min"], 13.0);
         assert_eq!(table["ratios"]["r"]["max"], 16.0);
         assert_eq!(table["values"]["d"]["median"], -3.5);
@@ -319,19 +290,22 @@ mod tests {
 
     #[test]
     fn the_side_that_fails_is_named_and_an_optional_group_is_missing() {
+        let settings = Settings::for_tests();
         let group = || {
-            let mut group = Group::new("g");
-            let side = group.side("a", Bytes(0), || Err(Error::claim("nothing".into(), "try")));
+            let mut group = Group::new(&settings, "g");
+            let side = group.side("a", Bytes(0), || Err(Error::claim("nothing", "try")));
             group.again(side);
             group
         };
-        let error = measured(vec![group()]).unwrap_err().to_string();
+        let error = measured(&settings, vec![group()]).unwrap_err().to_string();
         assert!(
             error.contains("`a`") || error.contains("`a again`"),
             "{error}"
         );
-        let table = measured(vec![group().optional("that")]).unwrap();
-        assert_eq!(table["missing"][0]["what"], "that");
+        let mut group = group();
+        group.optional = true;
+        let table = measured(&settings, vec![group]).unwrap();
+        assert_eq!(table["missing"][0]["what"], "g");
     }
 
     #[test]

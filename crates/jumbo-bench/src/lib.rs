@@ -30,6 +30,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 pub use error::Error;
+use indicatif::ProgressBar;
 
 /// What every table needs to know.
 #[derive(Clone, Debug)]
@@ -38,12 +39,17 @@ pub struct Settings {
     pub jumbo: PathBuf,
     /// How many rounds are measured, after the warm-up.
     pub rounds: NonZeroUsize,
+    /// Shows how far a table has come.
+    pub progress: ProgressBar,
 }
 
-/// What is told how far a table has come.
-pub trait Progress {
-    /// A table of so many steps begins.
-    fn begin(&self, steps: usize);
-    /// The next step begins: what it measures.
-    fn step(&self, what: &str);
+#[cfg(test)]
+impl Settings {
+    fn for_tests() -> Self {
+        Self {
+            jumbo: "/j".into(),
+            rounds: NonZeroUsize::MIN.saturating_add(1),
+            progress: ProgressBar::hidden(),
+        }
+    }
 }

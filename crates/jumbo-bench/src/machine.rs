@@ -34,26 +34,26 @@ impl Machine {
     /// [`FileError`] where /proc cannot be read.
     pub fn read(root: &Root) -> Result<Self, FileError> {
         let load = root.read("proc/loadavg")?;
+        let minute = load.split_whitespace().next();
         let thp = Thp::read_controls(root).ok().flatten().map(|thp| {
-            let beside = [("defrag", thp.defrag), ("shmem_enabled", thp.shmem_enabled)];
-            let beside = beside
-                .into_iter()
-                .filter_map(|(knob, choice)| Some((knob, choice?)));
-            let all = beside.chain([("enabled", thp.enabled)]);
-            all.map(|(knob, choice)| (knob, choice.current))
-                .collect::<Vec<_>>()
+            [
+                ("enabled", Some(thp.enabled)),
+                ("defrag", thp.defrag),
+                ("shmem_enabled", thp.shmem_enabled),
+            ]
         });
+        let thp = thp.into_iter().flatten();
         Ok(Self {
             cpu: field(&root.read("proc/cpuinfo")?, "model name").map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             ram: Memory::read(root)?.total,
             kernel: root.read("proc/sys/kernel/osrelease")?.trim().to_owned(),
-            load: load
-                .split_whitespace()
-                .next()
-                .and_then(|minute| minute.parse().ok())
+            load: minute
+                .and_then(|load| load.parse().ok())
                 .unwrap_or_default(),
-            thp: thp.into_iter().flatten().collect(),
+            thp: thp
+                .filter_map(|(knob, choice)| Some((knob, choice?.current)))
+                .collect(),
         })
     }
 }

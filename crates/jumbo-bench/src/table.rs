@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use jumbo::kernel::Root;
 use serde::Serialize;
 
-use crate::Settings;
 use crate::machine::Machine;
 use crate::memory::Hit;
 use crate::stats::Spread;
+use crate::{Error, Settings};
 
 /// What a table found: what `--json` prints.
 #[derive(Clone, Debug, Serialize)]
@@ -45,18 +46,15 @@ pub struct Missing {
 struct Value {
     #[serde(flatten)]
     spread: Spread,
-    unit: Unit,
+    unit: &'static str,
 }
 
 /// One measure, on two sides.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The row's key in `ratios` or `values`.
-    pub name: String,
-    /// What was measured.
-    pub measure: String,
-    /// Of both sides, and of a difference.
-    pub unit: Unit,
+    /// Of both sides.
+    #[serde(flatten)]
+    pub what: What,
     /// What jumbo is held against.
     pub baseline: Side,
     /// What is held against it.
@@ -66,6 +64,17 @@ pub struct Row {
     pub comparison: Comparison,
     /// What that says about the candidate.
     pub verdict: Verdict,
+}
+
+/// What a row is about.
+#[derive(Clone, Debug, Serialize)]
+pub struct What {
+    /// The row's key in `ratios` or `values`.
+    pub name: String,
+    /// What was measured.
+    pub measure: String,
+    /// Of both sides, and of a difference: `ms`, `us`, `ns`, `bytes` or `faults`.
+    pub unit: &'static str,
     /// The figure that came with the mechanism, where there is one.
     pub published: Option<&'static str>,
 }
@@ -102,73 +111,58 @@ pub enum Verdict {
     Behind,
 }
 
-/// What a side's figures are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Unit {
-    /// Milliseconds.
-    Ms,
-    /// Microseconds.
-    Us,
-    /// Nanoseconds.
-    Ns,
-    /// Bytes.
-    Bytes,
-    /// Page faults.
-    Faults,
-}
-
 /// A side's name and its samples, one a round.
 pub type Samples = (String, Vec<f64>);
 
 impl Table {
     /// A table without rows.
-    pub fn new(table: &'static str, what: String, settings: &Settings, machine: Machine) -> Self {
-        Self {
+    pub(crate) fn new(
+        table: &'static str,
+        what: String,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        Ok(Self {
             table,
             what,
             rounds: settings.rounds.get(),
-            machine,
+            machine: Machine::read(&Root::host())?,
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
             hit: Hit::default(),
             missing: Vec::new(),
-        }
+        })
     }
 
     /// Adds a row below the others.
     pub fn push(&mut self, row: Row) {
-        let (name, unit) = (row.name.clone(), row.unit);
+        let What { name, unit, .. } = row.what.clone();
         match row.comparison {
             Comparison::Ratio(ratio) => drop(self.ratios.insert(name, ratio)),
-            Comparison::Difference(spread) => {
-                self.values.insert(name, Value { spread, unit });
-            }
+            Comparison::Difference(spread) => self.value(name, unit, spread),
         }
         self.rows.push(row);
     }
 
-    /// Adds a figure that is compared with nothing: it stands in `values`, and in no row.
-    pub(crate) fn value(&mut self, name: String, unit: Unit, samples: &[f64]) {
-        let spread = Spread::of(samples);
+    /// Adds a figure to `values`.
+    pub(crate) fn value(&mut self, name: String, unit: &'static str, spread: Spread) {
         self.values.insert(name, Value { spread, unit });
     }
 }
 
 impl Row {
     /// A row whose sides are divided.
-    pub fn ratio(what: (String, String, Unit), sides: [Samples; 2]) -> Self {
+    pub fn ratio(what: What, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| b / c, Comparison::Ratio)
     }
 
     /// A row whose sides are subtracted.
-    pub fn difference(what: (String, String, Unit), sides: [Samples; 2]) -> Self {
+    pub fn difference(what: What, sides: [Samples; 2]) -> Self {
         Self::of(what, sides, |b, c| c - b, Comparison::Difference)
     }
 
     fn of(
-        (name, measure, unit): (String, String, Unit),
+        what: What,
         [baseline, candidate]: [Samples; 2],
         compare: fn(f64, f64) -> f64,
         comparison: fn(Spread) -> Comparison,
@@ -182,54 +176,38 @@ impl Row {
         } else {
             Verdict::Even
         };
-        Self {
+        let side = |(name, samples): Samples| Side {
             name,
-            measure,
-            unit,
+            spread: Spread::of(&samples),
+        };
+        Self {
+            what,
             comparison: comparison(Spread::of(&compared)),
             verdict,
-            published: None,
-            baseline: Side::of(baseline),
-            candidate: Side::of(candidate),
-        }
-    }
-}
-
-impl Side {
-    fn of((name, samples): Samples) -> Self {
-        let spread = Spread::of(&samples);
-        Self { name, spread }
-    }
-}
-
-impl Unit {
-    /// The unit in which the name of a figure ends.
-    pub(crate) fn of(figure: &str) -> Self {
-        match figure.rsplit('_').next() {
-            Some("ms") => Self::Ms,
-            Some("us") => Self::Us,
-            Some("ns") => Self::Ns,
-            Some("bytes") => Self::Bytes,
-            _ => Self::Faults,
+            baseline: side(baseline),
+            candidate: side(candidate),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
     use super::*;
     use serde_json::json;
 
     fn row(
-        of: fn((String, String, Unit), [Samples; 2]) -> Row,
+        of: fn(What, [Samples; 2]) -> Row,
         name: &str,
         baseline: &[f64],
         candidate: &[f64],
     ) -> Row {
         let sides = [("plain", baseline), ("jumbo run", candidate)];
-        let what = (name.to_owned(), "what".to_owned(), Unit::Ms);
+        let what = What {
+            name: name.to_owned(),
+            measure: "what".to_owned(),
+            unit: "ms",
+            published: None,
+        };
         of(
             what,
             sides.map(|(name, samples)| (name.to_owned(), samples.to_vec())),
@@ -246,17 +224,14 @@ mod tests {
             load: 0.0,
             thp: BTreeMap::from([("enabled", "madvise".to_owned())]),
         };
-        let settings = Settings {
-            jumbo: "/j".into(),
-            rounds: NonZeroUsize::new(2).unwrap(),
-        };
-        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings, machine);
-        table.push(Row {
-            published: Some("1.77"),
-            ..row(Row::ratio, "heap_total", &[4.0, 8.0], &[2.0, 2.0])
-        });
+        let settings = Settings::for_tests();
+        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings).unwrap();
+        table.machine = machine;
+        let mut total = row(Row::ratio, "heap_total", &[4.0, 8.0], &[2.0, 2.0]);
+        total.what.published = Some("1.77");
+        table.push(total);
         table.push(row(Row::difference, "startup_ms", &[1.0, 1.0], &[3.0, 2.0]));
-        table.value("wait_ms".to_owned(), Unit::Ms, &[1.0, 3.0]);
+        table.value("wait_ms".to_owned(), "ms", Spread::of(&[1.0, 3.0]));
         assert_eq!(
             serde_json::to_value(&table).unwrap(),
             json!({

@@ -4,14 +4,13 @@ mod render;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Progress, Settings, exit, free, heap, pool, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -43,7 +42,7 @@ struct Heap {
     #[command(flatten)]
     common: Common,
     /// Bytes of objects to allocate; 2G, or 256M with --quick
-    #[arg(long, value_parser = load_size, allow_hyphen_values = true)]
+    #[arg(long, value_parser = |text: &str| at_least(heap::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
 }
 
@@ -52,7 +51,7 @@ struct Free {
     #[command(flatten)]
     common: Common,
     /// Bytes of the block; 8G, or 512M with --quick
-    #[arg(long, value_parser = block_size, allow_hyphen_values = true)]
+    #[arg(long, value_parser = |text: &str| at_least(free::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads free it: a row for each number; 1,2 with --quick
     #[arg(
@@ -72,7 +71,7 @@ struct Exit {
     #[command(flatten)]
     common: Common,
     /// Bytes of memory that the process has; 8G, or 512M with --quick
-    #[arg(long, value_parser = held_size, allow_hyphen_values = true)]
+    #[arg(long, value_parser = |text: &str| at_least(exit::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads give it back [default: as `jumbo run`]
     #[arg(long, value_name = "N", value_parser = workers, allow_negative_numbers = true)]
@@ -86,7 +85,7 @@ struct Pool {
     #[command(flatten)]
     common: Common,
     /// Bytes of STREAM's three arrays; 1536M, or 192M with --quick
-    #[arg(long, value_parser = arrays_size, allow_hyphen_values = true)]
+    #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads take and give pages: a row for each number. STREAM runs with the most of
     /// them [default: 1, 2, 4, ... up to the number of CPUs]
@@ -117,10 +116,29 @@ const MIN_ROUNDS: usize = 5;
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.table {
         None => list()?,
-        Some(Table::Heap(heap)) => measure_heap(&heap)?,
-        Some(Table::Free(free)) => measure_free(&free)?,
-        Some(Table::Exit(exit)) => measure_exit(&exit)?,
-        Some(Table::Pool(pool)) => measure_pool(&pool)?,
+        Some(Table::Heap(Heap { common, size })) => {
+            let size = common.size(size, 2 << 30, 256 << 20);
+            common.measure(|settings| heap::measure(settings, size))?;
+        }
+        Some(Table::Free(free)) => {
+            let size = free.common.size(free.size, 8 << 30, 512 << 20);
+            let measure = |settings: &_| free::measure(settings, size, &free.workers);
+            free.common.measure(measure)?;
+        }
+        Some(Table::Exit(exit)) => {
+            let size = exit.common.size(exit.size, 8 << 30, 512 << 20);
+            let measure = |settings: &_| exit::measure(settings, size, exit.workers);
+            exit.common.measure(measure)?;
+        }
+        Some(Table::Pool(pool)) => {
+            let size = pool.common.size(pool.size, 1536 << 20, 192 << 20);
+            let threads = match pool.threads.is_empty() {
+                true => up_to_cpus(),
+                false => pool.threads,
+            };
+            let measure = |settings: &_| pool::measure(settings, size, &threads);
+            pool.common.measure(measure)?;
+        }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -149,39 +167,6 @@ fn tables() -> Vec<[String; 2]> {
         .collect()
 }
 
-fn measure_heap(args: &Heap) -> anyhow::Result<()> {
-    let size = args.common.size(args.size, 2 << 30, 256 << 20);
-    args.common
-        .measure(|settings, progress| heap::measure(settings, size, progress))
-}
-
-fn measure_free(args: &Free) -> anyhow::Result<()> {
-    let size = args.common.size(args.size, 8 << 30, 512 << 20);
-    args.common
-        .measure(|settings, progress| free::measure(settings, size, &args.workers, progress))
-}
-
-fn measure_exit(args: &Exit) -> anyhow::Result<()> {
-    let load = exit::Load {
-        size: args.common.size(args.size, 8 << 30, 512 << 20),
-        workers: args.workers,
-    };
-    args.common
-        .measure(|settings, progress| exit::measure(settings, load, progress))
-}
-
-fn measure_pool(args: &Pool) -> anyhow::Result<()> {
-    let load = pool::Load {
-        size: args.common.size(args.size, 1536 << 20, 192 << 20),
-        threads: match args.threads.as_slice() {
-            [] => up_to_cpus(),
-            asked => asked.to_vec(),
-        },
-    };
-    args.common
-        .measure(|settings, progress| pool::measure(settings, &load, progress))
-}
-
 /// 1, 2, 4, and so on, and the number of CPUs.
 fn up_to_cpus() -> Vec<NonZeroUsize> {
     let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -203,6 +188,7 @@ impl Common {
         Ok(Settings {
             jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
             rounds,
+            progress: bar(),
         })
     }
 
@@ -213,49 +199,26 @@ impl Common {
 
     fn measure(
         &self,
-        table: impl FnOnce(
-            &Settings,
-            &dyn Progress,
-        ) -> Result<jumbo_bench::table::Table, jumbo_bench::Error>,
+        table: impl FnOnce(&Settings) -> Result<table::Table, Error>,
     ) -> anyhow::Result<()> {
-        let progress = Bar::new();
-        let table = table(&self.settings()?, &progress).map_err(hinted)?;
-        progress.0.finish_and_clear();
-        self.print(&table)
-    }
-
-    fn print(&self, table: &jumbo_bench::table::Table) -> anyhow::Result<()> {
+        let settings = self.settings()?;
+        let table = table(&settings).map_err(hinted)?;
+        settings.progress.finish_and_clear();
         if self.json {
-            return view::json(table);
+            return view::json(&table);
         }
         let mut view = View::stdout();
-        render::show(&mut view, table)?;
+        render::show(&mut view, &table)?;
         Ok(view.finish()?)
     }
 }
 
 /// The error with what to do about it.
-fn hinted(error: jumbo_bench::Error) -> anyhow::Error {
+fn hinted(error: Error) -> anyhow::Error {
     match error.hint() {
         Some(hint) => anyhow::anyhow!("{error}\nhint: {hint}"),
         None => error.into(),
     }
-}
-
-fn load_size(text: &str) -> Result<Bytes, String> {
-    at_least(heap::MIN_SIZE, text)
-}
-
-fn block_size(text: &str) -> Result<Bytes, String> {
-    at_least(free::MIN_SIZE, text)
-}
-
-fn held_size(text: &str) -> Result<Bytes, String> {
-    at_least(exit::MIN_SIZE, text)
-}
-
-fn arrays_size(text: &str) -> Result<Bytes, String> {
-    at_least(pool::MIN_SIZE, text)
 }
 
 fn at_least(least: Bytes, text: &str) -> Result<Bytes, String> {
@@ -283,31 +246,12 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new() -> Self {
-        let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta}") {
-            bar.set_style(style);
-        }
-        Self(bar)
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta}") {
+        bar.set_style(style);
     }
-}
-
-impl Progress for Bar {
-    fn begin(&self, steps: usize) {
-        self.0.set_length(steps as u64);
-        self.0.enable_steady_tick(Duration::from_secs(1));
-    }
-
-    fn step(&self, what: &str) {
-        // The step that begins is not done yet.
-        if !self.0.message().is_empty() {
-            self.0.inc(1);
-        }
-        self.0.set_message(what.to_owned());
-    }
+    bar
 }
 
 #[cfg(test)]
@@ -339,9 +283,9 @@ mod tests {
 
     #[test]
     fn a_load_below_the_least_size_is_refused() {
-        assert_eq!(load_size("2G"), Ok(Bytes(2 << 30)));
-        assert!(load_size("1M").unwrap_err().contains("32 MiB"));
-        assert!(load_size("much").is_err());
-        assert!(block_size("1M").is_err() && held_size("1M").is_err());
+        let least = Bytes(32 << 20);
+        assert_eq!(at_least(least, "2G"), Ok(Bytes(2 << 30)));
+        assert!(at_least(least, "1M").unwrap_err().contains("32 MiB"));
+        assert!(at_least(least, "much").is_err());
     }
 }

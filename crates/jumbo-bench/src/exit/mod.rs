@@ -10,7 +10,7 @@
 mod end;
 mod worker;
 
-pub(crate) use worker::hold;
+pub(crate) use worker::{End, hold};
 
 use std::num::NonZeroU32;
 
@@ -19,71 +19,61 @@ use jumbo::units::Bytes;
 
 use crate::child::Launch;
 use crate::group::Group;
-use crate::machine::Machine;
 use crate::memory::{footprint, room};
 use crate::table::Table;
-use crate::{Error, Progress, Settings, group};
-use end::{Side, watch};
-use worker::End;
+use crate::{Error, Settings, group};
+use end::{By, watch};
 
 /// The least size: a quarter of it must still be more than the program around it.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
 
 const PUBLISHED: &str = "more than 10 min for several TB";
 
-/// What is asked of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// How much memory the processes have.
-    pub size: Bytes,
-    /// How many threads give it back; `None`: as many as jumbo takes by itself.
-    pub workers: Option<NonZeroU32>,
-}
-
-/// Measures the table.
+/// Measures the table, with processes of `size` bytes that so many threads give back; `None`: as many as jumbo takes by
+/// itself.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, load: Load, progress: &dyn Progress) -> Result<Table, Error> {
-    let root = Root::host();
-    let machine = Machine::read(&root)?;
-    room(&root, footprint(load.size))?;
-    let what = format!("{} in base pages", load.size);
-    let table = Table::new("exit", what, settings, machine);
-    let groups = [End::Exit, End::Crash, End::Kill].map(|end| ends(settings, end, load));
-    group::measure(settings, progress, table, groups.into())
+pub fn measure(
+    settings: &Settings,
+    size: Bytes,
+    workers: Option<NonZeroU32>,
+) -> Result<Table, Error> {
+    room(&Root::host(), footprint(size))?;
+    let table = Table::new("exit", format!("{size} in base pages"), settings)?;
+    let ends = [End::Exit, End::Crash, End::Kill];
+    let groups = ends.map(|end| group_of(settings, end, size, workers));
+    group::measure(settings, table, groups.into())
 }
 
-fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_> {
+fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU32>) -> Group<'_> {
     let threads = workers.map_or(String::new(), |n| format!("--free-workers={n} "));
-    let side = |launch, reaper, killer| Side {
-        launch,
-        reaper,
-        killer,
-    };
-    let run = |options| Launch::Jumbo(format!("{threads}{options}"));
-    let reaper = || side(run("--reaper=on"), true, false);
-    let plain = || side(Launch::Plain, false, false);
-
     let (key, quarter) = (end.key(), Bytes(size.0 / 4));
-    let mut group = Group::new(key);
-    let mut add = |side: Side, name: String, size: Bytes| {
-        group.side(name, size, move || watch(settings, end, &side, size))
+    let mut group = Group::new(settings, key);
+    let mut add = |by: By, size: Bytes| {
+        let launch = match by {
+            By::Kernel | By::Killer => Launch::Plain,
+            By::Reaper => Launch::Jumbo(format!("{threads}--reaper=on")),
+            By::Supervisor => Launch::Jumbo(format!("{threads}--reaper=off --supervise")),
+        };
+        let name = match by {
+            By::Killer => "jumbo kill".to_owned(),
+            _ if size == quarter => format!("{} of {quarter}", launch.name()),
+            _ => launch.name(),
+        };
+        group.side(name, size, move || {
+            watch(settings, end, (by, &launch), size)
+        })
     };
-    let name = reaper().launch.name();
-    let base = add(plain(), "plain".to_owned(), size);
-    let base_small = add(plain(), format!("plain of {quarter}"), quarter);
-    let sibling_small = add(reaper(), format!("{name} of {quarter}"), quarter);
-    let sibling = add(reaper(), name, size);
-    let beside = (end == End::Kill).then(|| {
-        let supervise = side(run("--reaper=off --supervise"), false, false);
-        let name = supervise.launch.name();
-        let killer = side(Launch::Plain, false, true);
-        [
-            add(supervise, name, size),
-            add(killer, "jumbo kill".to_owned(), size),
-        ]
-    });
+    let (base, base_small) = (add(By::Kernel, size), add(By::Kernel, quarter));
+    let (sibling_small, sibling) = (add(By::Reaper, quarter), add(By::Reaper, size));
+    let beside = match end {
+        End::Kill => vec![
+            ("supervise_memory_back", add(By::Supervisor, size)),
+            ("jumbo_kill_memory_back", add(By::Killer, size)),
+        ],
+        End::Exit | End::Crash => Vec::new(),
+    };
     let again = group.again(base);
 
     for (what, until, figure) in [
@@ -93,9 +83,8 @@ fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_
         let (name, measure) = (format!("{key}_{what}"), format!("{key}, {until}"));
         let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
         group.ratio((&aa.0, &aa.1, figure), [base, again]);
-        group
-            .ratio((&name, &measure, figure), [base, sibling])
-            .published(PUBLISHED);
+        let row = group.ratio((&name, &measure, figure), [base, sibling]);
+        row.published = Some(PUBLISHED);
     }
     for (name, side) in [
         (format!("{key}_wait_ms"), sibling),
@@ -105,19 +94,12 @@ fn ends(settings: &Settings, end: End, Load { size, workers }: Load) -> Group<'_
     ] {
         group.value(&name, "wait_ms", side);
     }
-    let (name, measure) = (
-        format!("{key}_wait_growth_ms"),
-        format!("{key}, wait at two sizes"),
-    );
+    let name = format!("{key}_wait_growth_ms");
+    let measure = format!("{key}, wait at two sizes");
     group.difference((&name, &measure, "wait_ms"), [sibling_small, sibling]);
-    if let Some([supervise, killer]) = beside {
-        let measure = "kill, until memory is back";
-        for (name, side) in [
-            ("supervise_memory_back", supervise),
-            ("jumbo_kill_memory_back", killer),
-        ] {
-            group.ratio((name, measure, "back_ms"), [base, side]);
-        }
+    for (name, side) in beside {
+        let what = (name, "kill, until memory is back", "back_ms");
+        group.ratio(what, [base, side]);
     }
     group
 }

@@ -3,10 +3,8 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
-use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
-use jumbo::status::Covered;
 use jumbo::units::Bytes;
 use jumbo_inside::reaper::State;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -14,13 +12,13 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::memory::{Block, Memory, base_pages_only};
-use crate::worker::say;
+use crate::memory::{Block, base_pages_only, had_in};
+use crate::worker::{Figures, say, shown};
 
 /// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum End {
+pub(crate) enum End {
     /// It calls `exit(0)`.
     Exit,
     /// It calls `abort()`, and leaves no core.
@@ -30,18 +28,15 @@ pub(super) enum End {
 }
 
 /// What the worker says when it is ready to end.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
     /// The worker, which a launcher may stand in front of.
     pub(super) pid: u32,
     /// What its block has.
-    pub(super) memory: Memory,
+    pub(super) figures: Figures,
     /// The sibling that will give the memory back; `None` where there is none.
     pub(super) reaper: Option<u32>,
 }
-
-/// How long the sibling may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 impl End {
     /// The start of its rows' keys.
@@ -63,25 +58,24 @@ impl End {
     }
 }
 
-/// Allocates `size` bytes, touches them in base pages, says so ([`Ready`]), and ends as it is told on its standard
-/// input, having said when ([`now_ns`]). Where `reaper` is set it waits for its sibling before it says so.
-pub(crate) fn hold(size: Bytes, reaper: bool) -> Result<(), Error> {
+/// Allocates `size` bytes, touches them in base pages, says so ([`Ready`]), and ends that way when its standard input
+/// says something, having said when ([`now_ns`]). Where `reaper` is set it waits for its sibling before it says so.
+pub(crate) fn hold(size: Bytes, reaper: bool, end: End) -> Result<(), Error> {
     base_pages_only()?;
     no_core()?;
     let root = Root::host();
-    let mut block = Block::allocate(size).ok_or(Error::Malloc(size))?;
+    let mut block = Block::allocate(size)?;
     block.touch();
     say(&Ready {
         pid: std::process::id(),
-        memory: Memory::read_of(&root, &block.addresses())?,
+        figures: had_in(&root, &[block.addresses()])?,
         reaper: if reaper { sibling(&root)? } else { None },
     })?;
 
-    // Were the process that measures gone, this would be the end of the input, and an exit.
-    let mut order = String::new();
-    io::stdin().read_line(&mut order).map_err(Error::Pipe)?;
+    // Were the process that measures gone, this would be the end of the input.
+    io::stdin().read_line(&mut String::new())?;
     say(&now_ns())?;
-    if serde_json::from_str(&order).is_ok_and(|end: End| end == End::Crash) {
+    if end == End::Crash {
         std::process::abort();
     }
     std::process::exit(0);
@@ -96,32 +90,23 @@ pub(super) fn now_ns() -> u64 {
 
 /// A crash shall measure the end and not the disk.
 fn no_core() -> Result<(), Error> {
-    // Where cores go to a program the kernel does not look at the limit, unless it is 1 (core(5)).
-    let pattern = Root::host().read("proc/sys/kernel/core_pattern")?;
-    let limit = Some(u64::from(pattern.starts_with('|')));
+    // Less than a page: no file. Where cores go to a program the kernel looks at no other limit than 1 (core(5)).
     let limit = Rlimit {
-        current: limit,
-        maximum: limit,
+        current: Some(1),
+        maximum: Some(1),
     };
-    setrlimit(Resource::Core, limit).map_err(|errno| Error::Pipe(errno.into()))
+    Ok(setrlimit(Resource::Core, limit)?)
 }
 
 /// The sibling, once it sleeps.
 fn sibling(root: &Root) -> Result<Option<u32>, Error> {
-    let clock = Instant::now();
-    loop {
-        let covered = Covered::read(root, std::process::id())?;
-        let reaper = covered.map(|covered| covered.reaper);
-        let running = reaper.filter(|reaper| reaper.state == State::Running.name());
-        let asleep = running.and_then(|reaper| reaper.pid).filter(|pid| {
+    shown(root, |covered| {
+        let running = covered.reaper.state == State::Running.name();
+        covered.reaper.pid.filter(|pid| {
             let stat = root.read(format!("proc/{pid}/stat"));
-            stat.is_ok_and(|stat| state(&stat) == Some('S'))
-        });
-        if asleep.is_some() || clock.elapsed() > PATIENCE {
-            return Ok(asleep);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+            running && stat.is_ok_and(|stat| state(&stat) == Some('S'))
+        })
+    })
 }
 
 /// The state that /proc/PID/stat shows, behind a name that may hold anything.

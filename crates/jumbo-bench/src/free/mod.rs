@@ -9,7 +9,7 @@
 
 mod worker;
 
-pub(crate) use worker::{blocks, ranges, release, unmap};
+pub(crate) use worker::{Freeing, blocks, ranges, unmap};
 
 use std::num::NonZeroU32;
 
@@ -17,14 +17,13 @@ use jumbo::kernel::{Root, thp};
 use jumbo::units::Bytes;
 
 use crate::child::{Launch, ask};
-use crate::claim::{Expected, Freed, On};
+use crate::claim;
 use crate::group::Group;
-use crate::machine::Machine;
 use crate::memory::{footprint, room};
 use crate::stats::median;
 use crate::table::Table;
 use crate::worker::Task;
-use crate::{Error, Progress, Settings, group};
+use crate::{Error, Settings, group};
 
 /// The least size of the block: below, jumbo leaves it to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
@@ -46,16 +45,8 @@ const SMALL: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(
-    settings: &Settings,
-    size: Bytes,
-    workers: &[NonZeroU32],
-    progress: &dyn Progress,
-) -> Result<Table, Error> {
-    let root = Root::host();
-    let machine = Machine::read(&root)?;
-    room(&root, footprint(size))?;
-    let frees = frees(settings, size, workers);
+pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Result<Table, Error> {
+    room(&Root::host(), footprint(size))?;
 
     // A `munmap` takes microseconds and must be compared within a hundredth, so each round looks at many, by many
     // processes in turn: such a machine is slow or fast for half a second at a time. Who measures a small block wants
@@ -65,36 +56,35 @@ pub fn measure(
         false => [(1, 1), (3, 1)],
     };
     let names = ("huge_inline", "munmap of huge pages");
-    let huge = unmaps(settings, names, (vec![HUGE], true), huge).optional(names.1);
+    let mut huge = unmaps(settings, names, (vec![HUGE], true), huge);
+    huge.optional = true;
     let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
     let names = ("small_inline", "munmap of 1 to 64 MiB");
     let small = unmaps(settings, names, (sizes, false), small);
-    let table = Table::new("free", format!("{size} in base pages"), settings, machine);
-    let found = found(settings, &root, size);
-    let gathers = gathers(settings, size);
-    let groups = vec![frees, huge, small, found, gathers];
-    group::measure(settings, progress, table, groups)
+    let table = Table::new("free", format!("{size} in base pages"), settings)?;
+    let (frees, found) = (frees(settings, size, workers), found(settings, size));
+    let groups = vec![frees, huge, small, found, gathers(settings, size)];
+    group::measure(settings, table, groups)
 }
 
 fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Group<'a> {
-    let mut group = Group::new("free");
-    let mut side = |launch: Launch, freed, back| {
-        let expected = Expected {
-            freed,
-            ..Expected::on(On::Base(size))
-        };
-        let (name, what) = (launch.name(), (launch, Task::Release(size, back)));
-        group.side(name, size, move || ask(settings, &what, &expected))
+    let mut group = Group::new(settings, "free");
+    let mut side = |launch, how, freed| {
+        let claims = [claim::base(size), freed].concat();
+        group.asks(launch, Task::Blocks(size, 1, how), size, claims)
     };
-    let plain = side(Launch::Plain, Freed::Back, true);
-    let by = workers.iter().map(|workers| {
-        let workers = workers.get();
-        let launch = Launch::Jumbo(format!("--free=sync --free-workers={workers}"));
-        (workers, side(launch, Freed::By(workers, size), false))
-    });
-    let by: Vec<_> = by.collect();
+    let plain = side(Launch::Plain, Freeing::BaseAndBack, vec![claim::back()]);
+    let by: Vec<_> = workers
+        .iter()
+        .map(|workers| {
+            let launch = Launch::Jumbo(format!("--free=sync --free-workers={workers}"));
+            let claims = freed_by(workers.get(), size);
+            (workers.get(), side(launch, Freeing::Base, claims))
+        })
+        .collect();
     let background = Launch::Jumbo("--free=background".to_owned());
-    let background = side(background, Freed::Later(size), true);
+    let later = vec![claim::freed_later(size), claim::back()];
+    let background = side(background, Freeing::BaseAndBack, later);
     group.against_itself(("free_aa", "free", "call_ms"), plain);
     for (workers, side) in by {
         let measure = match workers {
@@ -103,7 +93,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
         };
         let name = format!("free_{workers}_workers");
         let row = group.ratio((&name, &measure, "call_ms"), [plain, side]);
-        row.published(published(workers));
+        row.published = published(workers);
     }
     let sides = [plain, background];
     let what = ("free_background_call", "free, until it returns", "call_ms");
@@ -113,35 +103,28 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     group
 }
 
+fn freed_by(threads: u32, size: Bytes) -> Vec<claim::Claim> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    claim::freed_by(threads, size, cpus as u64)
+}
+
 /// Blocks as large as jumbo looks at where the host brings no huge pages, with the host as it is found: where huge pages are
 /// to be had jumbo's side is on them.
-fn found<'a>(settings: &'a Settings, root: &Root, size: Bytes) -> Group<'a> {
-    let is_never = thp::pmd_size(root).is_ok_and(|pmd| thp::is_never(root, pmd));
-    let (measure, freed) = match is_never {
+fn found(settings: &Settings, size: Bytes) -> Group<'_> {
+    let root = Root::host();
+    let is_never = thp::pmd_size(&root).is_ok_and(|pmd| thp::is_never(&root, pmd));
+    let (measure, claims) = match is_never {
         true => (
             "free of blocks, host as found (THP never)",
-            Freed::By(u32::MAX, size),
+            freed_by(u32::MAX, size),
         ),
-        false => (
-            "free of blocks, host as found (THP not never)",
-            Freed::Anyhow,
-        ),
+        false => ("free of blocks, host as found (THP not never)", Vec::new()),
     };
     let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(1);
-    let mut group = Group::new(measure);
-    let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
-        let freed = if launch == Launch::Plain {
-            Freed::Anyhow
-        } else {
-            freed
-        };
-        let expected = Expected {
-            freed,
-            ..Expected::default()
-        };
-        let (name, what) = (launch.name(), (launch, Task::Blocks(BLOCK, count)));
-        group.side(name, size, move || ask(settings, &what, &expected))
-    });
+    let mut group = Group::new(settings, measure);
+    let task = Task::Blocks(BLOCK, count, Freeing::AsFound);
+    let plain = group.asks(Launch::Plain, task.clone(), size, Vec::new());
+    let jumbo = group.asks(Launch::JUMBO, task, size, claims);
     group.against_itself(("blocks_found_aa", measure, "call_ms"), plain);
     group.ratio(("blocks_found", measure, "call_ms"), [plain, jumbo]);
     group
@@ -150,11 +133,11 @@ fn found<'a>(settings: &'a Settings, root: &Root, size: Bytes) -> Group<'a> {
 /// Many ranges by a `Gather` of the program's own, by how much it hands over at a time.
 fn gathers(settings: &Settings, size: Bytes) -> Group<'_> {
     let count = usize::try_from(size.0 / RANGE.0).unwrap_or(1);
-    let mut group = Group::new("Gather");
+    let mut group = Group::new(settings, "Gather");
     let mut side = |name: String, flush| {
         let what = (Launch::Plain, Task::Ranges(RANGE, count, flush));
-        let expected = Expected::on(On::Base(size));
-        group.side(name, size, move || ask(settings, &what, &expected))
+        let claims = claim::base(size);
+        group.side(name, size, move || ask(settings, &what, &claims))
     };
     let plain = side("munmap".to_owned(), None);
     let by = FLUSHES.map(|pages| (pages, side(format!("flush_pages {pages}"), Some(pages))));
@@ -188,16 +171,20 @@ fn unmaps<'a>(
     (sizes, huge): (Vec<Bytes>, bool),
     (processes, times): (usize, usize),
 ) -> Group<'a> {
-    let mut group = Group::new(measure).laps(processes, median);
+    let mut group = Group::new(settings, measure).laps(processes, median);
     let all = Bytes(sizes.iter().map(|size| size.0).sum::<u64>() * times as u64);
     let largest = sizes.iter().copied().max().unwrap_or_default();
-    let on = if huge { On::Huge(all) } else { On::Base(all) };
     let [plain, jumbo] = [Launch::Plain, Launch::JUMBO].map(|launch| {
         let task = Task::Unmap(sizes.clone(), huge, times);
         let (name, what) = (launch.name(), (launch, task));
+        let claims = if huge {
+            claim::huge(all)
+        } else {
+            claim::base(all)
+        };
         group.side(name, largest, move || {
             room(&Root::host(), footprint(largest))?;
-            ask(settings, &what, &Expected::on(on))
+            ask(settings, &what, &claims)
         })
     });
     group.against_itself((&format!("{name}_aa"), measure, "unmap_us"), plain);

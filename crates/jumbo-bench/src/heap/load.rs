@@ -10,9 +10,9 @@ use jumbo::units::Bytes;
 use super::plan::Plan;
 use super::ring::{Object, Ring};
 use crate::Error;
-use crate::memory::Memory;
+use crate::memory::had;
 use crate::stats::median;
-use crate::worker::{Sample, ms};
+use crate::worker::{Figures, ms, with};
 
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
 const SEED: u64 = 0x6a75_6d62;
@@ -22,7 +22,7 @@ pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
 /// Allocates objects of `size` bytes in all and writes each byte of them, follows pointers through them in random
 /// order, and frees them in another.
-pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
+pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
@@ -46,7 +46,7 @@ pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
     }
 
     // Nothing has been freed yet: this is the peak.
-    let memory = Memory::read(&Root::host())?;
+    let had = had(&Root::host())?;
     rng.shuffle(&mut objects);
     let clock = Instant::now();
     drop(objects);
@@ -56,11 +56,11 @@ pub(crate) fn load(size: Bytes) -> Result<Sample, Error> {
         ("chase_ms", ms(chase)),
         ("free_ms", ms(free)),
     ];
-    Ok(Sample::new(figures, memory))
+    Ok(with(had, figures))
 }
 
 /// Frees small objects, many times: what one takes.
-pub(crate) fn small_free() -> Result<Sample, Error> {
+pub(crate) fn small_free() -> Result<Figures, Error> {
     // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
     // the gain from huge pages.
     const OBJECTS: usize = 400;
@@ -77,8 +77,7 @@ pub(crate) fn small_free() -> Result<Sample, Error> {
     }
     // The first batches grow the heap and warm the caches.
     nanos.drain(..BATCHES / 10);
-    let memory = Memory::read(&Root::host())?;
-    Ok(Sample::new([("free_ns", median(&nanos))], memory))
+    Ok(with(had(&Root::host())?, [("free_ns", median(&nanos))]))
 }
 
 /// An allocation, each of its bytes written.
@@ -97,11 +96,12 @@ mod tests {
     #[test]
     fn the_load_runs_and_holds_what_it_says() {
         let size = Bytes(32 << 20);
-        let sample = load(size).unwrap();
+        let figures = load(size).unwrap();
         // The last object of each half that did not fit is left out.
-        assert!(sample.memory.resident.0 >= size.0 / 2, "{sample:?}");
-        assert!(sample.figures.len() == 3 && sample.figures.values().all(|ms| *ms > 0.0));
-        assert!(!sample.memory.preloaded);
-        assert!(small_free().unwrap().figures["free_ns"] > 0.0);
+        let resident = figures["resident_bytes"];
+        assert!(resident >= size.0 as f64 / 2.0, "{figures:?}");
+        assert!(TOTAL.split('+').all(|phase| figures[phase] > 0.0));
+        assert_eq!(figures["preload_libraries"], 0.0);
+        assert!(small_free().unwrap()["free_ns"] > 0.0);
     }
 }

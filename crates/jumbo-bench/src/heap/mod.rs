@@ -18,15 +18,14 @@ use std::time::Instant;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, Talk, ask};
-use crate::claim::{Expected, On};
-use crate::group::{Figures, Group};
-use crate::machine::Machine;
+use crate::child::{Launch, Talk};
+use crate::claim;
+use crate::group::Group;
 use crate::memory::room;
 use crate::stats::median;
 use crate::table::Table;
-use crate::worker::{Task, ms};
-use crate::{Error, Progress, Settings, group};
+use crate::worker::{Figures, Task, ms, with};
+use crate::{Error, Settings, group};
 
 /// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
@@ -45,34 +44,28 @@ const TUNABLE_TRIES: usize = 15;
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, size: Bytes, progress: &dyn Progress) -> Result<Table, Error> {
-    let root = Root::host();
-    let machine = Machine::read(&root)?;
+pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     // With its bookkeeping, and with what alignment wastes.
-    room(&root, size + Bytes(size.0 / 4))?;
-    let table = Table::new("heap", format!("{size} of objects"), settings, machine);
+    room(&Root::host(), size + Bytes(size.0 / 4))?;
+    let table = Table::new("heap", format!("{size} of objects"), settings)?;
     let groups = vec![loads(settings, size), starts(settings), frees(settings)];
-    group::measure(settings, progress, table, groups)
+    group::measure(settings, table, groups)
 }
 
 fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
-    let mut group = Group::new("load");
-    let mut side = |launch: Launch, on| {
-        let (what, expected) = ((launch, Task::Load(size)), Expected::on(on));
-        let name = what.0.name();
-        group.side(name, size, move || ask(settings, &what, &expected))
-    };
-    let plain = side(Launch::Plain, On::NoHuge);
-    let tunable = side(Launch::Tunable, On::Half);
-    let jumbo = side(Launch::JUMBO, On::Half);
+    let mut group = Group::new(settings, "load");
+    let mut side = |launch, claims| group.asks(launch, Task::Load(size), size, claims);
+    let plain = side(Launch::Plain, claim::no_huge());
+    let tunable = side(Launch::Tunable, claim::half_huge());
+    let jumbo = side(Launch::JUMBO, claim::half_huge());
     group.tries(tunable, TUNABLE_TRIES);
 
     let (all, gain) = ("all phases", [plain, jumbo]);
     group.against_itself(("heap_aa", all, TOTAL), plain);
     let row = group.ratio(("heap_tunable", all, TOTAL), [plain, tunable]);
-    row.published("1.77");
+    row.published = Some("1.77");
     let row = group.ratio(("heap_total", all, TOTAL), gain);
-    row.published("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
+    row.published = Some("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
     group.ratio(("heap_vs_tunable", all, TOTAL), [tunable, jumbo]);
     for (name, measure, figure) in [
         ("heap_alloc", "allocate and write", "alloc_ms"),
@@ -94,36 +87,29 @@ fn starts(settings: &Settings) -> Group<'_> {
             let command = launch.command(&settings.jumbo, OsStr::new("true"));
             let clock = Instant::now();
             Talk::start(command, Stdio::piped())?.end()?;
-            Ok(Figures::from([(
-                "start_ms".to_owned(),
-                ms(clock.elapsed()),
-            )]))
+            Ok(with(Figures::new(), [("start_ms", ms(clock.elapsed()))]))
         }
     };
-    let mut group = Group::new("start-up").laps(STARTS_A_ROUND, median);
+    let mut group = Group::new(settings, "start-up").laps(STARTS_A_ROUND, median);
     let direct = group.side("direct", Bytes(0), time(Launch::Plain));
     let jumbo = group.side("jumbo run", Bytes(0), time(Launch::JUMBO));
     let again = group.again(direct);
     let what = "start of `true`";
-    let aa = format!("{what}, A/A");
-    group.difference(("startup_aa_ms", &aa, "start_ms"), [direct, again]);
+    let aa = group.difference(("startup_aa_ms", what, "start_ms"), [direct, again]);
+    aa.measure += ", A/A";
     group.difference(("startup_ms", what, "start_ms"), [direct, jumbo]);
     group
 }
 
 fn frees(settings: &Settings) -> Group<'_> {
-    let mut group = Group::new("free").laps(FREES_A_ROUND, median);
-    let mut side = |launch: Launch, on| {
-        let (what, expected) = ((launch, Task::SmallFree), Expected::on(on));
-        let name = what.0.name();
-        group.side(name, Bytes(0), move || ask(settings, &what, &expected))
-    };
-    let plain = side(Launch::Plain, On::NoHuge);
-    let jumbo = side(Launch::JUMBO, On::Any);
+    let mut group = Group::new(settings, "free").laps(FREES_A_ROUND, median);
+    let mut side = |launch, claims| group.asks(launch, Task::SmallFree, Bytes(0), claims);
+    let plain = side(Launch::Plain, claim::no_huge());
+    let jumbo = side(Launch::JUMBO, Vec::new());
     let again = group.again(plain);
     let what = "free of 64 bytes";
-    let aa = format!("{what}, A/A");
-    group.difference(("small_free_aa_ns", &aa, "free_ns"), [plain, again]);
+    let aa = group.difference(("small_free_aa_ns", what, "free_ns"), [plain, again]);
+    aa.measure += ", A/A";
     group.difference(("small_free_ns", what, "free_ns"), [plain, jumbo]);
     group
 }

@@ -9,8 +9,10 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-use jumbo::gather::{FreeError, Gather, Operation};
+use jumbo::gather::{Gather, Operation};
 use jumbo::units::{Bytes, PageSize};
+
+use crate::Error;
 
 /// What one huge page maps where one is wanted; where it is more, the claim of the side fails.
 const HUGE: usize = 2 << 20;
@@ -25,14 +27,13 @@ pub(crate) struct Mapping {
 }
 
 impl Block {
-    /// `malloc`; `None` where there is no memory.
-    pub(crate) fn allocate(size: Bytes) -> Option<Self> {
+    /// `malloc`.
+    pub(crate) fn allocate(size: Bytes) -> Result<Self, Error> {
         let mut bytes = Vec::new();
-        bytes
-            .try_reserve_exact(usize::try_from(size.0).ok()?)
-            .ok()?;
+        let had = bytes.try_reserve_exact(usize::try_from(size.0).unwrap_or(usize::MAX));
+        had.map_err(|_| Error::Malloc(size))?;
         // A compiler may take it that there is memory, where it sees that nothing is done with it.
-        Some(Self(black_box(bytes)))
+        Ok(Self(black_box(bytes)))
     }
 
     /// Writes to each base page, with two threads: how long that takes is measured nowhere.
@@ -67,59 +68,53 @@ pub(crate) fn numbers(bytes: &mut [u8]) -> &mut [f64] {
 
 impl Mapping {
     /// `mmap`.
-    pub(crate) fn new(size: Bytes) -> io::Result<Self> {
+    pub(crate) fn new(size: Bytes) -> Result<Self, Error> {
         Self::map(size.0, 0)
     }
 
     /// `mmap` of one page of the kernel's pool of that size.
-    pub(crate) fn hugetlb(size: PageSize) -> io::Result<Self> {
+    pub(crate) fn hugetlb(size: PageSize) -> Result<Self, Error> {
         let log2 = size.bytes().trailing_zeros().cast_signed();
-        Self::map(
-            size.bytes(),
-            libc::MAP_HUGETLB | log2 << libc::MAP_HUGE_SHIFT,
-        )
+        let flags = libc::MAP_HUGETLB | log2 << libc::MAP_HUGE_SHIFT;
+        Self::map(size.bytes(), flags)
     }
 
     /// `mmap` of a range that begins and ends with a huge page, advised to be of such.
-    pub(crate) fn huge(size: Bytes) -> io::Result<Self> {
-        let wide = Self::new(size + Bytes(HUGE as u64))?;
-        let before = wide.start.addr().get().wrapping_neg() % HUGE;
-        let (head, rest) = wide.split(before);
-        let length = rest.length - (HUGE - before);
-        let (aligned, tail) = rest.split(length);
-        for end in [head, tail] {
-            if end.length > 0 {
-                end.unmap()?;
-            }
-        }
-        let address = aligned.start.as_ptr().cast();
-        // SAFETY: the advice is on memory that is ours, and changes nothing in it.
-        match unsafe { libc::madvise(address, aligned.length, libc::MADV_HUGEPAGE) } {
-            0 => Ok(aligned),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// `mmap` of a range with nothing behind it, so that it is no neighbour of the next.
-    pub(crate) fn apart(size: Bytes) -> io::Result<Self> {
-        let wide = Self::new(size + Bytes(rustix::param::page_size() as u64))?;
-        let length = usize::try_from(size.0).map_err(io::Error::other)?;
-        let (range, gap) = wide.split(length);
-        gap.unmap()?;
+    pub(crate) fn huge(size: Bytes) -> Result<Self, Error> {
+        let range = Self::aligned(size, HUGE)?;
+        range.advise(libc::MADV_HUGEPAGE)?;
         Ok(range)
     }
 
-    fn map(size: u64, flags: libc::c_int) -> io::Result<Self> {
-        let length = usize::try_from(size).map_err(io::Error::other)?;
+    /// `mmap` of a range with nothing behind it, so that it is no neighbour of the next.
+    pub(crate) fn apart(size: Bytes) -> Result<Self, Error> {
+        Self::aligned(size, rustix::param::page_size())
+    }
+
+    /// `mmap` of an aligned range with nothing around it.
+    fn aligned(size: Bytes, alignment: usize) -> Result<Self, Error> {
+        let wide = Self::new(size + Bytes(alignment as u64))?;
+        let before = wide.start.addr().get().wrapping_neg() % alignment;
+        let length = wide.length - alignment;
+        let (head, rest) = wide.split(before);
+        let (range, tail) = rest.split(length);
+        if head.length > 0 {
+            head.unmap()?;
+        }
+        tail.unmap()?;
+        Ok(range)
+    }
+
+    fn map(size: u64, flags: libc::c_int) -> Result<Self, Error> {
+        let length = usize::try_from(size).unwrap_or(usize::MAX);
         let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
         let start = unsafe { libc::mmap(null_mut(), length, rw, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+        match NonNull::new(start.cast()) {
+            Some(at) if start != libc::MAP_FAILED => Ok(Self { start: at, length }),
+            _ => Err(last_error()),
         }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { start, length })
     }
 
     /// The first `length` bytes, and what is left.
@@ -131,6 +126,16 @@ impl Mapping {
             length: self.length - length,
         };
         (Self { length, ..self }, tail)
+    }
+
+    /// `madvise`, with an advice that frees nothing.
+    pub(super) fn advise(&self, advice: libc::c_int) -> Result<(), Error> {
+        let address = self.start.as_ptr().cast();
+        // SAFETY: the memory is ours, and the advice changes nothing in it.
+        match unsafe { libc::madvise(address, self.length, advice) } {
+            0 => Ok(()),
+            _ => Err(last_error()),
+        }
     }
 
     /// Writes to each base page.
@@ -155,20 +160,25 @@ impl Mapping {
     }
 
     /// Has a gather unmap it.
-    pub(crate) fn add_to(self, gather: &mut Gather) -> Result<(), FreeError> {
+    pub(crate) fn add_to(self, gather: &mut Gather) -> Result<(), Error> {
         let start = self.start.addr().get();
         // SAFETY: as for `munmap`, below.
-        unsafe { gather.add(start..start + self.length, Operation::Unmap) }
+        let added = unsafe { gather.add(start..start + self.length, Operation::Unmap) };
+        added.map_err(|error| Error::Map(error.errno.into()))
     }
 
     /// `munmap`.
-    pub(crate) fn unmap(self) -> io::Result<()> {
+    pub(crate) fn unmap(self) -> Result<(), Error> {
         // SAFETY: the range was mapped by `map`, and `self` was the only one to know of it.
         match unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) } {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+            _ => Err(last_error()),
         }
     }
+}
+
+fn last_error() -> Error {
+    Error::Map(io::Error::last_os_error())
 }
 
 #[cfg(test)]
@@ -181,7 +191,7 @@ mod tests {
         block.touch();
         let addresses = block.addresses();
         assert_eq!(addresses.end - addresses.start, 1 << 20);
-        assert!(Block::allocate(Bytes(u64::MAX)).is_none());
+        assert!(Block::allocate(Bytes(u64::MAX)).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Memory, as the tables need it: what a process has, what is free, and blocks to measure on.
 //!
-//! - [`Memory`]: what a worker says it had when it was measured.
+//! - `had`: what a worker had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
 //! - `Block`, `Mapping`: memory by `malloc` and by `mmap`.
 //! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
@@ -12,10 +12,7 @@
     reason = "measures mmap and munmap themselves, called by name on raw pointers"
 )]
 mod block;
-#[expect(
-    unsafe_code,
-    reason = "touches memory that no other code knows of, and calls getrusage"
-)]
+#[expect(unsafe_code, reason = "calls getrusage")]
 mod warm;
 mod watch;
 
@@ -32,76 +29,53 @@ use jumbo::kernel::memory::Memory as Host;
 use jumbo::kernel::smaps::{Mapping as Mapped, Smaps};
 use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::worker::{Figures, with};
 
-/// What a process had, and whether jumbo was in it.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Memory {
-    /// Resident, in bytes, pages of a huge page pool included.
-    pub resident: Bytes,
-    /// The part of it in huge pages: transparent ones and those of a pool.
-    pub huge: Bytes,
-    /// The part of that in pages of a huge page pool of the kernel's.
-    pub hugetlb: Bytes,
-    /// The preload library is mapped.
-    pub preloaded: bool,
+/// What this process has now.
+pub(crate) fn had(root: &Root) -> Result<Figures, Error> {
+    let rollup = Smaps::read_rollup(root, std::process::id())?;
+    // The kernel puts program text on huge pages by itself: that is not what is measured.
+    sum(root, rollup.mappings(), |mapping| mapping.anon_huge_pages)
 }
 
-impl Memory {
-    /// What this process has now.
-    pub(crate) fn read(root: &Root) -> Result<Self, Error> {
-        let rollup = Smaps::read_rollup(root, std::process::id())?;
-        let had = rollup.mappings().map(|mapping| Self {
-            // The kernel puts program text on huge pages by itself: that is not what is measured.
-            huge: mapping.anon_huge_pages + mapping.hugetlb(),
-            ..Self::of(&mapping)
-        });
-        Self::sum(had).here(root)
-    }
+/// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have had huge
+/// ones before, in the heap of its start-up: those are not what is measured.
+pub(crate) fn had_in(root: &Root, addresses: &[Range<u64>]) -> Result<Figures, Error> {
+    let smaps = Smaps::read(root, std::process::id())?;
+    let within = |mapping: &Mapped<'_>| {
+        let mut ranges = addresses.iter();
+        ranges.any(|range| mapping.start < range.end && range.start < mapping.end)
+    };
+    sum(root, smaps.mappings().filter(within), Mapped::pmd_mapped)
+}
 
-    /// What all of `some` had.
-    pub(crate) fn sum(some: impl IntoIterator<Item = Self>) -> Self {
-        let add = |one: Self, other: Self| Self {
-            resident: one.resident + other.resident,
-            huge: one.huge + other.huge,
-            hugetlb: one.hugetlb + other.hugetlb,
-            preloaded: one.preloaded || other.preloaded,
-        };
-        some.into_iter().fold(Self::default(), add)
+fn sum<'m>(
+    root: &Root,
+    mappings: impl Iterator<Item = Mapped<'m>>,
+    transparent: fn(&Mapped<'m>) -> Bytes,
+) -> Result<Figures, Error> {
+    let (mut resident, mut huge, mut hugetlb) = (Bytes(0), Bytes(0), Bytes(0));
+    for mapping in mappings {
+        resident += mapping.rss + mapping.hugetlb();
+        huge += transparent(&mapping) + mapping.hugetlb();
+        hugetlb += mapping.hugetlb();
     }
-
-    /// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have
-    /// had huge ones before, in the heap of its start-up: those are not what is measured.
-    pub(crate) fn read_of(root: &Root, addresses: &Range<u64>) -> Result<Self, Error> {
-        let smaps = Smaps::read(root, std::process::id())?;
-        let within =
-            |mapping: &Mapped<'_>| mapping.start < addresses.end && addresses.start < mapping.end;
-        let had = smaps.mappings().filter(within);
-        Self::sum(had.map(|mapping| Self::of(&mapping))).here(root)
-    }
-
-    fn of(mapping: &Mapped<'_>) -> Self {
-        Self {
-            resident: mapping.rss + mapping.hugetlb(),
-            huge: mapping.pmd_mapped() + mapping.hugetlb(),
-            hugetlb: mapping.hugetlb(),
-            preloaded: false,
-        }
-    }
-
-    /// The same, and whether jumbo is in this process.
-    fn here(self, root: &Root) -> Result<Self, Error> {
-        let maps = root.read("proc/self/maps")?;
-        let preloaded = maps.contains("libjumbo_preload");
-        Ok(Self { preloaded, ..self })
-    }
+    let libraries = root.read("proc/self/maps")?.contains("libjumbo_preload");
+    let figures = [
+        ("resident_bytes", resident.0 as f64),
+        ("huge_bytes", huge.0 as f64),
+        ("huge_percent", huge.0 as f64 / resident.0 as f64 * 100.0),
+        ("hugetlb_bytes", hugetlb.0 as f64),
+        ("preload_libraries", f64::from(u8::from(libraries))),
+    ];
+    Ok(with(Figures::new(), figures))
 }
 
 /// Has this process get base pages from now on, whatever it or a library in it advises.
 pub(crate) fn base_pages_only() -> Result<(), Error> {
-    disable_transparent_huge_pages(true).map_err(|errno| Error::BasePages(errno.into()))
+    Ok(disable_transparent_huge_pages(true)?)
 }
 
 /// What a block of `size` bytes takes with its page tables and the program around it.
@@ -136,9 +110,9 @@ mod tests {
         let mut mapping = Mapping::new(Bytes(8 << 20)).unwrap();
         mapping.touch();
         // The kernel may have merged it with a neighbour, which comes and goes with another test.
-        let memory = Memory::read_of(&root, &mapping.addresses()).unwrap();
-        assert!(memory.resident >= Bytes(8 << 20));
-        assert_eq!(Memory::read_of(&root, &(0..1)).unwrap().resident, Bytes(0));
+        let resident = |range| had_in(&root, &[range]).unwrap()["resident_bytes"];
+        assert!(resident(mapping.addresses()) >= f64::from(8 << 20));
+        assert_eq!(resident(0..1), 0.0);
         mapping.unmap().unwrap();
     }
 

@@ -8,14 +8,12 @@
 //! time than others of the same side was hit all the same: it is taken again, and counted ([`Hit`]).
 
 use std::io;
-use std::ptr::null_mut;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use serde::Serialize;
 
-use super::available;
+use super::{Mapping, available};
 use crate::Error;
 
 /// How often a sample is taken that was hit.
@@ -79,21 +77,12 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
     // More than is available is never touched: that would call the OOM killer.
     let most = available(root)?.0 / 10 * 9;
     let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
-    touch(size).map_err(Error::Map)
-}
-
-fn touch(size: u64) -> io::Result<()> {
-    let length = usize::try_from(size).map_err(io::Error::other)?;
-    let (rw, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new anonymous mapping, which no other code knows of, is touched and unmapped.
-    unsafe {
-        let start = mmap_anonymous(null_mut(), length, rw, private)?;
-        // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
-        let _ = madvise(start, length, Advice::LinuxHugepage);
-        let touched = madvise(start, length, Advice::LinuxPopulateWrite);
-        munmap(start, length)?;
-        Ok(touched?)
-    }
+    let mapping = Mapping::new(Bytes(size))?;
+    // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
+    let _ = mapping.advise(libc::MADV_HUGEPAGE);
+    let touched = mapping.advise(libc::MADV_POPULATE_WRITE);
+    mapping.unmap()?;
+    touched
 }
 
 /// The system time of all processes that this one has waited for, and of those that they have waited for.

@@ -26,6 +26,9 @@ const PART: f64 = 4.0;
 /// After so long, and a second for each GiB, another program has the memory.
 const BOUND: Duration = Duration::from_secs(5);
 
+/// The least time between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Waits until memory that was in use when this was made is free.
 pub(crate) struct Watch {
     root: Root,
@@ -37,9 +40,6 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The least time between two looks.
-    pub(crate) const PAUSE: Duration = Duration::from_millis(1);
-
     /// To be made right before `size` bytes are given back: what others take or give before then is not counted.
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
@@ -54,7 +54,7 @@ impl Watch {
     }
 
     /// One look: whether the memory is back, and when to look again if it is not.
-    pub(crate) fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
+    fn look(&self, since: Instant) -> Result<Option<Duration>, Error> {
         let clock = Instant::now();
         let free = free(&self.root)?;
         if free >= self.level {
@@ -67,7 +67,7 @@ impl Watch {
         }
         let came = free.0.saturating_sub(self.before.0);
         let pause = likely_left(passed, came, missing.0).div_f64(PART);
-        Ok(Some(pause.max(clock.elapsed() * SHARE).max(Self::PAUSE)))
+        Ok(Some(pause.max(clock.elapsed() * SHARE).max(PAUSE)))
     }
 
     /// Looks until it is back, and returns how long that took `since`.

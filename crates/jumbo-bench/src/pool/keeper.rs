@@ -9,9 +9,9 @@ use std::io;
 use std::process::Stdio;
 
 use jumbo::host_pools::{Shortage, steer};
-use jumbo::kernel::Root;
 use jumbo::kernel::process::Signals;
-use jumbo::knobs::{Group, Journal, Knob, Steering};
+use jumbo::kernel::{Root, hugetlb};
+use jumbo::knobs::{Group, Journal, Knob, Steering, Value};
 use jumbo::units::{Pages, counted};
 use serde::{Deserialize, Serialize};
 
@@ -47,35 +47,35 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Takes it; why it is not to be had is the inner error.
-    pub(super) fn take(settings: &Settings) -> Result<Result<Self, String>, Error> {
+    /// Takes it, if it can have so many pages more, held or on demand; [`Error::Kernel`] says why not.
+    pub(super) fn take(settings: &Settings, pages: Pages) -> Result<Self, Error> {
         let command = child::worker(&Launch::Plain, settings, &Task::Keep);
         let mut keeper = Talk::start(command, Stdio::inherit())?;
+        keeper.hear::<Answer>()?.map_err(Error::Kernel)?;
         let now = Wanted::default();
-        Ok(keeper.hear::<Answer>()?.map(|()| Self { keeper, now }))
+        let mut host = Self { keeper, now };
+        // What cannot be had is better known now than in the middle.
+        host.provide(Wanted {
+            persistent: pages,
+            overcommit: pages,
+        })?;
+        Ok(host)
     }
 
-    /// Sets it; why it cannot be so is the inner error.
-    pub(super) fn provide(&mut self, wanted: Wanted) -> Result<Answer, Error> {
+    /// Sets it; [`Error::Kernel`] says why it cannot be so.
+    pub(super) fn provide(&mut self, wanted: Wanted) -> Result<(), Error> {
         if self.now == wanted {
-            return Ok(Ok(()));
+            return Ok(());
         }
         self.now = wanted;
         self.keeper.say(&wanted)?;
-        self.keeper.hear()
+        self.keeper.hear::<Answer>()?.map_err(Error::Kernel)
     }
 
-    /// Has it put back.
+    /// Has it put back. Where that is not called, the end of the keeper's input has it put back.
     pub(super) fn give_back(mut self) -> Result<(), Error> {
         let ended = self.keeper.end();
         ended.map_err(|_| Error::Kernel(NOT_BACK.to_owned()))
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        // The keeper puts back what it has, and says itself where that fails.
-        let _ = self.keeper.end();
     }
 }
 
@@ -83,51 +83,38 @@ impl Drop for Host {
 pub(crate) fn keep() -> Result<(), Error> {
     // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
     let _ = rustix::process::setsid();
-    let _deaf = Signals::take().map_err(Error::Pipe)?;
-
-    let root = Root::host();
-    let refused = |why: String| say(&Answer::Err(why));
-    let Some(pool) = kernel_pool(&root)? else {
-        return refused(format!("the kernel has no pool of {SIZE} pages"));
-    };
-    if let Err(error) = Knob::persistent(SIZE, None).writable(&root) {
-        return refused(error.to_string());
-    }
-    let Some(journal) = Journal::of_user(&root) else {
-        let why = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
-        return refused(why.to_owned());
-    };
-    let locked = match journal.lock(&Group::pool(SIZE), COMMAND) {
-        Ok(locked) => locked,
-        Err(error) => return refused(error.to_string()),
-    };
-    let mut steering = match steer(&root, &locked, &pool, COMMAND, false) {
-        Ok(steering) => steering,
-        Err(error) => return refused(error.to_string()),
-    };
-    // Whatever goes wrong from here on ends the orders, and nothing but that.
-    let _ = obey(&root, &mut steering, pool.persistent(), pool.overcommit);
-    match steering.put_back(&mut ()) {
-        Ok(undone) if undone.complete => Ok(()),
-        Ok(_) => Err(Error::Kernel(NOT_BACK.to_owned())),
-        Err(error) => Err(Error::Kernel(error.to_string())),
+    let _deaf = Signals::take()?;
+    match serve(&Root::host()) {
+        Ok(put_back) => put_back.map_err(Error::Kernel),
+        Err(refused) => say(&Answer::Err(refused.to_string())),
     }
 }
 
+/// What became of the pool in the end; the outer error is why it is not to be had.
+fn serve(root: &Root) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
+    let pool = kernel_pool(root)?;
+    let pool = pool.ok_or_else(|| format!("the kernel has no pool of {SIZE} pages"))?;
+    Knob::persistent(SIZE, None).writable(root)?;
+    let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
+    let journal = Journal::of_user(root).ok_or(no_folder)?;
+    let locked = journal.lock(&Group::pool(SIZE), COMMAND)?;
+    let mut steering = steer(root, &locked, &pool, COMMAND, false)?;
+    // Whatever goes wrong from here on ends the orders, and nothing but that.
+    let _ = obey(root, &mut steering, &pool);
+    Ok(match steering.put_back(&mut ()) {
+        Ok(undone) if undone.complete => Ok(()),
+        Ok(_) => Err(NOT_BACK.to_owned()),
+        Err(error) => Err(error.to_string()),
+    })
+}
+
 /// Does as it is told until there are no more orders.
-fn obey(
-    root: &Root,
-    steering: &mut Steering<'_>,
-    persistent: Pages,
-    overcommit: Pages,
-) -> Result<(), Error> {
+fn obey(root: &Root, steering: &mut Steering<'_>, pool: &hugetlb::Pool) -> Result<(), Error> {
     say(&Answer::Ok(()))?;
     for order in io::stdin().lines() {
-        let order = order.map_err(Error::Pipe)?;
-        let wanted: Wanted =
-            serde_json::from_str(&order).map_err(|error| Error::Pipe(error.into()))?;
-        let overcommit = Pages(overcommit.0 + wanted.overcommit.0);
-        let persistent = Pages(persistent.0 + wanted.persistent.0);
+        let wanted: Wanted = serde_json::from_str(&order?).map_err(io::Error::from)?;
+        let overcommit = Pages(pool.overcommit.0 + wanted.overcommit.0);
+        let persistent = Pages(pool.persistent().0 + wanted.persistent.0);
         let done = set(root, steering, &Knob::overcommit(SIZE), overcommit)
             .and_then(|()| set(root, steering, &Knob::persistent(SIZE, None), persistent));
         say(&done)?;
@@ -138,8 +125,8 @@ fn obey(
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Pages) -> Answer {
     let written = steering.set(knob, to, &mut ());
     let written = written.map_err(|error| error.to_string())?;
-    let after = written.step.after.as_ref().and_then(|after| after.number());
-    let after = after.unwrap_or(0);
+    let after = written.step.after.as_ref();
+    let after = after.and_then(Value::number).unwrap_or(0);
     if after >= to.0 {
         return Ok(());
     }

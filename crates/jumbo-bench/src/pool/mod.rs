@@ -19,7 +19,7 @@ mod supply;
 mod worker;
 
 pub(crate) use keeper::keep;
-pub(crate) use supply::{Counted, Supply, Way};
+pub(crate) use supply::{Source, Supply, Way};
 pub(crate) use worker::{exchange, first_use, stream};
 
 use std::cell::RefCell;
@@ -30,18 +30,17 @@ use jumbo::pool::Thp;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
 use crate::child::{Launch, ask};
-use crate::claim::{Expected, On};
+use crate::claim::{self, Claim};
 use crate::group::Group;
 use crate::heap::TOTAL;
-use crate::machine::Machine;
 use crate::memory::room;
 use crate::stats::least;
 use crate::table::{Missing, Table};
 use crate::worker::Task;
-use crate::{Error, Progress, Settings, group};
+use crate::{Error, Settings, group};
 use keeper::{Host, Wanted};
 use stream::{ALL, KERNELS};
-use supply::{Provision, Source};
+use supply::Provision;
 
 /// The size of the pages.
 const SIZE: PageSize = PageSize::SIZE_2M;
@@ -67,32 +66,23 @@ const EXCHANGED: Pages = Pages(64);
 /// What a heap takes beside what the program asks for.
 const BESIDE: Bytes = Bytes(64 << 20);
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Load {
-    /// The bytes of STREAM's three arrays.
-    pub size: Bytes,
-    /// How many threads take and give: a row for each. STREAM runs with the most of them.
-    pub threads: Vec<NonZeroUsize>,
-}
-
-/// Measures the table.
+/// Measures the table, with STREAM's three arrays of `size` bytes in all. So many threads take and give, a row for each
+/// number; STREAM runs with the most of them.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Result<Table, Error> {
+pub fn measure(settings: &Settings, size: Bytes, threads: &[NonZeroUsize]) -> Result<Table, Error> {
     let root = Root::host();
-    let machine = Machine::read(&root)?;
-    let size = load.size.whole_pages(SIZE).bytes(SIZE);
+    let size = size.whole_pages(SIZE).bytes(SIZE);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
     room(&root, size + size + Bytes(256 << 20))?;
-    let threads: Vec<usize> = load.threads.iter().map(|n| n.get()).collect();
+    let threads: Vec<usize> = threads.iter().map(|n| n.get()).collect();
     let most = threads.iter().copied().max().unwrap_or(1);
     let what = format!(
         "three arrays of {SMALL} and of {size} in all, {}",
         counted(most as u64, "thread")
     );
-    let mut table = Table::new("pool", what, settings, machine);
+    let mut table = Table::new("pool", what, settings)?;
 
     let mut missing = |what, why| table.missing.push(Missing { what, why });
     let mut bench = Bench {
@@ -100,12 +90,13 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
         host: RefCell::new(None),
         sources: Vec::new(),
     };
-    match host(settings, size.whole_pages(SIZE))? {
+    match Host::take(settings, size.whole_pages(SIZE)) {
         Ok(host) => {
             bench.host = RefCell::new(Some(host));
             bench.sources.push(Source::Hugetlb);
         }
-        Err(why) => missing("pages of the kernel's pool (hugetlb)", why),
+        Err(Error::Kernel(why)) => missing("pages of the kernel's pool (hugetlb)", why),
+        Err(error) => return Err(error),
     }
     match Thp::new(&root) {
         Ok(_) => bench.sources.push(Source::Thp),
@@ -118,25 +109,9 @@ pub fn measure(settings: &Settings, load: &Load, progress: &dyn Progress) -> Res
         bench.exchanges(&threads),
         bench.loads(size),
     ];
-    let table = group::measure(settings, progress, table, groups)?;
-    if let Some(host) = bench.host.take() {
-        host.give_back()?;
-    }
+    let table = group::measure(settings, table, groups)?;
+    bench.host.take().map_or(Ok(()), Host::give_back)?;
     Ok(table)
-}
-
-/// The kernel's pool, if it can have so many pages more; else why not.
-fn host(settings: &Settings, pages: Pages) -> Result<Result<Host, String>, Error> {
-    let mut host = match Host::take(settings)? {
-        Ok(host) => host,
-        Err(why) => return Ok(Err(why)),
-    };
-    // What cannot be had is better known now than in the middle.
-    let wanted = Wanted {
-        persistent: pages,
-        overcommit: pages,
-    };
-    Ok(host.provide(wanted)?.map(|()| host))
 }
 
 /// What the sides have in common.
@@ -149,20 +124,20 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Adds a side whose programs need that of the kernel's pool, take `size` bytes and must show what is expected.
+    /// Adds a side whose programs need that of the kernel's pool, take `size` bytes and must show that.
     fn side(
         &'a self,
         group: &mut Group<'a>,
         name: String,
         what: (Launch, Task),
         (wanted, size): (Wanted, Bytes),
-        expected: Expected,
+        claims: Vec<Claim>,
     ) -> usize {
         group.side(name, size, move || {
             if let Some(host) = &mut *self.host.borrow_mut() {
-                host.provide(wanted)?.map_err(Error::Kernel)?;
+                host.provide(wanted)?;
             }
-            ask(self.settings, &what, &expected)
+            ask(self.settings, &what, &claims)
         })
     }
 
@@ -173,11 +148,11 @@ impl<'a> Bench<'a> {
             _ => ("", "large", 6),
         };
         let laps = if size >= LARGE { LAPS } else { 1 };
-        let mut group = Group::new("STREAM").laps(laps, least);
+        let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
         let on = |supply| Task::Stream(supply, size, threads, passes);
-        let plain = (Launch::Plain, on(None));
-        let (needs, expected) = ((Wanted::default(), size), Expected::on(On::Base(size)));
-        let base = self.side(&mut group, "base pages".to_owned(), plain, needs, expected);
+        let (name, plain) = ("base pages".to_owned(), (Launch::Plain, on(None)));
+        let needs = (Wanted::default(), size);
+        let base = self.side(&mut group, name, plain, needs, claim::base(size));
         let all = format!("all kernels, {arrays} arrays");
         group.against_itself((&format!("stream{small}_aa"), &all, ALL), base);
 
@@ -185,22 +160,22 @@ impl<'a> Bench<'a> {
             let mut side = |called, provision| {
                 let supply = Supply::of(source, provision);
                 let pool = format!("{called} {}", source.name());
-                let (name, what, taken, expected) = match source {
+                let (name, what, taken, claims) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
                         (on_pool(size, ""), on(Some(supply))),
                         pool_of(size),
-                        supply.expected_of_heap(size),
+                        supply.claims_of_heap(size),
                     ),
                     Source::Thp => (
                         format!("region of a {pool} pool"),
                         (Launch::Plain, on(Some(supply))),
                         size,
-                        supply.expected(size.whole_pages(SIZE)),
+                        supply.claims(size.whole_pages(SIZE)),
                     ),
                 };
                 let wanted = supply.wanted(taken.whole_pages(SIZE));
-                self.side(&mut group, name, what, (wanted, size), expected)
+                self.side(&mut group, name, what, (wanted, size), claims)
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
@@ -209,7 +184,7 @@ impl<'a> Bench<'a> {
             let mut row = |name: &str, what: &str, figure, sides, published: Option<_>| {
                 let name = format!("{name}{}{small}", suffix(source));
                 let row = group.ratio((&name, what, figure), sides);
-                row.published(published.filter(|_| is_large));
+                row.published = published.filter(|_| is_large);
             };
             let (gain, cost) = ([base, held], [held, dynamic]);
             row(
@@ -244,14 +219,14 @@ impl<'a> Bench<'a> {
     }
 
     fn first_uses(&'a self) -> Group<'a> {
-        let mut group = Group::new("first use");
+        let mut group = Group::new(self.settings, "first use");
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = Supply::of(source, provision);
                 let what = (Launch::Plain, Task::FirstUse(supply, FIRST, TIMES));
                 let needs = (supply.wanted(FIRST), FIRST.bytes(SIZE));
                 let name = format!("{called} ({})", source.name());
-                self.side(&mut group, name, what, needs, supply.expected(FIRST))
+                self.side(&mut group, name, what, needs, supply.claims(FIRST))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
@@ -268,7 +243,7 @@ impl<'a> Bench<'a> {
     }
 
     fn exchanges(&'a self, threads: &[usize]) -> Group<'a> {
-        let mut group = Group::new("take and give");
+        let mut group = Group::new(self.settings, "take and give");
         for &source in &self.sources {
             for &threads in threads {
                 self.exchange(&mut group, source, threads);
@@ -283,18 +258,15 @@ impl<'a> Bench<'a> {
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
         let mut side = |way: Way| {
-            let what = (Launch::Plain, Task::Exchange(way, threads));
+            let what = (Launch::Plain, Task::Exchange(source, way, threads));
             let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
             let needs = (wanted, EXCHANGED.bytes(SIZE));
-            self.side(group, way.name(), what, needs, way.expected())
+            self.side(group, way.name(source), what, needs, way.claims(source))
         };
-        let take = side(Way::Take(source));
-        let zeroed = side(Way::TakeZeroed(source));
-        // The kernel's ways: without a touch, if that is one, and with it.
-        let (map, touched) = match source {
-            Source::Hugetlb => (Some(side(Way::Map)), side(Way::MapTouched)),
-            Source::Thp => (None, side(Way::MapThp)),
-        };
+        let (take, zeroed) = (side(Way::Take), side(Way::TakeZeroed));
+        // The kernel's ways: without a touch, if that gives a page, and with it.
+        let map = (source == Source::Hugetlb).then(|| side(Way::Map));
+        let touched = side(Way::MapTouched);
         if threads == 1 {
             let (name, what) = (
                 format!("mmap{}_aa", suffix(source)),
@@ -323,11 +295,11 @@ impl<'a> Bench<'a> {
 
     /// The load of the heap's table: plain, plain again, and on a pool of each source.
     fn loads(&'a self, size: Bytes) -> Group<'a> {
-        let mut group = Group::new("heap");
+        let mut group = Group::new(self.settings, "heap");
         let load = || Task::Load(size);
-        let (needs, expected) = ((Wanted::default(), size), Expected::on(On::NoHuge));
         let (name, plain) = ("plain".to_owned(), (Launch::Plain, load()));
-        let plain = self.side(&mut group, name, plain, needs, expected);
+        let needs = (Wanted::default(), size);
+        let plain = self.side(&mut group, name, plain, needs, claim::no_huge());
         let what = "objects allocated, chased, freed";
         group.against_itself(("heap_aa", what, TOTAL), plain);
         for &source in &self.sources {
@@ -336,9 +308,8 @@ impl<'a> Bench<'a> {
             let most = Bytes(size.0 / 4 * 5);
             let held = pool_of(most).whole_pages(SIZE);
             let needs = (Supply::of(source, Provision::Held).wanted(held), size);
-            let launch = on_pool(most, "--heap=mimalloc");
-            let expected = Expected::on(source.on(size));
-            let side = self.side(&mut group, name, (launch, load()), needs, expected);
+            let pooled = (on_pool(most, "--heap=mimalloc"), load());
+            let side = self.side(&mut group, name, pooled, needs, source.claims(size));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
             group.ratio((&name, what, TOTAL), [plain, side]);
         }

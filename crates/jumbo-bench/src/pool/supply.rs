@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::keeper::Wanted;
 use super::{EXCHANGED, SIZE};
-use crate::claim::{Expected, MOST, On};
+use crate::claim::{self, Claim, MOST};
 
 /// A pool, and how it comes by its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,36 +41,28 @@ pub(crate) enum Provision {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
     /// `take` and `give`, its content unspecified.
-    Take(Source),
+    Take,
     /// The same, with zeroes in it.
-    TakeZeroed(Source),
+    TakeZeroed,
     /// `mmap` and `munmap` of MAP_HUGETLB: the page is promised and never touched.
     Map,
-    /// The same with a touch, on which the kernel clears the page.
+    /// The same with a touch, on which the kernel clears the page; of THPs `mmap`, aligned, MADV_HUGEPAGE, a touch, `munmap`.
     MapTouched,
-    /// `mmap`, aligned, MADV_HUGEPAGE, a touch, `munmap`.
-    MapThp,
 }
 
-/// Where pages came from, by the counters of both pools.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counted {
-    /// Pages taken from our pool.
-    pub(crate) used: Pages,
-    /// Surplus pages of our pool.
-    pub(crate) surplus: Pages,
-    /// Surplus pages of the kernel's pool of 2 MiB pages, more than before.
-    pub(crate) kernel_surplus: Pages,
-    /// Pages of it that were promised, more than before.
-    pub(crate) kernel_reserved: Pages,
-}
+/// Where pages came from, by the counters of both pools: pages taken from our pool, its surplus pages, and what more
+/// surplus pages and promised ones the kernel's pool of 2 MiB pages had than before.
+pub(super) const USED: &str = "used_pages";
+pub(super) const SURPLUS: &str = "surplus_pages";
+pub(super) const KERNEL_SURPLUS: &str = "kernel_surplus_pages";
+pub(super) const KERNEL_RESERVED: &str = "kernel_reserved_pages";
 
 impl Source {
-    /// So much on its pages.
-    pub(super) fn on(self, size: Bytes) -> On {
+    /// So much memory on its pages.
+    pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         match self {
-            Self::Hugetlb => On::Hugetlb(size),
-            Self::Thp => On::Huge(size),
+            Self::Hugetlb => claim::hugetlb(size),
+            Self::Thp => claim::huge(size),
         }
     }
 
@@ -90,76 +82,69 @@ impl Supply {
     /// What the kernel's pool must have beyond what it had.
     pub(super) fn wanted(self, pages: Pages) -> Wanted {
         let mut wanted = Wanted::default();
-        match self {
-            Self {
-                source: Source::Thp,
-                ..
-            } => {}
-            Self {
-                provision: Provision::Surplus,
-                ..
-            } => wanted.overcommit = pages,
-            _ => wanted.persistent = pages,
+        match (self.source, self.provision) {
+            (Source::Thp, _) => {}
+            (Source::Hugetlb, Provision::Surplus) => wanted.overcommit = pages,
+            (Source::Hugetlb, _) => wanted.persistent = pages,
         }
         wanted
     }
 
-    /// A sample of a program that has `pages` of a pool of its own.
-    pub(super) fn expected(self, pages: Pages) -> Expected {
+    /// Of a program that has `pages` of a pool of its own.
+    pub(super) fn claims(self, pages: Pages) -> Vec<Claim> {
         let (ours, kernels) = match self.provision {
-            Provision::Held => (Pages(0), Pages(0)),
-            Provision::Persistent => (pages, Pages(0)),
-            Provision::Surplus => (pages, pages),
+            Provision::Held => (0, 0),
+            Provision::Persistent => (pages.0, 0),
+            Provision::Surplus => (pages.0, pages.0),
         };
-        Expected {
-            pool: Some([pages, ours]),
-            kernel_surplus: (self.source == Source::Hugetlb).then_some([kernels; 2]),
-            ..Expected::on(self.source.on(pages.bytes(SIZE)))
+        let mut claims = self.source.claims(pages.bytes(SIZE));
+        claims.extend(taken(pages.0, ours));
+        if self.source == Source::Hugetlb {
+            claims.push(claim::pages(KERNEL_SURPLUS, kernels..=kernels));
         }
+        claims
     }
 
-    /// A sample of a program under `jumbo run --pool`, of which the kernel's counters alone are seen.
-    pub(super) fn expected_of_heap(self, size: Bytes) -> Expected {
-        let most = Pages(size.whole_pages(SIZE).0 / 100 * MOST);
-        Expected {
-            kernel_surplus: Some(match self.provision {
-                Provision::Surplus => [most, Pages(u64::MAX)],
-                _ => [Pages(0); 2],
-            }),
-            ..Expected::on(self.source.on(size))
-        }
+    /// Of a program under `jumbo run --pool`, of which the kernel's counters alone are seen.
+    pub(super) fn claims_of_heap(self, size: Bytes) -> Vec<Claim> {
+        let most = size.whole_pages(SIZE).0 / 100 * MOST;
+        let surplus = match self.provision {
+            Provision::Surplus => most..=u64::MAX,
+            _ => 0..=0,
+        };
+        let mut claims = self.source.claims(size);
+        claims.push(claim::pages(KERNEL_SURPLUS, surplus));
+        claims
     }
 }
 
+/// So many pages taken from a pool of the program's own, and so many surplus ones of that pool.
+fn taken(used: u64, surplus: u64) -> [Claim; 2] {
+    [(USED, used), (SURPLUS, surplus)].map(|(figure, pages)| claim::pages(figure, pages..=pages))
+}
+
 impl Way {
-    pub(super) fn name(self) -> String {
-        match self {
-            Self::Take(source) => format!("take, give ({})", source.name()),
-            Self::TakeZeroed(source) => format!("take zeroed, give ({})", source.name()),
-            Self::Map => "mmap, munmap (hugetlb)".to_owned(),
-            Self::MapTouched => "mmap, touch, munmap (hugetlb)".to_owned(),
-            Self::MapThp => "mmap, advise, touch, munmap (thp)".to_owned(),
-        }
+    pub(super) fn name(self, source: Source) -> String {
+        let how = match (self, source) {
+            (Self::Take, _) => "take, give",
+            (Self::TakeZeroed, _) => "take zeroed, give",
+            (Self::Map, _) => "mmap, munmap",
+            (Self::MapTouched, Source::Hugetlb) => "mmap, touch, munmap",
+            (Self::MapTouched, Source::Thp) => "mmap, advise, touch, munmap",
+        };
+        format!("{how} ({})", source.name())
     }
 
-    /// A sample with one page in hand.
-    pub(super) fn expected(self) -> Expected {
-        let source = match self {
-            Self::Take(source) | Self::TakeZeroed(source) => source,
-            Self::Map | Self::MapTouched => Source::Hugetlb,
-            Self::MapThp => Source::Thp,
-        };
-        let of = |size| Expected::on(source.on(size));
+    /// Of a program with one page in hand.
+    pub(super) fn claims(self, source: Source) -> Vec<Claim> {
         match self {
-            Self::Take(_) | Self::TakeZeroed(_) => Expected {
-                pool: Some([Pages(1), Pages(0)]),
-                ..of(EXCHANGED.bytes(SIZE))
-            },
-            Self::Map => Expected {
-                kernel_reserved: Pages(1),
-                ..of(Bytes(0))
-            },
-            Self::MapTouched | Self::MapThp => of(Pages(1).bytes(SIZE)),
+            Self::Take | Self::TakeZeroed => {
+                let mut claims = source.claims(EXCHANGED.bytes(SIZE));
+                claims.extend(taken(1, 0));
+                claims
+            }
+            Self::Map => vec![claim::pages(KERNEL_RESERVED, 1..=u64::MAX)],
+            Self::MapTouched => source.claims(Pages(1).bytes(SIZE)),
         }
     }
 }
@@ -168,8 +153,7 @@ impl Way {
 mod tests {
     use super::*;
     use crate::child::Launch;
-    use crate::memory::Memory;
-    use crate::worker::Sample;
+    use crate::worker::{Figures, with};
 
     const PAGES: Pages = Pages(10);
     const SUPPLIES: [Supply; 5] = [
@@ -182,30 +166,20 @@ mod tests {
 
     /// Whether that is right: pages in huge pages, of them in hugetlb pages; pages taken from our pool, surplus ones of
     /// it, surplus and promised ones of the kernel's.
-    fn fine(expected: Expected, memory: [u64; 2], counted: [u64; 4], preloaded: bool) -> bool {
-        let [huge, hugetlb] = memory.map(|pages| Pages(pages).bytes(SIZE));
-        let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(Pages);
-        let memory = Memory {
-            resident: huge,
-            huge,
-            hugetlb,
-            preloaded,
-        };
-        let sample = Sample {
-            counted: Counted {
-                used,
-                surplus,
-                kernel_surplus,
-                kernel_reserved,
-            },
-            ..Sample::new([], memory)
-        };
-        let launch = if preloaded {
-            Launch::JUMBO
-        } else {
-            Launch::Plain
-        };
-        expected.check(&launch, &sample).is_ok()
+    fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
+        let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * SIZE.bytes() as f64);
+        let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
+        let figures = [
+            ("huge_bytes", huge),
+            ("hugetlb_bytes", hugetlb),
+            ("preload_libraries", 0.0),
+            (USED, used),
+            (SURPLUS, surplus),
+            (KERNEL_SURPLUS, kernel_surplus),
+            (KERNEL_RESERVED, kernel_reserved),
+        ];
+        let figures = with(Figures::new(), figures);
+        claim::check(claims, &Launch::Plain, &figures).is_ok()
     }
 
     #[test]
@@ -225,7 +199,7 @@ mod tests {
             ([10, 0, 0, 0], 9, [false; 5]),
             ([10, 10, 10, 0], 9, [false; 5]),
         ] {
-            let each = SUPPLIES.map(|s| fine(s.expected(PAGES), [huge; 2], counted, false));
+            let each = SUPPLIES.map(|s| fine(&s.claims(PAGES), [huge; 2], counted));
             assert_eq!(each, right, "{counted:?} {huge}");
         }
     }
@@ -240,8 +214,8 @@ mod tests {
         ] {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
                 let supply = Supply::of(Source::Hugetlb, provision);
-                let expected = supply.expected_of_heap(Pages(100).bytes(SIZE));
-                fine(expected, memory, [0, 0, surplus, 0], true)
+                let claims = supply.claims_of_heap(Pages(100).bytes(SIZE));
+                fine(&claims, memory, [0, 0, surplus, 0])
             });
             assert_eq!(each, right, "{memory:?} {surplus}");
         }
@@ -249,11 +223,14 @@ mod tests {
 
     #[test]
     fn a_mapping_without_a_page_is_refused() {
-        let of =
-            |way: Way, huge, promised| fine(way.expected(), [huge; 2], [0, 0, 0, promised], false);
-        assert!(of(Way::Map, 0, 1) && !of(Way::Map, 0, 0));
-        for way in [Way::MapTouched, Way::MapThp] {
-            assert!(of(way, 1, 0) && !of(way, 0, 1));
+        let of = |way: Way, source, huge, promised| {
+            fine(&way.claims(source), [huge; 2], [0, 0, 0, promised])
+        };
+        let map = |huge, promised| of(Way::Map, Source::Hugetlb, huge, promised);
+        assert!(map(0, 1) && !map(0, 0));
+        for source in [Source::Hugetlb, Source::Thp] {
+            let touched = |huge, promised| of(Way::MapTouched, source, huge, promised);
+            assert!(touched(1, 0) && !touched(0, 1));
         }
     }
 }

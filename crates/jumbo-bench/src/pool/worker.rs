@@ -11,12 +11,14 @@ use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
 
-use super::supply::{Counted, Provision, Source, Supply, Way};
+use super::supply::{
+    KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
+};
 use super::{EXCHANGED, SIZE, stream as kernels};
 use crate::Error;
-use crate::memory::{Mapping, Memory, base_pages_only, numbers};
+use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
-use crate::worker::{Sample, ms};
+use crate::worker::{Figures, ms, with};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
 const SPAN: Duration = Duration::from_millis(50);
@@ -31,7 +33,7 @@ pub(crate) fn stream(
     size: Bytes,
     threads: usize,
     passes: usize,
-) -> Result<Sample, Error> {
+) -> Result<Figures, Error> {
     let root = Root::host();
     let pages = size.whole_pages(SIZE);
     let mut _ballast = None;
@@ -66,29 +68,26 @@ pub(crate) fn stream(
         ))
     })?;
 
-    let counted = whose(kernel.as_ref(), supplied_pool.as_ref())?;
     let faults = faults()?.saturating_sub(before);
-    let figures = [
-        ("start_ms", ms(allocated + times.touch)),
-        ("faults", faults as f64),
-    ];
-    let mut sample = Sample::new(figures, Memory::read_of(&root, &addresses)?);
-    for (name, best) in kernels::KERNELS.into_iter().zip(times.best) {
-        sample.figures.insert(name.to_owned(), ms(best));
-    }
-    Ok(Sample { counted, ..sample })
+    let had = had_in(&root, &[addresses])?;
+    let mut figures = whose(had, kernel.as_ref(), supplied_pool.as_ref())?;
+    let best = kernels::KERNELS.into_iter().zip(times.best);
+    figures.extend(best.map(|(name, best)| (name.to_owned(), ms(best))));
+    let start = ms(allocated + times.touch);
+    let taken = [("start_ms", start), ("faults", faults as f64)];
+    Ok(with(figures, taken))
 }
 
 /// Takes so many pages, touches each in all of its base pages, and gives them back, so many times: what one takes, and
 /// what the process had with all of them in hand.
-pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sample, Error> {
+pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
     let pool = &pool;
     let mut taken: Vec<Page<'_>> = Vec::with_capacity(usize::try_from(pages.0).unwrap_or(0));
     let mut costs = Vec::with_capacity(times);
-    let mut seen = (Memory::default(), Counted::default());
+    let mut seen = Figures::new();
     for nth in 0..times {
         let clock = Instant::now();
         for _ in 0..pages.0 {
@@ -100,27 +99,25 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Sa
         }
         costs.push(ms(clock.elapsed()) * 1e3 / pages.0 as f64);
         if nth == 0 {
-            seen = (Memory::read(&root)?, whose(kernel.as_ref(), Some(pool))?);
+            seen = whose(had(&root)?, kernel.as_ref(), Some(pool))?;
         }
         taken.clear();
     }
-    let (memory, counted) = seen;
-    let sample = Sample::new([("page_us", median(&costs))], memory);
-    Ok(Sample { counted, ..sample })
+    Ok(with(seen, [("page_us", median(&costs))]))
 }
 
 /// A page had and given back, by so many threads: the time by the number of pages of all threads, and what the process
 /// had with one page in hand.
-pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
+pub(crate) fn exchange(source: Source, way: Way, threads: usize) -> Result<Figures, Error> {
     let root = Root::host();
-    let sample = |page_ns, counted| {
-        let sample = Sample::new([("page_ns", page_ns)], Memory::read(&root)?);
-        Ok(Sample { counted, ..sample })
+    let figures = |page_ns, before, pool| {
+        let figures = whose(had(&root)?, before, pool)?;
+        Ok(with(figures, [("page_ns", page_ns)]))
     };
-    if let Way::Take(source) | Way::TakeZeroed(source) = way {
+    if matches!(way, Way::Take | Way::TakeZeroed) {
         let (pool, _) = supplied(&root, Supply::of(source, Provision::Held), EXCHANGED)?;
         let take = || match way {
-            Way::TakeZeroed(_) => pool.take_zeroed(),
+            Way::TakeZeroed => pool.take_zeroed(),
             _ => pool.take(),
         };
         let page_ns = by_threads(threads, || {
@@ -129,25 +126,24 @@ pub(crate) fn exchange(way: Way, threads: usize) -> Result<Sample, Error> {
         })?;
         let kernel = kernel_pool(&root)?;
         let _page = take()?;
-        return sample(page_ns, whose(kernel.as_ref(), Some(&pool))?);
+        return figures(page_ns, kernel.as_ref(), Some(&pool));
     }
     let map = || {
-        let mapping = match way {
-            Way::MapThp => Mapping::huge(Bytes(SIZE.bytes())),
-            _ => Mapping::hugetlb(SIZE),
+        let mut mapping = match source {
+            Source::Thp => Mapping::huge(Bytes(SIZE.bytes()))?,
+            Source::Hugetlb => Mapping::hugetlb(SIZE)?,
         };
-        let mut mapping = mapping.map_err(Error::Map)?;
-        if way != Way::Map {
+        if way == Way::MapTouched {
             mapping.touch_first();
         }
         Ok::<_, Error>(mapping)
     };
-    let page_ns = by_threads(threads, || map()?.unmap().map_err(Error::Map))?;
+    let page_ns = by_threads(threads, || map()?.unmap())?;
     let kernel = kernel_pool(&root)?;
     let mapping = map()?;
-    let seen = sample(page_ns, whose(kernel.as_ref(), None)?);
-    mapping.unmap().map_err(Error::Map)?;
-    seen
+    let figures = figures(page_ns, kernel.as_ref(), None);
+    mapping.unmap()?;
+    figures
 }
 
 /// What one of many takes, in nanoseconds, when so many threads do it again and again.
@@ -201,7 +197,7 @@ fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
 
 /// An empty pool.
 fn made(root: &Root, source: Source) -> Result<Pool, Error> {
-    let placement = Placement::of_thread().map_err(|errno| Error::Map(errno.into()))?;
+    let placement = Placement::of_thread()?;
     Ok(match source {
         Source::Hugetlb => Pool::new(Hugetlb::new(root, SIZE)?, placement),
         Source::Thp => Pool::new(Thp::new(root)?, placement),
@@ -214,20 +210,25 @@ fn grow(pool: &Pool, pages: Pages) -> Result<(), Error> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Whose pages there are now, of our pool and of the kernel's, which was so before.
-fn whose(before: Option<&hugetlb::Pool>, pool: Option<&Pool>) -> Result<Counted, Error> {
+/// Adds whose pages there are now, of our pool and of the kernel's, which was so before.
+fn whose(
+    figures: Figures,
+    before: Option<&hugetlb::Pool>,
+    pool: Option<&Pool>,
+) -> Result<Figures, Error> {
     let now = kernel_pool(&Root::host())?;
     let more = |count: fn(&hugetlb::Pool) -> Pages| {
         let [before, now] = [before, now.as_ref()].map(|pool| pool.map_or(0, |pool| count(pool).0));
-        Pages(now.saturating_sub(before))
+        now.saturating_sub(before) as f64
     };
     let counters = pool.map(Pool::counters).unwrap_or_default();
-    Ok(Counted {
-        used: counters.used(),
-        surplus: counters.surplus,
-        kernel_surplus: more(|pool| pool.surplus),
-        kernel_reserved: more(|pool| pool.reserved),
-    })
+    let counted = [
+        (USED, counters.used().0 as f64),
+        (SURPLUS, counters.surplus.0 as f64),
+        (KERNEL_SURPLUS, more(|pool| pool.surplus)),
+        (KERNEL_RESERVED, more(|pool| pool.reserved)),
+    ];
+    Ok(with(figures, counted))
 }
 
 /// The kernel's pool of [`SIZE`], where there is one.

@@ -5,7 +5,7 @@ use std::io;
 use jumbo::units::counted;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
-use jumbo_bench::table::{Comparison, Row, Side, Table, Unit, Verdict};
+use jumbo_bench::table::{Comparison, Row, Side, Table, Verdict};
 
 use crate::view::View;
 
@@ -54,16 +54,16 @@ fn machine(machine: &Machine) -> String {
 }
 
 fn cells(row: &Row) -> [String; 8] {
-    let (divisor, unit) = scale(row.unit);
-    let side = |side: &Side| spread(side.spread, unit, |value| digits(value / divisor));
+    let (divisor, unit) = scale(row.what.unit);
+    let side = |side: &Side| spread(side.spread, &unit, |value| digits(value / divisor));
     let comparison = match row.comparison {
         Comparison::Ratio(ratio) => spread(ratio, "x", |value| format!("{value:.2}")),
         Comparison::Difference(difference) => {
-            spread(difference, unit, |value| signed(value / divisor))
+            spread(difference, &unit, |value| signed(value / divisor))
         }
     };
     [
-        row.measure.clone(),
+        row.what.measure.clone(),
         row.baseline.name.clone(),
         side(&row.baseline),
         row.candidate.name.clone(),
@@ -75,18 +75,16 @@ fn cells(row: &Row) -> [String; 8] {
             Verdict::Behind => "BEHIND",
         }
         .to_owned(),
-        row.published.unwrap_or_default().to_owned(),
+        row.what.published.unwrap_or_default().to_owned(),
     ]
 }
 
 /// What a figure is divided by to be shown, and the unit that it then has.
-fn scale(unit: Unit) -> (f64, &'static str) {
+fn scale(unit: &str) -> (f64, String) {
     match unit {
-        Unit::Ms => (1.0, " ms"),
-        Unit::Us => (1.0, " us"),
-        Unit::Ns => (1.0, " ns"),
-        Unit::Bytes => (f64::from(1 << 20), " MiB"),
-        Unit::Faults => (1.0, ""),
+        "bytes" => (f64::from(1 << 20), " MiB".to_owned()),
+        "faults" => (1.0, String::new()),
+        unit => (1.0, format!(" {unit}")),
     }
 }
 
@@ -113,9 +111,19 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jumbo_bench::table::What;
 
     fn side(name: &str, samples: &[f64]) -> (String, Vec<f64>) {
         (name.to_owned(), samples.to_vec())
+    }
+
+    fn what(unit: &'static str, published: Option<&'static str>) -> What {
+        What {
+            name: "startup_ms".to_owned(),
+            measure: "start".to_owned(),
+            unit,
+            published,
+        }
     }
 
     #[test]
@@ -130,10 +138,7 @@ mod tests {
     #[test]
     fn a_row_shows_both_sides_and_a_loss_in_capitals() {
         let sides = [side("direct", &[1.0, 1.0]), side("jumbo run", &[3.0, 4.0])];
-        let row = Row {
-            published: Some("2 ms"),
-            ..Row::difference(("startup_ms".into(), "start".into(), Unit::Ms), sides)
-        };
+        let row = Row::difference(what("ms", Some("2 ms")), sides);
         assert_eq!(
             cells(&row),
             [
@@ -153,7 +158,7 @@ mod tests {
     fn bytes_are_shown_in_mebibytes() {
         let half = f64::from(1 << 19);
         let sides = [side("a", &[half]), side("b", &[half * 2.0])];
-        let row = Row::ratio(("rss".into(), "rss".into(), Unit::Bytes), sides);
+        let row = Row::ratio(what("bytes", None), sides);
         assert_eq!(cells(&row)[2], "0.50 MiB [0.50 to 0.50]");
         assert_eq!(cells(&row)[5], "0.50x [0.50 to 0.50]");
     }
