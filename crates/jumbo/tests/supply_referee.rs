@@ -1,7 +1,7 @@
 //! The kernel as the referee of the pool that `jumbo run --pool` runs: random pages brought to addresses of the caller's
 //! choice and given back, beside the same on the kernel's own hugetlb, which must count the same after every step.
 //!
-//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee.rs`; here they are met through
+//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee`; here they are met through
 //! the heap's face, with the ledger that the processes of a run share.
 #![allow(unsafe_code, reason = "both sides map and unmap memory")]
 #![allow(
