@@ -150,22 +150,6 @@ pub(super) fn is_alone() -> Option<bool> {
     Some(folder.st_nlink <= 3)
 }
 
-/// Runs `work` with all signals blocked.
-pub(super) fn without_signals(work: impl FnOnce()) {
-    let (all, mut before) = (u64::MAX, 0u64);
-    let set = |how: libc::c_int, to: *const u64, from: *mut u64| {
-        // SAFETY: rt_sigprocmask(2) reads one kernel signal set of 8 bytes and writes another.
-        unsafe {
-            let _ = sys::quietly(|| {
-                libc::syscall(libc::SYS_rt_sigprocmask, how, to, from, size_of::<u64>())
-            });
-        }
-    };
-    set(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    work();
-    set(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-}
-
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
     let done = sandbox::allows_advice() && sys::collapse(address, length).is_ok();

@@ -5,6 +5,7 @@
 //! - [`Maps`], [`Vma`], [`Pagemap`]: what an address lies in, and how its page is mapped.
 //! - [`map_at`], [`reserve`]: mappings that replace none. [`move_mapping`], [`move_back`]: mappings that move.
 //! - [`copy_words`]: memory read without a fault. [`Blocked`]: a while without signal handlers.
+//! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
 //! It uses no other module. Invariant: no call here changes errno.
 
@@ -15,6 +16,7 @@ mod pagemap;
 mod place;
 mod remap;
 mod signals;
+mod task;
 mod vma;
 
 pub use batch::Batch;
@@ -24,6 +26,7 @@ pub use pagemap::Pagemap;
 pub use place::{map_at, reserve};
 pub use remap::{move_back, move_mapping};
 pub use signals::Blocked;
+pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
 pub use vma::{Maps, Vma};
 
 use rustix::io::{Errno, Result};

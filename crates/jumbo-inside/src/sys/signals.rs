@@ -15,7 +15,7 @@ const SETXID: u32 = 33;
 /// By what a seccomp filter may have a system call answered: blocked, it would kill.
 const SYS: u32 = libc::SIGSYS.unsigned_abs();
 
-const ALL: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
+const MOST: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
 
 /// While this lives the signals of this thread wait: no handler runs that could come back in, jump away
 /// (siglongjmp(3)), or stop this thread until another has got on.
@@ -33,8 +33,18 @@ impl Blocked {
     /// # References
     /// rt_sigprocmask(2); Linux 2.2.
     pub fn new() -> Self {
+        Self::these(MOST)
+    }
+
+    /// Blocks all of them: for a moment in which a thread is made that the C library does not know, or in which
+    /// memory is at two places.
+    pub fn all() -> Self {
+        Self::these(Set::MAX)
+    }
+
+    fn these(signals: Set) -> Self {
         let mut before: Set = 0;
-        let masked = mask(libc::SIG_BLOCK, &ALL, &raw mut before);
+        let masked = mask(libc::SIG_BLOCK, &signals, &raw mut before);
         Self {
             before: masked.then_some(before),
             _not_send: PhantomData,
@@ -87,9 +97,9 @@ mod tests {
         let outer = Blocked::new();
         // The kernel never blocks SIGKILL and SIGSTOP.
         let never = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
-        assert_eq!(blocked() | never, ALL | before | never);
+        assert_eq!(blocked() | never, MOST | before | never);
         drop(Blocked::new());
-        assert_eq!(blocked() | never, ALL | before | never);
+        assert_eq!(blocked() | never, MOST | before | never);
         drop(outer);
         assert_eq!(blocked(), before);
     }

@@ -14,7 +14,7 @@ use super::{BASE_PAGE, HUGETLB, LEFT, SPAN, Supply, THP, memory, reason, source_
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
-use crate::sys;
+use crate::sys::{self, Blocked};
 
 /// How far a look at the headroom is trusted.
 const TRUSTED: usize = 64 << 20;
@@ -167,22 +167,22 @@ impl Supply {
         if self.moves.spared.load(Ordering::Relaxed) {
             self.give_spares();
         }
-        memory::without_signals(|| {
-            let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-            let sources = self.reached();
-            let is_hugetlb = |at: usize| {
-                let source = sources.get(at);
-                source.is_some_and(|source| source_of(source) == HUGETLB)
-            };
-            let mut at = 0;
-            while at < sources.len() {
-                let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
-                if pages > 0 {
-                    self.move_pages(base + at * page, pages * page, alone);
-                }
-                at += pages.max(1);
+        let blocked = Blocked::all();
+        let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
+        let sources = self.reached();
+        let is_hugetlb = |at: usize| {
+            let source = sources.get(at);
+            source.is_some_and(|source| source_of(source) == HUGETLB)
+        };
+        let mut at = 0;
+        while at < sources.len() {
+            let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
+            if pages > 0 {
+                self.move_pages(base + at * page, pages * page, alone);
             }
-        });
+            at += pages.max(1);
+        }
+        drop(blocked);
         self.add_reason(match before {
             Before::Fork => reason::FORK,
             Before::Thread => reason::THREADS,

@@ -194,7 +194,7 @@ impl Supply {
         }
         self.keep_spares();
         let brought = if self.parallel.load(Ordering::Relaxed) {
-            warm::in_parallel(address, length, self.page())
+            warm::in_parallel(self, address, length)
         } else {
             self.fill(address, length)
         };
