@@ -22,6 +22,7 @@ refused! {
     SEEN: "heap::arena::seen(4096)",
     COMMIT: "heap::managed::commit(4096, 4096)",
     UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
+    RENEW: "heap::managed::renew(4096, 4096)",
     AFTER_FORK: "heap::after_fork(heap::HeldLocks::from_bits(1))",
     FORKED: "heap::forked(1)",
     UNMAP: "gather::unmap(4096, 4096)",

@@ -148,12 +148,17 @@ pub fn beyond(length: usize) {
 ///
 /// # Errors
 /// The kernel's, where nothing has changed.
-pub fn renew(address: usize, length: usize) -> Result<()> {
+///
+/// # Safety
+/// The allocator mapped the range for itself, readable and writable, and nothing uses what it holds.
+#[expect(unsafe_code, reason = "drops what memory holds")]
+pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN;
     if SUPPLY.page() != 0 && pool.contains(&address) {
         return Err(Errno::PERM);
     }
-    memory::discard(address, length)
+    // SAFETY: the caller's promise.
+    unsafe { memory::discard(address, length) }
 }
 
 /// Advises memory that the allocator has mapped for itself, where a huge page may fit.

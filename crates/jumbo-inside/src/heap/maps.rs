@@ -43,7 +43,9 @@ impl Pack {
             Err(Errno::EXIST) => {
                 let (left, right) = self.frontier.skip();
                 if left < right {
-                    let _ = memory::unmap(left, right - left);
+                    #[expect(unsafe_code, reason = "unmaps memory")]
+                    // SAFETY: the frontier mapped it, and never handed it out.
+                    let _ = unsafe { memory::unmap(left, right - left) };
                 }
                 None
             }
@@ -168,9 +170,12 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     let target = place_large(new.checked_add(pmd)?)? + off;
     let length = new.next_multiple_of(BASE_PAGE);
     sys::reserve(target, length).ok()?;
-    if memory::relocate_grow(address, target, old, new).is_err() {
-        let _ = memory::unmap(target, length);
-        return None;
+    // SAFETY: the caller's promise; what is at the target was reserved above, by this thread.
+    unsafe {
+        if memory::move_grown(address, target, old, new).is_err() {
+            let _ = memory::unmap(target, length);
+            return None;
+        }
     }
     advise_mapping(target, new);
     Some(target)

@@ -1,7 +1,7 @@
 //! The one leaf of the heap that touches memory: mapping, unmapping, advising, moving, zeroing.
 //!
 //! Everything here is a raw system call (rustix's, which neither touches errno nor calls a function that
-//! could be interposed) or a plain memory access inside the window, which belongs to this module alone.
+//! could be interposed) or a plain memory access.
 //! Sizes and addresses are bytes, multiples of [`BASE_PAGE`].
 #![expect(
     unsafe_code,
@@ -17,7 +17,6 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::extents::{Record, Table};
 use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
-use crate::gather::Leaving;
 use crate::ledger::stats;
 use crate::{sandbox, sys};
 
@@ -35,29 +34,26 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
     )
 }
 
-/// Unmaps pages of the window whose owner has freed them.
-pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller is the window, and the extent has just been freed by its owner.
+/// munmap(2).
+///
+/// # Safety
+/// The range is the caller's, and nothing uses what it holds.
+pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
     unsafe { mm::munmap(at(address), length) }
 }
 
-/// Like [`unmap`] for a large range, of which `leaving` then frees the memory. False where nothing was done.
-pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut Leaving>) -> bool {
-    let Some(leaving) = leaving else {
-        return false;
-    };
-    // SAFETY: as for `unmap`.
-    unsafe { leaving.take(address, length) }
-}
-
-/// Gives the memory of freed pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
-pub(super) fn discard(address: usize, length: usize) -> Result<()> {
+/// Gives the memory of pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
+///
+/// # Safety
+/// The pages are private, readable and writable, and nothing needs what they hold.
+pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
     if sandbox::allows_advice() {
-        // SAFETY: as for `unmap`: the pages were freed by their owner.
+        // SAFETY: the caller's promise.
         return unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) };
     }
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: as above; what takes their place is as private, and zero.
+    // SAFETY: the caller's promise; what takes their place is as private, and zero.
     unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
@@ -82,8 +78,11 @@ pub(super) fn advise(address: usize, length: usize) -> Result<()> {
 }
 
 /// Makes a range readable and writable.
-pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
-    // SAFETY: more access to memory of the allocator's own takes nothing away from the program.
+///
+/// # Safety
+/// No code counts on an access to the range that fails.
+pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
     unsafe {
         mm::mprotect(
             at(address),
@@ -93,9 +92,9 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
+/// Makes memory resident. MADV_POPULATE_WRITE, Linux 5.14.
 pub(super) fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller made the mapping, and no other code has its address yet.
+    // SAFETY: populating changes no byte that any thread can read.
     unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
 }
 
@@ -132,7 +131,8 @@ pub(super) fn map_hugetlb(
     match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
         Ok(()) => Ok(()),
         Err(errno) => {
-            let _ = unmap(address, length);
+            // SAFETY: as above.
+            let _ = unsafe { unmap(address, length) };
             Err(match errno {
                 Errno::FAULT => NoHugetlb::Limit,
                 Errno::INVAL => NoHugetlb::NoSize,
@@ -159,36 +159,31 @@ pub(super) fn collapse(address: usize, length: usize) -> bool {
     done
 }
 
-/// Moves the pages at `from` to `to`, over whatever is mapped there; both lie in the window.
-pub(super) fn relocate(from: usize, to: usize, length: usize) -> Result<()> {
-    // SAFETY: both ranges are extents that the caller took for this purpose: the source's owner asked
-    // for the move, and the target was never handed out.
-    unsafe { sys::move_mapping(from, to, length) }
-}
-
-/// Puts the pages back that a failed [`relocate`] may have moved.
-pub(super) fn restore(from: usize, to: usize, length: usize) {
-    // SAFETY: both ranges are extents of the window that the caller has taken, and the heap's lock is held.
-    unsafe { sys::move_back(from, to, length) }
-}
-
-/// Grows or moves a mapping of the program's own to `to`, which the caller reserved with [`reserve`].
-pub(super) fn relocate_grow(from: usize, to: usize, old: usize, new: usize) -> Result<()> {
+/// Moves a mapping to `to`, where it has a length of `new`.
+///
+/// # Safety
+/// The mapping at `from` is the caller's to move, and what is at `to` the caller's to lose.
+pub(super) unsafe fn move_grown(from: usize, to: usize, old: usize, new: usize) -> Result<()> {
     let flags = MremapFlags::MAYMOVE;
-    // SAFETY: the program asked for the move (mremap with MREMAP_MAYMOVE); the target is a reservation
-    // of our own.
+    // SAFETY: the caller's promise.
     unsafe { mm::mremap_fixed(at(from), old, new, flags, at(to)).map(drop) }
 }
 
-/// Copies between two extents that do not overlap.
-pub(super) fn copy(from: usize, to: usize, length: usize) {
-    // SAFETY: both are live extents of at least `length` bytes; different extents never overlap.
+/// Copies between two ranges.
+///
+/// # Safety
+/// Both are the caller's, mapped, and do not overlap; the one can be read and the other written.
+pub(super) unsafe fn copy(from: usize, to: usize, length: usize) {
+    // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(at(from).cast::<u8>(), at(to).cast::<u8>(), length) }
 }
 
-/// Fills an extent with zeroes.
-pub(super) fn zero(address: usize, length: usize) {
-    // SAFETY: a live extent of at least `length` bytes that was not handed out yet.
+/// Fills a range with zeroes.
+///
+/// # Safety
+/// It is mapped and writable, and what it holds is the caller's to lose.
+pub(super) unsafe fn zero(address: usize, length: usize) {
+    // SAFETY: the caller's promise.
     unsafe { ptr::write_bytes(at(address).cast::<u8>(), 0, length) }
 }
 
@@ -302,15 +297,19 @@ impl Table for PageTable {
         let last = up(bytes(pages.end)).min(down(bytes(within.end)));
         if first < last {
             // Refused where the program has locked all its memory: then they stay.
-            let _ = discard(first, last - first);
+            // SAFETY: whole pages of the table, whose records mean nothing.
+            let _ = unsafe { discard(first, last - first) };
         }
     }
 }
 
-/// The record of a page that is known to have one in the table at `base`: the first of a live block.
-pub(super) fn peek(base: usize, page: usize) -> Record {
-    // SAFETY: the record was mapped when the block was handed out, and the table is never unmapped. Its
-    // owner, who asks, is the only one that could change it now.
+/// The record of a page in the table at `base`.
+///
+/// # Safety
+/// A live block begins at the page, and is the caller's: it has a record since it was handed out, and no other thread
+/// changes that.
+pub(super) unsafe fn peek(base: usize, page: usize) -> Record {
+    // SAFETY: the caller's promise; the table is never unmapped.
     unsafe {
         at(base + page * size_of::<Record>())
             .cast::<Record>()
@@ -332,12 +331,15 @@ impl Deferred {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Adds a freed block. Lock-free, so that a signal handler may.
-    pub(super) fn push(&self, address: usize) {
+    /// Adds a block. Lock-free, so that a signal handler may.
+    ///
+    /// # Safety
+    /// The block is at least a page, and the caller's; nothing uses it from now on.
+    pub(super) unsafe fn push(&self, address: usize) {
         let block = at(address).cast::<Block>();
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the block is at least a page, page-aligned, and its owner has freed it.
+            // SAFETY: the caller's promise.
             unsafe { block.write(Block { next: head }) };
             match self
                 .0

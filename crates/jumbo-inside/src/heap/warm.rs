@@ -58,7 +58,8 @@ pub(super) fn in_parallel(supply: &Supply, address: usize, length: usize) -> Res
     work();
     threads.iter().for_each(Thread::join);
     if let Ok(stacks) = stacks {
-        let _ = memory::unmap(stacks, cpus * STACK);
+        // SAFETY: no thread is on the stacks any more.
+        let _ = unsafe { memory::unmap(stacks, cpus * STACK) };
     }
     match failed.into_inner() {
         0 => Ok(()),

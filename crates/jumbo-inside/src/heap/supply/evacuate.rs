@@ -104,32 +104,36 @@ impl Supply {
         if !self.asking.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
         }
-        let done = sys::reserve(self.scratch(), self.page()).is_ok()
-            && (1..SPARES).all(|at| sys::reserve(self.spare(at), BASE_PAGE).is_ok());
-        if !done {
-            self.give_spares();
+        let reserve = |(at, length): &(usize, usize)| sys::reserve(*at, *length).is_ok();
+        let made = self.spares().take_while(reserve).count();
+        if made < SPARES {
+            self.give_spares(made);
         }
-        self.moves.spared.store(done, Ordering::Relaxed);
+        self.moves.spared.store(made == SPARES, Ordering::Relaxed);
     }
 
-    fn give_spares(&self) {
+    /// Gives up the first so many, which were reserved.
+    fn give_spares(&self, count: usize) {
         self.moves.spared.store(false, Ordering::Relaxed);
-        // Refused only where nothing is mapped, which is no matter.
-        let _ = memory::unmap(self.scratch(), self.page());
-        for at in 1..SPARES {
-            let _ = memory::unmap(self.spare(at), BASE_PAGE);
+        for (at, length) in self.spares().take(count) {
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: `keep_spares` reserved them, and they hold nothing.
+            let _ = unsafe { memory::unmap(at, length) };
         }
+    }
+
+    /// Address and length of each: [`Supply::scratch`], and base pages before the pool's own addresses, apart from each
+    /// other, so that each is a mapping of its own.
+    fn spares(&self) -> impl Iterator<Item = (usize, usize)> {
+        let base = self.base.load(Ordering::Relaxed);
+        let small = (1..SPARES).map(move |at| (base - 2 * at * BASE_PAGE, BASE_PAGE));
+        core::iter::once((self.scratch(), self.page())).chain(small)
     }
 
     /// Where content is copied to before it takes a place in the pool: behind the pool's own addresses, and as well
     /// aligned.
     fn scratch(&self) -> usize {
         self.base.load(Ordering::Relaxed) + SPAN
-    }
-
-    /// Before the pool's own addresses, and apart from each other, so that each is a mapping of its own.
-    fn spare(&self, at: usize) -> usize {
-        self.base.load(Ordering::Relaxed) - 2 * at * BASE_PAGE
     }
 
     /// Whether [`Supply::evacuate`] would move anything: then threads of ours have to be gone before.
@@ -165,7 +169,7 @@ impl Supply {
         }
         self.asking.store(false, Ordering::Release);
         if self.moves.spared.load(Ordering::Relaxed) {
-            self.give_spares();
+            self.give_spares(SPARES);
         }
         let blocked = Blocked::all();
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
@@ -230,16 +234,20 @@ impl Supply {
         memory::map(scratch, length).map_err(|_| reason::STUCK_MAPPINGS)?;
         // Whether it is huge is second to its being safe.
         let _ = self.make_huge(scratch, length);
-        let moved = memory::populate(scratch, length)
-            .map_err(|_| reason::STUCK_ROOM)
-            .and_then(|()| {
+        let populated = memory::populate(scratch, length).map_err(|_| reason::STUCK_ROOM);
+        #[expect(unsafe_code, reason = "moves what memory holds")]
+        // SAFETY: the pages at `address` are the pool's, and no other thread writes to them meanwhile; what is at `scratch`
+        // was mapped above, and takes their place with the same content.
+        unsafe {
+            let moved = populated.and_then(|()| {
                 memory::copy(address, scratch, length);
-                memory::relocate(scratch, address, length).map_err(|_| reason::STUCK_MAPPINGS)
+                sys::move_mapping(scratch, address, length).map_err(|_| reason::STUCK_MAPPINGS)
             });
-        if moved.is_err() {
-            let _ = memory::unmap(scratch, length);
+            if moved.is_err() {
+                let _ = memory::unmap(scratch, length);
+            }
+            moved
         }
-        moved
     }
 
     /// Whether no other thread could write to the pages.

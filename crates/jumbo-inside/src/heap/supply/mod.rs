@@ -138,6 +138,19 @@ impl Supply {
         source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
     }
 
+    /// Whether these are whole pages of the pool's addresses, and none of them is there.
+    fn is_free(&self, address: usize, length: usize) -> bool {
+        let page = self.page();
+        let whole = address.is_multiple_of(page) && length.is_multiple_of(page);
+        let first = address.checked_sub(self.base.load(Ordering::Relaxed));
+        let pages = first.filter(|_| whole && page > 0).and_then(|offset| {
+            let first = offset / page;
+            self.sources.get().get(first..first + length / page)
+        });
+        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == NOWHERE;
+        pages.is_some_and(|pages| pages.iter().all(nowhere))
+    }
+
     /// The pages that are there.
     pub(super) fn there(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
@@ -168,9 +181,12 @@ impl Supply {
     /// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
     ///
     /// # Errors
-    /// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
-    /// Nothing has changed then.
+    /// `EINVAL` where that is not so; `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have
+    /// not enough. Nothing has changed then.
     pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+        if !self.is_free(address, length) {
+            return Err(Errno::INVAL);
+        }
         // A filter that the program installed may not let us read files, or populate.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
             self.add_reason(reason::CONFINED);
@@ -202,7 +218,10 @@ impl Supply {
             // Pieces of it may be there; what is in the way of the others is not ours.
             let page = self.page();
             for piece in (address..address + length).step_by(page) {
-                if self.is_there(piece) && memory::unmap(piece, page).is_ok() {
+                #[expect(unsafe_code, reason = "unmaps memory")]
+                // SAFETY: none of the range was there before, so this call brought the piece.
+                let unmap = || unsafe { memory::unmap(piece, page) };
+                if self.is_there(piece) && unmap().is_ok() {
                     self.forget(piece, page);
                 }
             }
@@ -241,7 +260,8 @@ impl Supply {
     /// The pages are ones that [`Supply::bring`] brought, and no code refers to what they hold.
     #[expect(unsafe_code, reason = "unmaps memory")]
     pub unsafe fn give(&self, address: usize, length: usize) -> Result<()> {
-        memory::unmap(address, length)?;
+        // SAFETY: the caller's promise.
+        unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
         self.leave((length / self.page()) as u64);
         self.uncharge(own);
@@ -274,7 +294,11 @@ impl Supply {
     /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
     /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
     /// be SIGBUS.
-    pub(super) fn discard(&self, address: usize, length: usize) -> bool {
+    ///
+    /// # Safety
+    /// What the range holds is the caller's to lose.
+    #[expect(unsafe_code, reason = "drops what memory holds")]
+    pub(super) unsafe fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
             self.page(),
             address.wrapping_sub(self.base.load(Ordering::Relaxed)),
@@ -291,7 +315,8 @@ impl Supply {
         {
             return false;
         }
-        memory::zero(address, length);
+        // SAFETY: its pages are there, and the caller's promise.
+        unsafe { memory::zero(address, length) };
         true
     }
 
@@ -302,7 +327,10 @@ impl Supply {
         if rest > 0
             && let Err(errno) = self.take_thp(address + taken, rest)
         {
-            if taken > 0 && memory::unmap(address, taken).is_ok() {
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: `take_hugetlb` has just mapped it, for this call.
+            let unmap = || unsafe { memory::unmap(address, taken) };
+            if taken > 0 && unmap().is_ok() {
                 self.forget(address, taken);
             }
             return Err(errno);
@@ -365,8 +393,9 @@ impl Supply {
             return Ok(());
         }
         self.add_reason(reason::FRAGMENTED);
-        // A refusal to unmap (too many mappings) leaves advised memory without a user.
-        let _ = memory::unmap(address, length);
+        #[expect(unsafe_code, reason = "unmaps memory")]
+        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves advised memory without a user.
+        let _ = unsafe { memory::unmap(address, length) };
         Err(Errno::NOMEM)
     }
 
