@@ -33,7 +33,7 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
-    ("ledger", &["headroom", "pool", "sandbox"]),
+    ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),

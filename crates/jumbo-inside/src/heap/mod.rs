@@ -437,18 +437,14 @@ pub fn before_fork() -> HeldLocks {
     gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
-    let held = HeldLocks {
-        window: HEAP.window.acquire(),
-        maps: maps::PACK.acquire(),
-        pool: POOL.window.acquire(),
-        managed: managed::LOCK.acquire(),
-        gather: gather::before_fork(),
-    };
+    let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
+    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+    let [staging, queue] = gather::before_fork();
     // Where they are refused, pages are being brought: then nothing can be said about them.
-    if held.pool && held.managed {
+    if pool && managed {
         SUPPLY.evacuate(Before::Fork);
     }
-    held
+    HeldLocks([heap, maps, pool, managed, staging, queue])
 }
 
 /// After fork(2), in both processes.
@@ -457,53 +453,39 @@ pub fn before_fork() -> HeldLocks {
 /// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
 #[expect(unsafe_code, reason = "gives locks back")]
 pub unsafe fn after_fork(held: HeldLocks) {
+    let HeldLocks([heap, maps, pool, managed, staging, queue]) = held;
     // SAFETY: the caller's promise: this thread holds what `held` says.
     unsafe {
-        gather::after_fork(held.gather);
-        if held.managed {
+        gather::after_fork([staging, queue]);
+        if managed {
             managed::LOCK.release();
         }
-        if held.pool {
+        if pool {
             POOL.window.release();
         }
-        if held.maps {
+        if maps {
             maps::PACK.release();
         }
-        if held.window {
+        if heap {
             HEAP.window.release();
         }
     }
 }
 
-/// The locks that a fork holds.
+/// The locks that a fork holds, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldLocks {
-    window: bool,
-    maps: bool,
-    pool: bool,
-    managed: bool,
-    gather: gather::HeldLocks,
-}
+pub struct HeldLocks([bool; 6]);
 
 impl HeldLocks {
     /// As a number, for a place that only an atomic can be in.
-    pub const fn bits(self) -> u8 {
-        self.window as u8
-            | (self.maps as u8) << 1
-            | (self.pool as u8) << 2
-            | (self.managed as u8) << 3
-            | self.gather.bits() << 4
+    pub fn bits(self) -> u8 {
+        let held = self.0.iter().rev();
+        held.fold(0, |bits, held| bits << 1 | u8::from(*held))
     }
 
     /// From [`HeldLocks::bits`].
-    pub const fn from_bits(bits: u8) -> Self {
-        Self {
-            window: bits & 1 != 0,
-            maps: bits & 2 != 0,
-            pool: bits & 4 != 0,
-            managed: bits & 8 != 0,
-            gather: gather::HeldLocks::from_bits(bits >> 4),
-        }
+    pub fn from_bits(bits: u8) -> Self {
+        Self(core::array::from_fn(|at| bits >> at & 1 != 0))
     }
 }
 

@@ -4,7 +4,7 @@
 use core::marker::PhantomData;
 use core::ptr;
 
-use super::quietly;
+use super::request;
 
 /// The kernel's set of signals.
 type Set = u64;
@@ -68,17 +68,11 @@ impl Drop for Blocked {
 }
 
 fn mask(how: i32, set: &Set, before: *mut Set) -> bool {
+    let (how, set) = (how.unsigned_abs() as usize, ptr::from_ref(set));
+    let (set, before) = (set.expose_provenance(), before.expose_provenance());
+    let arguments = [how, set, before, size_of::<Set>(), 0, 0];
     // SAFETY: the call reads one set and writes the other, if there is one.
-    let call = || unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            ptr::from_ref(set),
-            before,
-            size_of::<Set>(),
-        )
-    };
-    quietly(call).is_ok()
+    unsafe { request(libc::SYS_rt_sigprocmask, arguments) }.is_ok()
 }
 
 #[cfg(test)]

@@ -8,16 +8,15 @@
 //! alone; its children begin anew. And none are taken where the move could be refused later
 //! ([`Supply::could_move`]). docs/design/heap.md says what was rejected.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BASE_PAGE, HUGETLB, LEFT, SPAN, Supply, THP, memory, reason, source_of};
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
+use crate::pool::Credit;
 use crate::sandbox;
 use crate::sys::{self, Blocked};
 
-/// How far a look at the headroom is trusted.
-const TRUSTED: usize = 64 << 20;
 /// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
 /// vm.max_map_count. mremap(2) wants six more than it makes.
 const SPARES: usize = 16;
@@ -42,7 +41,7 @@ pub(super) struct Moves {
     /// The program promised not to fork while it has threads.
     nofork: AtomicBool,
     /// What is trusted to have room, of hugetlb pages that could still be moved to THPs.
-    credit: AtomicUsize,
+    credit: Credit,
     /// There are [`SPARES`].
     spared: AtomicBool,
 }
@@ -52,7 +51,7 @@ impl Moves {
         Self {
             threaded: AtomicBool::new(false),
             nofork: AtomicBool::new(false),
-            credit: AtomicUsize::new(0),
+            credit: Credit::new(),
             spared: AtomicBool::new(false),
         }
     }
@@ -78,25 +77,11 @@ impl Supply {
         if !self.moves.spared.load(Ordering::Relaxed) {
             return false;
         }
-        let credit =
-            self.moves
-                .credit
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
-                    credit.checked_sub(length)
-                });
-        if credit.is_ok() {
-            return true;
-        }
-        let held = self.count(HUGETLB);
-        let room =
-            headroom::headroom(Enough::for_touching(0)).filter(headroom::Room::is_of_no_group);
-        let more = room.and_then(|room| room.least().checked_sub(LEFT + held + length));
-        more.inspect(|more| {
-            self.moves
-                .credit
-                .store((more / 4).min(TRUSTED), Ordering::Relaxed)
+        self.moves.credit.spend(length, || {
+            let room = headroom::headroom(Enough::for_touching(0));
+            let room = room.filter(headroom::Room::is_of_no_group)?.least();
+            room.checked_sub(LEFT + self.count(HUGETLB) + length)
         })
-        .is_some()
     }
 
     /// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.

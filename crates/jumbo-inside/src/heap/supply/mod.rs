@@ -30,7 +30,7 @@ use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
 use crate::pool::{Books, Overcommit, Room, make_huge};
 use crate::sandbox;
-use crate::sync::Lock;
+use crate::sync::{BackOff, Lock};
 
 pub use evacuate::Before;
 
@@ -45,8 +45,6 @@ const THP: u8 = 2;
 /// Beside the source: the page is shared with the parent that brought it, and charged to that one.
 const INHERITED: u8 = 1 << 7;
 
-/// After the kernel's pool had nothing, so many takes do not ask it.
-const BACK_OFF: u32 = 64;
 /// What is left to others.
 const LEFT: usize = 64 << 20;
 
@@ -74,8 +72,8 @@ pub struct Supply {
     parallel: AtomicBool,
     /// Bits of [`reason`], for whatever slot there is.
     reasons: AtomicU32,
-    /// How many takes do not ask for hugetlb pages.
-    backing_off: AtomicU32,
+    /// After the kernel's pool had nothing, some takes do not ask it.
+    back_off: BackOff,
     room: Room,
     moves: evacuate::Moves,
 }
@@ -102,7 +100,7 @@ impl Supply {
             asking: AtomicBool::new(false),
             parallel: AtomicBool::new(false),
             reasons: AtomicU32::new(0),
-            backing_off: AtomicU32::new(0),
+            back_off: BackOff::new(),
             room: Room::new(LEFT),
             moves: evacuate::Moves::new(),
         }
@@ -340,16 +338,12 @@ impl Supply {
 
     /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
-        let relaxed = Ordering::Relaxed;
-        let refused = self
-            .backing_off
-            .fetch_update(relaxed, relaxed, |left| left.checked_sub(1));
-        if !self.asking.load(Ordering::Acquire) || refused.is_ok() {
+        if self.back_off.holds() || !self.asking.load(Ordering::Acquire) {
             return Ok(0);
         }
         if !self.could_move(length) {
             self.add_reason(reason::UNMOVABLE);
-            self.backing_off.store(BACK_OFF, relaxed);
+            self.back_off.begin();
             return Ok(0);
         }
         let page = self.page();
@@ -370,7 +364,7 @@ impl Supply {
                         memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
                     });
-                    self.backing_off.store(BACK_OFF, relaxed);
+                    self.back_off.begin();
                     break;
                 }
                 Err(_) => ask = (part / 2).next_multiple_of(page),

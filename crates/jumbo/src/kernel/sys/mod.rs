@@ -7,7 +7,7 @@ mod release;
 mod scratch;
 mod userfault;
 
-pub(crate) use jumbo_inside::sys::{collapse, collapse_in, quietly};
+pub(crate) use jumbo_inside::sys::{collapse, collapse_in, request};
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub(crate) use pidfd::send_signal;
 pub use release::release;
