@@ -92,7 +92,7 @@ impl Enough {
 pub fn headroom(enough: Enough) -> Option<Room> {
     Some(Room {
         host: free(enough.host).or_else(available)?,
-        group: group(enough.group)?,
+        group: room(&MEMORY, enough.group)?,
     })
 }
 
@@ -130,17 +130,13 @@ fn available() -> Option<usize> {
     number(&line[key.len()..])?.checked_mul(1024)
 }
 
-/// What the memory cgroups of this process leave.
-fn group(enough: usize) -> Option<usize> {
-    room(&MEMORY, enough)
-}
-
 /// How many more tasks the pids cgroups of this process leave; `usize::MAX` where there is no limit, `None` where that
 /// cannot be known.
 pub fn tasks() -> Option<usize> {
     room(&PIDS, 0)
 }
 
+/// What the groups of this process leave, and all above them.
 fn room(controller: &'static Controller, enough: usize) -> Option<usize> {
     let mut text = [0u8; TEXT];
     let text = match read(c"/proc/self/cgroup", &mut text) {

@@ -320,11 +320,8 @@ fn grown(old: usize, increment: isize) {
 }
 
 /// mlockall(2): what is mapped from now on may be resident at once.
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
     gather::end_workers();
     // SAFETY: the same call.
@@ -336,11 +333,8 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 }
 
 /// munlockall(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlockall() -> c_int {
+pub extern "C" fn munlockall() -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::munlockall.get())() };
     if answer == 0 {

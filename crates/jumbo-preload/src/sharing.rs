@@ -19,11 +19,8 @@ const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEA
 const HARMLESS: c_long = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as c_long;
 
 /// unshare(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+pub extern "C" fn unshare(flags: c_int) -> c_int {
     // SAFETY: the same call.
     let call = || c_long::from(unsafe { (next::unshare.get())(flags) });
     if unshared(c_long::from(flags), call) == 0 {
@@ -42,11 +39,8 @@ pub(crate) fn unshared(flags: c_long, mut call: impl FnMut() -> c_long) -> c_lon
 }
 
 /// setns(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
+pub extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
     // SAFETY: the same call.
     let call = || c_long::from(unsafe { (next::setns.get())(descriptor, kind) });
     if joined(call) == 0 { 0 } else { -1 }
@@ -140,11 +134,8 @@ pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_in
 }
 
 /// flock(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
+pub extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::flock.get())(descriptor, operation) };
     flocked(answer.into(), descriptor, operation);

@@ -18,6 +18,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use super::extents::{Record, Table};
 use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
 use crate::ledger::stats;
+pub(super) use crate::sys::unmap;
 use crate::{sandbox, sys};
 
 fn at(address: usize) -> *mut core::ffi::c_void {
@@ -32,15 +33,6 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::empty(),
     )
-}
-
-/// munmap(2).
-///
-/// # Safety
-/// The range is the caller's, and nothing uses what it holds.
-pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe { mm::munmap(at(address), length) }
 }
 
 /// Gives the memory of pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
@@ -98,47 +90,23 @@ pub(super) fn populate(address: usize, length: usize) -> Result<()> {
     unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
 }
 
-/// Why there are no hugetlb pages for a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoHugetlb {
-    /// Something is mapped there.
-    InTheWay,
-    /// This kernel has no pages of that size.
-    NoSize,
-    /// The pool has no free page, and no surplus page could be had.
-    NoneFree,
-    /// A limit of a control group.
-    Limit,
-}
-
 /// Maps fresh zero hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch cannot
 /// fail. Nothing is mapped where that cannot be had. MAP_HUGETLB with a size, Linux 3.8;
 /// MADV_POPULATE_WRITE, 5.14.
-pub(super) fn map_hugetlb(
-    address: usize,
-    length: usize,
-    page: usize,
-) -> core::result::Result<(), NoHugetlb> {
+///
+/// # Errors
+/// `EEXIST`: something is mapped there; `EINVAL`, `ENODEV`, `ENOSYS`: this kernel has no pages of that size; `EFAULT`: a
+/// limit of a control group; `ENOMEM` and others: the pool has no free page, and no surplus page could be had.
+pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<()> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // The binary logarithm of the size, behind MAP_HUGE_SHIFT; see mmap(2).
     let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
-    sys::map_at(address, length, prot, MapFlags::HUGETLB | size).map_err(|errno| match errno {
-        Errno::EXIST => NoHugetlb::InTheWay,
-        Errno::INVAL | Errno::NODEV | Errno::NOSYS => NoHugetlb::NoSize,
-        _ => NoHugetlb::NoneFree,
-    })?;
+    sys::map_at(address, length, prot, MapFlags::HUGETLB | size)?;
     // SAFETY: the mapping has just been made, and no other code has its address yet.
-    match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
-        Ok(()) => Ok(()),
-        Err(errno) => {
-            // SAFETY: as above.
-            let _ = unsafe { unmap(address, length) };
-            Err(match errno {
-                Errno::FAULT => NoHugetlb::Limit,
-                Errno::INVAL => NoHugetlb::NoSize,
-                _ => NoHugetlb::NoneFree,
-            })
-        }
+    unsafe {
+        mm::madvise(at(address), length, Advice::LinuxPopulateWrite).inspect_err(|_| {
+            let _ = unmap(address, length);
+        })
     }
 }
 
@@ -269,22 +237,26 @@ impl PageTable {
         Ok(())
     }
 
-    fn record(&self, page: u32) -> *mut Record {
-        debug_assert!((page as usize + 1) * size_of::<Record>() <= self.mapped);
-        at(self.base + page as usize * size_of::<Record>()).cast()
+    /// Where the record of a page is, if [`PageTable::reach`] has come so far.
+    fn record(&self, page: u32) -> Option<*mut Record> {
+        let offset = page as usize * size_of::<Record>();
+        debug_assert!(offset < self.mapped);
+        (offset < self.mapped).then(|| at(self.base + offset).cast())
     }
 }
 
 impl Table for PageTable {
     fn get(&self, page: u32) -> Record {
-        // SAFETY: `reach` mapped the record before the page was appended; a fresh record is all zeroes,
-        // which is a valid `Record` (state 0 is `Live`).
-        unsafe { self.record(page).read() }
+        // SAFETY: `reach` mapped it, for good; a fresh record is all zeroes, which is a valid `Record` (state 0 is `Live`).
+        let read = |record: *mut Record| unsafe { record.read() };
+        self.record(page).map_or_else(Record::default, read)
     }
 
     fn set(&mut self, page: u32, record: Record) {
-        // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
-        unsafe { self.record(page).write(record) }
+        if let Some(place) = self.record(page) {
+            // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
+            unsafe { place.write(record) }
+        }
     }
 
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {

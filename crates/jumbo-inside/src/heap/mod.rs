@@ -39,7 +39,7 @@ use crate::sync::{Lock, thread_pointer};
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
-use window::{Resized, Site, Window};
+use window::{Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
 pub const LARGE: usize = 128 << 10;
@@ -308,18 +308,13 @@ pub unsafe fn room(address: usize) -> Option<usize> {
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let part = part_of(address);
     // SAFETY: the caller's promise.
-    match part.with(|window, leaving| unsafe { window.resize(address, size, leaving) }) {
-        Some(Resized::InPlace) => Resize::Done(address),
-        Some(Resized::Moved(to)) => Resize::Done(to),
-        Some(Resized::No(room)) => Resize::Copy(room),
-        Some(Resized::Unknown) => Resize::Unknown,
-        None => {
+    part.with(|window, leaving| unsafe { window.resize(address, size, leaving) })
+        .unwrap_or_else(|| {
             // In a signal handler that interrupted us.
             // SAFETY: the caller's promise.
             let room = unsafe { window::peek(part.site, address) };
             room.map_or(Resize::Unknown, Resize::Copy)
-        }
-    }
+        })
 }
 
 /// Copies what a block holds into another one, for [`Resize::Copy`].

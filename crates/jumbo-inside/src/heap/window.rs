@@ -16,12 +16,12 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use super::BASE_PAGE;
 use super::backing::Backing;
 use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::supply::SUPPLY;
+use super::{BASE_PAGE, Resize};
 use crate::gather::{self, Leaving};
 use crate::ledger::stats;
 use crate::sys;
@@ -64,19 +64,6 @@ pub(super) struct Window {
     clean: usize,
     /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
     largest_kept: usize,
-}
-
-/// What became of a request to resize in place.
-#[derive(Debug)]
-pub(super) enum Resized {
-    /// Done; the block is where it was.
-    InPlace,
-    /// Done; its pages were moved here.
-    Moved(usize),
-    /// Nothing was changed; the caller copies. The length of the block.
-    No(usize),
-    /// No block of ours begins there.
-    Unknown,
 }
 
 /// The bytes that the block at `address` has room for, looked up without the lock.
@@ -204,13 +191,13 @@ impl Window {
         address: usize,
         size: usize,
         leaving: &mut Leaving,
-    ) -> Resized {
+    ) -> Resize {
         let Some((page, old)) = self.block(address) else {
-            return Resized::Unknown;
+            return Resize::Unknown;
         };
         let room = old as usize * BASE_PAGE;
         let Some(new) = page_count(size) else {
-            return Resized::No(room);
+            return Resize::Copy(room);
         };
         if new <= old {
             if new < old {
@@ -218,14 +205,14 @@ impl Window {
                 self.count(old - new, false);
                 self.release_pages(tail, old - new, leaving);
             }
-            return Resized::InPlace;
+            return Resize::Done(address);
         }
         if self.grow(page, old, new - old) {
             self.count(new - old, true);
-            return Resized::InPlace;
+            return Resize::Done(address);
         }
         self.relocate(page, old, new)
-            .map_or(Resized::No(room), Resized::Moved)
+            .map_or(Resize::Copy(room), Resize::Done)
     }
 
     /// Gives free memory back that need not be kept. True if there was any.

@@ -3,7 +3,7 @@
 //!
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
 //! - [`Maps`], [`Vma`], [`Pagemap`]: what an address lies in, and how its page is mapped.
-//! - [`map_at`], [`reserve`]: mappings that replace none. [`move_mapping`], [`move_back`]: mappings that move.
+//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move.
 //! - [`copy_words`]: memory read without a fault. [`Blocked`]: a while without signal handlers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
@@ -25,7 +25,7 @@ pub use batch::Batch;
 pub use collapse::{collapse, collapse_in};
 pub use copy::copy_words;
 pub use pagemap::Pagemap;
-pub use place::{map_at, reserve};
+pub use place::{map_at, reserve, unmap};
 pub use remap::{move_back, move_mapping};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};

@@ -356,12 +356,12 @@ impl Supply {
                     taken += part;
                 }
                 // In the way at the start: the caller goes round. Later on the rest finds out.
-                Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
-                Err(memory::NoHugetlb::InTheWay) => break,
-                Err(why) if part <= page => {
-                    self.add_reason(match why {
-                        memory::NoHugetlb::NoSize => reason::NO_SIZE,
-                        memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
+                Err(Errno::EXIST) if taken == 0 => return Err(Errno::EXIST),
+                Err(Errno::EXIST) => break,
+                Err(errno) if part <= page => {
+                    self.add_reason(match errno {
+                        Errno::INVAL | Errno::NODEV | Errno::NOSYS => reason::NO_SIZE,
+                        Errno::FAULT => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
                     });
                     self.back_off.begin();
