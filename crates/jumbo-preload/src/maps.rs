@@ -202,8 +202,7 @@ pub unsafe extern "C" fn mremap(
     if !ours || new <= old {
         return remap(flags);
     }
-    // SAFETY: errno is this thread's own.
-    let saved = unsafe { *libc::__errno_location() };
+    let saved = next::errno();
     if flags != MREMAP_MAYMOVE {
         return remap(flags);
     }
@@ -217,8 +216,7 @@ pub unsafe extern "C" fn mremap(
     } else {
         maps::advise_mapping(moved.addr(), new);
     }
-    // SAFETY: errno is this thread's own.
-    if moved == MAP_FAILED && unsafe { *libc::__errno_location() } == libc::EFAULT {
+    if moved == MAP_FAILED && next::errno() == libc::EFAULT {
         // SAFETY: the caller's promise.
         moved = unsafe { copy_grown(addr, old, new) };
     }

@@ -202,6 +202,12 @@ fn failed<T: From<i8>>() -> T {
     T::from(-1)
 }
 
+/// What errno is.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: errno is this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
 /// Sets errno, for a call that fails.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: errno is this thread's own.

@@ -48,13 +48,11 @@ pub extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
 
 /// setns(2), by whatever name it was called. Refused while memory is shared: EINVAL, EUSERS.
 pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
-    // SAFETY: errno is this thread's own.
-    let errno = || unsafe { *libc::__errno_location() };
-    let before = errno();
+    let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
     gather::end_workers();
     let answer = without(call, |answer| {
-        *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&errno())
+        *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
     if answer != -1 {
         next::set_errno(before);
@@ -124,12 +122,12 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
 /// As for io_setup(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_int {
-    // SAFETY: errno is this thread's own; libaio leaves it alone, and returns the error.
-    let errno = unsafe { &mut *libc::__errno_location() };
-    let before = *errno;
+    // libaio leaves errno alone, and returns the error.
+    let before = next::errno();
     // SAFETY: the same call; it goes through our own `syscall`, which looks at it.
     let answer = unsafe { libc::syscall(libc::SYS_io_setup, c_long::from(events), context) };
-    let error = core::mem::replace(errno, before);
+    let error = next::errno();
+    next::set_errno(before);
     if answer == 0 { 0 } else { -error }
 }
 

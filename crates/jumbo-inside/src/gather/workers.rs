@@ -9,7 +9,7 @@
 //! for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
 #![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
 
-use core::ffi::{CStr, c_void};
+use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -19,9 +19,9 @@ use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
 use super::{BACKGROUND, HANDOVER, is_own, process};
-use crate::sandbox;
 use crate::sync::{BackOff, Deadline};
 use crate::sys::{Batch, request};
+use crate::{headroom, sandbox};
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
@@ -119,15 +119,9 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
         .get()
         .unsigned_abs();
     let number = HANDOVER.arrive(thread);
-    let mut name = *b"jumbo-free/00\0";
-    let (tens, ones) = (number / 10 % 10, number % 10);
-    let digit = |value: usize| b'0' + u8::try_from(value).unwrap_or(0);
-    if tens > 0 {
-        (name[11], name[12]) = (digit(tens), digit(ones));
-    } else {
-        (name[11], name[12]) = (digit(ones), 0);
-    }
-    if let Ok(name) = CStr::from_bytes_until_nul(&name) {
+    let (mut name, mut digits) = ([0; 16], [0; 10]);
+    let digits = headroom::decimal(u32::try_from(number).unwrap_or(0), &mut digits);
+    if let Some(name) = headroom::joined(&mut name, [b"jumbo-free/", digits, b"\0"]) {
         let _ = rustix::thread::set_name(name);
     }
     if BACKGROUND.load(Ordering::Relaxed) {

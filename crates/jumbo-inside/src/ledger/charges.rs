@@ -87,20 +87,9 @@ fn self_in_proc() -> Option<u32> {
 
 /// Whether a process is there that has memory: neither ended nor about to be waited for. True where that cannot be seen.
 fn has_memory(process: u32) -> bool {
-    let mut path = *b"/proc/0000000000/statm\0";
-    let mut rest = process;
-    for digit in path[6..16].iter_mut().rev() {
-        *digit += u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-    }
-    // /proc has no names with zeroes in front.
-    let zeroes = path[6..16]
-        .iter()
-        .take_while(|digit| **digit == b'0')
-        .count()
-        .min(9);
-    path.copy_within(6 + zeroes.., 6);
-    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else {
+    let (mut path, mut digits) = ([0; headroom::PATH], [0; 10]);
+    let digits = headroom::decimal(process, &mut digits);
+    let Some(path) = headroom::joined(&mut path, [b"/proc/", digits, b"/statm\0"]) else {
         return true;
     };
     let mut text = [0u8; 32];

@@ -240,8 +240,8 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    // SAFETY: errno is this thread's own; posix_memalign leaves it alone.
-    let errno = unsafe { *libc::__errno_location() };
+    // It is left alone.
+    let errno = next::errno();
     // SAFETY: a power of two.
     let block = unsafe { aligned(align, size) };
     set_errno(errno);
