@@ -137,15 +137,10 @@ pub fn advise_mapping(address: usize, length: usize) {
         (address + length) & !(pmd - 1),
     );
     let fits = start < end && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok();
-    let slot = stats::slot();
-    Slot::add(
-        if fits {
-            &slot.maps_advised
-        } else {
-            &slot.maps_left
-        },
-        length as u64,
-    );
+    if !fits {
+        return left_alone(length);
+    }
+    Slot::add(&stats::slot().maps_advised, length as u64);
 }
 
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.

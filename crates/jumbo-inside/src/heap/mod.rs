@@ -238,7 +238,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     Some(hand_out(taken, size, zeroed))
 }
 
-/// The address of a block that was taken, and whether it is zero; zeroed if it is to be.
+/// Counts a block that was taken, of which is known whether it is zero, and gives its address; zeroed if it is to be.
 fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize {
     Slot::add(&stats::slot().large_calls, 1);
     if zeroed && !zero {
