@@ -1,4 +1,4 @@
-//! System calls of the sibling: in its own machine code, without libc.
+//! System calls of the sibling: without libc, by the machine code of [`crate::sys`].
 //!
 //! The sibling runs on the thread pointer of the thread that started it, so `errno` is not its own, and in the
 //! end libc is not mapped any more. What a call returns is the kernel's own word: a negative errno where
