@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
 /// The longest path that is followed. Small, as all of this: the stack may be fresh.
-const PATH: usize = 1024;
+pub(crate) const PATH: usize = 1024;
 /// How much of a file is read, at most: of /proc/self/cgroup a line for each v1 hierarchy.
 const TEXT: usize = 2048;
 /// MemAvailable is the third line of /proc/meminfo.
@@ -92,7 +92,7 @@ impl Enough {
 pub fn headroom(enough: Enough) -> Option<Room> {
     Some(Room {
         host: free(enough.host).or_else(available)?,
-        group: group(enough.group)?,
+        group: room(&MEMORY, enough.group)?,
     })
 }
 
@@ -130,17 +130,13 @@ fn available() -> Option<usize> {
     number(&line[key.len()..])?.checked_mul(1024)
 }
 
-/// What the memory cgroups of this process leave.
-fn group(enough: usize) -> Option<usize> {
-    room(&MEMORY, enough)
-}
-
 /// How many more tasks the pids cgroups of this process leave; `usize::MAX` where there is no limit, `None` where that
 /// cannot be known.
 pub fn tasks() -> Option<usize> {
     room(&PIDS, 0)
 }
 
+/// What the groups of this process leave, and all above them.
 fn room(controller: &'static Controller, enough: usize) -> Option<usize> {
     let mut text = [0u8; TEXT];
     let text = match read(c"/proc/self/cgroup", &mut text) {
@@ -356,7 +352,7 @@ impl Version {
 }
 
 /// `parts`, the last of which ends with a zero, as a path.
-fn joined<'a>(buffer: &'a mut [u8; PATH], parts: [&[u8]; 3]) -> Option<&'a CStr> {
+pub(crate) fn joined<'a>(buffer: &'a mut [u8], parts: [&[u8]; 3]) -> Option<&'a CStr> {
     let mut length = 0;
     for part in parts {
         let end = length + part.len();
@@ -364,6 +360,19 @@ fn joined<'a>(buffer: &'a mut [u8; PATH], parts: [&[u8]; 3]) -> Option<&'a CStr>
         length = end;
     }
     CStr::from_bytes_with_nul(&buffer[..length]).ok()
+}
+
+/// A number as text.
+pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
+    let mut first = buffer.len();
+    for place in buffer.iter_mut().rev() {
+        *place = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        (number, first) = (number / 10, first - 1);
+        if number == 0 {
+            break;
+        }
+    }
+    buffer.get(first..).unwrap_or_default()
 }
 
 /// The number at the start of a text, behind blanks.

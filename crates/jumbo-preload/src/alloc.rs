@@ -70,35 +70,33 @@ fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
     small(block)
 }
 
-/// malloc(3).
-///
-/// # Safety
-/// None beyond C's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+/// A large block from the heap; a small one, and where the heap has none, from the program's allocator.
+#[inline(always)]
+fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void) -> *mut c_void {
     if is_large(size)
-        && let Some(block) = large(size, ALIGN, false)
+        && let Some(block) = large(size, align, zeroed)
     {
         return block;
     }
+    behind(ask)
+}
+
+/// malloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(size: usize) -> *mut c_void {
     // SAFETY: the same call.
-    behind(|| unsafe { (next::malloc.get())(size) })
+    block(size, ALIGN, false, || unsafe { (next::malloc.get())(size) })
 }
 
 /// calloc(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    if let Some(bytes) = count.checked_mul(size)
-        && is_large(bytes)
-        && let Some(block) = large(bytes, ALIGN, true)
-    {
-        return block;
-    }
+pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    // More than there can be is the allocator's to refuse.
+    let bytes = count.checked_mul(size).unwrap_or(0);
     // SAFETY: the same call.
-    behind(|| unsafe { (next::calloc.get())(count, size) })
+    block(bytes, ALIGN, true, || unsafe {
+        (next::calloc.get())(count, size)
+    })
 }
 
 /// free(3).
@@ -153,8 +151,7 @@ unsafe fn release(pointer: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_void {
     if pointer.is_null() {
-        // SAFETY: realloc(NULL, n) is malloc(n).
-        return unsafe { malloc(size) };
+        return malloc(size);
     }
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
@@ -205,8 +202,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     let Some(room) = room else {
         invalid("realloc(): invalid pointer")
     };
-    // SAFETY: an allocation like any other.
-    let block = unsafe { malloc(size) };
+    let block = malloc(size);
     if block.is_null() {
         return block;
     }
@@ -256,33 +252,21 @@ pub unsafe extern "C" fn reallocarray(
 }
 
 /// memalign(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    if is_large(size)
-        && let Some(block) = large(size, align, false)
-    {
-        return block;
-    }
+pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the same call.
-    behind(|| unsafe { (next::memalign.get())(align, size) })
+    block(size, align, false, || unsafe {
+        (next::memalign.get())(align, size)
+    })
 }
 
 /// aligned_alloc(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    if is_large(size)
-        && let Some(block) = large(size, align, false)
-    {
-        return block;
-    }
+pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the same call.
-    behind(|| unsafe { (next::aligned_alloc.get())(align, size) })
+    block(size, align, false, || unsafe {
+        (next::aligned_alloc.get())(align, size)
+    })
 }
 
 /// posix_memalign(3).
@@ -309,35 +293,23 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 }
 
 /// valloc(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    if is_large(size)
-        && let Some(block) = large(size, rustix::param::page_size(), false)
-    {
-        return block;
-    }
+pub extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: the same call.
-    behind(|| unsafe { (next::valloc.get())(size) })
+    block(size, rustix::param::page_size(), false, || unsafe {
+        (next::valloc.get())(size)
+    })
 }
 
 /// pvalloc(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
-    if is_large(size)
-        && let Some(rounded) = size.checked_next_multiple_of(page)
-        && let Some(block) = large(rounded, page, false)
-    {
-        return block;
-    }
+    let rounded = size.checked_next_multiple_of(page).unwrap_or(0);
     // SAFETY: the same call.
-    behind(|| unsafe { (next::pvalloc.get())(size) })
+    block(rounded, page, false, || unsafe {
+        (next::pvalloc.get())(size)
+    })
 }
 
 /// malloc_usable_size(3).
@@ -355,11 +327,8 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
 }
 
 /// malloc_trim(3).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
+pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     let ours = heap::trim();
     // SAFETY: the same call.
     let theirs = unsafe { (next::malloc_trim.get())(pad) };

@@ -202,8 +202,7 @@ pub unsafe extern "C" fn mremap(
     if !ours || new <= old {
         return remap(flags);
     }
-    // SAFETY: errno is this thread's own.
-    let saved = unsafe { *libc::__errno_location() };
+    let saved = next::errno();
     if flags != MREMAP_MAYMOVE {
         return remap(flags);
     }
@@ -217,8 +216,7 @@ pub unsafe extern "C" fn mremap(
     } else {
         maps::advise_mapping(moved.addr(), new);
     }
-    // SAFETY: errno is this thread's own.
-    if moved == MAP_FAILED && unsafe { *libc::__errno_location() } == libc::EFAULT {
+    if moved == MAP_FAILED && next::errno() == libc::EFAULT {
         // SAFETY: the caller's promise.
         moved = unsafe { copy_grown(addr, old, new) };
     }
@@ -320,11 +318,8 @@ fn grown(old: usize, increment: isize) {
 }
 
 /// mlockall(2): what is mapped from now on may be resident at once.
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
     gather::end_workers();
     // SAFETY: the same call.
@@ -336,11 +331,8 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 }
 
 /// munlockall(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlockall() -> c_int {
+pub extern "C" fn munlockall() -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::munlockall.get())() };
     if answer == 0 {

@@ -112,43 +112,37 @@ next! {
         -> *mut c_void, else failed_map();
     pthread_exit: fn(_value: *mut c_void), else nothing();
     thrd_exit: fn(_value: c_int), else nothing();
-    munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else { no_memory(); -1 };
+    munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
-    brk: fn(_addr: *mut c_void) -> c_int, else { no_memory(); -1 };
-    mlockall: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
-    mlock: fn(_addr: *const c_void, _len: usize) -> c_int, else { no_memory(); -1 };
-    mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int,
-        else { no_memory(); -1 };
-    madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int,
-        else { no_memory(); -1 };
-    munlockall: fn() -> c_int, else { no_memory(); -1 };
+    brk: fn(_addr: *mut c_void) -> c_int, else failed();
+    mlockall: fn(_flags: c_int) -> c_int, else failed();
+    mlock: fn(_addr: *const c_void, _len: usize) -> c_int, else failed();
+    mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();
+    madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int, else failed();
+    munlockall: fn() -> c_int, else failed();
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void) -> c_int, else THRD_ERROR;
-    prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int,
-        else { no_memory(); -1 };
+    prctl: fn(_option: c_int, _a: c_ulong, _b: c_ulong, _c: c_ulong, _d: c_ulong) -> c_int, else failed();
     syscall: fn(_number: c_long, _a: c_long, _b: c_long, _c: c_long, _d: c_long, _e: c_long, _f: c_long)
-        -> c_long, else { no_memory(); -1 };
-    unshare: fn(_flags: c_int) -> c_int, else { no_memory(); -1 };
-    setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else { no_memory(); -1 };
-    chroot: fn(_path: *const c_char) -> c_int, else { no_memory(); -1 };
-    pivot_root: fn(_root: *const c_char, _old: *const c_char) -> c_int, else { no_memory(); -1 };
-    setuid: fn(_id: libc::uid_t) -> c_int, else { no_memory(); -1 };
-    seteuid: fn(_id: libc::uid_t) -> c_int, else { no_memory(); -1 };
-    setreuid: fn(_real: libc::uid_t, _effective: libc::uid_t) -> c_int, else { no_memory(); -1 };
-    setresuid: fn(_real: libc::uid_t, _effective: libc::uid_t, _saved: libc::uid_t) -> c_int,
-        else { no_memory(); -1 };
-    setgid: fn(_id: libc::gid_t) -> c_int, else { no_memory(); -1 };
-    setegid: fn(_id: libc::gid_t) -> c_int, else { no_memory(); -1 };
-    setregid: fn(_real: libc::gid_t, _effective: libc::gid_t) -> c_int, else { no_memory(); -1 };
-    setresgid: fn(_real: libc::gid_t, _effective: libc::gid_t, _saved: libc::gid_t) -> c_int,
-        else { no_memory(); -1 };
-    capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else { no_memory(); -1 };
+        -> c_long, else failed();
+    unshare: fn(_flags: c_int) -> c_int, else failed();
+    setns: fn(_descriptor: c_int, _kind: c_int) -> c_int, else failed();
+    chroot: fn(_path: *const c_char) -> c_int, else failed();
+    pivot_root: fn(_root: *const c_char, _old: *const c_char) -> c_int, else failed();
+    setuid: fn(_id: libc::uid_t) -> c_int, else failed();
+    seteuid: fn(_id: libc::uid_t) -> c_int, else failed();
+    setreuid: fn(_real: libc::uid_t, _effective: libc::uid_t) -> c_int, else failed();
+    setresuid: fn(_real: libc::uid_t, _effective: libc::uid_t, _saved: libc::uid_t) -> c_int, else failed();
+    setgid: fn(_id: libc::gid_t) -> c_int, else failed();
+    setegid: fn(_id: libc::gid_t) -> c_int, else failed();
+    setregid: fn(_real: libc::gid_t, _effective: libc::gid_t) -> c_int, else failed();
+    setresgid: fn(_real: libc::gid_t, _effective: libc::gid_t, _saved: libc::gid_t) -> c_int, else failed();
+    capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else failed();
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
-    flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else { no_memory(); -1 };
-    fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int,
-        else { no_memory(); -1 };
+    flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
+    fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();
 }
 
 /// Has everything looked up, if nothing was called so far.
@@ -209,6 +203,17 @@ fn no_memory() -> *mut c_void {
 fn failed_map() -> *mut c_void {
     set_errno(libc::ENOMEM);
     libc::MAP_FAILED
+}
+
+fn failed<T: From<i8>>() -> T {
+    set_errno(libc::ENOMEM);
+    T::from(-1)
+}
+
+/// What errno is.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: errno is this thread's own.
+    unsafe { *libc::__errno_location() }
 }
 
 /// Sets errno, for a call that fails.

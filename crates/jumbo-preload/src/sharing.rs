@@ -19,11 +19,8 @@ const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEA
 const HARMLESS: c_long = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as c_long;
 
 /// unshare(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+pub extern "C" fn unshare(flags: c_int) -> c_int {
     // SAFETY: the same call.
     let call = || c_long::from(unsafe { (next::unshare.get())(flags) });
     if unshared(c_long::from(flags), call) == 0 {
@@ -42,11 +39,8 @@ pub(crate) fn unshared(flags: c_long, mut call: impl FnMut() -> c_long) -> c_lon
 }
 
 /// setns(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
+pub extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
     // SAFETY: the same call.
     let call = || c_long::from(unsafe { (next::setns.get())(descriptor, kind) });
     if joined(call) == 0 { 0 } else { -1 }
@@ -54,13 +48,11 @@ pub unsafe extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
 
 /// setns(2), by whatever name it was called. Refused while memory is shared: EINVAL, EUSERS.
 pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
-    // SAFETY: errno is this thread's own.
-    let errno = || unsafe { *libc::__errno_location() };
-    let before = errno();
+    let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
     gather::end_workers();
     let answer = without(call, |answer| {
-        *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&errno())
+        *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
     if answer != -1 {
         next::set_errno(before);
@@ -101,11 +93,8 @@ pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
 macro_rules! identities {
     ($($name:ident($($argument:ident),*): $id:ty;)*) => {$(
         #[doc = concat!(stringify!($name), "(2).")]
-        ///
-        /// # Safety
-        /// None beyond C's.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $id),*) -> c_int {
+        pub extern "C" fn $name($($argument: $id),*) -> c_int {
             // SAFETY: the same call.
             renewed(|| unsafe { (next::$name.get())($($argument),*) })
         }
@@ -157,21 +146,18 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
 /// As for io_setup(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_int {
-    // SAFETY: errno is this thread's own; libaio leaves it alone, and returns the error.
-    let errno = unsafe { &mut *libc::__errno_location() };
-    let before = *errno;
+    // libaio leaves errno alone, and returns the error.
+    let before = next::errno();
     // SAFETY: the same call; it goes through our own `syscall`, which looks at it.
     let answer = unsafe { libc::syscall(libc::SYS_io_setup, c_long::from(events), context) };
-    let error = core::mem::replace(errno, before);
+    let error = next::errno();
+    next::set_errno(before);
     if answer == 0 { 0 } else { -error }
 }
 
 /// flock(2).
-///
-/// # Safety
-/// None beyond C's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
+pub extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
     // SAFETY: the same call.
     let answer = unsafe { (next::flock.get())(descriptor, operation) };
     flocked(answer.into(), descriptor, operation);

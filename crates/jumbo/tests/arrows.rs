@@ -17,13 +17,12 @@ use std::path::{Path, PathBuf};
 /// module that stands below its own line.
 type Table = &'static [(&'static str, &'static [&'static str])];
 
-/// Inside the programs. `heap` starts its warming threads as `reaper` starts its own, by a bare clone(2). `ledger` holds the
-/// quota of a run's pool, and `headroom` says what the run may still charge to it.
+/// Inside the programs. `ledger` holds the quota of a run's pool, and `headroom` says what the run may still charge to it.
 const INSIDE: Table = &[
     (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "reaper", "sandbox", "sync", "sys",
+            "gather", "headroom", "ledger", "orders", "pool", "sandbox", "sync", "sys",
         ],
     ),
     (
@@ -34,7 +33,7 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
-    ("ledger", &["headroom", "pool", "sandbox"]),
+    ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),

@@ -1,7 +1,7 @@
 //! The kernel as the referee of the pool that `jumbo run --pool` runs: random pages brought to addresses of the caller's
 //! choice and given back, beside the same on the kernel's own hugetlb, which must count the same after every step.
 //!
-//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee.rs`; here they are met through
+//! The books and the quota are those of `jumbo::pool`, whose own referee is `pool_referee`; here they are met through
 //! the heap's face, with the ledger that the processes of a run share.
 #![allow(unsafe_code, reason = "both sides map and unmap memory")]
 #![allow(
@@ -325,4 +325,25 @@ fn the_heaps_pages_are_the_kernels_and_keep_what_they_hold() {
         set(&mut knobs, usize::try_from(persistent).unwrap(), 0);
         in_child(|| pages(*seed, persistent).map_err(|why| format!("seed {seed}: {why}")));
     }
+}
+
+/// A mapping of the program's where the pool would keep a mapping to spare.
+#[test]
+fn what_is_in_the_place_of_a_spare_mapping_stays() {
+    const SPARE: usize = BASE - 6 * 4096;
+    let _alone = Alone::new();
+    in_child(|| {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let place = std::ptr::with_exposed_provenance_mut(SPARE);
+        // SAFETY: nothing is mapped there.
+        let ours = unsafe { mm::mmap_anonymous(place, 4096, prot, flags).unwrap() };
+        let (supply, _) = supply(order(SIZE, 0, true));
+        // Whether there is a page is no matter here.
+        let _ = supply.bring(BASE, PAGE);
+        supply.evacuate(Before::Fork);
+        // SAFETY: mapped above.
+        let there = unsafe { mm::madvise(ours, 4096, Advice::LinuxPopulateWrite) };
+        there.map_err(|errno| format!("the mapping is gone: {errno}"))
+    });
 }

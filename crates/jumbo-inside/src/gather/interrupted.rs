@@ -60,20 +60,15 @@ pub(super) fn may_be() -> bool {
 #[inline(never)]
 #[expect(unsafe_code, reason = "reads the stack of its callers")]
 fn is_above(range: Range<usize>, wanted: usize) -> bool {
+    let count = range.len() / size_of::<usize>();
     let word = |at: usize| {
+        let at = range.start + at * size_of::<usize>();
         // SAFETY: the kernel keeps the main thread's stack in one mapping, which grows downwards as a whole and has no other
         // within 1 MiB of its end (stack_guard_gap), so all between this frame and its beginning is mapped, by this
         // thread alone. Volatile: what lies there are other functions' variables.
         unsafe { with_exposed_provenance::<usize>(at).read_volatile() }
     };
-    let words = range.clone().step_by(size_of::<usize>());
-    let behind = |at: usize, by: usize| {
-        let at = at + by * size_of::<usize>();
-        range.contains(&at).then(|| word(at))
-    };
-    words
-        .filter(|at| word(*at) == wanted)
-        .any(|at| is_frame(behind(at, 1), behind(at, 2)))
+    holds_frame(count, |at| (at < count).then(|| word(at)), wanted)
 }
 
 /// True where `wanted` is somewhere in memory, or not all of it is there. Only where there is room for it
@@ -88,7 +83,8 @@ fn is_between(range: Range<usize>, wanted: usize) -> bool {
             return false;
         };
         // By the kernel: what lies there need not be one stack, or readable.
-        if copy_words(at, some) != Ok(count) || holds_frame(some, wanted) {
+        let is_there = copy_words(at, some) == Ok(count);
+        if !is_there || holds_frame(count, |at| some.get(at).copied(), wanted) {
             return true;
         }
         if count < WORDS {
@@ -99,21 +95,13 @@ fn is_between(range: Range<usize>, wanted: usize) -> bool {
     }
 }
 
-/// Whether these words stand behind the address in a frame of the kernel's: `uc_flags`, which has
+/// Whether a frame of the kernel's begins in one of so many words: `wanted`, and behind it `uc_flags`, which has
 /// UC_SIGCONTEXT_SS set (Linux 4.6) and nothing above UC_STRICT_RESTORE_SS, and an empty `uc_link`. What sigaction(2)
 /// leaves on the stack has a signal mask there.
-fn is_frame(flags: Option<usize>, link: Option<usize>) -> bool {
-    matches!((flags, link), (Some(2..=7), Some(0)))
-}
-
-/// Whether a frame of the kernel's begins in `words`.
-fn holds_frame(words: &[usize], wanted: usize) -> bool {
-    let behind = |at: usize, by: usize| words.get(at + by).copied();
-    let mut found = words
-        .iter()
-        .enumerate()
-        .filter(|(_, word)| **word == wanted);
-    found.any(|(at, _)| is_frame(behind(at, 1), behind(at, 2)))
+#[inline(always)]
+fn holds_frame(count: usize, word: impl Fn(usize) -> Option<usize>, wanted: usize) -> bool {
+    let mut found = (0..count).filter(|at| word(*at) == Some(wanted));
+    found.any(|at| matches!((word(at + 1), word(at + 2)), (Some(2..=7), Some(0))))
 }
 
 /// What the kernel takes for an action (`struct kernel_sigaction`).

@@ -13,6 +13,7 @@ use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
 use super::batch::{Batch, Entry, FreeError, Operation};
 use super::handover::Executor;
 use super::queue::Piece;
+pub(super) use crate::sys::unmap;
 
 /// Carries out what the queue says. The caller of [`Batch::push`] has vouched for each range.
 #[derive(Debug)]
@@ -59,15 +60,6 @@ pub(super) unsafe fn free(range: Entry) -> core::result::Result<(), FreeError> {
             Ok(())
         }
     }
-}
-
-/// munmap(2).
-///
-/// # Safety
-/// Nothing uses the range any more.
-pub(super) unsafe fn unmap(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe { mm::munmap(at(address), length) }
 }
 
 /// Keeps a range out of the children of forks. MADV_DONTFORK, Linux 2.6.16.

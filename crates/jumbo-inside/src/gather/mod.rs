@@ -240,34 +240,9 @@ pub fn end_idle_workers() {
     }
 }
 
-/// Which locks a fork holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldLocks {
-    staging: bool,
-    queue: bool,
-}
-
-impl HeldLocks {
-    /// As a number below 4.
-    pub const fn bits(self) -> u8 {
-        self.staging as u8 | (self.queue as u8) << 1
-    }
-
-    /// From [`HeldLocks::bits`].
-    pub const fn from_bits(bits: u8) -> Self {
-        Self {
-            staging: bits & 1 != 0,
-            queue: bits & 2 != 0,
-        }
-    }
-}
-
-/// Before fork(2): no staging range is half made, and no thread is in the queue.
-pub fn before_fork() -> HeldLocks {
-    HeldLocks {
-        staging: staging::STAGING.acquire(),
-        queue: HANDOVER.before_fork(),
-    }
+/// Before fork(2): no staging range is half made, and no thread is in the queue. Says which of both locks were taken.
+pub fn before_fork() -> [bool; 2] {
+    [staging::STAGING.acquire(), HANDOVER.before_fork()]
 }
 
 /// After fork(2), in both processes.
@@ -275,13 +250,13 @@ pub fn before_fork() -> HeldLocks {
 /// # Safety
 /// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
 #[expect(unsafe_code, reason = "gives locks back")]
-pub unsafe fn after_fork(held: HeldLocks) {
-    // SAFETY: the caller's promise: this thread holds what `held` says.
+pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
+    // SAFETY: the caller's promise: this thread holds what it says.
     unsafe {
-        if held.queue {
+        if queue {
             HANDOVER.after_fork();
         }
-        if held.staging {
+        if staging {
             staging::STAGING.release();
         }
     }

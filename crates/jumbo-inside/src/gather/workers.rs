@@ -9,19 +9,19 @@
 //! for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
 #![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
 
-use core::ffi::{CStr, c_void};
+use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
 use super::{BACKGROUND, HANDOVER, is_own, process};
-use crate::sandbox;
-use crate::sync::Deadline;
-use crate::sys::{Batch, quietly};
+use crate::sync::{BackOff, Deadline};
+use crate::sys::{Batch, request};
+use crate::{headroom, sandbox};
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
@@ -30,15 +30,14 @@ const READY: Duration = Duration::from_mins(1);
 /// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
 /// thread-local variables, which the C library keeps on the same mapping.
 const STACK: usize = 2 << 20;
-/// After a thread could not be made, so many frees do without.
-const BACK_OFF: u32 = 64;
 /// How long [`end`] waits.
 const BOUND: Duration = Duration::from_secs(10);
 /// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
 /// it, or where a debugger has it.
 const LETTING_GO: Duration = Duration::from_secs(2);
 
-static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
+/// After a thread could not be made, some frees do without.
+static BACK_OFF: BackOff = BackOff::new();
 /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
@@ -49,11 +48,8 @@ static MAKER: AtomicI32 = AtomicI32::new(0);
 /// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
 /// stack, and while a thread frees, that waits for a piece to be done. It need not be the caller who waits.
 pub(super) fn make(count: u32) -> u32 {
-    let refused = BACKING_OFF.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-        left.checked_sub(1)
-    });
     // A filter may be on its way whose installer saw no worker before and will see none after.
-    if count == 0 || refused.is_ok() || sandbox::is_untried() {
+    if BACK_OFF.holds() || count == 0 || sandbox::is_untried() {
         return 0;
     }
     MAKER.store(process(), Ordering::Relaxed);
@@ -104,7 +100,7 @@ fn make_one(others: u32) -> bool {
         }
         libc::pthread_attr_destroy(attributes);
         if !made {
-            BACKING_OFF.store(BACK_OFF, Ordering::Relaxed);
+            BACK_OFF.begin();
         }
         made
     }
@@ -123,15 +119,9 @@ extern "C" fn start(others: *mut c_void) -> *mut c_void {
         .get()
         .unsigned_abs();
     let number = HANDOVER.arrive(thread);
-    let mut name = *b"jumbo-free/00\0";
-    let (tens, ones) = (number / 10 % 10, number % 10);
-    let digit = |value: usize| b'0' + u8::try_from(value).unwrap_or(0);
-    if tens > 0 {
-        (name[11], name[12]) = (digit(tens), digit(ones));
-    } else {
-        (name[11], name[12]) = (digit(ones), 0);
-    }
-    if let Ok(name) = CStr::from_bytes_until_nul(&name) {
+    let (mut name, mut digits) = ([0; 16], [0; 10]);
+    let digits = headroom::decimal(u32::try_from(number).unwrap_or(0), &mut digits);
+    if let Some(name) = headroom::joined(&mut name, [b"jumbo-free/", digits, b"\0"]) {
         let _ = rustix::thread::set_name(name);
     }
     if BACKGROUND.load(Ordering::Relaxed) {
@@ -151,7 +141,8 @@ fn stand_back() {
     // SAFETY: the kernel reads the attributes; both calls are about this thread alone.
     unsafe {
         if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
-            let _ = quietly(|| libc::syscall(libc::SYS_sched_setattr, 0, &raw const batch, 0));
+            let attributes = (&raw const batch).expose_provenance();
+            let _ = request(libc::SYS_sched_setattr, [0, attributes, 0, 0, 0, 0]);
         }
     }
 }
@@ -208,8 +199,9 @@ pub(super) fn end(for_good: bool) -> bool {
 
 /// tgkill(2) with signal 0.
 fn exists(process: i32, thread: u32) -> bool {
+    let arguments = [process.unsigned_abs() as usize, thread as usize, 0, 0, 0, 0];
     // SAFETY: no signal is sent.
-    quietly(|| unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) }).is_ok()
+    unsafe { request(libc::SYS_tgkill, arguments) }.is_ok()
 }
 
 #[cfg(test)]

@@ -69,8 +69,10 @@ unsafe fn look(pointer: usize) {
         return;
     }
     let base = pointer & !(HEAP_MAX - 1);
+    // SAFETY: the heap of an arena is glibc's, which makes the rest of it accessible as it grows.
+    let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
     // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
-    if memory::advise(base, HEAP_MAX).is_ok() && memory::unprotect(base, HEAP_MAX).is_ok() {
+    if memory::advise(base, HEAP_MAX).is_ok() && unprotect().is_ok() {
         memory::collapse(base, (pointer + 1).next_multiple_of(pmd) - base);
         Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
     }

@@ -1,9 +1,10 @@
 //! Where a window's memory comes from: [`Backing`].
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 
 use super::memory;
 use super::supply::SUPPLY;
+use crate::gather::Leaving;
 
 /// A source of fresh, private, zeroed memory at given addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +29,43 @@ impl Backing {
         }
     }
 
-    /// Unmaps what [`Backing::map`] mapped, or a part of it: whole pages of the pool.
-    pub(super) fn unmap(self, address: usize, length: usize) -> Result<()> {
+    /// Unmaps what [`Backing::map`] mapped, or a part of it: whole pages of the pool. A large range is handed to
+    /// `leaving`, where there is one.
+    ///
+    /// # Safety
+    /// `map` mapped the range, and nothing uses what it holds.
+    #[expect(unsafe_code, reason = "unmaps memory")]
+    pub(super) unsafe fn unmap(
+        self,
+        address: usize,
+        length: usize,
+        leaving: Option<&mut Leaving>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self == Self::Pool {
+                return SUPPLY.give(address, length);
+            }
+            if leaving.is_some_and(|leaving| leaving.take(address, length)) {
+                return Ok(());
+            }
+            memory::unmap(address, length)
+        }
+    }
+
+    /// Gives the memory of a range back and keeps its addresses. The pool takes whole pages alone.
+    ///
+    /// # Errors
+    /// EINVAL of the pool; those of madvise(2), of locked memory for one.
+    ///
+    /// # Safety
+    /// As for [`Backing::unmap`].
+    #[expect(unsafe_code, reason = "drops what memory holds")]
+    pub(super) unsafe fn discard(self, address: usize, length: usize) -> Result<()> {
         match self {
-            Self::Advised => memory::unmap(address, length),
-            #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: the window asks, about pages that it got from `map` and that are in no block.
-            Self::Pool => unsafe { SUPPLY.give(address, length) },
+            Self::Pool => Err(Errno::INVAL),
+            // SAFETY: the caller's promise.
+            Self::Advised => unsafe { memory::discard(address, length) },
         }
     }
 }

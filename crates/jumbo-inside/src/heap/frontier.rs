@@ -13,6 +13,8 @@
 //! Invariant: `next <= mapped`, `[next, mapped)` was never handed out, and `mapped` ends a chunk or is
 //! `next`.
 
+use core::ops::Range;
+
 use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
@@ -96,13 +98,15 @@ impl Frontier {
     }
 
     /// Takes the last [`Frontier::take`] back.
-    pub(super) fn undo(&mut self, growth: Growth) {
-        if growth.mapped < self.mapped
-            && self
-                .backing
-                .unmap(growth.mapped, self.mapped - growth.mapped)
-                .is_ok()
-        {
+    ///
+    /// # Safety
+    /// Nothing uses what it gave.
+    #[expect(unsafe_code, reason = "unmaps memory")]
+    pub(super) unsafe fn undo(&mut self, growth: Growth) {
+        let new = growth.mapped..self.mapped;
+        // SAFETY: `take` mapped it, and the caller's promise.
+        let unmap = |new: &Range<usize>| unsafe { self.backing.unmap(new.start, new.len(), None) };
+        if !new.is_empty() && unmap(&new).is_ok() {
             self.mapped = growth.mapped;
             self.pieces = !self.mapped.is_multiple_of(self.pmd);
         }

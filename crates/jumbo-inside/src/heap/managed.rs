@@ -77,13 +77,9 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
             return true;
         }
         let pages = (start & !(page - 1)..start + length).step_by(page);
-        for at in pages {
-            let unused = used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0);
-            if SUPPLY.surplus() >= page && unused && SUPPLY.is_there(at) {
-                // A refusal leaves it in the pool.
-                #[expect(unsafe_code, reason = "unmaps memory")]
-                // SAFETY: no slice of the page is in use, and the lock keeps any from being asked for.
-                let _ = unsafe { SUPPLY.give(at, page) };
+        for at in pages.filter(|at| SUPPLY.is_there(*at)) {
+            if SUPPLY.surplus() >= page {
+                give_unused(at);
             }
         }
         true
@@ -111,20 +107,19 @@ pub(super) fn warm(order: PoolOrder) {
 
 /// Gives all pages back of which nothing is used.
 pub(super) fn give_up() {
-    let page = SUPPLY.page();
-    if page > SLICES * SLICE {
-        return;
+    if SUPPLY.page() <= SLICES * SLICE {
+        LOCK.with(|()| SUPPLY.there().for_each(give_unused));
     }
-    LOCK.with(|()| {
-        let free = SUPPLY
-            .there()
-            .filter(|at| used(*at).is_some_and(|used| used.load(Ordering::Relaxed) == 0));
-        for at in free {
-            #[expect(unsafe_code, reason = "unmaps memory")]
-            // SAFETY: as in `uncommit`.
-            let _ = unsafe { SUPPLY.give(at, page) };
-        }
-    });
+}
+
+/// Gives a page back that is there, if nothing of it is used. Called with the lock held, for pages of which that is known.
+fn give_unused(at: usize) {
+    if used(at).is_some_and(|used| used.load(Ordering::Relaxed) == 0) {
+        // A refusal leaves it in the pool.
+        #[expect(unsafe_code, reason = "unmaps memory")]
+        // SAFETY: no slice of the page is in use, and the lock keeps any from being asked for.
+        let _ = unsafe { SUPPLY.give(at, SUPPLY.page()) };
+    }
 }
 
 /// How many bytes of pages from `at` on are not there, up to the first that is.
@@ -148,12 +143,17 @@ pub fn beyond(length: usize) {
 ///
 /// # Errors
 /// The kernel's, where nothing has changed.
-pub fn renew(address: usize, length: usize) -> Result<()> {
+///
+/// # Safety
+/// The allocator mapped the range for itself, readable and writable, and nothing uses what it holds.
+#[expect(unsafe_code, reason = "drops what memory holds")]
+pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     let pool = MANAGED_BASE..MANAGED_BASE + supply::SPAN;
     if SUPPLY.page() != 0 && pool.contains(&address) {
         return Err(Errno::PERM);
     }
-    memory::discard(address, length)
+    // SAFETY: the caller's promise.
+    unsafe { memory::discard(address, length) }
 }
 
 /// Advises memory that the allocator has mapped for itself, where a huge page may fit.

@@ -43,7 +43,9 @@ impl Pack {
             Err(Errno::EXIST) => {
                 let (left, right) = self.frontier.skip();
                 if left < right {
-                    let _ = memory::unmap(left, right - left);
+                    #[expect(unsafe_code, reason = "unmaps memory")]
+                    // SAFETY: the frontier mapped it, and never handed it out.
+                    let _ = unsafe { memory::unmap(left, right - left) };
                 }
                 None
             }
@@ -135,15 +137,10 @@ pub fn advise_mapping(address: usize, length: usize) {
         (address + length) & !(pmd - 1),
     );
     let fits = start < end && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok();
-    let slot = stats::slot();
-    Slot::add(
-        if fits {
-            &slot.maps_advised
-        } else {
-            &slot.maps_left
-        },
-        length as u64,
-    );
+    if !fits {
+        return left_alone(length);
+    }
+    Slot::add(&stats::slot().maps_advised, length as u64);
 }
 
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
@@ -168,9 +165,12 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     let target = place_large(new.checked_add(pmd)?)? + off;
     let length = new.next_multiple_of(BASE_PAGE);
     sys::reserve(target, length).ok()?;
-    if memory::relocate_grow(address, target, old, new).is_err() {
-        let _ = memory::unmap(target, length);
-        return None;
+    // SAFETY: the caller's promise; what is at the target was reserved above, by this thread.
+    unsafe {
+        if memory::move_grown(address, target, old, new).is_err() {
+            let _ = memory::unmap(target, length);
+            return None;
+        }
     }
     advise_mapping(target, new);
     Some(target)

@@ -1,7 +1,7 @@
 //! The one leaf of the heap that touches memory: mapping, unmapping, advising, moving, zeroing.
 //!
 //! Everything here is a raw system call (rustix's, which neither touches errno nor calls a function that
-//! could be interposed) or a plain memory access inside the window, which belongs to this module alone.
+//! could be interposed) or a plain memory access.
 //! Sizes and addresses are bytes, multiples of [`BASE_PAGE`].
 #![expect(
     unsafe_code,
@@ -17,8 +17,8 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::extents::{Record, Table};
 use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
-use crate::gather::Leaving;
 use crate::ledger::stats;
+pub(super) use crate::sys::unmap;
 use crate::{sandbox, sys};
 
 fn at(address: usize) -> *mut core::ffi::c_void {
@@ -35,29 +35,17 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
     )
 }
 
-/// Unmaps pages of the window whose owner has freed them.
-pub(super) fn unmap(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller is the window, and the extent has just been freed by its owner.
-    unsafe { mm::munmap(at(address), length) }
-}
-
-/// Like [`unmap`] for a large range, of which `leaving` then frees the memory. False where nothing was done.
-pub(super) fn take_away(address: usize, length: usize, leaving: &mut Option<&mut Leaving>) -> bool {
-    let Some(leaving) = leaving else {
-        return false;
-    };
-    // SAFETY: as for `unmap`.
-    unsafe { leaving.take(address, length) }
-}
-
-/// Gives the memory of freed pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
-pub(super) fn discard(address: usize, length: usize) -> Result<()> {
+/// Gives the memory of pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
+///
+/// # Safety
+/// The pages are private, readable and writable, and nothing needs what they hold.
+pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
     if sandbox::allows_advice() {
-        // SAFETY: as for `unmap`: the pages were freed by their owner.
+        // SAFETY: the caller's promise.
         return unsafe { mm::madvise(at(address), length, Advice::LinuxDontNeed) };
     }
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: as above; what takes their place is as private, and zero.
+    // SAFETY: the caller's promise; what takes their place is as private, and zero.
     unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
@@ -82,8 +70,11 @@ pub(super) fn advise(address: usize, length: usize) -> Result<()> {
 }
 
 /// Makes a range readable and writable.
-pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
-    // SAFETY: more access to memory of the allocator's own takes nothing away from the program.
+///
+/// # Safety
+/// No code counts on an access to the range that fails.
+pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
     unsafe {
         mm::mprotect(
             at(address),
@@ -93,52 +84,29 @@ pub(super) fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Makes fresh memory resident. MADV_POPULATE_WRITE, Linux 5.14.
+/// Makes memory resident. MADV_POPULATE_WRITE, Linux 5.14.
 pub(super) fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: the caller made the mapping, and no other code has its address yet.
+    // SAFETY: populating changes no byte that any thread can read.
     unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
-}
-
-/// Why there are no hugetlb pages for a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoHugetlb {
-    /// Something is mapped there.
-    InTheWay,
-    /// This kernel has no pages of that size.
-    NoSize,
-    /// The pool has no free page, and no surplus page could be had.
-    NoneFree,
-    /// A limit of a control group.
-    Limit,
 }
 
 /// Maps fresh zero hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch cannot
 /// fail. Nothing is mapped where that cannot be had. MAP_HUGETLB with a size, Linux 3.8;
 /// MADV_POPULATE_WRITE, 5.14.
-pub(super) fn map_hugetlb(
-    address: usize,
-    length: usize,
-    page: usize,
-) -> core::result::Result<(), NoHugetlb> {
+///
+/// # Errors
+/// `EEXIST`: something is mapped there; `EINVAL`, `ENODEV`, `ENOSYS`: this kernel has no pages of that size; `EFAULT`: a
+/// limit of a control group; `ENOMEM` and others: the pool has no free page, and no surplus page could be had.
+pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<()> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // The binary logarithm of the size, behind MAP_HUGE_SHIFT; see mmap(2).
     let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
-    sys::map_at(address, length, prot, MapFlags::HUGETLB | size).map_err(|errno| match errno {
-        Errno::EXIST => NoHugetlb::InTheWay,
-        Errno::INVAL | Errno::NODEV | Errno::NOSYS => NoHugetlb::NoSize,
-        _ => NoHugetlb::NoneFree,
-    })?;
+    sys::map_at(address, length, prot, MapFlags::HUGETLB | size)?;
     // SAFETY: the mapping has just been made, and no other code has its address yet.
-    match unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) } {
-        Ok(()) => Ok(()),
-        Err(errno) => {
+    unsafe {
+        mm::madvise(at(address), length, Advice::LinuxPopulateWrite).inspect_err(|_| {
             let _ = unmap(address, length);
-            Err(match errno {
-                Errno::FAULT => NoHugetlb::Limit,
-                Errno::INVAL => NoHugetlb::NoSize,
-                _ => NoHugetlb::NoneFree,
-            })
-        }
+        })
     }
 }
 
@@ -150,22 +118,6 @@ pub(super) fn is_alone() -> Option<bool> {
     Some(folder.st_nlink <= 3)
 }
 
-/// Runs `work` with all signals blocked.
-pub(super) fn without_signals(work: impl FnOnce()) {
-    let (all, mut before) = (u64::MAX, 0u64);
-    let set = |how: libc::c_int, to: *const u64, from: *mut u64| {
-        // SAFETY: rt_sigprocmask(2) reads one kernel signal set of 8 bytes and writes another.
-        unsafe {
-            let _ = sys::quietly(|| {
-                libc::syscall(libc::SYS_rt_sigprocmask, how, to, from, size_of::<u64>())
-            });
-        }
-    };
-    set(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    work();
-    set(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-}
-
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
     let done = sandbox::allows_advice() && sys::collapse(address, length).is_ok();
@@ -175,36 +127,31 @@ pub(super) fn collapse(address: usize, length: usize) -> bool {
     done
 }
 
-/// Moves the pages at `from` to `to`, over whatever is mapped there; both lie in the window.
-pub(super) fn relocate(from: usize, to: usize, length: usize) -> Result<()> {
-    // SAFETY: both ranges are extents that the caller took for this purpose: the source's owner asked
-    // for the move, and the target was never handed out.
-    unsafe { sys::move_mapping(from, to, length) }
-}
-
-/// Puts the pages back that a failed [`relocate`] may have moved.
-pub(super) fn restore(from: usize, to: usize, length: usize) {
-    // SAFETY: both ranges are extents of the window that the caller has taken, and the heap's lock is held.
-    unsafe { sys::move_back(from, to, length) }
-}
-
-/// Grows or moves a mapping of the program's own to `to`, which the caller reserved with [`reserve`].
-pub(super) fn relocate_grow(from: usize, to: usize, old: usize, new: usize) -> Result<()> {
+/// Moves a mapping to `to`, where it has a length of `new`.
+///
+/// # Safety
+/// The mapping at `from` is the caller's to move, and what is at `to` the caller's to lose.
+pub(super) unsafe fn move_grown(from: usize, to: usize, old: usize, new: usize) -> Result<()> {
     let flags = MremapFlags::MAYMOVE;
-    // SAFETY: the program asked for the move (mremap with MREMAP_MAYMOVE); the target is a reservation
-    // of our own.
+    // SAFETY: the caller's promise.
     unsafe { mm::mremap_fixed(at(from), old, new, flags, at(to)).map(drop) }
 }
 
-/// Copies between two extents that do not overlap.
-pub(super) fn copy(from: usize, to: usize, length: usize) {
-    // SAFETY: both are live extents of at least `length` bytes; different extents never overlap.
+/// Copies between two ranges.
+///
+/// # Safety
+/// Both are the caller's, mapped, and do not overlap; the one can be read and the other written.
+pub(super) unsafe fn copy(from: usize, to: usize, length: usize) {
+    // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(at(from).cast::<u8>(), at(to).cast::<u8>(), length) }
 }
 
-/// Fills an extent with zeroes.
-pub(super) fn zero(address: usize, length: usize) {
-    // SAFETY: a live extent of at least `length` bytes that was not handed out yet.
+/// Fills a range with zeroes.
+///
+/// # Safety
+/// It is mapped and writable, and what it holds is the caller's to lose.
+pub(super) unsafe fn zero(address: usize, length: usize) {
+    // SAFETY: the caller's promise.
     unsafe { ptr::write_bytes(at(address).cast::<u8>(), 0, length) }
 }
 
@@ -290,22 +237,26 @@ impl PageTable {
         Ok(())
     }
 
-    fn record(&self, page: u32) -> *mut Record {
-        debug_assert!((page as usize + 1) * size_of::<Record>() <= self.mapped);
-        at(self.base + page as usize * size_of::<Record>()).cast()
+    /// Where the record of a page is, if [`PageTable::reach`] has come so far.
+    fn record(&self, page: u32) -> Option<*mut Record> {
+        let offset = page as usize * size_of::<Record>();
+        debug_assert!(offset < self.mapped);
+        (offset < self.mapped).then(|| at(self.base + offset).cast())
     }
 }
 
 impl Table for PageTable {
     fn get(&self, page: u32) -> Record {
-        // SAFETY: `reach` mapped the record before the page was appended; a fresh record is all zeroes,
-        // which is a valid `Record` (state 0 is `Live`).
-        unsafe { self.record(page).read() }
+        // SAFETY: `reach` mapped it, for good; a fresh record is all zeroes, which is a valid `Record` (state 0 is `Live`).
+        let read = |record: *mut Record| unsafe { record.read() };
+        self.record(page).map_or_else(Record::default, read)
     }
 
     fn set(&mut self, page: u32, record: Record) {
-        // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
-        unsafe { self.record(page).write(record) }
+        if let Some(place) = self.record(page) {
+            // SAFETY: as in `get`; `&mut self` under the heap's lock makes this the only access.
+            unsafe { place.write(record) }
+        }
     }
 
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>) {
@@ -318,15 +269,19 @@ impl Table for PageTable {
         let last = up(bytes(pages.end)).min(down(bytes(within.end)));
         if first < last {
             // Refused where the program has locked all its memory: then they stay.
-            let _ = discard(first, last - first);
+            // SAFETY: whole pages of the table, whose records mean nothing.
+            let _ = unsafe { discard(first, last - first) };
         }
     }
 }
 
-/// The record of a page that is known to have one in the table at `base`: the first of a live block.
-pub(super) fn peek(base: usize, page: usize) -> Record {
-    // SAFETY: the record was mapped when the block was handed out, and the table is never unmapped. Its
-    // owner, who asks, is the only one that could change it now.
+/// The record of a page in the table at `base`.
+///
+/// # Safety
+/// A live block begins at the page, and is the caller's: it has a record since it was handed out, and no other thread
+/// changes that.
+pub(super) unsafe fn peek(base: usize, page: usize) -> Record {
+    // SAFETY: the caller's promise; the table is never unmapped.
     unsafe {
         at(base + page * size_of::<Record>())
             .cast::<Record>()
@@ -348,12 +303,15 @@ impl Deferred {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Adds a freed block. Lock-free, so that a signal handler may.
-    pub(super) fn push(&self, address: usize) {
+    /// Adds a block. Lock-free, so that a signal handler may.
+    ///
+    /// # Safety
+    /// The block is at least a page, and the caller's; nothing uses it from now on.
+    pub(super) unsafe fn push(&self, address: usize) {
         let block = at(address).cast::<Block>();
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the block is at least a page, page-aligned, and its owner has freed it.
+            // SAFETY: the caller's promise.
             unsafe { block.write(Block { next: head }) };
             match self
                 .0

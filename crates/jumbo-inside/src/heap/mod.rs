@@ -39,7 +39,7 @@ use crate::sync::{Lock, thread_pointer};
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
-use window::{Resized, Site, Window};
+use window::{Site, Window};
 
 /// What counts as large: glibc's initial M_MMAP_THRESHOLD, from which on it would map by itself.
 pub const LARGE: usize = 128 << 10;
@@ -158,7 +158,8 @@ fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
         let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
         return;
     }
-    POOL.window.with(|pool| pool.place(order.page, 0, random));
+    POOL.window
+        .with(|pool| pool.place(order.page, usize::MAX, random));
     POOLED.store(
         SUPPLY.start(order, settings.pmd, POOL_BASE),
         Ordering::Release,
@@ -186,7 +187,11 @@ pub fn warm(order: PoolOrder) {
                 }
             }
             for block in blocks.into_iter().filter(|block| *block != 0) {
-                pool.release(block, true, leaving);
+                #[expect(unsafe_code, reason = "frees blocks")]
+                // SAFETY: they were taken above, for nothing else.
+                unsafe {
+                    pool.release(block, true, leaving);
+                }
             }
         });
     });
@@ -226,15 +231,24 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     if matches!(taken, Some(Err(_))) && gather::is_pending() && gather::drain() {
         taken = take();
     }
-    let Some(Ok((address, zero))) = taken else {
+    let Some(Ok(taken)) = taken else {
         Slot::add(&slot.large_fallback, size as u64);
         return None;
     };
-    Slot::add(&slot.large_calls, 1);
+    Some(hand_out(taken, size, zeroed))
+}
+
+/// Counts a block that was taken, of which is known whether it is zero, and gives its address; zeroed if it is to be.
+fn hand_out((address, zero): (usize, bool), size: usize, zeroed: bool) -> usize {
+    Slot::add(&stats::slot().large_calls, 1);
     if zeroed && !zero {
-        memory::zero(address, size);
+        #[expect(unsafe_code, reason = "writes by address")]
+        // SAFETY: the block has room for so many bytes, and its user does not know of it yet.
+        unsafe {
+            memory::zero(address, size);
+        }
     }
-    Some(address)
+    address
 }
 
 /// A block from the pool, if there is one and it has room.
@@ -248,16 +262,11 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
         .then(|| POOL.with(|pool, _| pool.take(size, align)))
         .flatten();
-    let slot = stats::slot();
-    let Some(Ok((address, zero))) = taken else {
-        Slot::add(&slot.pool_beyond, size as u64);
+    let Some(Ok(taken)) = taken else {
+        Slot::add(&stats::slot().pool_beyond, size as u64);
         return None;
     };
-    Slot::add(&slot.large_calls, 1);
-    if zeroed && !zero {
-        memory::zero(address, size);
-    }
-    Some(address)
+    Some(hand_out(taken, size, zeroed))
 }
 
 /// Frees the block at `address`; false where no block begins there (a bug of the program's).
@@ -266,12 +275,15 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 /// `address` is in the window ([`is_ours`]). Where a block begins there, nothing uses it from now on.
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
 pub unsafe fn release(address: usize) -> bool {
-    let keep = !STICKY.load(Ordering::Relaxed);
     let part = part_of(address);
-    part.with(|window, leaving| window.release(address, keep, leaving))
+    // The pool's pages stay where they are counted.
+    let keep = core::ptr::eq(part, &POOL) || !STICKY.load(Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    part.with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
             // This thread holds the lock: we are in a signal handler. The thread that takes the lock next frees it.
-            part.deferred.push(address);
+            // SAFETY: the caller's promise.
+            unsafe { part.deferred.push(address) };
             true
         })
 }
@@ -283,8 +295,9 @@ pub unsafe fn release(address: usize) -> bool {
 #[expect(unsafe_code, reason = "reads the block's record without the lock")]
 pub unsafe fn room(address: usize) -> Option<usize> {
     let part = part_of(address);
+    // SAFETY: the caller's promise.
     part.with(|window, _| window.room(address))
-        .unwrap_or_else(|| window::peek(part.site, address))
+        .unwrap_or_else(|| unsafe { window::peek(part.site, address) })
 }
 
 /// Resizes the block at `address` without copying, where that can be done.
@@ -294,14 +307,14 @@ pub unsafe fn room(address: usize) -> Option<usize> {
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
 pub unsafe fn resize(address: usize, size: usize) -> Resize {
     let part = part_of(address);
-    match part.with(|window, leaving| window.resize(address, size, leaving)) {
-        Some(Resized::InPlace) => Resize::Done(address),
-        Some(Resized::Moved(to)) => Resize::Done(to),
-        Some(Resized::No(room)) => Resize::Copy(room),
-        Some(Resized::Unknown) => Resize::Unknown,
-        // In a signal handler that interrupted us.
-        None => window::peek(part.site, address).map_or(Resize::Unknown, Resize::Copy),
-    }
+    // SAFETY: the caller's promise.
+    part.with(|window, leaving| unsafe { window.resize(address, size, leaving) })
+        .unwrap_or_else(|| {
+            // In a signal handler that interrupted us.
+            // SAFETY: the caller's promise.
+            let room = unsafe { window::peek(part.site, address) };
+            room.map_or(Resize::Unknown, Resize::Copy)
+        })
 }
 
 /// Copies what a block holds into another one, for [`Resize::Copy`].
@@ -311,7 +324,8 @@ pub unsafe fn resize(address: usize, size: usize) -> Resize {
 /// meanwhile.
 #[expect(unsafe_code, reason = "writes by address")]
 pub unsafe fn copy(from: usize, to: usize, length: usize) {
-    memory::copy(from, to, length);
+    // SAFETY: the caller's promise; different blocks never overlap.
+    unsafe { memory::copy(from, to, length) };
 }
 
 /// Bytes in blocks that are now handed out.
@@ -321,9 +335,8 @@ pub fn live() -> u64 {
 
 /// Gives all free memory back to the kernel: what malloc_trim(3) asks for. True if there was any.
 pub fn trim() -> bool {
-    let trim = |part: &Part| part.with(|window, leaving| window.trim(leaving));
-    let pool = POOLED.load(Ordering::Acquire) && trim(&POOL).unwrap_or(false);
-    trim(&HEAP).unwrap_or(false) || pool
+    let pool = POOLED.load(Ordering::Acquire) && POOL.with(Window::trim).unwrap_or(false);
+    HEAP.with(Window::give_up).unwrap_or(false) || pool
 }
 
 /// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
@@ -344,7 +357,8 @@ pub fn changed(address: usize) {
 #[inline(always)]
 #[expect(unsafe_code, reason = "drops what memory holds")]
 pub unsafe fn discard(address: usize, length: usize) -> bool {
-    SUPPLY.page() != 0 && SUPPLY.discard(address, length)
+    // SAFETY: the caller's promise.
+    SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
 
 /// An identity of the calling thread, unique among those that live.
@@ -368,7 +382,7 @@ pub fn about_to_fork() {
 /// Gives back what the pool has and the program does not use, so that it need not move.
 fn give_up() {
     if POOLED.load(Ordering::Acquire) {
-        POOL.with(|pool, leaving| pool.give_up(leaving));
+        POOL.with(Window::give_up);
     } else {
         managed::give_up();
     }
@@ -418,18 +432,14 @@ pub fn before_fork() -> HeldLocks {
     gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
-    let held = HeldLocks {
-        window: HEAP.window.acquire(),
-        maps: maps::PACK.acquire(),
-        pool: POOL.window.acquire(),
-        managed: managed::LOCK.acquire(),
-        gather: gather::before_fork(),
-    };
+    let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
+    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+    let [staging, queue] = gather::before_fork();
     // Where they are refused, pages are being brought: then nothing can be said about them.
-    if held.pool && held.managed {
+    if pool && managed {
         SUPPLY.evacuate(Before::Fork);
     }
-    held
+    HeldLocks([heap, maps, pool, managed, staging, queue])
 }
 
 /// After fork(2), in both processes.
@@ -438,53 +448,39 @@ pub fn before_fork() -> HeldLocks {
 /// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
 #[expect(unsafe_code, reason = "gives locks back")]
 pub unsafe fn after_fork(held: HeldLocks) {
+    let HeldLocks([heap, maps, pool, managed, staging, queue]) = held;
     // SAFETY: the caller's promise: this thread holds what `held` says.
     unsafe {
-        gather::after_fork(held.gather);
-        if held.managed {
+        gather::after_fork([staging, queue]);
+        if managed {
             managed::LOCK.release();
         }
-        if held.pool {
+        if pool {
             POOL.window.release();
         }
-        if held.maps {
+        if maps {
             maps::PACK.release();
         }
-        if held.window {
+        if heap {
             HEAP.window.release();
         }
     }
 }
 
-/// The locks that a fork holds.
+/// The locks that a fork holds, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldLocks {
-    window: bool,
-    maps: bool,
-    pool: bool,
-    managed: bool,
-    gather: gather::HeldLocks,
-}
+pub struct HeldLocks([bool; 6]);
 
 impl HeldLocks {
     /// As a number, for a place that only an atomic can be in.
-    pub const fn bits(self) -> u8 {
-        self.window as u8
-            | (self.maps as u8) << 1
-            | (self.pool as u8) << 2
-            | (self.managed as u8) << 3
-            | self.gather.bits() << 4
+    pub fn bits(self) -> u8 {
+        let held = self.0.iter().rev();
+        held.fold(0, |bits, held| bits << 1 | u8::from(*held))
     }
 
     /// From [`HeldLocks::bits`].
-    pub const fn from_bits(bits: u8) -> Self {
-        Self {
-            window: bits & 1 != 0,
-            maps: bits & 2 != 0,
-            pool: bits & 4 != 0,
-            managed: bits & 8 != 0,
-            gather: gather::HeldLocks::from_bits(bits >> 4),
-        }
+    pub fn from_bits(bits: u8) -> Self {
+        Self(core::array::from_fn(|at| bits >> at & 1 != 0))
     }
 }
 
@@ -538,7 +534,11 @@ impl Part {
         let mut leaving = Leaving::new();
         let result = self.window.with(|window| {
             self.deferred.drain(|address| {
-                window.release(address, true, &mut leaving);
+                #[expect(unsafe_code, reason = "frees a block")]
+                // SAFETY: its user freed it, in `release`.
+                unsafe {
+                    window.release(address, true, &mut leaving);
+                }
             });
             work(window, &mut leaving)
         });

@@ -7,21 +7,24 @@
 //! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
 //!
 //! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
-//! extent begins and ends at a huge page.
+//! extent begins and ends at a huge page; what is in no `Live` extent, and in one only while a function here has it, no code
+//! uses.
+#![expect(unsafe_code, reason = "gives memory back, and moves it")]
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use super::BASE_PAGE;
 use super::backing::Backing;
 use super::extents::{Extents, Placement, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::supply::SUPPLY;
+use super::{BASE_PAGE, Resize};
 use crate::gather::{self, Leaving};
 use crate::ledger::stats;
+use crate::sys;
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
 const KEEP_BLOCK: usize = 32 << 20;
@@ -63,26 +66,16 @@ pub(super) struct Window {
     largest_kept: usize,
 }
 
-/// What became of a request to resize in place.
-#[derive(Debug)]
-pub(super) enum Resized {
-    /// Done; the block is where it was.
-    InPlace,
-    /// Done; its pages were moved here.
-    Moved(usize),
-    /// Nothing was changed; the caller copies. The length of the block.
-    No(usize),
-    /// No block of ours begins there.
-    Unknown,
-}
-
 /// The bytes that the block at `address` has room for, looked up without the lock.
 ///
-/// Only for a block of the caller's own: no other thread changes its record, so a signal handler may read it that
-/// interrupted a call of the heap.
-pub(super) fn peek(site: &Site, address: usize) -> Option<usize> {
+/// A signal handler may do so that interrupted a call of the heap.
+///
+/// # Safety
+/// A block of the caller's begins at `address`: no other thread changes its record.
+pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
     let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
-    memory::peek(site.table, page)
+    // SAFETY: the caller's promise.
+    unsafe { memory::peek(site.table, page) }
         .live_pages()
         .map(|pages| pages as usize * BASE_PAGE)
 }
@@ -103,7 +96,8 @@ impl Window {
         }
     }
 
-    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only.
+    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only. `max_waste` is in percent of what is
+    /// handed out.
     pub(super) fn place(&mut self, pmd: usize, max_waste: usize, random: usize) {
         let chunks = (self.site.end - self.site.base) / 2 / pmd;
         self.start = self.site.base + random % chunks * pmd;
@@ -144,7 +138,7 @@ impl Window {
         let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
-            self.purge(self.spared(pages), &mut None);
+            self.purge(self.spared(pages), None);
             taken = self.take_pages(pages, place);
         }
         let (page, zero) = taken?;
@@ -152,14 +146,24 @@ impl Window {
         Ok((self.address(page), zero))
     }
 
-    /// Frees the block at `address`. False where none begins there.
-    pub(super) fn release(&mut self, address: usize, keep: bool, leaving: &mut Leaving) -> bool {
+    /// Frees the block at `address`, at once unless it may be kept for the next one. False where none begins there.
+    ///
+    /// # Safety
+    /// Where one does, nothing uses it from now on.
+    pub(super) unsafe fn release(
+        &mut self,
+        address: usize,
+        keep: bool,
+        leaving: &mut Leaving,
+    ) -> bool {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
-        if !keep && !self.is_pool() && memory::unmap(address, length).is_ok() {
+        // SAFETY: the caller's promise.
+        let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
+        if !keep && unmap().is_ok() {
             self.unmapped(page, pages);
             return true;
         }
@@ -179,13 +183,21 @@ impl Window {
     }
 
     /// Resizes without copying, where that can be done.
-    pub(super) fn resize(&mut self, address: usize, size: usize, leaving: &mut Leaving) -> Resized {
+    ///
+    /// # Safety
+    /// Nothing uses what the block at `address` has beyond `size`, nor, where it moves, its old place.
+    pub(super) unsafe fn resize(
+        &mut self,
+        address: usize,
+        size: usize,
+        leaving: &mut Leaving,
+    ) -> Resize {
         let Some((page, old)) = self.block(address) else {
-            return Resized::Unknown;
+            return Resize::Unknown;
         };
         let room = old as usize * BASE_PAGE;
         let Some(new) = page_count(size) else {
-            return Resized::No(room);
+            return Resize::Copy(room);
         };
         if new <= old {
             if new < old {
@@ -193,75 +205,62 @@ impl Window {
                 self.count(old - new, false);
                 self.release_pages(tail, old - new, leaving);
             }
-            return Resized::InPlace;
+            return Resize::Done(address);
         }
         if self.grow(page, old, new - old) {
             self.count(new - old, true);
-            return Resized::InPlace;
+            return Resize::Done(address);
         }
         self.relocate(page, old, new)
-            .map_or(Resized::No(room), Resized::Moved)
+            .map_or(Resize::Copy(room), Resize::Done)
+    }
+
+    /// Gives free memory back that need not be kept. True if there was any.
+    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
+        self.purge(self.keep(), Some(leaving))
     }
 
     /// Gives all free memory back. True if there was any.
-    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
-        let before = self.dirty;
-        let keep = if self.is_pool() { self.keep() } else { 0 };
-        self.purge(keep, &mut Some(leaving));
-        self.dirty < before
+    pub(super) fn give_up(&mut self, leaving: &mut Leaving) -> bool {
+        self.purge(0, Some(leaving))
     }
 
-    /// Gives all free memory back that a pool would keep.
-    pub(super) fn give_up(&mut self, leaving: &mut Leaving) {
-        self.purge(0, &mut Some(leaving));
-    }
-
-    /// Gives free memory back until at most `keep` bytes of it may be resident. Large ranges are handed
+    /// Gives free memory back until at most `keep` bytes of it may be resident; true if any was. Large ranges are handed
     /// to `leaving`, where there is one, to be freed without the heap's lock.
-    fn purge(&mut self, keep: usize, leaving: &mut Option<&mut Leaving>) {
+    fn purge(&mut self, keep: usize, mut leaving: Option<&mut Leaving>) -> bool {
+        let (before, backing) = (self.dirty, self.site.backing);
         while self.dirty > keep {
             let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
-                return;
+                break;
             };
             let range = self.range(page, pages);
-            let excess = self.dirty - keep;
-            self.dirty -= range.len();
             let mut inner = self.whole_chunks(&range);
-            if self.is_pool() {
-                // No more of the pool than has to go, and that in whole pages.
-                let most = excess.next_multiple_of(self.pmd);
+            if backing == Backing::Pool {
+                // No more of the pool than has to go.
+                let most = (self.dirty - keep).next_multiple_of(self.pmd);
                 inner.start = inner.start.max(inner.end.saturating_sub(most));
-                if inner.is_empty() || self.site.backing.unmap(inner.start, inner.len()).is_err() {
-                    self.add_dirty(page, pages);
-                    return;
-                }
-                self.carve(page, pages, &inner, Self::add_dirty);
-            } else if inner.is_empty() {
-                // A refusal (locked memory) leaves it resident, and `Clean` would be wrong.
-                if memory::discard(range.start, range.len()).is_ok() {
+            }
+            self.dirty -= range.len();
+            // SAFETY: the extent was free, and is this function's now.
+            unsafe {
+                if !inner.is_empty()
+                    && backing
+                        .unmap(inner.start, inner.len(), leaving.as_deref_mut())
+                        .is_ok()
+                {
+                    // The edges are smaller than a huge page: they stay as they are.
+                    self.carve(page, pages, &inner, Self::add_dirty);
+                } else if backing.discard(range.start, range.len()).is_ok() {
+                    // It is less than a huge page, or there are too many mappings (vm.max_map_count): it keeps its addresses.
                     self.add_clean(page, pages);
                 } else {
+                    // A refusal (locked memory, the pool's) leaves it resident, and `Clean` would be wrong.
                     self.add_dirty(page, pages);
-                    return;
-                }
-            } else if memory::take_away(inner.start, inner.len(), leaving)
-                || memory::unmap(inner.start, inner.len()).is_ok()
-            {
-                // The edges are smaller than a huge page: they stay as they are.
-                self.carve(page, pages, &inner, Self::add_dirty);
-            } else {
-                // Too many mappings (vm.max_map_count): give the memory back, keep the addresses.
-                let zero = memory::discard(range.start, range.len()).is_ok();
-                if zero {
-                    self.add_clean(page, pages)
-                } else {
-                    self.add_dirty(page, pages)
-                }
-                if !zero {
-                    return;
+                    break;
                 }
             }
         }
+        self.dirty < before
     }
 
     /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
@@ -439,7 +438,8 @@ impl Window {
         let size = pages as usize * BASE_PAGE;
         let growth = self.frontier.take(size, self.allowed(size))?;
         if let Err(errno) = self.reach(end) {
-            self.frontier.undo(growth);
+            // SAFETY: no part of it has become an extent.
+            unsafe { self.frontier.undo(growth) };
             return Err(errno);
         }
         debug_assert_eq!(growth.start, self.address(self.extents.end()));
@@ -504,19 +504,22 @@ impl Window {
     fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
         let length = old as usize * BASE_PAGE;
         // The pool's pages stay where they were counted.
-        if length < self.pmd || self.is_pool() {
+        if length < self.pmd || self.site.backing == Backing::Pool {
             return None;
         }
         let from = self.address(page);
         let place = self.placement(self.pmd, from % self.pmd);
         let (target, _) = self.take_pages(new, place).ok()?;
         let to = self.address(target);
-        if memory::relocate(from, to, length).is_err() {
-            // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
-            // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
-            // pages that have moved already go back.
-            memory::restore(from, to, length);
-            return None;
+        // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
+        unsafe {
+            if sys::move_mapping(from, to, length).is_err() {
+                // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
+                // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
+                // pages that have moved already go back.
+                sys::move_back(from, to, length);
+                return None;
+            }
         }
         self.count(new - old, true);
         self.unmapped(page, old);
@@ -529,7 +532,7 @@ impl Window {
             self.largest_kept = self.largest_kept.max(length);
         }
         self.add_dirty(page, pages);
-        self.purge(self.keep(), &mut Some(leaving));
+        self.purge(self.keep(), Some(leaving));
     }
 
     fn add_dirty(&mut self, page: u32, pages: u32) {
@@ -544,8 +547,9 @@ impl Window {
         let freed = self.extents.release(page, pages, State::Clean);
         self.clean += pages as usize * BASE_PAGE;
         let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
-        let unmap = |range: &Range<usize>| self.site.backing.unmap(range.start, range.len());
-        if !inner.is_empty() && unmap(&inner).is_ok() {
+        // SAFETY: the extent is free.
+        let unmap = || unsafe { self.site.backing.unmap(inner.start, inner.len(), None) };
+        if !inner.is_empty() && unmap().is_ok() {
             self.extents.claim(freed.start, freed.pages, State::Clean);
             self.clean -= freed.pages as usize * BASE_PAGE;
             self.carve(freed.start, freed.pages, &inner, Self::add_clean);
@@ -553,35 +557,27 @@ impl Window {
     }
 
     /// What glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and the
-    /// allowed waste on top.
-    ///
-    /// Of the pool all but its surplus.
+    /// allowed waste on top. Of the pool all but its surplus.
     fn keep(&self) -> usize {
-        if self.is_pool() {
-            return self.dirty.saturating_sub(SUPPLY.surplus());
+        match self.site.backing {
+            Backing::Pool => self.dirty.saturating_sub(SUPPLY.surplus()),
+            Backing::Advised => (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0),
         }
-        (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0)
-    }
-
-    fn is_pool(&self) -> bool {
-        self.site.backing == Backing::Pool
     }
 
     /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
     /// beyond them, and all where that would not help.
     fn spared(&self, pages: u32) -> usize {
-        if !self.is_pool() {
-            return 0;
-        }
         let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
-        self.dirty.checked_sub(needed).unwrap_or(self.dirty)
+        match self.site.backing {
+            Backing::Pool => self.dirty.checked_sub(needed).unwrap_or(self.dirty),
+            Backing::Advised => 0,
+        }
     }
 
+    /// The waste that is allowed when there are so many bytes more.
     fn allowed(&self, more: usize) -> usize {
-        if self.is_pool() {
-            return usize::MAX / 2;
-        }
-        ((self.live + more) / 100).saturating_mul(self.max_waste)
+        ((self.live + more) / 100 + 1).saturating_mul(self.max_waste)
     }
 
     fn count(&mut self, pages: u32, more: bool) {
@@ -591,7 +587,7 @@ impl Window {
         } else {
             self.live - bytes
         };
-        if !self.is_pool() {
+        if self.site.backing == Backing::Advised {
             stats::live(self.live as u64);
         }
     }

@@ -4,17 +4,17 @@
 //! gone that were charged, and takes their part first. A process counts as gone when its memory is: at the latest when it
 //! has been waited for.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use super::{Ledger, Slot};
+use crate::sync::BackOff;
 use crate::{headroom, sandbox};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
-/// After a look that found no process gone, so many refused charges do without one: it opens a file for each process that
+/// After a look that found no process gone, some refused charges do without one: it opens a file for each process that
 /// has pages, with the heap's lock held.
-const BACK_OFF: u32 = 64;
-static BACKING_OFF: AtomicU32 = AtomicU32::new(0);
+static BACK_OFF: BackOff = BackOff::new();
 
 impl Ledger {
     /// Charges the process of `slot` with so many bytes more, all or none; false where the run's pool is used up. Called
@@ -52,8 +52,7 @@ impl Ledger {
     /// Takes back what processes were charged with that are gone; true where that was something.
     fn reclaim(&self, own: &Slot) -> bool {
         // A filter that the program installed may not let us read files.
-        let backs_off = || BACKING_OFF.fetch_update(RELAXED, RELAXED, |left| left.checked_sub(1));
-        if sandbox::is_entered_later() || backs_off().is_ok() {
+        if sandbox::is_entered_later() || BACK_OFF.holds() {
             return false;
         }
         let mut found = false;
@@ -69,7 +68,7 @@ impl Ledger {
             }
         }
         if !found {
-            BACKING_OFF.store(BACK_OFF, RELAXED);
+            BACK_OFF.begin();
         }
         found
     }
@@ -88,20 +87,9 @@ fn self_in_proc() -> Option<u32> {
 
 /// Whether a process is there that has memory: neither ended nor about to be waited for. True where that cannot be seen.
 fn has_memory(process: u32) -> bool {
-    let mut path = *b"/proc/0000000000/statm\0";
-    let mut rest = process;
-    for digit in path[6..16].iter_mut().rev() {
-        *digit += u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-    }
-    // /proc has no names with zeroes in front.
-    let zeroes = path[6..16]
-        .iter()
-        .take_while(|digit| **digit == b'0')
-        .count()
-        .min(9);
-    path.copy_within(6 + zeroes.., 6);
-    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else {
+    let (mut path, mut digits) = ([0; headroom::PATH], [0; 10]);
+    let digits = headroom::decimal(process, &mut digits);
+    let Some(path) = headroom::joined(&mut path, [b"/proc/", digits, b"/statm\0"]) else {
         return true;
     };
     let mut text = [0u8; 32];
@@ -136,10 +124,10 @@ mod tests {
             std::thread::yield_now();
         }
         // The look is due again after so many refusals.
-        let refused = (0..=BACK_OFF)
+        let refused = (0..=BackOff::TIMES)
             .take_while(|_| !ledger.charge(own, 5))
             .count();
-        assert_eq!(refused, BACK_OFF as usize);
+        assert_eq!(refused, BackOff::TIMES as usize);
         assert!(!ledger.charge(own, 2));
         child.wait().unwrap();
         assert!(!has_memory(child.id()));

@@ -1,6 +1,6 @@
 //! Counting into the [`Slot`] of this process, or into one of its own that no launcher reads.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::io::Errno;
 
@@ -69,12 +69,8 @@ pub(crate) fn collapsed(length: usize) {
 pub(crate) fn live(bytes: u64) {
     let slot = slot();
     slot.large_live.store(bytes, Ordering::Relaxed);
-    raise(&slot.large_peak, bytes);
-}
-
-fn raise(peak: &AtomicU64, bytes: u64) {
     // The caller holds the heap's lock, so no other thread raises it in between.
-    if peak.load(Ordering::Relaxed) < bytes {
-        peak.store(bytes, Ordering::Relaxed);
+    if slot.large_peak.load(Ordering::Relaxed) < bytes {
+        slot.large_peak.store(bytes, Ordering::Relaxed);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! - [`Books`]: how many pages there are, how many of them are surplus, who may have more, and which leave.
 //! - [`Quota`]: a bound that several users share: a subpool's, or that of all processes of a run.
-//! - [`Room`]: what may be touched without the kernel killing a process for it.
+//! - [`Room`], [`Credit`]: what may be touched without the kernel killing a process for it.
 //! - [`make_huge`]: memory on THPs now, or an error.
 //!
 //! It asks [`headroom`](crate::headroom) and [`sandbox`](crate::sandbox), and calls the kernel through [`sys`](crate::sys).
@@ -19,4 +19,4 @@ mod room;
 pub use books::{Books, Overcommit};
 pub use huge::make_huge;
 pub use quota::Quota;
-pub use room::{Claim, Room};
+pub use room::{Claim, Credit, Room};

@@ -1,4 +1,4 @@
-//! What may be touched: [`Room`], and [`Claim`]s on it.
+//! What may be touched: [`Room`], and [`Claim`]s on it; and how far a look at the headroom is trusted: [`Credit`].
 //!
 //! At the limit of a memory cgroup a touch does not fail, it kills. So the headroom is asked for before, and what is being
 //! touched counts as used until it is there. Another process of the cgroup may be faster, so this narrows the
@@ -12,13 +12,36 @@ use crate::sandbox;
 /// How far one look at the headroom is trusted.
 const TRUSTED: usize = 64 << 20;
 
+/// What a look at the headroom has left to be used without another one, in bytes.
+#[derive(Debug)]
+pub struct Credit(AtomicUsize);
+
+impl Credit {
+    /// None: there was no look yet.
+    pub const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// Whether so many bytes may be used: by an earlier look, or by `look`, which says how many more than those there are.
+    pub fn spend(&self, bytes: usize, look: impl FnOnce() -> Option<usize>) -> bool {
+        let (relaxed, less) = (Ordering::Relaxed, |left: usize| left.checked_sub(bytes));
+        let trust = |more: &usize| self.0.store((more / 4).min(TRUSTED), relaxed);
+        self.0.fetch_update(relaxed, relaxed, less).is_ok() || look().inspect(trust).is_some()
+    }
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The room of this process, in bytes.
 #[derive(Debug)]
 pub struct Room {
     /// What is left to others.
     left: usize,
-    /// What may still be touched before the headroom is looked at again.
-    credit: AtomicUsize,
+    credit: Credit,
     /// What has room and is being touched: no other thread is to count on that room.
     touching: AtomicUsize,
 }
@@ -42,7 +65,7 @@ impl Room {
     pub const fn new(left: usize) -> Self {
         Self {
             left,
-            credit: AtomicUsize::new(0),
+            credit: Credit::new(),
             touching: AtomicUsize::new(0),
         }
     }
@@ -66,26 +89,12 @@ impl Room {
 
     fn has(&self, bytes: usize) -> bool {
         // A filter that the program installed may not let us read files.
-        if sandbox::is_entered_later() {
-            return false;
-        }
-        let credit = self
-            .credit
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
-                credit.checked_sub(bytes)
-            });
-        if credit.is_ok() {
-            return true;
-        }
-        let enough = Enough::for_touching(bytes.saturating_add(self.left));
-        let more = headroom::headroom(enough)
-            .and_then(|room| room.least().checked_sub(self.left))
-            .and_then(|room| room.checked_sub(bytes));
-        more.inspect(|more| {
-            self.credit
-                .store((more / 4).min(TRUSTED), Ordering::Relaxed);
-        })
-        .is_some()
+        !sandbox::is_entered_later()
+            && self.credit.spend(bytes, || {
+                let enough = Enough::for_touching(bytes.saturating_add(self.left));
+                let room = headroom::headroom(enough)?.least();
+                room.checked_sub(self.left)?.checked_sub(bytes)
+            })
     }
 }
 

@@ -14,16 +14,10 @@
 #![expect(unsafe_code, reason = "hands the filter to the kernel")]
 
 use super::raw;
+use crate::sys::Thread;
 
 /// The flags of the sibling's threads, exactly.
-pub(super) const THREAD: u32 = (libc::CLONE_VM
-    | libc::CLONE_FS
-    | libc::CLONE_FILES
-    | libc::CLONE_SIGHAND
-    | libc::CLONE_THREAD
-    | libc::CLONE_SYSVSEM
-    | libc::CLONE_CHILD_CLEARTID)
-    .cast_unsigned();
+pub(super) const THREAD: u32 = Thread::FLAGS;
 
 /// The same, each with a descriptor: for threads, Linux 6.9.
 pub(super) const COUNTED_THREAD: u32 = THREAD | libc::CLONE_PIDFD.cast_unsigned();

@@ -1,4 +1,4 @@
-//! System calls of the sibling: in its own machine code, without libc.
+//! System calls of the sibling: without libc, by the machine code of [`crate::sys`].
 //!
 //! The sibling runs on the thread pointer of the thread that started it, so `errno` is not its own, and in the
 //! end libc is not mapped any more. What a call returns is the kernel's own word: a negative errno where
@@ -6,159 +6,11 @@
 #![expect(unsafe_code, reason = "the leaf that makes the system calls")]
 
 use core::sync::atomic::AtomicU32;
-use core::time::Duration;
+
+pub(super) use crate::sys::{Entry, Wait, call, clone3, wait, wake};
 
 /// `PR_GET_TID_ADDRESS` of prctl(2), Linux 3.5 with CONFIG_CHECKPOINT_RESTORE.
 const PR_GET_TID_ADDRESS: usize = 40;
-
-/// Makes a system call.
-///
-/// # Safety
-/// As for the call.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = arguments;
-    let answer;
-    // SAFETY: the kernel's convention on x86-64: rcx and r11 are lost, the stack is not touched.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") number => answer,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    answer
-}
-
-/// Makes a system call.
-///
-/// # Safety
-/// As for the call.
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub(super) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = arguments;
-    let answer;
-    // SAFETY: the kernel's convention on arm64: only x0 is changed, the stack is not touched.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            inlateout("x0") a => answer,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
-            options(nostack),
-        );
-    }
-    answer
-}
-
-/// Where and how a new task starts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
-    /// Runs on the new stack, and never returns.
-    pub(crate) function: unsafe extern "C" fn(usize) -> !,
-    /// Passed to it.
-    pub(crate) argument: usize,
-}
-
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the child's ID.
-///
-/// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
-    let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
-    // `entry` does not return. For the caller it is a system call like another.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call r9",
-            "ud2",
-            "2:",
-            // By name: the compiler could choose rbp.
-            in("r9") entry.function,
-            in("r12") entry.argument,
-            inlateout("rax") number => answer,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
-            out("rcx") _, out("r11") _,
-        );
-    }
-    answer
-}
-
-/// Makes a clone(2) or clone3(2) whose child runs `entry`. Returns what the caller gets: the child's ID.
-///
-/// # Safety
-/// As for the call; it is given a stack that is the child's alone and large enough for `entry`.
-#[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn spawn(number: libc::c_long, arguments: [usize; 5], entry: Entry) -> isize {
-    let [a, b, c, d, e] = arguments;
-    let answer;
-    // SAFETY: the child never leaves this block: it begins on its own stack, with nothing on it, and
-    // `entry` does not return. For the caller it is a system call like another.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            "cbnz x0, 2f",
-            "mov x29, xzr",
-            "mov x30, xzr",
-            "mov x0, x9",
-            "blr x10",
-            "brk 1",
-            "2:",
-            // By name: the compiler could choose x30.
-            in("x9") entry.argument,
-            in("x10") entry.function,
-            inlateout("x0") a => answer,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x8") number,
-        );
-    }
-    answer
-}
-
-/// Makes a task that runs `entry` on `stack`, which begins there and has that size; `word` has its ID while it lives,
-/// where `flags` ask for that. Returns the ID.
-///
-/// # Errors
-/// The negative errno of clone3(2).
-///
-/// # Safety
-/// As for clone3(2) with those flags; the stack is the task's alone and large enough for `entry`.
-pub(crate) unsafe fn clone3(
-    flags: u64,
-    word: &'static AtomicU32,
-    (stack, stack_size): (usize, usize),
-    entry: Entry,
-) -> isize {
-    let word = word.as_ptr().expose_provenance() as u64;
-    let arguments = libc::clone_args {
-        flags,
-        pidfd: 0,
-        child_tid: word,
-        parent_tid: word,
-        exit_signal: 0,
-        stack: stack as u64,
-        stack_size: stack_size as u64,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
-    };
-    let (pointer, size) = (
-        (&raw const arguments).expose_provenance(),
-        size_of::<libc::clone_args>(),
-    );
-    // SAFETY: the caller's promise; the kernel only reads the arguments.
-    unsafe { spawn(libc::SYS_clone3, [pointer, size, 0, 0, 0], entry) }
-}
 
 /// Makes a call that takes numbers only, or reads what its pointer points to.
 ///
@@ -196,60 +48,6 @@ pub(super) fn exit_group(code: usize) -> ! {
         // SAFETY: it writes nothing.
         unsafe { plain(libc::SYS_exit_group, [code, 0, 0]) };
     }
-}
-
-/// exit(2): this thread alone.
-pub(crate) fn exit(code: usize) -> ! {
-    loop {
-        // SAFETY: it writes nothing, but what the thread's maker asked for.
-        unsafe { plain(libc::SYS_exit, [code, 0, 0]) };
-    }
-}
-
-/// How a wait came to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// By a wake-up, or because the time was over.
-    Woken,
-    /// The word was not what was expected.
-    Changed,
-    /// At once: the word cannot be read.
-    Failed,
-}
-
-/// futex(2) FUTEX_WAIT, on memory that processes share: returns when woken, when `word` is not
-/// `expected`, or after `timeout`.
-pub(super) fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
-    const EAGAIN: isize = -(libc::EAGAIN as isize);
-    const EINTR: isize = -(libc::EINTR as isize);
-    const ETIMEDOUT: isize = -(libc::ETIMEDOUT as isize);
-    let timeout = libc::timespec {
-        tv_sec: timeout.as_secs().cast_signed(),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    let arguments = [
-        word.as_ptr().expose_provenance(),
-        libc::FUTEX_WAIT.cast_unsigned() as usize,
-        expected as usize,
-        (&raw const timeout).expose_provenance(),
-        0,
-        0,
-    ];
-    // SAFETY: FUTEX_WAIT reads the word and the timeout, both of which outlive the call.
-    match unsafe { call(libc::SYS_futex, arguments) } {
-        0 | EINTR | ETIMEDOUT => Wait::Woken,
-        EAGAIN => Wait::Changed,
-        _ => Wait::Failed,
-    }
-}
-
-/// futex(2) FUTEX_WAKE: wakes all who wait for `word`, in whatever process.
-pub(super) fn wake(word: &AtomicU32) {
-    let operation = libc::FUTEX_WAKE.cast_unsigned() as usize;
-    let everybody = i32::MAX.unsigned_abs() as usize;
-    let arguments = [word.as_ptr().expose_provenance(), operation, everybody];
-    // SAFETY: FUTEX_WAKE writes nothing.
-    unsafe { plain(libc::SYS_futex, arguments) };
 }
 
 /// The futex word that the kernel zeroes, and wakes one waiter of, when the calling thread is gone or has

@@ -6,12 +6,12 @@
 //! so they do not wait for each other, where two munmap(2) would.
 #![expect(unsafe_code, reason = "starts threads, and shares the round with them")]
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use core::time::Duration;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::control::{CONTROL, MAX_WORKERS, Stack};
 use super::filter::{COUNTED_THREAD, MADV_DONTNEED_LOCKED, THREAD};
-use super::raw::{self, Entry};
+use super::raw;
+use crate::sys::Thread;
 
 /// What a thread takes at once, and how its ends are aligned: whole huge pages, of any size but 1 GiB.
 const PIECE: usize = 64 << 20;
@@ -32,22 +32,9 @@ struct Range {
     first: usize,
 }
 
-/// A thread that helps. Where the kernel counts them it is made once, and later rounds do without.
-struct Helper {
-    /// Zeroed by the kernel when the thread has ended.
-    alive: AtomicU32,
-    stack: Stack<{ 16 << 10 }>,
-    /// Its descriptor, where it has one: of no use.
-    descriptor: AtomicU32,
-}
-
-static HELPERS: [Helper; MAX_WORKERS - 1] = [const {
-    Helper {
-        alive: AtomicU32::new(0),
-        stack: Stack::new(),
-        descriptor: AtomicU32::new(0),
-    }
-}; MAX_WORKERS - 1];
+/// The threads that help. Where the kernel counts them each is made once, and later rounds do without.
+static HELPERS: [(Thread, Stack<{ 16 << 10 }>); MAX_WORKERS - 1] =
+    [const { (Thread::none(), Stack::new()) }; MAX_WORKERS - 1];
 
 impl Range {
     fn pieces(&self) -> usize {
@@ -99,12 +86,17 @@ impl Round {
         let round: &Self = self;
         // A thread for what is quickly done would cost more than it saves.
         let helpers = &HELPERS[..(self.workers - 1).min(pieces / 2)];
-        for helper in helpers {
-            helper.start(round);
+        let counted = CONTROL.counts_threads.load(Ordering::Relaxed);
+        let flags = if counted { COUNTED_THREAD } else { THREAD };
+        let work = || round.work();
+        for (thread, stack) in helpers {
+            // SAFETY: the sibling has all signals blocked, and so has a test. The stack is this helper's; `work` and the
+            // round outlive the thread, which is joined below. Where none can be made, the others do its part.
+            unsafe { thread.start(flags, stack.place(), &work) };
         }
-        self.work();
-        for helper in helpers {
-            helper.join();
+        work();
+        for (thread, _) in helpers {
+            thread.join();
         }
         self.count = 0;
     }
@@ -155,54 +147,10 @@ unsafe fn empty(start: usize, length: usize) {
     }
 }
 
-impl Helper {
-    /// Starts the thread; where none can be made, the others do its part.
-    fn start(&self, round: &Round) {
-        self.alive.store(1, Ordering::Relaxed);
-        let (stack, size) = self.stack.place();
-        let alive = self.alive.as_ptr().expose_provenance();
-        let descriptor = self.descriptor.as_ptr().expose_provenance();
-        let counted = CONTROL.counts_threads.load(Ordering::Relaxed);
-        let flags = if counted { COUNTED_THREAD } else { THREAD } as usize;
-        // clone(2), whose flags a filter can check: flags, top of the stack, and where to tell descriptor and end.
-        let arguments = if cfg!(target_arch = "aarch64") {
-            [flags, stack + size, descriptor, 0, alive]
-        } else {
-            [flags, stack + size, descriptor, alive, 0]
-        };
-        let entry = Entry {
-            function: help,
-            argument: core::ptr::from_ref(round).expose_provenance(),
-        };
-        // SAFETY: the stack is this helper's, whose last thread was joined; the round outlives the
-        // thread, since `run` joins it; the kernel writes to two atomics.
-        if unsafe { raw::spawn(libc::SYS_clone, arguments, entry) } < 0 {
-            self.alive.store(0, Ordering::Relaxed);
-        }
-    }
-
-    fn join(&self) {
-        loop {
-            let alive = self.alive.load(Ordering::Acquire);
-            if alive == 0 {
-                return;
-            }
-            raw::wait(&self.alive, alive, Duration::from_secs(1));
-        }
-    }
-}
-
-/// # Safety
-/// Called by [`Helper::start`] alone: `round` is the address of a [`Round`] that outlives the thread.
-unsafe extern "C" fn help(round: usize) -> ! {
-    // SAFETY: the caller's promise; the round is shared by its atomic cursor.
-    let round = unsafe { &*core::ptr::with_exposed_provenance::<Round>(round) };
-    round.work();
-    raw::exit(0)
-}
-
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::AtomicU32;
+
     use super::*;
 
     /// What is emptied, in this process: real memory, real threads.

@@ -1,12 +1,14 @@
-//! Locks and sleep for code inside wrapped programs: [`Lock`], [`Word`].
+//! Locks and sleep for code inside wrapped programs: [`Lock`], [`Word`]; and [`Deadline`], [`BackOff`].
 //!
 //! It uses no other module. Nothing here allocates, has a thread-local or goes through libc. What sleeps does so on a [`Word`],
 //! of a [`Platform`]: the kernel's futexes ([`Linux`]), or in tests a model of them, so that the code that
 //! runs is the code whose interleavings are searched.
 
+mod back_off;
 mod deadline;
 mod lock;
 
+pub use back_off::BackOff;
 pub use deadline::Deadline;
 pub use lock::Lock;
 

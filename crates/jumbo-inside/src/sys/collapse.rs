@@ -4,7 +4,9 @@ use rustix::fd::{AsFd, AsRawFd};
 
 use rustix::io::Result;
 
-use super::quietly;
+use super::request;
+
+const MADV_COLLAPSE: usize = libc::MADV_COLLAPSE.unsigned_abs() as usize;
 
 /// `madvise(address, length, MADV_COLLAPSE)`: puts the memory on THPs now, on this thread.
 ///
@@ -18,11 +20,9 @@ use super::quietly;
 /// without it; ENOMEM: unmapped, or no huge page to be had.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub fn collapse(address: usize, length: usize) -> Result<()> {
-    let start: *mut libc::c_void = core::ptr::without_provenance_mut(address);
+    let arguments = [address, length, MADV_COLLAPSE, 0, 0, 0];
     // SAFETY: the kernel checks the range, and collapsing changes no byte that any thread can read.
-    // Not libc's madvise: the program, or we, may interpose it.
-    let call = || unsafe { libc::syscall(libc::SYS_madvise, start, length, libc::MADV_COLLAPSE) };
-    quietly(call).map(drop)
+    unsafe { request(libc::SYS_madvise, arguments).map(drop) }
 }
 
 /// `process_madvise(pidfd, [address, length], MADV_COLLAPSE)`: the same in another process. Returns
@@ -39,16 +39,9 @@ pub fn collapse_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<us
         iov_base: core::ptr::without_provenance_mut(address),
         iov_len: length,
     };
-    let fd = pidfd.as_fd().as_raw_fd();
+    let fd = pidfd.as_fd().as_raw_fd().unsigned_abs() as usize;
+    let range = (&raw const range).expose_provenance();
+    let arguments = [fd, range, 1, MADV_COLLAPSE, 0, 0];
     // SAFETY: the vector has one element and outlives the call; as for the advice, see `collapse`.
-    quietly(|| unsafe {
-        libc::syscall(
-            libc::SYS_process_madvise,
-            fd,
-            &raw const range,
-            1usize,
-            libc::MADV_COLLAPSE,
-            0u32,
-        )
-    })
+    unsafe { request(libc::SYS_process_madvise, arguments) }
 }

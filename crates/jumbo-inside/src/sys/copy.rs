@@ -6,7 +6,7 @@ use core::ptr::with_exposed_provenance_mut;
 
 use rustix::io::Result;
 
-use super::quietly;
+use super::request;
 
 /// Copies memory of this process, `into.len()` words of it at most, and gives how many there were before
 /// one that is not mapped or not readable.
@@ -27,12 +27,13 @@ pub fn copy_words(from: usize, into: &mut [usize]) -> Result<usize> {
         iov_len: length,
     };
     let this = rustix::process::getpid().as_raw_nonzero().get();
-    let copied = quietly(|| {
-        // SAFETY: `into` has room for so many bytes; any bytes are a word.
-        let copied =
-            unsafe { libc::process_vm_readv(this, &raw const here, 1, &raw const there, 1, 0) };
-        copied as libc::c_long
-    })?;
+    let (here, there) = (
+        (&raw const here).expose_provenance(),
+        (&raw const there).expose_provenance(),
+    );
+    let arguments = [this.unsigned_abs() as usize, here, 1, there, 1, 0];
+    // SAFETY: `into` has room for so many bytes; any bytes are a word.
+    let copied = unsafe { request(libc::SYS_process_vm_readv, arguments)? };
     Ok(copied / size_of::<usize>())
 }
 

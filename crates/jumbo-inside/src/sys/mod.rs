@@ -3,8 +3,11 @@
 //!
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
 //! - [`Maps`], [`Vma`], [`Pagemap`]: what an address lies in, and how its page is mapped.
-//! - [`map_at`], [`reserve`]: mappings that replace none. [`move_mapping`], [`move_back`]: mappings that move.
+//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move.
 //! - [`copy_words`]: memory read without a fault. [`Blocked`]: a while without signal handlers.
+//! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
+//!
+//! - [`request`]: any other system call.
 //!
 //! It uses no other module. Invariant: no call here changes errno.
 
@@ -15,28 +18,46 @@ mod pagemap;
 mod place;
 mod remap;
 mod signals;
+mod task;
 mod vma;
 
 pub use batch::Batch;
 pub use collapse::{collapse, collapse_in};
 pub use copy::copy_words;
 pub use pagemap::Pagemap;
-pub use place::{map_at, reserve};
+pub use place::{map_at, reserve, unmap};
 pub use remap::{move_back, move_mapping};
 pub use signals::Blocked;
+pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
 pub use vma::{Maps, Vma};
 
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
+use rustix::ioctl::Opcode;
 
-/// The answer of a call of libc's, -1 with the reason in errno, which is left as it was.
-#[expect(unsafe_code, reason = "errno")]
-pub fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<usize> {
-    // SAFETY: errno is this thread's own.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
-    let before = unsafe { *errno };
-    let answer = call();
-    // SAFETY: as above.
-    let code = unsafe { core::mem::replace(&mut *errno, before) };
-    usize::try_from(answer).map_err(|_| Errno::from_raw_os_error(code))
+/// A system call, past the C library: the program, or we, may interpose its functions.
+///
+/// # Safety
+/// As for the call.
+#[expect(unsafe_code, reason = "a system call")]
+pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's promise.
+    let answer = unsafe { call(number, arguments) };
+    usize::try_from(answer).map_err(|_| {
+        let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(libc::EIO);
+        Errno::from_raw_os_error(errno)
+    })
+}
+
+/// ioctl(2) with a structure that the kernel reads and writes.
+///
+/// # Safety
+/// The request takes a `T`, writes what is one, and nothing else but what it points to.
+#[expect(unsafe_code, reason = "as above")]
+unsafe fn control<T>(file: &OwnedFd, request: Opcode, structure: &mut T) -> Result<usize> {
+    let file = file.as_raw_fd().unsigned_abs() as usize;
+    let structure = core::ptr::from_mut(structure).expose_provenance();
+    let arguments = [file, request as usize, structure, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { self::request(libc::SYS_ioctl, arguments) }
 }

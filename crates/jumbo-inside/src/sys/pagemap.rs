@@ -1,11 +1,11 @@
 //! How a page is mapped: the PAGEMAP_SCAN request.
 
-use core::ffi::c_void;
 use rustix::fd::OwnedFd;
-
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Result;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+use rustix::ioctl::{Opcode, opcode};
+
+use super::control;
 
 /// What PAGEMAP_SCAN takes (`struct pm_scan_arg`, linux/fs.h).
 #[repr(C)]
@@ -68,28 +68,9 @@ impl Pagemap {
         scan.vec = found.as_mut_ptr().expose_provenance() as u64;
         scan.vec_len = 1;
         #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: `vec` has room for the one region that `vec_len` speaks of, until the call is over.
-        let regions = unsafe { rustix::ioctl::ioctl(&self.0, scan) };
+        // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for the one region
+        // that `vec_len` speaks of, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
+        let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) };
         regions.map(|regions| regions > 0)
-    }
-}
-
-#[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-// SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is, and answers with the
-// number of regions it wrote to `vec`. Without PM_SCAN_WP_MATCHING it changes no page.
-unsafe impl Ioctl for Scan {
-    type Output = usize;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        PAGEMAP_SCAN
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        core::ptr::from_mut(self).cast()
-    }
-
-    unsafe fn output_from_ptr(regions: IoctlOutput, _: *mut c_void) -> Result<usize> {
-        Ok(usize::try_from(regions).unwrap_or(0))
     }
 }

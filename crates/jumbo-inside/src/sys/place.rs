@@ -1,4 +1,4 @@
-//! Mappings at addresses of our choice that replace nothing: [`map_at`], [`reserve`].
+//! Mappings at addresses of our choice that replace nothing: [`map_at`], [`reserve`]; and their end: [`unmap`].
 
 use core::ptr::with_exposed_provenance_mut;
 
@@ -23,7 +23,7 @@ pub fn map_at(address: usize, length: usize, prot: ProtFlags, flags: MapFlags) -
         return Ok(());
     }
     // SAFETY: the kernel has just made this mapping, elsewhere; no other code has seen its address.
-    let _ = unsafe { mm::munmap(got, length) };
+    let _ = unsafe { unmap(got.expose_provenance(), length) };
     Err(Errno::EXIST)
 }
 
@@ -33,4 +33,17 @@ pub fn map_at(address: usize, length: usize, prot: ProtFlags, flags: MapFlags) -
 /// As [`map_at`].
 pub fn reserve(address: usize, length: usize) -> Result<()> {
     map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
+}
+
+/// munmap(2).
+///
+/// # Errors
+/// Those of munmap(2).
+///
+/// # Safety
+/// The range is the caller's, and nothing uses what it holds.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn unmap(address: usize, length: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { mm::munmap(with_exposed_provenance_mut(address), length) }
 }

@@ -4,7 +4,7 @@
 use core::marker::PhantomData;
 use core::ptr;
 
-use super::quietly;
+use super::request;
 
 /// The kernel's set of signals.
 type Set = u64;
@@ -15,7 +15,7 @@ const SETXID: u32 = 33;
 /// By what a seccomp filter may have a system call answered: blocked, it would kill.
 const SYS: u32 = libc::SIGSYS.unsigned_abs();
 
-const ALL: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
+const MOST: Set = !(1 << (SETXID - 1) | 1 << (SYS - 1));
 
 /// While this lives the signals of this thread wait: no handler runs that could come back in, jump away
 /// (siglongjmp(3)), or stop this thread until another has got on.
@@ -33,8 +33,18 @@ impl Blocked {
     /// # References
     /// rt_sigprocmask(2); Linux 2.2.
     pub fn new() -> Self {
+        Self::these(MOST)
+    }
+
+    /// Blocks all of them: for a moment in which a thread is made that the C library does not know, or in which
+    /// memory is at two places.
+    pub fn all() -> Self {
+        Self::these(Set::MAX)
+    }
+
+    fn these(signals: Set) -> Self {
         let mut before: Set = 0;
-        let masked = mask(libc::SIG_BLOCK, &ALL, &raw mut before);
+        let masked = mask(libc::SIG_BLOCK, &signals, &raw mut before);
         Self {
             before: masked.then_some(before),
             _not_send: PhantomData,
@@ -58,17 +68,11 @@ impl Drop for Blocked {
 }
 
 fn mask(how: i32, set: &Set, before: *mut Set) -> bool {
+    let (how, set) = (how.unsigned_abs() as usize, ptr::from_ref(set));
+    let (set, before) = (set.expose_provenance(), before.expose_provenance());
+    let arguments = [how, set, before, size_of::<Set>(), 0, 0];
     // SAFETY: the call reads one set and writes the other, if there is one.
-    let call = || unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            ptr::from_ref(set),
-            before,
-            size_of::<Set>(),
-        )
-    };
-    quietly(call).is_ok()
+    unsafe { request(libc::SYS_rt_sigprocmask, arguments) }.is_ok()
 }
 
 #[cfg(test)]
@@ -87,9 +91,9 @@ mod tests {
         let outer = Blocked::new();
         // The kernel never blocks SIGKILL and SIGSTOP.
         let never = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
-        assert_eq!(blocked() | never, ALL | before | never);
+        assert_eq!(blocked() | never, MOST | before | never);
         drop(Blocked::new());
-        assert_eq!(blocked() | never, ALL | before | never);
+        assert_eq!(blocked() | never, MOST | before | never);
         drop(outer);
         assert_eq!(blocked(), before);
     }

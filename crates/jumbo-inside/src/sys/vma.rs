@@ -1,12 +1,13 @@
 //! What one address lies in: the PROCMAP_QUERY request.
 
-use core::ffi::c_void;
 use core::ops::Range;
 use rustix::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Result;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+use rustix::ioctl::{Opcode, opcode};
+
+use super::control;
 
 /// What PROCMAP_QUERY takes (`struct procmap_query`, linux/fs.h).
 #[repr(C)]
@@ -65,41 +66,22 @@ impl Maps {
     /// # Errors
     /// ENOENT: there is none; ENOTTY: a kernel without it.
     pub fn mapping(&self, address: usize) -> Result<Vma> {
-        let query = Query {
+        let mut query = Query {
             size: size_of::<Query>() as u64,
             query_addr: address as u64,
             ..Query::default()
         };
         #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-        // SAFETY: the sizes of the name and the build ID are 0, so the kernel writes to `Query` alone.
+        // SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is. The sizes of the name and the
+        // build ID are 0, so the kernel writes to it alone.
         unsafe {
-            rustix::ioctl::ioctl(&self.0, query)
+            control(&self.0, PROCMAP_QUERY, &mut query)?;
         }
-    }
-}
-
-#[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
-// SAFETY: the request reads and writes a `struct procmap_query`, which `Query` is, and changes nothing.
-unsafe impl Ioctl for Query {
-    type Output = Vma;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        PROCMAP_QUERY
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        core::ptr::from_mut(self).cast()
-    }
-
-    unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> Result<Vma> {
-        // SAFETY: what `as_ptr` gave.
-        let found = unsafe { query.cast::<Self>().read() };
         let at = |address| usize::try_from(address).unwrap_or(0);
         Ok(Vma {
-            range: at(found.vma_start)..at(found.vma_end),
-            is_private_anonymous: found.vma_flags & VMA_SHARED == 0
-                && (found.inode, found.dev_major, found.dev_minor) == (0, 0, 0),
+            range: at(query.vma_start)..at(query.vma_end),
+            is_private_anonymous: query.vma_flags & VMA_SHARED == 0
+                && (query.inode, query.dev_major, query.dev_minor) == (0, 0, 0),
         })
     }
 }

@@ -197,9 +197,7 @@ unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
     unsafe { (ROOM.get())(block) }
 }
 
-/// # Safety
-/// None beyond C's.
-unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
+extern "C" fn malloc_trim(pad: usize) -> c_int {
     // SAFETY: as for malloc_trim(3).
     unsafe {
         jumbo_mimalloc_trim();
@@ -210,10 +208,7 @@ unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
 
 /// memalign(3) and aligned_alloc(3): an alignment that is no power of two is rounded up to one, as by
 /// glibc.
-///
-/// # Safety
-/// None beyond C's.
-unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     let Some(align) = align
         .checked_next_power_of_two()
         .filter(|align| *align <= usize::MAX / 2)
@@ -245,8 +240,8 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    // SAFETY: errno is this thread's own; posix_memalign leaves it alone.
-    let errno = unsafe { *libc::__errno_location() };
+    // It is left alone.
+    let errno = next::errno();
     // SAFETY: a power of two.
     let block = unsafe { aligned(align, size) };
     set_errno(errno);
@@ -258,20 +253,14 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     0
 }
 
-/// # Safety
-/// None beyond C's.
-unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    // SAFETY: the same call with an alignment.
-    unsafe { memalign(rustix::param::page_size(), size) }
+extern "C" fn valloc(size: usize) -> *mut c_void {
+    memalign(rustix::param::page_size(), size)
 }
 
-/// # Safety
-/// None beyond C's.
-unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = rustix::param::page_size();
     match size.checked_next_multiple_of(page) {
-        // SAFETY: the same call with an alignment.
-        Some(size) => unsafe { memalign(page, size) },
+        Some(size) => memalign(page, size),
         None => {
             set_errno(libc::ENOMEM);
             core::ptr::null_mut()
@@ -346,7 +335,8 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     if !sandbox::allows_advice() {
         let drops = advice != mm::Advice::LinuxHugepage;
         return answer(match drops {
-            true => managed::renew(addr.addr(), len),
+            // SAFETY: mimalloc drops memory of its own, without blocks in it.
+            true => unsafe { managed::renew(addr.addr(), len) },
             false => Err(Errno::PERM),
         });
     }

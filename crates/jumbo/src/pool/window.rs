@@ -184,19 +184,19 @@ fn populate(address: usize, length: usize) -> Result<()> {
 /// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
 /// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
 pub(super) fn name(mapping: &OwnedRange, length: usize, name: &CStr) {
-    const PR_SET_VMA: libc::c_int = 0x5356_4d41;
-    const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
+    const PR_SET_VMA: usize = 0x5356_4d41;
+    const PR_SET_VMA_ANON_NAME: usize = 0;
+    let name = name.as_ptr().expose_provenance();
+    let arguments = [
+        PR_SET_VMA,
+        PR_SET_VMA_ANON_NAME,
+        mapping.address,
+        length,
+        name,
+        0,
+    ];
     // SAFETY: the kernel copies the name; a name changes no byte of the memory.
-    let _ = sys::quietly(|| unsafe {
-        libc::syscall(
-            libc::SYS_prctl,
-            PR_SET_VMA,
-            PR_SET_VMA_ANON_NAME,
-            mapping.address,
-            length,
-            name.as_ptr(),
-        )
-    });
+    let _ = unsafe { sys::request(libc::SYS_prctl, arguments) };
 }
 
 impl Window {
@@ -326,20 +326,16 @@ impl Window {
 
     /// Gives anonymous memory back to the kernel; the place stays.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
-        let address = at(self.address(frame));
+        const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
+        let address = self.address(frame);
         // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
         unsafe {
-            match mm::madvise(address, self.bytes, Advice::LinuxDontNeed) {
+            match mm::madvise(at(address), self.bytes, Advice::LinuxDontNeed) {
                 // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.
-                Err(Errno::INVAL) => sys::quietly(|| {
-                    libc::syscall(
-                        libc::SYS_madvise,
-                        address,
-                        self.bytes,
-                        libc::MADV_DONTNEED_LOCKED,
-                    )
-                })
-                .map(drop),
+                Err(Errno::INVAL) => {
+                    let arguments = [address, self.bytes, DONTNEED_LOCKED, 0, 0, 0];
+                    sys::request(libc::SYS_madvise, arguments).map(drop)
+                }
                 answer => answer,
             }
         }

@@ -1,5 +1,5 @@
 //! The pool: by its rules (`rules`), against a naive model (`model`), from many threads (`threads`), as regions
-//! (`regions`), and over the real sources (`sources`) and at their limits (`processes`). Against the kernel: `pool_referee.rs`.
+//! (`regions`), and over the real sources (`sources`) and at their limits (`processes`). Against the kernel: `pool_referee`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

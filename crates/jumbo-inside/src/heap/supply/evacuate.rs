@@ -8,16 +8,15 @@
 //! alone; its children begin anew. And none are taken where the move could be refused later
 //! ([`Supply::could_move`]). docs/design/heap.md says what was rejected.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BASE_PAGE, HUGETLB, LEFT, SPAN, Supply, THP, memory, reason, source_of};
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
+use crate::pool::Credit;
 use crate::sandbox;
-use crate::sys;
+use crate::sys::{self, Blocked};
 
-/// How far a look at the headroom is trusted.
-const TRUSTED: usize = 64 << 20;
 /// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
 /// vm.max_map_count. mremap(2) wants six more than it makes.
 const SPARES: usize = 16;
@@ -42,7 +41,7 @@ pub(super) struct Moves {
     /// The program promised not to fork while it has threads.
     nofork: AtomicBool,
     /// What is trusted to have room, of hugetlb pages that could still be moved to THPs.
-    credit: AtomicUsize,
+    credit: Credit,
     /// There are [`SPARES`].
     spared: AtomicBool,
 }
@@ -52,7 +51,7 @@ impl Moves {
         Self {
             threaded: AtomicBool::new(false),
             nofork: AtomicBool::new(false),
-            credit: AtomicUsize::new(0),
+            credit: Credit::new(),
             spared: AtomicBool::new(false),
         }
     }
@@ -78,25 +77,11 @@ impl Supply {
         if !self.moves.spared.load(Ordering::Relaxed) {
             return false;
         }
-        let credit =
-            self.moves
-                .credit
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| {
-                    credit.checked_sub(length)
-                });
-        if credit.is_ok() {
-            return true;
-        }
-        let held = self.count(HUGETLB);
-        let room =
-            headroom::headroom(Enough::for_touching(0)).filter(headroom::Room::is_of_no_group);
-        let more = room.and_then(|room| room.least().checked_sub(LEFT + held + length));
-        more.inspect(|more| {
-            self.moves
-                .credit
-                .store((more / 4).min(TRUSTED), Ordering::Relaxed)
+        self.moves.credit.spend(length, || {
+            let room = headroom::headroom(Enough::for_touching(0));
+            let room = room.filter(headroom::Room::is_of_no_group)?.least();
+            room.checked_sub(LEFT + self.count(HUGETLB) + length)
         })
-        .is_some()
     }
 
     /// Takes [`SPARES`], and address space for a page that moves (`ulimit -v`). The caller holds the locks of those who bring.
@@ -104,32 +89,36 @@ impl Supply {
         if !self.asking.load(Ordering::Acquire) || self.moves.spared.load(Ordering::Relaxed) {
             return;
         }
-        let done = sys::reserve(self.scratch(), self.page()).is_ok()
-            && (1..SPARES).all(|at| sys::reserve(self.spare(at), BASE_PAGE).is_ok());
-        if !done {
-            self.give_spares();
+        let reserve = |(at, length): &(usize, usize)| sys::reserve(*at, *length).is_ok();
+        let made = self.spares().take_while(reserve).count();
+        if made < SPARES {
+            self.give_spares(made);
         }
-        self.moves.spared.store(done, Ordering::Relaxed);
+        self.moves.spared.store(made == SPARES, Ordering::Relaxed);
     }
 
-    fn give_spares(&self) {
+    /// Gives up the first so many, which were reserved.
+    fn give_spares(&self, count: usize) {
         self.moves.spared.store(false, Ordering::Relaxed);
-        // Refused only where nothing is mapped, which is no matter.
-        let _ = memory::unmap(self.scratch(), self.page());
-        for at in 1..SPARES {
-            let _ = memory::unmap(self.spare(at), BASE_PAGE);
+        for (at, length) in self.spares().take(count) {
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: `keep_spares` reserved them, and they hold nothing.
+            let _ = unsafe { memory::unmap(at, length) };
         }
+    }
+
+    /// Address and length of each: [`Supply::scratch`], and base pages before the pool's own addresses, apart from each
+    /// other, so that each is a mapping of its own.
+    fn spares(&self) -> impl Iterator<Item = (usize, usize)> {
+        let base = self.base.load(Ordering::Relaxed);
+        let small = (1..SPARES).map(move |at| (base - 2 * at * BASE_PAGE, BASE_PAGE));
+        core::iter::once((self.scratch(), self.page())).chain(small)
     }
 
     /// Where content is copied to before it takes a place in the pool: behind the pool's own addresses, and as well
     /// aligned.
     fn scratch(&self) -> usize {
         self.base.load(Ordering::Relaxed) + SPAN
-    }
-
-    /// Before the pool's own addresses, and apart from each other, so that each is a mapping of its own.
-    fn spare(&self, at: usize) -> usize {
-        self.base.load(Ordering::Relaxed) - 2 * at * BASE_PAGE
     }
 
     /// Whether [`Supply::evacuate`] would move anything: then threads of ours have to be gone before.
@@ -165,24 +154,24 @@ impl Supply {
         }
         self.asking.store(false, Ordering::Release);
         if self.moves.spared.load(Ordering::Relaxed) {
-            self.give_spares();
+            self.give_spares(SPARES);
         }
-        memory::without_signals(|| {
-            let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
-            let sources = self.reached();
-            let is_hugetlb = |at: usize| {
-                let source = sources.get(at);
-                source.is_some_and(|source| source_of(source) == HUGETLB)
-            };
-            let mut at = 0;
-            while at < sources.len() {
-                let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
-                if pages > 0 {
-                    self.move_pages(base + at * page, pages * page, alone);
-                }
-                at += pages.max(1);
+        let blocked = Blocked::all();
+        let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
+        let sources = self.reached();
+        let is_hugetlb = |at: usize| {
+            let source = sources.get(at);
+            source.is_some_and(|source| source_of(source) == HUGETLB)
+        };
+        let mut at = 0;
+        while at < sources.len() {
+            let pages = (at..).take_while(|at| is_hugetlb(*at)).count();
+            if pages > 0 {
+                self.move_pages(base + at * page, pages * page, alone);
             }
-        });
+            at += pages.max(1);
+        }
+        drop(blocked);
         self.add_reason(match before {
             Before::Fork => reason::FORK,
             Before::Thread => reason::THREADS,
@@ -230,16 +219,20 @@ impl Supply {
         memory::map(scratch, length).map_err(|_| reason::STUCK_MAPPINGS)?;
         // Whether it is huge is second to its being safe.
         let _ = self.make_huge(scratch, length);
-        let moved = memory::populate(scratch, length)
-            .map_err(|_| reason::STUCK_ROOM)
-            .and_then(|()| {
+        let populated = memory::populate(scratch, length).map_err(|_| reason::STUCK_ROOM);
+        #[expect(unsafe_code, reason = "moves what memory holds")]
+        // SAFETY: the pages at `address` are the pool's, and no other thread writes to them meanwhile; what is at `scratch`
+        // was mapped above, and takes their place with the same content.
+        unsafe {
+            let moved = populated.and_then(|()| {
                 memory::copy(address, scratch, length);
-                memory::relocate(scratch, address, length).map_err(|_| reason::STUCK_MAPPINGS)
+                sys::move_mapping(scratch, address, length).map_err(|_| reason::STUCK_MAPPINGS)
             });
-        if moved.is_err() {
-            let _ = memory::unmap(scratch, length);
+            if moved.is_err() {
+                let _ = memory::unmap(scratch, length);
+            }
+            moved
         }
-        moved
     }
 
     /// Whether no other thread could write to the pages.

@@ -30,7 +30,7 @@ use crate::ledger::{pool_reason as reason, stats};
 use crate::orders::PoolOrder;
 use crate::pool::{Books, Overcommit, Room, make_huge};
 use crate::sandbox;
-use crate::sync::Lock;
+use crate::sync::{BackOff, Lock};
 
 pub use evacuate::Before;
 
@@ -45,8 +45,6 @@ const THP: u8 = 2;
 /// Beside the source: the page is shared with the parent that brought it, and charged to that one.
 const INHERITED: u8 = 1 << 7;
 
-/// After the kernel's pool had nothing, so many takes do not ask it.
-const BACK_OFF: u32 = 64;
 /// What is left to others.
 const LEFT: usize = 64 << 20;
 
@@ -74,8 +72,8 @@ pub struct Supply {
     parallel: AtomicBool,
     /// Bits of [`reason`], for whatever slot there is.
     reasons: AtomicU32,
-    /// How many takes do not ask for hugetlb pages.
-    backing_off: AtomicU32,
+    /// After the kernel's pool had nothing, some takes do not ask it.
+    back_off: BackOff,
     room: Room,
     moves: evacuate::Moves,
 }
@@ -102,7 +100,7 @@ impl Supply {
             asking: AtomicBool::new(false),
             parallel: AtomicBool::new(false),
             reasons: AtomicU32::new(0),
-            backing_off: AtomicU32::new(0),
+            back_off: BackOff::new(),
             room: Room::new(LEFT),
             moves: evacuate::Moves::new(),
         }
@@ -138,6 +136,19 @@ impl Supply {
         source.is_some_and(|source| source.load(Ordering::Relaxed) != NOWHERE)
     }
 
+    /// Whether these are whole pages of the pool's addresses, and none of them is there.
+    fn is_free(&self, address: usize, length: usize) -> bool {
+        let page = self.page();
+        let whole = address.is_multiple_of(page) && length.is_multiple_of(page);
+        let first = address.checked_sub(self.base.load(Ordering::Relaxed));
+        let pages = first.filter(|_| whole && page > 0).and_then(|offset| {
+            let first = offset / page;
+            self.sources.get().get(first..first + length / page)
+        });
+        let nowhere = |source: &AtomicU8| source.load(Ordering::Relaxed) == NOWHERE;
+        pages.is_some_and(|pages| pages.iter().all(nowhere))
+    }
+
     /// The pages that are there.
     pub(super) fn there(&self) -> impl Iterator<Item = usize> {
         let (base, page) = (self.base.load(Ordering::Relaxed), self.page());
@@ -168,9 +179,12 @@ impl Supply {
     /// Maps the pool's pages at `address`: zeroed and resident. Whole pages, none of which is there already.
     ///
     /// # Errors
-    /// `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have not enough.
-    /// Nothing has changed then.
+    /// `EINVAL` where that is not so; `EEXIST` where something is mapped there; `ENOMEM` where the pool, or its sources, have
+    /// not enough. Nothing has changed then.
     pub fn bring(&self, address: usize, length: usize) -> Result<()> {
+        if !self.is_free(address, length) {
+            return Err(Errno::INVAL);
+        }
         // A filter that the program installed may not let us read files, or populate.
         if sandbox::is_entered_later() || !sandbox::allows_advice() {
             self.add_reason(reason::CONFINED);
@@ -194,7 +208,7 @@ impl Supply {
         }
         self.keep_spares();
         let brought = if self.parallel.load(Ordering::Relaxed) {
-            warm::in_parallel(address, length, self.page())
+            warm::in_parallel(self, address, length)
         } else {
             self.fill(address, length)
         };
@@ -202,7 +216,10 @@ impl Supply {
             // Pieces of it may be there; what is in the way of the others is not ours.
             let page = self.page();
             for piece in (address..address + length).step_by(page) {
-                if self.is_there(piece) && memory::unmap(piece, page).is_ok() {
+                #[expect(unsafe_code, reason = "unmaps memory")]
+                // SAFETY: none of the range was there before, so this call brought the piece.
+                let unmap = || unsafe { memory::unmap(piece, page) };
+                if self.is_there(piece) && unmap().is_ok() {
                     self.forget(piece, page);
                 }
             }
@@ -241,7 +258,8 @@ impl Supply {
     /// The pages are ones that [`Supply::bring`] brought, and no code refers to what they hold.
     #[expect(unsafe_code, reason = "unmaps memory")]
     pub unsafe fn give(&self, address: usize, length: usize) -> Result<()> {
-        memory::unmap(address, length)?;
+        // SAFETY: the caller's promise.
+        unsafe { memory::unmap(address, length)? };
         let own = self.forget(address, length);
         self.leave((length / self.page()) as u64);
         self.uncharge(own);
@@ -274,7 +292,11 @@ impl Supply {
     /// MADV_DONTNEED and MADV_FREE of a range with hugetlb pages in it: zeroes it, and true. The kernel would refuse a
     /// part of such a page; and a whole one it would give to the process that comes first, so that the next touch could
     /// be SIGBUS.
-    pub(super) fn discard(&self, address: usize, length: usize) -> bool {
+    ///
+    /// # Safety
+    /// What the range holds is the caller's to lose.
+    #[expect(unsafe_code, reason = "drops what memory holds")]
+    pub(super) unsafe fn discard(&self, address: usize, length: usize) -> bool {
         let (page, offset) = (
             self.page(),
             address.wrapping_sub(self.base.load(Ordering::Relaxed)),
@@ -291,7 +313,8 @@ impl Supply {
         {
             return false;
         }
-        memory::zero(address, length);
+        // SAFETY: its pages are there, and the caller's promise.
+        unsafe { memory::zero(address, length) };
         true
     }
 
@@ -302,7 +325,10 @@ impl Supply {
         if rest > 0
             && let Err(errno) = self.take_thp(address + taken, rest)
         {
-            if taken > 0 && memory::unmap(address, taken).is_ok() {
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: `take_hugetlb` has just mapped it, for this call.
+            let unmap = || unsafe { memory::unmap(address, taken) };
+            if taken > 0 && unmap().is_ok() {
                 self.forget(address, taken);
             }
             return Err(errno);
@@ -312,16 +338,12 @@ impl Supply {
 
     /// As many hugetlb pages as there are for the start of a range, in few mappings; gives their length.
     fn take_hugetlb(&self, address: usize, length: usize) -> Result<usize> {
-        let relaxed = Ordering::Relaxed;
-        let refused = self
-            .backing_off
-            .fetch_update(relaxed, relaxed, |left| left.checked_sub(1));
-        if !self.asking.load(Ordering::Acquire) || refused.is_ok() {
+        if self.back_off.holds() || !self.asking.load(Ordering::Acquire) {
             return Ok(0);
         }
         if !self.could_move(length) {
             self.add_reason(reason::UNMOVABLE);
-            self.backing_off.store(BACK_OFF, relaxed);
+            self.back_off.begin();
             return Ok(0);
         }
         let page = self.page();
@@ -334,15 +356,15 @@ impl Supply {
                     taken += part;
                 }
                 // In the way at the start: the caller goes round. Later on the rest finds out.
-                Err(memory::NoHugetlb::InTheWay) if taken == 0 => return Err(Errno::EXIST),
-                Err(memory::NoHugetlb::InTheWay) => break,
-                Err(why) if part <= page => {
-                    self.add_reason(match why {
-                        memory::NoHugetlb::NoSize => reason::NO_SIZE,
-                        memory::NoHugetlb::Limit => reason::HUGETLB_LIMIT,
+                Err(Errno::EXIST) if taken == 0 => return Err(Errno::EXIST),
+                Err(Errno::EXIST) => break,
+                Err(errno) if part <= page => {
+                    self.add_reason(match errno {
+                        Errno::INVAL | Errno::NODEV | Errno::NOSYS => reason::NO_SIZE,
+                        Errno::FAULT => reason::HUGETLB_LIMIT,
                         _ => reason::NONE_FREE,
                     });
-                    self.backing_off.store(BACK_OFF, relaxed);
+                    self.back_off.begin();
                     break;
                 }
                 Err(_) => ask = (part / 2).next_multiple_of(page),
@@ -365,8 +387,9 @@ impl Supply {
             return Ok(());
         }
         self.add_reason(reason::FRAGMENTED);
-        // A refusal to unmap (too many mappings) leaves advised memory without a user.
-        let _ = memory::unmap(address, length);
+        #[expect(unsafe_code, reason = "unmaps memory")]
+        // SAFETY: mapped above, for this call. A refusal (too many mappings) leaves advised memory without a user.
+        let _ = unsafe { memory::unmap(address, length) };
         Err(Errno::NOMEM)
     }
 

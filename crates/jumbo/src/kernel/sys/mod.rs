@@ -6,7 +6,7 @@ pub(crate) mod ptrace;
 mod scratch;
 mod userfault;
 
-pub(crate) use jumbo_inside::sys::{collapse, collapse_in, quietly};
+pub(crate) use jumbo_inside::sys::{collapse, collapse_in, request};
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pidfd::release;
 pub(crate) use pidfd::send_signal;

@@ -4,7 +4,7 @@
 //! that file. Populating it takes a page out of the kernel's pool, or a surplus page where the kernel's
 //! overcommit allows; punching a hole gives it back. What is asked with MADV_POPULATE_WRITE is answered:
 //! an empty pool and the limit of a cgroup are errors here and not the SIGBUS of a touch. How to make the
-//! kernel's pool larger first, where there is the privilege, stands in [`super::super::host`].
+//! kernel's pool larger first, where there is the privilege, stands in [`crate::host_pools`].
 //!
 //! The file is shared memory, so a child of fork(2) must not have it: there the window is not mapped, and the
 //! pool says [`super::super::Error::Forked`].
