@@ -40,6 +40,20 @@ static int dumpable(void)
     return 0;
 }
 
+/* A filter of the program's own: one call has this answer. */
+static void install_filter(unsigned call, unsigned answer)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, answer),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
+}
+
 static void wait_at(const char *place)
 {
     printf("%s\n", place);
@@ -69,8 +83,17 @@ static int change(const char *call, size_t mib)
         CHECK(setregid(NOBODY, NOBODY) == 0);
     else if (!strcmp(call, "setresgid"))
         CHECK(setresgid(NOBODY, NOBODY, NOBODY) == 0);
-    else
+    else if (!strcmp(call, "number"))
         CHECK(syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY) == 0);
+    else if (!strcmp(call, "nothing"))
+        CHECK(setuid(getuid()) == 0 && setresgid(-1, getegid(), -1) == 0 && seteuid(geteuid()) == 0);
+    else if (!strcmp(call, "filtered")) {
+        install_filter(SYS_getpid, SECCOMP_RET_KILL_PROCESS);
+        install_filter(SYS_futex, SECCOMP_RET_KILL_PROCESS);
+        CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    } else {
+        return 2;
+    }
     wait_at("changed");
     char *more = malloc(257 << 20);
     CHECK(more);
@@ -216,20 +239,6 @@ static const struct {
     {"x32", 0x40000000 + SYS_getpid, {0}},
 };
 
-/* A filter of the program's own: it may not send a signal. */
-static void install_filter(void)
-{
-    struct sock_filter steps[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_kill, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
-}
-
 /* Fills a page range of the library with what leads to `attack` wherever it is entered. */
 static void rewrite(unsigned char *start, unsigned char *end)
 {
@@ -258,7 +267,7 @@ static int attacking(const char *name)
         CHECK(by_hand(SYS_setresgid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0 &&
               by_hand(SYS_setresuid, NOBODY, NOBODY, NOBODY, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
-    install_filter();
+    install_filter(SYS_kill, SECCOMP_RET_ERRNO | EPERM);
     CHECK(kill(getppid(), 0) == -1 && open(path, O_RDONLY) == -1);
 
     /* The sibling is the process of that name that has the library mapped; the library's text: */

@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 
-use jumbo_inside::reaper::{self, State};
+use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::sandbox;
 use jumbo_inside::{gather, heap};
 
@@ -202,7 +202,18 @@ unsafe extern "C" fn watched(
         | libc::SYS_setresuid
         | libc::SYS_setresgid => {
             gather::end_workers();
-            renewed(call)
+            let of_user = [libc::SYS_setuid, libc::SYS_setreuid, libc::SYS_setresuid];
+            let ids = if of_user.contains(&number) {
+                Ids::User
+            } else {
+                Ids::Group
+            };
+            let wanted = match number {
+                libc::SYS_setuid | libc::SYS_setgid => [first; 3],
+                libc::SYS_setreuid | libc::SYS_setregid => [first, second, second],
+                _ => [first, second, third],
+            };
+            renewed(ids, &wanted.map(|id| int(id).cast_unsigned()), call)
         }
         libc::SYS_unshare => sharing::unshared(first, call),
         libc::SYS_setns => sharing::joined(call),

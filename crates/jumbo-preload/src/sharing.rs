@@ -7,7 +7,7 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use jumbo_inside::reaper::State;
+use jumbo_inside::reaper::{Ids, State};
 use jumbo_inside::{gather, heap};
 
 use crate::next;
@@ -91,25 +91,26 @@ pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
 /// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program
 /// can write. The C library has each of its threads make them, so [`gather`]'s workers do as well.
 macro_rules! identities {
-    ($($name:ident($($argument:ident),*): $id:ty;)*) => {$(
+    ($($name:ident($($argument:ident),*): $ids:ident;)*) => {$(
         #[doc = concat!(stringify!($name), "(2).")]
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: $id),*) -> c_int {
+        pub extern "C" fn $name($($argument: c_uint),*) -> c_int {
             // SAFETY: the same call.
-            renewed(|| unsafe { (next::$name.get())($($argument),*) })
+            let call = || unsafe { (next::$name.get())($($argument),*) };
+            renewed(Ids::$ids, &[$($argument),*], call)
         }
     )*};
 }
 
 identities! {
-    setuid(id): libc::uid_t;
-    seteuid(id): libc::uid_t;
-    setreuid(real, effective): libc::uid_t;
-    setresuid(real, effective, saved): libc::uid_t;
-    setgid(id): libc::gid_t;
-    setegid(id): libc::gid_t;
-    setregid(real, effective): libc::gid_t;
-    setresgid(real, effective, saved): libc::gid_t;
+    setuid(id): User;
+    seteuid(id): User;
+    setreuid(real, effective): User;
+    setresuid(real, effective, saved): User;
+    setgid(id): Group;
+    setegid(id): Group;
+    setregid(real, effective): Group;
+    setresgid(real, effective, saved): Group;
 }
 
 /// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.

@@ -202,8 +202,10 @@ impl<'a> Sampler<'a> {
             let theirs = match observer.usage(pid) {
                 Ok(theirs) => theirs,
                 Err(error) => {
+                    // What is refused once is refused again: it sets the mark as what was seen.
                     if error.is_denied() {
                         self.sampled.trouble = Some(error.to_string());
+                        seen += before;
                     }
                     continue;
                 }
@@ -227,11 +229,11 @@ impl<'a> Sampler<'a> {
                 usage: theirs,
             });
         }
+        self.largest = self.largest.max(seen);
         // Every process may have gone while it was looked at.
         if processes.is_empty() {
             return;
         }
-        self.largest = self.largest.max(seen);
         self.sampled.samples += 1;
         let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
         let before = self.peak.as_ref().map(|peak| heap(&peak.usage));

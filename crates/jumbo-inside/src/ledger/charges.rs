@@ -4,17 +4,19 @@
 //! gone that were charged, and takes their part first. A process counts as gone when its memory is: at the latest when it
 //! has been waited for.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 
 use super::{Ledger, Slot};
-use crate::sync::BackOff;
-use crate::{headroom, sandbox};
+use crate::{headroom, sandbox, sync};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
-/// After a look that found no process gone, some refused charges do without one: it opens a file for each process that
-/// has pages, with the heap's lock held.
-static BACK_OFF: BackOff = BackOff::new();
+/// How long there is no look after one that found no process gone: it opens a file for each process that has pages, with
+/// the heap's lock held.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Until when, in nanoseconds since the machine started.
+static PAUSED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 impl Ledger {
     /// Charges the process of `slot` with so many bytes more, all or none; false where the run's pool is used up. Called
@@ -52,7 +54,7 @@ impl Ledger {
     /// Takes back what processes were charged with that are gone; true where that was something.
     fn reclaim(&self, own: &Slot) -> bool {
         // A filter that the program installed may not let us read files.
-        if sandbox::is_entered_later() || BACK_OFF.holds() {
+        if sandbox::is_entered_later() || nanoseconds(sync::now()) < PAUSED_UNTIL.load(RELAXED) {
             return false;
         }
         let mut found = false;
@@ -68,7 +70,7 @@ impl Ledger {
             }
         }
         if !found {
-            BACK_OFF.begin();
+            PAUSED_UNTIL.store(nanoseconds(sync::now() + PAUSE), RELAXED);
         }
         found
     }
@@ -76,6 +78,10 @@ impl Ledger {
     fn take_back(&self, slot: &Slot) {
         self.pool.uncharge(slot.pool_charged.swap(0, RELAXED));
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The PID of this process, as /proc has it; `None` where there is no /proc.
@@ -123,11 +129,11 @@ mod tests {
         while has_memory(child.id()) && std::time::Instant::now() < end {
             std::thread::yield_now();
         }
-        // The look is due again after so many refusals.
-        let refused = (0..=BackOff::TIMES)
-            .take_while(|_| !ledger.charge(own, 5))
-            .count();
-        assert_eq!(refused, BackOff::TIMES as usize);
+        // The last look was in vain: the next one is due after the pause.
+        while !ledger.charge(own, 5) && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert_eq!(own.pool_charged.load(RELAXED), 9);
         assert!(!ledger.charge(own, 2));
         child.wait().unwrap();
         assert!(!has_memory(child.id()));

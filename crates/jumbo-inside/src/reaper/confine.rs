@@ -44,7 +44,7 @@ pub(super) fn confine() -> bool {
     refuse_core(is_fixed)
         && at_most(libc::RLIMIT_CPU, seconds())
         && at_most(libc::RLIMIT_NOFILE, DESCRIPTORS.into())
-        && empty_capabilities()
+        && drop_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
         // In a table of its own, which never held what it closes: no pipe stays open a moment longer.
         && reads(
@@ -88,13 +88,18 @@ fn plain_prctl(option: libc::c_int, value: usize) -> bool {
     reads(libc::SYS_prctl, [option.cast_unsigned() as usize, value, 0]) == 0
 }
 
-/// capset(2) of none at all; the ambient ones go with the inheritable ones.
-fn empty_capabilities() -> bool {
+/// capset(2) of none that is in effect or inherited; the ambient ones go with the inheritable ones. Those that are
+/// permitted stay, of no use behind a filter without capset(2): ptrace(2) and /proc/PID/mem let a process of the same
+/// user in that has all of them, and the memory is the program's.
+fn drop_capabilities() -> bool {
+    let Some(sets) = identity::capabilities() else {
+        return false;
+    };
     let header = identity::CAPABILITIES;
-    let none = [0u32; 6];
+    let permitted = identity::permitted_alone(sets);
     let pointers = [
         (&raw const header).expose_provenance(),
-        (&raw const none).expose_provenance(),
+        (&raw const permitted).expose_provenance(),
         0,
     ];
     reads(libc::SYS_capset, pointers) == 0

@@ -1,7 +1,7 @@
 //! What the sibling may still ask of the kernel: [`install`].
 //!
 //! A seccomp filter (seccomp(2), Linux 3.5) that names each call and, where it can, the arguments. The
-//! sibling keeps the user ID that the program had at its start, and executes memory that the program can
+//! sibling keeps the user ID that the program had when it made it, and executes memory that the program can
 //! write; so whatever is not needed to give memory back ends it.
 //!
 //! What is left: reading its two descriptors, waiting and waking, giving back memory (which the program

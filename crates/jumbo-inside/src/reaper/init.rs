@@ -3,6 +3,8 @@
 //! The sibling is init's child, and a zombie from its end until init waits for it. In a container init is often
 //! the application, which knows of no child but its own.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use super::proc;
 
 /// The first PID namespace's: a number that the kernel never gives to another (`PROC_PID_INIT_INO`, Linux 3.8).
@@ -13,8 +15,16 @@ const FETCHES: &[u8] = b"sigtimedwait";
 
 /// Whether this is the first PID namespace, whose init is the host's own, or init has said of SIGCHLD what it
 /// does with it: it catches it, blocks it to fetch it, or ignores it so that the kernel waits. False where /proc
-/// does not tell: to whom init is another user's, it does not tell that init fetches signals.
+/// does not tell: to whom init is another user's, it does not tell that init fetches signals. Once it has told, the
+/// answer stands, also for a process that has become another user since.
 pub(super) fn takes_notice() -> bool {
+    static TAKES: AtomicBool = AtomicBool::new(false);
+    let takes = TAKES.load(Ordering::Relaxed) || look();
+    TAKES.store(takes, Ordering::Relaxed);
+    takes
+}
+
+fn look() -> bool {
     let mut name = [0u8; 64];
     let read = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self/ns/pid", &mut name[..]);
     let is_first = read.is_ok_and(|length| name.get(..length) == Some(FIRST));

@@ -172,6 +172,14 @@ pub fn retire(reason: State) -> bool {
     true
 }
 
+/// Tells the sibling to end, if there is one, without a system call: it looks within ten seconds.
+pub fn dismiss(reason: State) {
+    if CONTROL.alive.load(Ordering::SeqCst) != 0 {
+        CONTROL.retire.store(1, Ordering::Release);
+        record(reason);
+    }
+}
+
 /// Why no sibling is to be made.
 fn obstacle() -> Option<State> {
     if sandbox::is_entered() {
@@ -264,9 +272,12 @@ fn ready() -> State {
     }
 }
 
-/// Tells the sibling to end, until it has. False where it does not: it is stopped.
+/// Tells the sibling to end, until it has. False where it does not: it is stopped. One that was told before, and is
+/// still there, is not waited for again.
 fn end() -> bool {
-    CONTROL.retire.store(1, Ordering::Release);
+    if CONTROL.retire.swap(1, Ordering::AcqRel) != 0 {
+        return CONTROL.alive.load(Ordering::Acquire) == 0;
+    }
     let deadline = Deadline::after(BOUND);
     // SAFETY: `own` put it there.
     let word = unsafe { raw::word_at(CONTROL.tid_word.load(Ordering::Relaxed)) };

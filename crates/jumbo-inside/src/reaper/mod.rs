@@ -5,7 +5,7 @@
 //! ends at once, however it ended, and the sibling gives the memory back with several threads.
 //!
 //! - [`start`] and [`retire`] (`launch`) are called inside the program, and [`keep_out`] (`gate`) before calls
-//!   that it would stand in the way of; `control` is what both look at.
+//!   that it would stand in the way of; [`stays`] tells of a call that it would not; `control` is what both look at.
 //! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
 //!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and no other process
 //!   uses the memory.
@@ -22,15 +22,15 @@
 //! the program or one above it (`orphans`), whose waits for all children would find it.
 //!
 //! Known limits: while it sleeps, tools that add up resident memory count the program's twice, and it keeps
-//! the program's root folder and its /proc mounted. Between its first instruction and its filter (some
-//! fifty microseconds) it runs with the program's user ID and without capabilities; only a thread that
-//! drops privilege in that moment, and whose memory is in hostile hands in the same moment, could use that.
+//! the program's root folder and its /proc mounted. Between its first instruction and its filter
+//! it runs with the program's user ID and could take the program's capabilities back; only a thread that
+//! drops privilege in that moment past the C library, and whose memory is in hostile hands in the same moment, could use that.
 //! A user fault handler in another process (userfaultfd(2) with events of removal) that does not answer
 //! makes it wait. A writer of /proc/self/attr/current (SELinux) that wants memory of its own has to be run
 //! with `--reaper=off`, and so has a program that switches on the tagging of addresses on x86-64 after its
 //! start.
 //!
-//! Invariants: it frees nothing while any process or thread uses the memory; it holds no privilege, no
+//! Invariants: it frees nothing while any process or thread uses the memory; it has no capability in effect, no
 //! file of the program's, no terminal and no working directory; whatever goes wrong in it ends it, and the
 //! kernel frees the memory as it would have without it.
 
@@ -53,7 +53,10 @@ mod survey;
 mod zap;
 
 pub use confine::NAME;
-pub use launch::{forked, is_owner, is_running, keep_out, let_in, prepare, record, retire, start};
+pub use identity::{Ids, stays};
+pub use launch::{
+    dismiss, forked, is_owner, is_running, keep_out, let_in, prepare, record, retire, start,
+};
 pub use locks::is_locked;
 pub use orphans::set_taken as orphans_are_taken;
 pub use state::State;

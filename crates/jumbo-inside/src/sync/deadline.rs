@@ -26,6 +26,6 @@ impl Deadline {
 }
 
 /// Since the machine started.
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::MAX)
 }

@@ -5,10 +5,10 @@ pub(crate) mod auto;
 
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use jumbo_inside::orders::ReaperMode;
-use jumbo_inside::reaper::{self, State};
+use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::sandbox;
 
 /// What was ordered: [`ON`], [`AUTO`], or 0.
@@ -90,13 +90,34 @@ pub(crate) fn without<T>(mut call: impl FnMut() -> T, refused: impl Fn(&T) -> bo
     answer
 }
 
-/// Makes a call that changes who the process is. The sibling that there is would stay who it was: it is ended before.
-/// With `on` another one is started after, and with `auto` once the process has asked for more memory: a server that
-/// changes its user for each request is not to pay for a start each time.
-pub(crate) fn renewed<T>(call: impl FnMut() -> T) -> T {
+/// Makes a call that asks for these IDs. The sibling that there is would stay who it was: it is ended before, unless
+/// nothing changes. With `on` another one is started after, and with `auto` once the process has asked for more memory: a
+/// server that changes its user for each request is not to pay for a start each time, and pays for [`RENEWALS`] at most.
+pub(crate) fn renewed<T>(ids: Ids, wanted: &[u32], call: impl FnOnce() -> T) -> T {
+    let mode = MODE.load(Ordering::Acquire);
+    // Behind a filter it is told, which takes no call.
+    if sandbox::is_entered() {
+        reaper::dismiss(State::Retired);
+        return call();
+    }
+    if mode == 0 || reaper::stays(ids, wanted) {
+        return call();
+    }
     auto::wait_for_more();
-    without(call, |_| false)
+    let kept_out = reaper::keep_out();
+    let is_wanted = reaper::retire(State::Retired)
+        && mode == ON
+        && RENEWED.fetch_add(1, Ordering::Relaxed) < RENEWALS;
+    let answer = call();
+    if kept_out && reaper::let_in(is_wanted) {
+        again();
+    }
+    answer
 }
+
+/// How often a sibling is started again in a process that changes who it is.
+const RENEWALS: u32 = 8;
+static RENEWED: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the sibling that was kept out, or ended, for a call.
 fn again() {
@@ -109,8 +130,9 @@ fn again() {
         State::Running => auto::started(),
         // Left to the thread that came into such a call meanwhile.
         State::Waiting => {}
-        // Where it cannot be there any more (children in another PID namespace), it was ended for this.
-        _ => reaper::record(State::Retired),
+        // Children in another PID namespace: it was ended for this.
+        State::PidOne => reaper::record(State::Retired),
+        _ => {}
     }
 }
 
