@@ -1,5 +1,6 @@
 //! One end of one process, watched from outside: [`watch`].
 
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use jumbo::kernel::Root;
 use jumbo::teardown::Process;
 use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
 use super::worker::{End, Ready, now_ns};
 use crate::child::{self, Launch, Talk};
@@ -67,7 +68,15 @@ pub(super) fn watch(
     };
     let (sent, clock) = (now_ns(), Instant::now());
     let (waited, back) = thread::scope(|scope| {
-        let waited = scope.spawn(|| has_ended(&first, &within).map(|ended| (ended, now_ns())));
+        let waited = scope.spawn(|| {
+            let ended = has_ended(&first, &within)?;
+            if ended {
+                // It is waited for in earnest below, with its status.
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                waitid(WaitId::PidFd(first.as_fd()), options)?;
+            }
+            Ok::<_, Error>((ended, now_ns()))
+        });
         let back = begin(settings, end, by, ready.pid, &mut holder).and_then(|killer| {
             thread::sleep(PAUSE);
             memory.wait(clock)?;
