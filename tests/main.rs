@@ -16,6 +16,7 @@
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`reaper`]: memory given back after the program's end.
+//! - [`segments`]: text and data on huge pages.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -33,6 +34,7 @@ mod memory;
 mod pool;
 mod real_programs;
 mod reaper;
+mod segments;
 mod status;
 mod supervise;
 mod support;

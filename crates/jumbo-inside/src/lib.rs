@@ -7,6 +7,7 @@
 //! - [`heap`]: large allocations in an address window of their own, and the program's mappings.
 //! - [`gather`]: memory given back by several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
+//! - [`segments`]: the program's text and data, moved to huge pages.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`orders`]: what the launcher tells the library, in one environment variable.
 //! - [`pool`]: the rules of a pool of huge pages, for the heap and for `jumbo::pool`.
@@ -25,10 +26,12 @@ pub mod heap;
 pub mod ledger;
 pub mod orders;
 pub mod pool;
+mod proc;
 #[cfg(doctest)]
 mod promises;
 pub mod reaper;
 pub mod sandbox;
+pub mod segments;
 pub mod sync;
 pub mod sys;
 pub mod units;

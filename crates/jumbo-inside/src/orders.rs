@@ -117,6 +117,12 @@ orders! {
     free_least: Option<usize> = None, some;
     /// Pages set aside for the heap (`--pool`).
     pool: Option<PoolOrder> = None, pool;
+    /// How the program's text comes on huge pages (`--text`).
+    text: TextMode = TextMode::Auto, mode;
+    /// Whether its data and bss do (`--data`).
+    data: bool = true, flag;
+    /// The libraries whose text does too (`--libs`): patterns of file names, with [`Orders::BETWEEN`] between them.
+    libs: Option<&'a str> = None, text;
     /// Where the ledger is mapped from, if the launcher wants one.
     ledger: Option<&'a str> = None, text;
 }
@@ -160,10 +166,26 @@ pub enum ReaperMode {
     Off,
 }
 
+/// How a program's text comes on huge pages: the highest rung of the ladder that is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TextMode {
+    /// What is free at once; a copy once the program has lived for as long as makes it worth while.
+    Auto,
+    /// The file's own mapping, where the page cache has it in huge folios.
+    File,
+    /// One copy for all processes of the user that run the file, at the start.
+    Shared,
+    /// A copy for each process, at the start.
+    Private,
+    /// As it is.
+    Off,
+}
+
 /// One of the few words that an option takes.
 pub trait Mode: Copy + PartialEq + 'static {
     /// All of them, as they are typed.
-    const ALL: [(&'static str, Self); 3];
+    const ALL: &'static [(&'static str, Self)];
 
     /// What is typed, as it stands in the orders.
     fn code(name: &'static str) -> &'static str {
@@ -172,19 +194,19 @@ pub trait Mode: Copy + PartialEq + 'static {
 
     /// The mode of that code.
     fn decode(code: &str) -> Option<Self> {
-        let mut all = Self::ALL.into_iter();
-        all.find_map(|(name, mode)| (Self::code(name) == code).then_some(mode))
+        let mut all = Self::ALL.iter();
+        all.find_map(|(name, mode)| (Self::code(name) == code).then_some(*mode))
     }
 
     /// Its code.
     fn encode(self) -> Option<&'static str> {
-        let mut all = Self::ALL.into_iter();
-        all.find_map(|(name, mode)| (mode == self).then_some(Self::code(name)))
+        let mut all = Self::ALL.iter();
+        all.find_map(|(name, mode)| (*mode == self).then_some(Self::code(name)))
     }
 }
 
 impl Mode for HeapMode {
-    const ALL: [(&'static str, Self); 3] = [
+    const ALL: &'static [(&'static str, Self)] = &[
         ("on", Self::On),
         ("off", Self::Off),
         ("mimalloc", Self::Mimalloc),
@@ -200,7 +222,7 @@ impl Mode for HeapMode {
 }
 
 impl Mode for FreeMode {
-    const ALL: [(&'static str, Self); 3] = [
+    const ALL: &'static [(&'static str, Self)] = &[
         ("sync", Self::Sync),
         ("background", Self::Background),
         ("off", Self::Off),
@@ -208,11 +230,25 @@ impl Mode for FreeMode {
 }
 
 impl Mode for ReaperMode {
-    const ALL: [(&'static str, Self); 3] =
-        [("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
+}
+
+impl Mode for TextMode {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("file", Self::File),
+        ("shared", Self::Shared),
+        ("private", Self::Private),
+        ("off", Self::Off),
+    ];
 }
 
 impl Orders<'_> {
+    /// What stands between two patterns of [`Orders::libs`]. No file's name has it.
+    pub const BETWEEN: char = '/';
+    /// How long [`Orders::libs`] may be, in bytes.
+    pub const LONGEST_LIBS: usize = 256;
     /// The environment variable that carries them.
     pub const VARIABLE: &'static str = "JUMBO_ORDERS";
     /// How it says whether orphans are taken, before a digit that a program changes which takes them.
@@ -340,17 +376,18 @@ mod tests {
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool,
+            text in 0usize..5, data: bool, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
-            let heap = HeapMode::ALL[heap].1;
+            let (heap, text) = (HeapMode::ALL[heap].1, TextMode::ALL[text].1);
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans, filters, launched_under, pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans, filters, launched_under, text, data, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());

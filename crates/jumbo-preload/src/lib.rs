@@ -12,7 +12,7 @@
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,
 //! mremap, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall; unshare, setns, capset,
-//! shmat, io_setup, flock, fcntl, fcntl64; pthread_create, thrd_create, pthread_exit, thrd_exit.
+//! setuid and its kin, setgroups, initgroups, shmat, io_setup, flock, fcntl, fcntl64; pthread_create, thrd_create, pthread_exit, thrd_exit.
 
 #![no_std]
 
@@ -35,4 +35,5 @@ mod slot;
 mod spawn;
 mod start;
 mod streams;
+mod text;
 mod threads;

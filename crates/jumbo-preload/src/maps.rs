@@ -9,15 +9,15 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::sandbox;
+use jumbo_inside::{sandbox, segments};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_FIXED,
     MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 
-use crate::next;
 use crate::reaper::auto;
+use crate::{next, threads};
 
 /// Mappings below 2 GiB, which only x86-64 has a flag for.
 #[cfg(target_arch = "x86_64")]
@@ -81,14 +81,20 @@ unsafe fn any(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    segments::resume();
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
     let mapped = if large && pmd != 0 && sandbox::allows_advice() {
         // SAFETY: the caller's promise.
         unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
     } else {
-        // SAFETY: the same call.
-        unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) }
+        let hint = text_place(addr, len, prot, flags, off);
+        // SAFETY: the same call: where the kernel decides, it is given a hint.
+        let mapped = unsafe { (next::mmap.get())(hint.unwrap_or(addr), len, prot, flags, fd, off) };
+        if hint.is_some() && mapped != MAP_FAILED {
+            maps::advise_text(mapped.addr(), len);
+        }
+        mapped
     };
     if large {
         auto::mapped(mapped, len, prot, flags);
@@ -96,6 +102,26 @@ unsafe fn any(
         auto::mapped_file(mapped, flags, fd);
     }
     mapped
+}
+
+/// Where text that the program maps itself, from a file, can be mapped by PMDs: as far from a PMD's bounds as it is in
+/// the file. `None` where it is something else.
+#[inline(always)]
+fn text_place(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    off: off_t,
+) -> Option<*mut c_void> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let is_text = prot == PROT_READ | libc::PROT_EXEC && flags == MAP_PRIVATE && addr.is_null();
+    if !is_text || pmd == 0 || len < pmd || !sandbox::allows_advice() {
+        return None;
+    }
+    let offset = usize::try_from(off).ok()? & (pmd - 1);
+    let place = maps::place_large(len + offset)?;
+    Some(with_exposed_provenance_mut(place + offset))
 }
 
 /// mmap(2), by its other name.
@@ -321,7 +347,7 @@ fn grown(old: usize, increment: isize) {
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
-    gather::end_workers();
+    threads::end_ours();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

@@ -139,6 +139,8 @@ next! {
     setegid: fn(_id: libc::gid_t) -> c_int, else failed();
     setregid: fn(_real: libc::gid_t, _effective: libc::gid_t) -> c_int, else failed();
     setresgid: fn(_real: libc::gid_t, _effective: libc::gid_t, _saved: libc::gid_t) -> c_int, else failed();
+    setgroups: fn(_count: usize, _groups: *const libc::gid_t) -> c_int, else failed();
+    initgroups: fn(_user: *const c_char, _group: libc::gid_t) -> c_int, else failed();
     capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else failed();
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();

@@ -6,11 +6,11 @@
 use core::ffi::{c_int, c_long, c_ulong};
 
 use jumbo_inside::reaper::{self, Ids, State};
-use jumbo_inside::sandbox;
 use jumbo_inside::{gather, heap};
+use jumbo_inside::{sandbox, segments};
 
 use crate::reaper::{auto, renewed};
-use crate::{environment, glibc, mimalloc, next, sharing};
+use crate::{environment, glibc, mimalloc, next, sharing, threads};
 
 /// prctl(2)'s ways to take privilege from one thread: the workers of [`gather`] would keep it.
 const NARROWING: [c_int; 4] = [
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn prctl(
         );
     }
     if NARROWING.contains(&option) {
-        gather::end_workers();
+        threads::end_ours();
     }
     let answer = call();
     if answer == 0 {
@@ -182,7 +182,7 @@ unsafe extern "C" fn watched(
         }
         libc::SYS_prctl => {
             if NARROWING.map(c_long::from).contains(&first) {
-                gather::end_workers();
+                threads::end_ours();
             }
             let answer = call();
             if answer == 0 {
@@ -192,7 +192,7 @@ unsafe extern "C" fn watched(
         }
         // Of one thread alone, where the C library's own functions tell all of them.
         libc::SYS_capset | libc::SYS_setgroups => {
-            gather::end_workers();
+            threads::end_ours();
             call()
         }
         libc::SYS_setuid
@@ -201,7 +201,7 @@ unsafe extern "C" fn watched(
         | libc::SYS_setregid
         | libc::SYS_setresuid
         | libc::SYS_setresgid => {
-            gather::end_workers();
+            threads::end_ours();
             let of_user = [libc::SYS_setuid, libc::SYS_setreuid, libc::SYS_setresuid];
             let ids = if of_user.contains(&number) {
                 Ids::User
@@ -271,6 +271,7 @@ fn entering<T>(
     filter: Option<c_long>,
 ) -> T {
     heap::before_confinement();
+    segments::end();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.
     let is_first = !sandbox::is_untried();

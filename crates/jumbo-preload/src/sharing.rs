@@ -8,10 +8,10 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::{gather, heap};
+use jumbo_inside::{gather, heap, segments};
 
-use crate::next;
 use crate::reaper::{auto, renewed, without};
+use crate::{next, threads};
 
 /// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
 const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
@@ -50,7 +50,7 @@ pub extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
 pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
     let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
-    gather::end_workers();
+    threads::end_ours();
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
@@ -97,6 +97,7 @@ macro_rules! identities {
         pub extern "C" fn $name($($argument: c_uint),*) -> c_int {
             // SAFETY: the same call.
             let call = || unsafe { (next::$name.get())($($argument),*) };
+            segments::end();
             renewed(Ids::$ids, &[$($argument),*], call)
         }
     )*};
@@ -113,13 +114,35 @@ identities! {
     setresgid(real, effective, saved): Group;
 }
 
+/// setgroups(2): the C library has its own threads make it, and knows not of that of [`segments`].
+///
+/// # Safety
+/// As for setgroups(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> c_int {
+    segments::end();
+    // SAFETY: the same call.
+    unsafe { (next::setgroups.get())(count, groups) }
+}
+
+/// initgroups(3), which calls setgroups(2) past ours.
+///
+/// # Safety
+/// As for initgroups(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn initgroups(user: *const c_char, group: libc::gid_t) -> c_int {
+    segments::end();
+    // SAFETY: the same call.
+    unsafe { (next::initgroups.get())(user, group) }
+}
+
 /// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.
 ///
 /// # Safety
 /// As for capset(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
-    gather::end_workers();
+    threads::end_ours();
     // SAFETY: the same call.
     unsafe { (next::capset.get())(header, data) }
 }

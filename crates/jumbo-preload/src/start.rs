@@ -7,13 +7,13 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeldLocks, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
-use jumbo_inside::sandbox;
+use jumbo_inside::{sandbox, segments};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
 use crate::reaper::Orphans;
-use crate::{alloc, glibc, maps, mimalloc, next, reaper, streams};
+use crate::{alloc, glibc, maps, mimalloc, next, reaper, streams, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -114,6 +114,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         flags |= flag::TUNABLE;
     }
     heap::add_flags(flags);
+    // SAFETY: the constructor runs once.
+    unsafe { text::begin(orders) };
     if let Some(pool) = orders
         .pool
         .filter(|pool| ours && is_launched(*pool, environment))
@@ -167,6 +169,7 @@ static HELD: AtomicU8 = AtomicU8::new(0);
 static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
+    segments::about_to_fork();
     heap::about_to_fork();
     streams::lock();
     mimalloc::before_fork();

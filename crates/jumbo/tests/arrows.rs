@@ -22,12 +22,18 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "sandbox", "sync", "sys",
+            "gather", "headroom", "ledger", "orders", "pool", "sandbox", "segments", "sync", "sys",
         ],
     ),
     (
+        "segments",
+        &["ledger", "orders", "proc", "sandbox", "sync", "sys"],
+    ),
+    (
         "reaper",
-        &["headroom", "ledger", "orders", "sandbox", "sync", "sys"],
+        &[
+            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys",
+        ],
     ),
     (
         "gather",
@@ -39,6 +45,7 @@ const INSIDE: Table = &[
     ("sandbox", &["bpf"]),
     ("orders", &["units"]),
     ("bpf", &[]),
+    ("proc", &[]),
     ("sync", &[]),
     ("sys", &[]),
     ("units", &[]),

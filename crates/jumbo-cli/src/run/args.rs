@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::PathBuf;
 
 use jumbo::kernel::{Root, hugetlb, thp};
-use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode};
+use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, TextMode};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sandbox;
 
@@ -63,6 +63,8 @@ pub(super) struct Settings {
     /// The orders for the preload library, before the host and the program have their say.
     pub(super) asked: Orders<'static>,
     pub(super) pool: Option<PoolRequest>,
+    /// Patterns of libraries, as they stand in the orders.
+    pub(super) libs: Option<String>,
     /// How large frees are done was said, rather than left at its default.
     pub(super) free_asked: bool,
     pub(super) report: Option<Wanted>,
@@ -103,6 +105,8 @@ impl Settings {
         Ok(Self {
             asked: Orders {
                 free: FreeMode::Off,
+                text: TextMode::Off,
+                data: false,
                 reaper: ReaperMode::Off,
                 ..Orders::default()
             },
@@ -131,6 +135,7 @@ impl Settings {
             asked: options.orders(),
             pool: pool(&options)?,
             free_asked: options.free.is_some(),
+            libs: options.libs.map(|libs| libs.0),
             supervise: options.supervise,
             report: match options.quiet {
                 true => None,

@@ -25,6 +25,8 @@ pub(super) struct Launch<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: Plan,
     command: &'a [OsString],
+    /// Patterns of libraries.
+    libs: Option<&'a str>,
     /// `None` where nothing is preloaded.
     library: Option<PathBuf>,
     /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
@@ -88,6 +90,7 @@ impl<'a> Launch<'a> {
             program,
             plan,
             command: &settings.command,
+            libs: settings.libs.as_deref(),
             is_promise_strict: library.is_some()
                 && settings.asked.free == FreeMode::Background
                 && headroom::is_promise_strict(),
@@ -115,6 +118,7 @@ impl<'a> Launch<'a> {
             }
             let mut orders = Orders {
                 ledger,
+                libs: self.libs,
                 ..self.plan.orders.clone()
             };
             // Without a ledger there is no account that processes could share.

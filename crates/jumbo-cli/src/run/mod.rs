@@ -18,6 +18,7 @@ mod profile;
 mod program;
 mod report;
 mod sample;
+mod segments;
 mod shortfall;
 mod supervise;
 mod text;

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use jumbo::policy::{FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode};
+use jumbo::policy::{
+    FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, TextMode,
+};
 use jumbo::units::Bytes;
 use serde::{Deserialize, Deserializer};
 
@@ -62,6 +64,32 @@ pub(super) struct Options {
     /// Anonymous mappings on huge pages [default: on]
     #[arg(long, value_name = "on|off", hide_possible_values = true)]
     pub(super) maps: Option<Switch>,
+
+    /// The program's text on huge pages: auto, file, shared, private or off [default: auto]
+    ///
+    /// Which rung of a ladder is the highest that is tried. `file`: the file's own mapping, which takes nothing and is shared by
+    /// all processes, where the page cache has the file in huge folios: see `jumbo text prime` and `jumbo text align`.
+    /// `shared`: one copy of the text for all your processes that run the file, made by the first. `private`: a copy for each
+    /// process. Both are made at the start. `auto`: what the page cache has; and, once the program has used a second of CPU
+    /// time or more (50 times what the copy takes) and touched 32 MiB of its text, as `shared`.
+    ///
+    /// Text that was changed since it was loaded (relocations, breakpoints) stays as it is.
+    #[arg(long, value_name = "MODE", value_parser = mode::<TextMode>(), hide_possible_values = true)]
+    pub(super) text: Option<TextMode>,
+
+    /// The program's data and bss on huge pages [default: on]
+    ///
+    /// Whole huge pages of data are copied at the start, bss is advised.
+    #[arg(long, value_name = "on|off", hide_possible_values = true)]
+    pub(super) data: Option<Switch>,
+
+    /// Libraries whose text comes on huge pages too
+    ///
+    /// PATTERN is that of a file's name, without folders: `*` stands for any characters, `?` for one. Several have commas
+    /// between them. Libraries that are loaded while the program runs are looked for as `auto` looks at text.
+    #[arg(long, value_name = "PATTERN", value_parser = libs)]
+    #[serde(deserialize_with = "patterns")]
+    pub(super) libs: Option<Patterns>,
 
     /// The most memory to spend for it, in percent [default: 5]
     ///
@@ -141,6 +169,10 @@ pub(super) enum Switch {
     Off,
 }
 
+/// Patterns of file names, as they stand in the orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Patterns(pub(super) String);
+
 /// The form of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -159,6 +191,9 @@ impl Options {
             overcommit: self.overcommit.or(profile.overcommit),
             warm: self.warm || profile.warm,
             maps: self.maps.or(profile.maps),
+            text: self.text.or(profile.text),
+            data: self.data.or(profile.data),
+            libs: self.libs.or(profile.libs),
             max_waste: self.max_waste.or(profile.max_waste),
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
@@ -177,6 +212,8 @@ impl Options {
         Orders {
             heap: self.heap.unwrap_or(usual.heap),
             maps: self.maps.map_or(usual.maps, |maps| maps == Switch::On),
+            text: self.text.unwrap_or(usual.text),
+            data: self.data.map_or(usual.data, |data| data == Switch::On),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),
@@ -189,10 +226,30 @@ impl Options {
 
 /// One of the words of a mode.
 fn mode<M: Mode + Send + Sync>() -> impl TypedValueParser<Value = M> {
-    PossibleValuesParser::new(M::ALL.map(|(name, _)| name)).try_map(|typed| {
-        let named = M::ALL.into_iter().find(|(name, _)| *name == typed);
-        named.map(|(_, mode)| mode).ok_or("no such mode")
+    PossibleValuesParser::new(M::ALL.iter().map(|(name, _)| *name)).try_map(|typed| {
+        let named = M::ALL.iter().find(|(name, _)| *name == typed);
+        named.map(|(_, mode)| *mode).ok_or("no such mode")
     })
+}
+
+/// `"libLLVM*,libclang*"`.
+fn libs(typed: &str) -> Result<Patterns, String> {
+    let longest = Orders::LONGEST_LIBS;
+    if typed.contains(Orders::BETWEEN) {
+        return Err(String::from(
+            "a pattern is of a file's name, without folders",
+        ));
+    }
+    if typed.is_empty() || typed.len() > longest {
+        return Err(format!("between 1 and {longest} characters"));
+    }
+    let names: Vec<_> = typed.split(',').filter(|name| !name.is_empty()).collect();
+    Ok(Patterns(names.join(&Orders::BETWEEN.to_string())))
+}
+
+fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    libs(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 /// A size as it is typed: `"512M"`.

@@ -139,14 +139,14 @@ fn nearest(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::options::{ReportFormat, Switch};
-    use jumbo::policy::{FreeMode, HeapMode, ReaperMode};
+    use crate::run::options::{Patterns, ReportFormat, Switch};
+    use jumbo::policy::{FreeMode, HeapMode, ReaperMode, TextMode};
     use jumbo::units::Bytes;
 
     #[test]
     fn every_option_can_be_set() {
         let profile = parse(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\nmax-waste = 10\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nmax-waste = 10\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
@@ -156,6 +156,9 @@ mod tests {
             overcommit: Some(Bytes(512 << 20)),
             warm: true,
             maps: Some(Switch::On),
+            text: Some(TextMode::Shared),
+            data: Some(Switch::Off),
+            libs: Some(Patterns(String::from("libLLVM*/libclang*"))),
             max_waste: Some(10),
             free: Some(FreeMode::Background),
             free_workers: Some(2),

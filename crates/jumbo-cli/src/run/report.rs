@@ -21,6 +21,7 @@ use super::destination;
 use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
+use super::segments;
 use super::shortfall::{self, Shortfall};
 use super::supervise::End;
 use super::text;
@@ -307,6 +308,8 @@ impl<'a> Report<'a> {
                 "warm": pool.is_some_and(|pool| pool.warm),
                 "maps": asked.maps,
                 "max_waste": asked.max_waste,
+                "text": asked.text,
+                "data": asked.data,
                 "follow": asked.follow,
                 "free": asked.free,
                 "reaper": asked.reaper,
@@ -320,6 +323,7 @@ impl<'a> Report<'a> {
                 "huge_share": heap.huge_share(),
                 "images": counted.images,
                 "ledger": total.json(),
+                "text": segments::json(self),
                 "reapers": reapers.collect::<Vec<_>>(),
                 "supervised": seen.supervised.as_ref().map(held::json),
             },

@@ -10,6 +10,7 @@ use jumbo_inside::reaper::State;
 use super::held;
 use super::report::{KINDS, Report, status};
 use super::sample::{Process, Sampled};
+use super::segments;
 use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
@@ -91,6 +92,7 @@ fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
             None => String::new(),
         }
     )?;
+    segments::write(out, report)?;
     if let Some(pool) = report.pool() {
         let also = |bytes: u64, what: &str| match bytes {
             0 => String::new(),

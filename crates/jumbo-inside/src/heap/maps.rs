@@ -143,6 +143,15 @@ pub fn advise_mapping(address: usize, length: usize) {
     Slot::add(&stats::slot().maps_advised, length as u64);
 }
 
+/// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
+/// then read in huge folios.
+pub fn advise_text(address: usize, length: usize) {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if address.next_multiple_of(pmd.max(1)) + pmd <= address + length {
+        let _ = memory::advise(address, length.next_multiple_of(BASE_PAGE));
+    }
+}
+
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
 pub fn populate(address: usize, length: usize) {
     let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE));

@@ -28,7 +28,7 @@ use crate::pool::Quota;
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6235;
+const MAGIC: u32 = 0x6a6d_6236;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -101,6 +101,24 @@ counters! {
     pool_owner: AtomicU32 as u32, last;
     /// Why the pool was not better: bits of [`pool_reason`].
     pool_reasons: AtomicU32 as u32, bits;
+    /// Text of the program and of the libraries that were asked for, in segments of a PMD at least.
+    text: AtomicU64 as u64, sum;
+    /// What of it huge folios of the page cache mapped when it was looked at.
+    text_file: AtomicU64 as u64, sum;
+    /// What of it was moved onto an image that processes share.
+    text_shared: AtomicU64 as u64, sum;
+    /// What of it was moved onto a copy of this process's own.
+    text_private: AtomicU64 as u64, sum;
+    /// How long the moves took, in nanoseconds.
+    text_ns: AtomicU64 as u64, sum;
+    /// Why it was not more: bits of [`text_reason`].
+    text_reasons: AtomicU32 as u32, bits;
+    /// Images of text that this process made, for itself and others (a count).
+    text_images: AtomicU32 as u32, sum;
+    /// The program's data that was copied onto huge pages.
+    data_moved: AtomicU64 as u64, sum;
+    /// The program's bss that was advised.
+    data_advised: AtomicU64 as u64, sum;
     /// What became of the reaper: a code of [`crate::reaper::State`].
     reaper: AtomicU32 as u32, last;
     /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
@@ -141,6 +159,36 @@ pub mod pool_reason {
     pub const STUCK_THREADS: u32 = 1 << 12;
     /// More was asked for at once than the pool and its overcommit.
     pub const LARGER: u32 = 1 << 13;
+}
+
+/// Bits of [`Slot::text_reasons`].
+pub mod text_reason {
+    /// Its addresses are not congruent to its place in the file, so the page cache cannot map it by PMDs.
+    pub const NOT_CONGRUENT: u32 = 1;
+    /// The page cache has it in small folios.
+    pub const SMALL_FOLIOS: u32 = 1 << 1;
+    /// Pages of it were written to: text relocations, breakpoints, a program that patches itself.
+    pub const CHANGED: u32 = 1 << 2;
+    /// The kernel cannot say how it is mapped: PAGEMAP_SCAN, Linux 6.7, or no /proc.
+    pub const UNKNOWN: u32 = 1 << 3;
+    /// The kernel refused memory that is executable and no file's: vm.memfd_noexec, or a security module.
+    pub const NOT_EXECUTABLE: u32 = 1 << 4;
+    /// No huge page for shared memory: the host's shmem controls, or none free.
+    pub const NO_SHARED_HUGE: u32 = 1 << 5;
+    /// No huge page for anonymous memory.
+    pub const NO_HUGE: u32 = 1 << 6;
+    /// No memory, or no mapping, or a limit.
+    pub const NO_MEMORY: u32 = 1 << 7;
+    /// A seccomp filter is at work: nothing is moved behind one.
+    pub const FILTER: u32 = 1 << 8;
+    /// The program has not lived, or has not touched, as much as makes a copy worth while.
+    pub const NOT_YET: u32 = 1 << 9;
+    /// The mapping was another one by then.
+    pub const GONE: u32 = 1 << 10;
+    /// Asked for at the start, when the process had several threads: data is not copied.
+    pub const THREADS: u32 = 1 << 11;
+    /// A call that wants a process without threads of ours, or a change of user, came first.
+    pub const ENDED: u32 = 1 << 12;
 }
 
 /// Bits of [`Slot::flags`].

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::proc;
+use crate::proc;
 
 /// The first PID namespace's: a number that the kernel never gives to another (`PROC_PID_INIT_INO`, Linux 3.8).
 const FIRST: &[u8] = b"pid:[4026531836]";

@@ -12,8 +12,7 @@ use rustix::fs::RawDir;
 use rustix::io::{Errno, Result};
 use rustix::path::DecInt;
 
-use super::maps_line::File;
-use super::proc;
+use crate::proc::{self, File};
 
 /// The descriptors of the calling thread: what they are, and what is to be said of each. Linux 3.17.
 const NAMES: &core::ffi::CStr = c"/proc/thread-self/fd";

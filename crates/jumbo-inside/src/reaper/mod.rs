@@ -9,7 +9,7 @@
 //! - `sibling` is what the sibling does: it is stripped (`confine`, and `identity`, who the program is), put
 //!   under a seccomp filter (`filter`), and sleeps on one futex until the program has ended and no other process
 //!   uses the memory.
-//! - `release` then reads the list of mappings (`maps_line`), unmaps what is not private and anonymous, and
+//! - `release` then reads the list of mappings (`crate::proc`), unmaps what is not private and anonymous, and
 //!   empties the rest (`zap`). `raw` makes its system calls.
 //! - [`survey()`] finds what would outlive the program (`locks`, those of mapped files), in /proc (`proc`).
 //! - [`State`] is what became of it, and why.
@@ -42,9 +42,7 @@ mod identity;
 mod init;
 mod launch;
 mod locks;
-mod maps_line;
 mod orphans;
-mod proc;
 mod raw;
 mod release;
 mod sibling;

@@ -11,9 +11,9 @@ use core::time::Duration;
 
 use super::State;
 use super::control::CONTROL;
-use super::maps_line::{Lines, MapsLine};
 use super::raw::{self, plain};
 use super::zap::Round;
+use crate::proc::{Lines, MapsLine};
 
 /// From so much memory on the bulk is put off for a moment that it does not show beside. Before Linux 6.12, which lets a
 /// waiter preempt (`Batch`), the sibling's threads would have the CPUs at the moment at which the waiter is woken.

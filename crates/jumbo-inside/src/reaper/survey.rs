@@ -10,8 +10,8 @@ use rustix::fd::BorrowedFd;
 
 use rustix::io::Result;
 
-use super::maps_line::{File, Lines, MapsLine};
-use super::{State, locks, proc};
+use super::{State, locks};
+use crate::proc::{File, MapsLine, Path, each_mapping};
 
 /// What [`survey`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +97,7 @@ fn holds_writer(mapping: &MapsLine) -> bool {
         return false;
     }
     let (start, end) = (mapping.start, mapping.end);
-    let mut path = Path::new();
+    let mut path = Path::<64>::new();
     let Some(path) = path.write(format_args!("/proc/self/map_files/{start:x}-{end:x}")) else {
         return true;
     };
@@ -109,45 +109,12 @@ fn holds_writer(mapping: &MapsLine) -> bool {
     }
 }
 
-/// Room for a path, ended by a zero.
-struct Path {
-    bytes: [u8; 64],
-    length: usize,
-}
-
-impl Path {
-    const fn new() -> Self {
-        Self {
-            bytes: [0; 64],
-            length: 0,
-        }
-    }
-
-    /// `None` where it does not fit.
-    fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&core::ffi::CStr> {
-        core::fmt::write(self, text).ok()?;
-        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
-    }
-}
-
-impl core::fmt::Write for Path {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let end = self.length + text.len();
-        // One byte stays a zero.
-        let room = self.bytes.get_mut(self.length..end).filter(|_| end < 64);
-        room.ok_or(core::fmt::Error)?
-            .copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
-    }
-}
-
 /// Whether it is an io_uring: its end cancels what is under way, as the program's end does, whichever process has
 /// mapped it.
 fn is_ring(descriptor: BorrowedFd<'_>) -> bool {
     let mut name = [0u8; 32];
     let number = rustix::fd::AsRawFd::as_raw_fd(&descriptor);
-    let mut path = Path::new();
+    let mut path = Path::<64>::new();
     let Some(path) = path.write(format_args!("/proc/self/fd/{number}")) else {
         return false;
     };
@@ -187,13 +154,6 @@ fn outliving(mapping: &MapsLine) -> Option<State> {
     } else {
         None
     }
-}
-
-fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
-    let mut lines = Lines::default();
-    proc::each_byte(proc::open(c"/proc/self/maps")?, |byte| {
-        Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
-    })
 }
 
 #[cfg(test)]

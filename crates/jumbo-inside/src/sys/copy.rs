@@ -18,23 +18,32 @@ use super::request;
 /// EFAULT: not even the first; ENOSYS; EPERM where a filter says so.
 pub fn copy_words(from: usize, into: &mut [usize]) -> Result<usize> {
     let length = size_of_val(into);
-    let here = libc::iovec {
-        iov_base: into.as_mut_ptr().cast::<c_void>(),
+    // SAFETY: `into` has room for so many bytes; any bytes are a word.
+    let copied = unsafe { copy_bytes(from, into.as_mut_ptr().expose_provenance(), length)? };
+    Ok(copied / size_of::<usize>())
+}
+
+/// The same for bytes, to an address.
+///
+/// # Errors
+/// As [`copy_words`].
+///
+/// # Safety
+/// The `length` bytes at `to` are the caller's to lose.
+pub unsafe fn copy_bytes(from: usize, to: usize, length: usize) -> Result<usize> {
+    let vector = |address: usize| libc::iovec {
+        iov_base: with_exposed_provenance_mut::<c_void>(address),
         iov_len: length,
     };
-    let there = libc::iovec {
-        iov_base: with_exposed_provenance_mut(from),
-        iov_len: length,
-    };
+    let (here, there) = (vector(to), vector(from));
     let this = rustix::process::getpid().as_raw_nonzero().get();
     let (here, there) = (
         (&raw const here).expose_provenance(),
         (&raw const there).expose_provenance(),
     );
     let arguments = [this.unsigned_abs() as usize, here, 1, there, 1, 0];
-    // SAFETY: `into` has room for so many bytes; any bytes are a word.
-    let copied = unsafe { request(libc::SYS_process_vm_readv, arguments)? };
-    Ok(copied / size_of::<usize>())
+    // SAFETY: the caller's promise.
+    unsafe { request(libc::SYS_process_vm_readv, arguments) }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! `jumbo::kernel`.
 //!
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
-//! - [`Maps`], [`Vma`], [`Pagemap`]: what an address lies in, and how its page is mapped.
+//! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
 //! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move.
-//! - [`copy_words`]: memory read without a fault. [`Blocked`]: a while without signal handlers.
+//! - [`copy_words`], [`copy_bytes`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
 //! - [`request`]: any other system call.
@@ -23,10 +23,10 @@ mod vma;
 
 pub use batch::Batch;
 pub use collapse::{collapse, collapse_in};
-pub use copy::copy_words;
-pub use pagemap::Pagemap;
+pub use copy::{copy_bytes, copy_words};
+pub use pagemap::{Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
-pub use remap::{move_back, move_mapping};
+pub use remap::{is_mapped, move_back, move_mapping};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
 pub use vma::{Maps, Vma};

@@ -1,4 +1,6 @@
-//! How a page is mapped: the PAGEMAP_SCAN request.
+//! How pages are mapped: the PAGEMAP_SCAN request.
+
+use core::ops::Range;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -30,7 +32,19 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// Which pages of a range are counted ([`Pagemap::count`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Those that this process has mapped.
+    Present,
+    /// Those mapped by a PMD or more.
+    Huge,
+    /// Those that are no file's any more, because they were written to: in memory or in swap.
+    Changed,
+}
 
 /// /proc/self/pagemap, open for as long as this lives.
 #[derive(Debug)]
@@ -72,5 +86,55 @@ impl Pagemap {
         // that `vec_len` speaks of, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
         let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) };
         regions.map(|regions| regions > 0)
+    }
+
+    /// How many bytes of a range are such pages.
+    ///
+    /// # References
+    /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
+    ///
+    /// # Errors
+    /// ENOTTY: a kernel without it.
+    pub fn count(&self, range: Range<usize>, pages: Pages) -> Result<usize> {
+        const REGIONS: usize = 32;
+        let (inverted, mask, any) = match pages {
+            Pages::Present => (0, PAGE_IS_PRESENT, 0),
+            Pages::Huge => (0, PAGE_IS_PRESENT | PAGE_IS_HUGE, 0),
+            Pages::Changed => (
+                PAGE_IS_FILE,
+                PAGE_IS_FILE,
+                PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            ),
+        };
+        let (mut start, end) = (range.start as u64, range.end as u64);
+        let mut bytes = 0;
+        while start < end {
+            // Each has its start, its end and what its pages are.
+            let mut found = [[0u64; 3]; REGIONS];
+            let mut scan = Scan {
+                size: size_of::<Scan>() as u64,
+                start,
+                end,
+                vec: found.as_mut_ptr().expose_provenance() as u64,
+                vec_len: REGIONS as u64,
+                category_inverted: inverted,
+                category_mask: mask,
+                category_anyof_mask: any,
+                return_mask: PAGE_IS_PRESENT,
+                ..Scan::default()
+            };
+            #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+            // SAFETY: the request reads and writes a `struct pm_scan_arg`, which `Scan` is. `vec` has room for as many
+            // regions as `vec_len` says, until the call is over. Without PM_SCAN_WP_MATCHING no page is changed.
+            let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
+            bytes += (found.iter().take(regions))
+                .map(|[start, end, _]| end - start)
+                .sum::<u64>();
+            if scan.walk_end <= start {
+                break;
+            }
+            start = scan.walk_end;
+        }
+        Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 }

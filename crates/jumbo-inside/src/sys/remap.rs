@@ -43,7 +43,7 @@ pub unsafe fn move_back(from: usize, to: usize, length: usize) {
     // The first page that is still at its old place, by bisection.
     while moved < whole {
         let middle = moved + (whole - moved) / 2 / page * page;
-        if is_mapped(from + middle, page) {
+        if is_mapped(from + middle) {
             whole = middle;
         } else {
             moved = middle + page;
@@ -59,8 +59,8 @@ pub unsafe fn move_back(from: usize, to: usize, length: usize) {
 /// Whether anything is mapped at a page. msync(2) with MS_ASYNC, which has written nothing since Linux
 /// 2.6.19 and looks at mappings alone.
 #[expect(unsafe_code, reason = "takes an address")]
-fn is_mapped(address: usize, page: usize) -> bool {
-    let flags = mm::MsyncFlags::ASYNC;
+pub fn is_mapped(address: usize) -> bool {
+    let (flags, page) = (mm::MsyncFlags::ASYNC, rustix::param::page_size());
     // SAFETY: nothing is read or written.
     unsafe { mm::msync(with_exposed_provenance_mut(address), page, flags) }.is_ok()
 }

@@ -276,6 +276,11 @@ impl Thread {
         made
     }
 
+    /// Whether there is one.
+    pub fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire) != 0
+    }
+
     /// Waits until the kernel has let go of the thread, if there is one.
     pub fn join(&self) {
         while let alive @ 1.. = self.alive.load(Ordering::Acquire) {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{HeapMode, Orders, PoolRequest, Reach, variables};
+use super::{HeapMode, Orders, PoolRequest, Reach, TextMode, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -94,6 +94,8 @@ impl Plan {
             heap: if thp { asked.heap } else { HeapMode::Off },
             pool: pmd.zip(request).map(|(pmd, request)| request.order(pmd)),
             maps: asked.maps && thp,
+            text: if thp { asked.text } else { TextMode::Off },
+            data: asked.data && thp,
             tunable: matches!(tunable, Tunable::Set(_)),
             small_pages: host.thp_never,
             pmd: pmd.unwrap_or(asked.pmd),
@@ -178,7 +180,16 @@ impl Plan {
             advised("large allocations", heap, "--heap", self.large()),
             small,
             advised("anonymous mappings", self.orders.maps, "--maps", maps),
-            Memory::left("text, data", "jumbo run leaves file mappings as they are"),
+            match &general {
+                Some(reason) => Memory::left("text", reason),
+                None => self.text(),
+            },
+            advised(
+                "data, bss",
+                self.orders.data,
+                "--data",
+                String::from("whole huge pages: data copied at the start, bss advised"),
+            ),
             Memory::left(
                 "shared memory",
                 "jumbo run leaves it to the host's shmem_enabled",
@@ -200,6 +211,27 @@ impl Memory {
 }
 
 impl Plan {
+    /// What becomes of text. Which sizes it comes in decide the page cache and the program's own headers.
+    fn text(&self) -> Memory {
+        let file = "the file's own mapping where the page cache has huge folios";
+        let how = match self.orders.text {
+            TextMode::Off => return Memory::left("text", "--text=off"),
+            TextMode::File => String::from(file),
+            TextMode::Auto => format!(
+                "{file}; a shared copy once the program has lived, and touched 32 MiB of it"
+            ),
+            TextMode::Shared => {
+                String::from("one copy for all your processes that run the file, at the start")
+            }
+            TextMode::Private => String::from("a copy for each process, at the start"),
+        };
+        Memory {
+            what: "text",
+            sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
+            how,
+        }
+    }
+
     /// By what means large allocations become huge.
     fn large(&self) -> String {
         if self.orders.heap == HeapMode::Mimalloc {

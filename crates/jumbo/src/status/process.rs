@@ -151,6 +151,9 @@ impl Observer {
             (true, _) if mapping.shmem_pmd_mapped > Bytes(0) => Kind::Shared,
             (false, "[stack]") => Kind::Stack,
             (false, "") if mapping.write && data_end == Some(mapping.start) => Kind::Data,
+            // Text that `jumbo run` moved, and what a compiler inside the program wrote and protected.
+            (false, "") if mapping.execute && !mapping.write => Kind::Text,
+            (false, _) if path.starts_with("[anon:jumbo text ") => Kind::Text,
             (false, "" | "[heap]") => Kind::Heap,
             (false, _) if path.starts_with("[anon:") => Kind::Heap,
             // A private mapping of /dev/zero is anonymous memory by another name, and so is

@@ -4,46 +4,88 @@
 //! nothing is kept but what is asked of a mapping. Pure: it allocates nothing and calls nothing. See
 //! proc_pid_maps(5).
 
-/// How much of a name is kept.
+/// How much of the start of a name is kept.
 const NAME: usize = 16;
+/// How much of a file's own name is kept, which is what follows the last slash.
+const LAST: usize = 64;
 
 /// A file as the kernel names it in /proc/PID/maps and in /proc/locks: device (major and minor number) and
 /// inode.
-pub(super) type File = ((u64, u64), u64);
+pub(crate) type File = ((u64, u64), u64);
 
 /// One mapping of an address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MapsLine {
-    pub(super) start: usize,
-    pub(super) end: usize,
+pub(crate) struct MapsLine {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
     /// Writable, and not shared.
-    pub(super) writable: bool,
-    pub(super) private: bool,
+    pub(crate) writable: bool,
+    pub(crate) private: bool,
+    pub(crate) executable: bool,
+    /// Where in the file it begins.
+    pub(crate) offset: u64,
     /// The file: major and minor number of its device, and its inode; all 0 where there is none.
-    pub(super) device: (u64, u64),
-    pub(super) inode: u64,
+    pub(crate) device: (u64, u64),
+    pub(crate) inode: u64,
     name: [u8; NAME],
+    length: usize,
+    last: Name,
+}
+
+/// The last part of a path, as much of it as is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    bytes: [u8; LAST],
     length: usize,
 }
 
+impl Default for Name {
+    fn default() -> Self {
+        Self {
+            bytes: [0; LAST],
+            length: 0,
+        }
+    }
+}
+
+impl Name {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+
+    fn push(&mut self, byte: u8) {
+        if byte == b'/' {
+            self.length = 0;
+        } else if let Some(place) = self.bytes.get_mut(self.length) {
+            *place = byte;
+            self.length += 1;
+        }
+    }
+}
+
 impl MapsLine {
+    /// The file's own name.
+    pub(crate) fn last_name(&self) -> Name {
+        self.last
+    }
+
     /// Whether its file's path, or the kernel's word for it, starts so.
-    pub(super) fn is_named(&self, start: &[u8]) -> bool {
+    pub(crate) fn is_named(&self, start: &[u8]) -> bool {
         let known = self.name.get(..self.length).unwrap_or_default();
         known.starts_with(start)
     }
 
-    pub(super) fn file(&self) -> File {
+    pub(crate) fn file(&self) -> File {
         (self.device, self.inode)
     }
 
     /// Memory of this program alone, and of no file.
-    pub(super) fn is_private_anonymous(&self) -> bool {
+    pub(crate) fn is_private_anonymous(&self) -> bool {
         self.private && self.inode == 0 && !self.is_kernels()
     }
 
     /// `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`: the kernel's own.
-    pub(super) fn is_kernels(&self) -> bool {
+    pub(crate) fn is_kernels(&self) -> bool {
         self.is_named(b"[v")
     }
 }
@@ -64,7 +106,7 @@ enum Field {
 
 /// A reader of lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     field: Field,
     number: u64,
     mapping: MapsLine,
@@ -72,7 +114,7 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Takes the next byte; gives a mapping where it ends a line.
-    pub(super) fn push(&mut self, byte: u8) -> Option<MapsLine> {
+    pub(crate) fn push(&mut self, byte: u8) -> Option<MapsLine> {
         if byte == b'\n' {
             if self.field == Field::Inode {
                 self.mapping.inode = self.number;
@@ -83,6 +125,7 @@ impl Lines {
             (Field::Name, _) => self.name(byte),
             (Field::Permissions, b'w') => self.mapping.writable = true,
             (Field::Permissions, b'p') => self.mapping.private = true,
+            (Field::Permissions, b'x') => self.mapping.executable = true,
             (_, b' ' | b'-' | b':') if self.field != Field::Permissions || byte == b' ' => {
                 self.end_field();
             }
@@ -115,7 +158,10 @@ impl Lines {
                 Field::Permissions
             }
             Field::Permissions => Field::Offset,
-            Field::Offset => Field::Major,
+            Field::Offset => {
+                self.mapping.offset = number;
+                Field::Major
+            }
             Field::Major => {
                 self.mapping.device.0 = number;
                 Field::Minor
@@ -136,6 +182,7 @@ impl Lines {
         if byte == b' ' && self.mapping.length == 0 {
             return;
         }
+        self.mapping.last.push(byte);
         if let Some(place) = self.mapping.name.get_mut(self.mapping.length) {
             *place = byte;
             self.mapping.length += 1;
@@ -170,6 +217,8 @@ mod tests {
             (0x2000_0000_0000, 0x2000_0040_0000)
         );
         assert_eq!((maps[2].device, maps[2].inode), ((0xfe, 0x1c), 1234));
+        assert!(maps[2].executable && !maps[1].executable && maps[2].offset == 0x1000);
+        assert_eq!(maps[2].last_name().bytes(), b"a b.so");
         assert!(!maps[2].writable && maps[2].private && maps[2].is_named(b"/usr/lib/a b"));
         assert!(maps[3].writable && !maps[3].private && maps[3].is_named(b"/SYSV"));
         assert!(maps[4].is_kernels());

@@ -1,0 +1,102 @@
+//! Reading /proc from inside the program, with buffers on the stack: lines, mappings ([`each_mapping`]), paths
+//! ([`Path`]).
+
+mod maps;
+
+pub(crate) use maps::{File, Lines, MapsLine, Name};
+
+use rustix::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::{Errno, Result};
+
+pub(crate) fn open(path: &core::ffi::CStr) -> Result<OwnedFd> {
+    open_at(CWD, path)
+}
+
+pub(crate) fn open_at(folder: impl AsFd, path: &core::ffi::CStr) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    rustix::fs::openat(folder, path, flags, Mode::empty())
+}
+
+/// Calls `each` with every byte of a file, until it says that it has seen enough.
+pub(crate) fn each_byte(file: OwnedFd, mut each: impl FnMut(u8) -> Result<bool>) -> Result<bool> {
+    let mut buffer = [0u8; 2048];
+    loop {
+        match rustix::io::read(&file, &mut buffer) {
+            Ok(0) => return Ok(false),
+            Ok(length) => {
+                for byte in buffer.iter().take(length) {
+                    if each(*byte)? {
+                        return Ok(true);
+                    }
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Calls `each` with the first 128 bytes of every line of a file, until it says that it has seen enough.
+pub(crate) fn each_line(
+    file: OwnedFd,
+    mut each: impl FnMut(&[u8]) -> Result<bool>,
+) -> Result<bool> {
+    let (mut line, mut length) = ([0u8; 128], 0);
+    each_byte(file, |byte| {
+        if byte == b'\n' {
+            let line = line.get(..core::mem::take(&mut length));
+            return each(line.unwrap_or_default());
+        }
+        if let Some(place) = line.get_mut(length) {
+            *place = byte;
+            length += 1;
+        }
+        Ok(false)
+    })
+}
+
+/// Calls `each` with every mapping of this process, until it says that it has seen enough.
+pub(crate) fn each_mapping(mut each: impl FnMut(&MapsLine) -> bool) -> Result<bool> {
+    let mut lines = Lines::default();
+    each_byte(open(c"/proc/self/maps")?, |byte| {
+        Ok(lines.push(byte).is_some_and(|mapping| each(&mapping)))
+    })
+}
+
+/// Room for `N` bytes of text, the last of which is a zero.
+#[derive(Debug)]
+pub(crate) struct Path<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Path<N> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            bytes: [0; N],
+            length: 0,
+        }
+    }
+
+    /// Puts `text` there. `None` where it does not fit.
+    pub(crate) fn write(&mut self, text: core::fmt::Arguments<'_>) -> Option<&core::ffi::CStr> {
+        self.length = 0;
+        core::fmt::write(self, text).ok()?;
+        *self.bytes.get_mut(self.length)? = 0;
+        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
+    }
+}
+
+impl<const N: usize> core::fmt::Write for Path<N> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.length + text.len();
+        // One byte stays a zero.
+        let room = self.bytes.get_mut(self.length..end).filter(|_| end < N);
+        room.ok_or(core::fmt::Error)?
+            .copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Data by copy, bss by advice: [`start`].
+
+use core::ops::Range;
+
+use super::because;
+use super::find::blocks;
+use super::headers::Layout;
+use super::memory::{self, Staging};
+use crate::ledger::{Slot, stats, text_reason as reason};
+use crate::proc::each_mapping;
+use crate::sandbox;
+use crate::sys::{Blocked, is_mapped};
+
+/// Copies what of the program's data fills PMDs, the first zeroes behind it among it, and advises the rest of its bss.
+///
+/// # Safety
+/// No other thread runs.
+#[expect(unsafe_code, reason = "moves memory")]
+pub(super) unsafe fn start(layout: &Layout<'_>, pmd: usize) {
+    for (file, zeroes) in layout.data() {
+        let all = blocks(&(file.start..zeroes.end), pmd);
+        if all.is_empty() {
+            continue;
+        }
+        // Up to the first block that is all zeroes.
+        let end = file.end.next_multiple_of(pmd).clamp(all.start, all.end);
+        let copied = all.start..end;
+        if !copied.is_empty() && !sandbox::is_entered() {
+            // SAFETY: the caller's promise.
+            match unsafe { copy(&copied, pmd) } {
+                Ok(()) => Slot::add(&stats::slot().data_moved, copied.len() as u64),
+                Err(why) => because(why),
+            }
+        }
+        let rest = end..all.end;
+        if !rest.is_empty() && is_mapped(rest.start) && memory::advise(&rest).is_ok() {
+            Slot::add(&stats::slot().data_advised, rest.len() as u64);
+        }
+    }
+}
+
+/// Puts a copy in anonymous memory in the place of a range of data.
+///
+/// # Safety
+/// No other thread runs.
+#[expect(unsafe_code, reason = "moves memory")]
+unsafe fn copy(range: &Range<usize>, pmd: usize) -> Result<(), u32> {
+    if !is_alone() {
+        return Err(reason::THREADS);
+    }
+    if !is_plain(range) {
+        return Err(reason::GONE);
+    }
+    let staging = Staging::reserve(range, pmd).map_err(|_| reason::NO_MEMORY)?;
+    staging.map_anonymous().map_err(|_| reason::NO_MEMORY)?;
+    // A handler could write to what has been copied.
+    let _blocked = Blocked::all();
+    // SAFETY: the area stands in for the range and was mapped to be written; no thread and no handler writes to either, and no
+    // variable of this library is in the program's data.
+    unsafe {
+        staging
+            .copy(range, 0..range.len())
+            .map_err(|_| reason::GONE)?;
+        staging.take_place_of(range).map_err(|_| reason::NO_MEMORY)
+    }
+}
+
+/// Whether all of a range is private, readable and writable, without a gap.
+fn is_plain(range: &Range<usize>) -> bool {
+    let mut next = range.start;
+    let read = each_mapping(|mapping| {
+        if (mapping.start..mapping.end).contains(&next)
+            && mapping.private
+            && mapping.writable
+            && !mapping.executable
+        {
+            next = mapping.end;
+        }
+        next >= range.end
+    });
+    read.is_ok() && next >= range.end
+}
+
+/// Whether the process has one thread, by the entries of /proc/self/task; proc(5).
+fn is_alone() -> bool {
+    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
+    rustix::fs::stat(c"/proc/self/task").is_ok_and(|folder| folder.st_nlink <= 3)
+}

@@ -1,0 +1,265 @@
+//! The one leaf of the mechanism that touches memory: staging areas, copying, comparing, and the one call that puts a
+//! range in the place of text or data.
+//!
+//! Everything here is a raw system call or a plain memory access. Sizes and addresses are bytes, multiples of the base page.
+#![expect(unsafe_code, reason = "the leaf that maps and moves")]
+
+use core::ffi::c_void;
+use core::ops::Range;
+use core::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
+
+use rustix::fd::AsFd;
+use rustix::io::{Errno, Result};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::sys::{self, request};
+
+fn at(address: usize) -> *mut c_void {
+    with_exposed_provenance_mut(address)
+}
+
+/// Addresses of our own, as far from a PMD's bounds as those of a range that they stand in for. What is mapped there is
+/// unmapped when this goes, but for what was moved away.
+#[derive(Debug)]
+pub(super) struct Staging {
+    whole: Range<usize>,
+    range: Range<usize>,
+    is_moved: bool,
+}
+
+impl Staging {
+    /// Takes addresses for the stand-in of `like`.
+    pub(super) fn reserve(like: &Range<usize>, pmd: usize) -> Result<Self> {
+        let length = like.len() + pmd;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a mapping at an address of the kernel's choice replaces none.
+        let start =
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), length, ProtFlags::empty(), flags)? };
+        let start = start.expose_provenance();
+        let first = start + (like.start.wrapping_sub(start) & (pmd - 1));
+        Ok(Self {
+            whole: start..start + length,
+            range: first..first + like.len(),
+            is_moved: false,
+        })
+    }
+
+    /// Where it is.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Maps fresh private memory there, to be written, and asks for huge pages.
+    pub(super) fn map_anonymous(&self) -> Result<()> {
+        let (prot, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+        );
+        // SAFETY: the addresses are this value's, and nothing uses what is there. Advice changes no byte.
+        unsafe {
+            mm::mmap_anonymous(at(self.range.start), self.range.len(), prot, flags)?;
+            // Where THP is not to be had, a collapse brings them, or nothing does.
+            let _ = mm::madvise(
+                at(self.range.start),
+                self.range.len(),
+                Advice::LinuxHugepage,
+            );
+        }
+        Ok(())
+    }
+
+    /// Maps `file` there from `offset` on.
+    pub(super) fn map_file(
+        &self,
+        file: impl AsFd,
+        offset: u64,
+        prot: ProtFlags,
+        shared: bool,
+    ) -> Result<()> {
+        let kind = if shared {
+            MapFlags::SHARED
+        } else {
+            MapFlags::PRIVATE
+        };
+        // SAFETY: the addresses are this value's, and nothing uses what is there.
+        unsafe {
+            mm::mmap(
+                at(self.range.start),
+                self.range.len(),
+                prot,
+                kind | MapFlags::FIXED,
+                file,
+                offset,
+            )
+            .map(drop)
+        }
+    }
+
+    /// Copies a part of `from` to its place here, `part` counting from the start. EFAULT where it is not mapped any more.
+    ///
+    /// # Safety
+    /// `from` is the range that this stands in for; this is mapped to be written.
+    pub(super) unsafe fn copy(&self, from: &Range<usize>, part: Range<usize>) -> Result<()> {
+        let (source, to) = (from.start + part.start, self.range.start + part.start);
+        // SAFETY: the caller's promise.
+        match unsafe { sys::copy_bytes(source, to, part.len())? } {
+            copied if copied == part.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    /// Whether a part of `other` and of this hold the same. EFAULT where the other is not mapped any more.
+    ///
+    /// # Safety
+    /// `other` is the range that this stands in for; this can be read, and does not change.
+    pub(super) unsafe fn equals(&self, other: &Range<usize>, part: Range<usize>) -> Result<bool> {
+        const WORDS: usize = 2048;
+        const STEP: usize = WORDS * size_of::<usize>();
+        let mut words = [0usize; WORDS];
+        for offset in part.clone().step_by(STEP) {
+            let length = (part.end - offset).min(STEP) / size_of::<usize>();
+            let there = words.get_mut(..length).unwrap_or_default();
+            if sys::copy_words(other.start + offset, there)? != length {
+                return Err(Errno::FAULT);
+            }
+            let here = with_exposed_provenance::<usize>(self.range.start + offset);
+            // SAFETY: the caller's promise. Base pages are whole words.
+            let here = unsafe { core::slice::from_raw_parts(here, length) };
+            // All of it, so that the compiler can take vectors.
+            let pairs = here.iter().zip(there.iter());
+            if pairs.fold(0, |found, (here, there)| found | here ^ there) != 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Changes what may be done with it.
+    pub(super) fn protect(&self, flags: MprotectFlags) -> Result<()> {
+        // SAFETY: the addresses are this value's, and nothing but this uses them.
+        unsafe { mm::mprotect(at(self.range.start), self.range.len(), flags) }
+    }
+
+    /// Leaves it out of core dumps: the file has it, and a plain program's dump leaves it out too.
+    pub(super) fn leave_out_of_dumps(&self) {
+        // SAFETY: it changes no byte.
+        let _ = unsafe {
+            mm::madvise(
+                at(self.range.start),
+                self.range.len(),
+                Advice::LinuxDontDump,
+            )
+        };
+    }
+
+    /// Gives it a name in /proc/PID/maps. PR_SET_VMA_ANON_NAME, Linux 5.17, with CONFIG_ANON_VMA_NAME.
+    pub(super) fn name(&self, name: &core::ffi::CStr) {
+        let name = name.as_ptr().expose_provenance();
+        let operation = usize::try_from(libc::PR_SET_VMA).unwrap_or(0);
+        let what = usize::try_from(libc::PR_SET_VMA_ANON_NAME).unwrap_or(0);
+        let arguments = [operation, what, self.range.start, self.range.len(), name, 0];
+        // SAFETY: the kernel reads the name and changes no memory.
+        let _ = unsafe { request(libc::SYS_prctl, arguments) };
+    }
+
+    /// Puts what is here in the place of `range`, by one mremap(2): at each moment a thread finds there either what was
+    /// or what is. Where the kernel cannot, all stays as it was.
+    ///
+    /// # Safety
+    /// `range` is the one that this stands in for, and both hold the same.
+    pub(super) unsafe fn take_place_of(mut self, range: &Range<usize>) -> Result<()> {
+        let (from, length) = (self.range.start, self.range.len());
+        // SAFETY: the caller's promise.
+        let moved = unsafe { sys::move_mapping(from, range.start, length) };
+        let moved = match moved {
+            // The kernel took away what was there before it failed: nothing can be lost but by not trying again.
+            Err(_) if !sys::is_mapped(range.start) => {
+                // SAFETY: as above.
+                let again = (0..RETRIES)
+                    .any(|_| unsafe { sys::move_mapping(from, range.start, length) }.is_ok());
+                if !again {
+                    // SAFETY: abort(3) may always be called. The program has no text any more.
+                    unsafe { libc::abort() }
+                }
+                Ok(())
+            }
+            moved => moved,
+        };
+        self.is_moved = moved.is_ok();
+        moved
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let parts = if self.is_moved {
+            // Another thread may have mapped something into the gap.
+            [
+                self.whole.start..self.range.start,
+                self.range.end..self.whole.end,
+            ]
+        } else {
+            [self.whole.clone(), 0..0]
+        };
+        for part in parts.into_iter().filter(|part| !part.is_empty()) {
+            // SAFETY: the addresses are this value's.
+            let _ = unsafe { sys::unmap(part.start, part.len()) };
+        }
+    }
+}
+
+/// How often a move is tried again that has to succeed: only memory for page tables can be missing.
+const RETRIES: usize = 1000;
+
+/// Maps `file` from `offset` on over `range`, private, to be read and executed, by one mmap(2): at each moment a thread
+/// finds there either what was or what is.
+///
+/// # Safety
+/// The file holds what the range holds.
+pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64) -> Result<()> {
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::EXEC,
+        MapFlags::PRIVATE | MapFlags::FIXED,
+    );
+    // SAFETY: the caller's promise.
+    let map =
+        || unsafe { mm::mmap(at(range.start), range.len(), prot, flags, &file, offset).map(drop) };
+    let mapped = map();
+    if mapped.is_err() && !sys::is_mapped(range.start) && !(0..RETRIES).any(|_| map().is_ok()) {
+        // SAFETY: abort(3) may always be called. The program has no text any more.
+        unsafe { libc::abort() }
+    }
+    match sys::is_mapped(range.start) {
+        true => mapped,
+        false => Err(Errno::NOMEM),
+    }
+}
+
+/// Asks for huge pages where `range` is mapped.
+pub(super) fn advise(range: &Range<usize>) -> Result<()> {
+    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
+    unsafe { mm::madvise(at(range.start), range.len(), Advice::LinuxHugepage) }
+}
+
+/// Reads one byte of each `step` of a range, so that it is mapped by what the page cache has.
+///
+/// # Safety
+/// It is mapped and can be read.
+pub(super) unsafe fn touch(range: &Range<usize>, step: usize) {
+    for address in range.clone().step_by(step) {
+        // SAFETY: the caller's promise.
+        unsafe { with_exposed_provenance::<u8>(address).read_volatile() };
+    }
+}
+
+/// Writes a zero to the first byte of each `step` of a staging area that is mapped to be written.
+pub(super) fn bring_in(staging: &Staging, part: Range<usize>, step: usize) {
+    for offset in part.step_by(step) {
+        // SAFETY: the addresses are the area's, which the caller has mapped to be written.
+        unsafe {
+            at(staging.range.start + offset)
+                .cast::<u8>()
+                .write_volatile(0)
+        };
+    }
+}

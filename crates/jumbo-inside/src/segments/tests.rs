@@ -1,0 +1,268 @@
+//! Moves of code that runs.
+
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::*;
+
+const PMD: usize = 2 << 20;
+/// Functions of 16 bytes each: one whole PMD and both ends, wherever it begins.
+const COUNT: usize = 2 * PMD / 16 + 1000;
+
+/// A file of functions, each of which returns its own number, mapped to be executed.
+struct Code {
+    file: std::fs::File,
+    range: Range<usize>,
+    // It keeps the addresses.
+    _place: Staging,
+}
+
+use super::memory::Staging;
+
+fn function(number: u32) -> [u8; 16] {
+    let mut code = [0u8; 16];
+    let [low, high] = [number & 0xffff, number >> 16];
+    if cfg!(target_arch = "x86_64") {
+        // mov eax, number; ret
+        code[0] = 0xb8;
+        code[1..5].copy_from_slice(&number.to_le_bytes());
+        code[5] = 0xc3;
+    } else {
+        // movz w0, low; movk w0, high, lsl 16; ret
+        for (place, word) in [0x5280_0000 | low << 5, 0x72a0_0000 | high << 5, 0xd65f_03c0]
+            .into_iter()
+            .enumerate()
+        {
+            code[4 * place..][..4].copy_from_slice(&u32::to_le_bytes(word));
+        }
+    }
+    code
+}
+
+impl Code {
+    /// At an address that is `off` from what its place in the file asks for.
+    fn new(off: usize) -> Self {
+        let mut file = tempfile::tempfile_in("/tmp").unwrap();
+        let bytes: Vec<u8> = (0..COUNT as u32).flat_map(function).collect();
+        file.write_all(&bytes).unwrap();
+        let length = bytes.len().next_multiple_of(4096);
+        let like = off..off + length;
+        let place = Staging::reserve(&like, PMD).unwrap();
+        let code = Self {
+            file,
+            range: place.range(),
+            _place: place,
+        };
+        code.map();
+        code
+    }
+
+    /// As it was before it was moved.
+    fn map(&self) {
+        let (prot, flags) = (
+            ProtFlags::READ | ProtFlags::EXEC,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+        );
+        let at = std::ptr::with_exposed_provenance_mut(self.range.start);
+        // SAFETY: the addresses are the value's, and hold the same code or nothing.
+        unsafe { mm::mmap(at, self.range.len(), prot, flags, &self.file, 0) }.unwrap();
+    }
+
+    fn call(start: usize, number: usize) -> usize {
+        let function = std::ptr::with_exposed_provenance::<()>(start + 16 * number);
+        // SAFETY: there is such a function.
+        let function =
+            unsafe { std::mem::transmute::<*const (), extern "C" fn() -> u32>(function) };
+        function() as usize
+    }
+
+    fn settings(&self, mode: TextMode) -> Settings {
+        Settings {
+            mode,
+            data: false,
+            libs: None,
+            pmd: PMD,
+            program: Program {
+                headers: 0,
+                count: 0,
+                entry: self.range.start,
+            },
+            fixed: [0; 2],
+        }
+    }
+
+    /// What a climb says of the last segment of it, and how much of it is huge then.
+    fn climb(&self, mode: TextMode) -> (Result<(), u32>, usize) {
+        let settings = self.settings(mode);
+        let looking = Looking::open().unwrap();
+        let found = settings.find().unwrap();
+        let segment = found.iter().last().copied().unwrap();
+        let climbed = climb(&segment, &looking, &settings, &Stop::never(), false);
+        // SAFETY: it can be read.
+        unsafe { memory::touch(&self.range, 4096) };
+        close_images();
+        (
+            climbed,
+            looking.pages(self.range.clone(), Pages::Huge).unwrap(),
+        )
+    }
+}
+
+/// The descriptors by which others would find images.
+fn close_images() {
+    for number in 960..1000 {
+        if rustix::fs::readlink(format!("/proc/self/fd/{number}"), Vec::new()).is_ok() {
+            // SAFETY: the descriptor of an image is used by its number alone.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+}
+
+/// Whether this kernel can say how pages are mapped; and one test at a time, for the descriptors.
+fn is_ready() -> Option<std::sync::MutexGuard<'static, ()>> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let guard = ONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let looked = Looking::open().unwrap().pages(0..4096, Pages::Present);
+    if looked.is_err() {
+        eprintln!("skipped: no PAGEMAP_SCAN (Linux 6.7)");
+        return None;
+    }
+    Some(guard)
+}
+
+#[test]
+fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
+    static START: AtomicU64 = AtomicU64::new(0);
+    static WRONG: AtomicU32 = AtomicU32::new(0);
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn handler(_signal: i32) {
+        let start = START.load(Ordering::Relaxed) as usize;
+        let at = HANDLED.fetch_add(1, Ordering::Relaxed) as usize * 7919 % COUNT;
+        if Code::call(start, at) != at {
+            WRONG.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new(3 << 16);
+    START.store(code.range.start as u64, Ordering::Relaxed);
+    let timer = |microseconds| libc::itimerval {
+        it_interval: libc::timeval {
+            tv_sec: 0,
+            tv_usec: microseconds,
+        },
+        it_value: libc::timeval {
+            tv_sec: 0,
+            tv_usec: microseconds,
+        },
+    };
+    // SAFETY: the handler calls code that is mapped, and touches atomics.
+    unsafe {
+        libc::signal(libc::SIGPROF, handler as *const () as usize);
+        libc::setitimer(libc::ITIMER_PROF, &timer(1000), std::ptr::null_mut());
+    }
+    let (start, over) = (code.range.start, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let over = &over;
+            scope.spawn(move || {
+                let mut at = thread;
+                while !over.load(Ordering::Relaxed) {
+                    for _ in 0..1000 {
+                        at = (at * 75 + 74) % COUNT;
+                        if Code::call(start, at) != at {
+                            WRONG.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    // There are more threads than CPUs.
+                    std::thread::yield_now();
+                }
+            });
+        }
+        for round in 0..1000 {
+            let mode = [TextMode::Private, TextMode::Shared][round % 2];
+            assert_eq!(code.climb(mode), (Ok(()), PMD), "{round} {mode:?}");
+            code.map();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    // SAFETY: it ends the timer.
+    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer(0), std::ptr::null_mut()) };
+    assert_eq!(WRONG.load(Ordering::Relaxed), 0);
+    assert!(HANDLED.load(Ordering::Relaxed) > 100);
+}
+
+/// Writes a function as a debugger does, whatever the protection.
+fn poke(at: usize, number: u32) {
+    let memory = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/proc/self/mem")
+        .unwrap();
+    rustix::io::pwrite(memory.as_fd(), &function(number), at as u64).unwrap();
+}
+
+#[test]
+fn code_that_was_changed_stays_where_it_is() {
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new(1 << 16);
+    poke(code.range.start + PMD / 2, 7);
+    let number = PMD / 32;
+    for mode in [TextMode::Private, TextMode::Shared] {
+        assert_eq!(code.climb(mode), (Err(reason::CHANGED), 0));
+        assert_eq!(Code::call(code.range.start, number), 7);
+        assert_eq!(Code::call(code.range.start, number + 1), number + 1);
+    }
+}
+
+#[test]
+fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new(1 << 16);
+    let settings = code.settings(TextMode::Private);
+    let found = settings.find().unwrap();
+    let segment = *found.iter().next().unwrap();
+    let other = Code::new(1 << 16);
+    let looking = Looking::open().unwrap();
+    looking.check(&segment).unwrap();
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::EXEC,
+        MapFlags::PRIVATE | MapFlags::FIXED,
+    );
+    let at = std::ptr::with_exposed_provenance_mut(code.range.start);
+    // SAFETY: the addresses are the test's own.
+    unsafe { mm::mmap(at, code.range.len(), prot, flags, &other.file, 0) }.unwrap();
+    assert_eq!(looking.check(&segment), Err(reason::GONE));
+}
+
+/// What is moved can be changed by the program as before, and by a debugger; another mapping of the image does not see it.
+#[test]
+fn a_write_to_an_image_stays_in_its_process() {
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new(5 << 16);
+    assert_eq!(code.climb(TextMode::Shared).0, Ok(()));
+    poke(code.range.start, 42);
+    assert_eq!(Code::call(code.range.start, 0), 42);
+    assert_eq!(Code::call(code.range.start, 1), 1);
+    code.map();
+    assert_eq!(Code::call(code.range.start, 0), 0);
+}
+
+#[test]
+fn a_stop_leaves_all_as_it_was() {
+    static STOP: AtomicBool = AtomicBool::new(true);
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new(1 << 16);
+    let looking = Looking::open().unwrap();
+    for mode in [TextMode::Private, TextMode::Shared] {
+        let settings = code.settings(mode);
+        let found = settings.find().unwrap();
+        let segment = found.iter().next().unwrap();
+        let climbed = climb(segment, &looking, &settings, &Stop::at(&STOP, &STOP), false);
+        assert_eq!(climbed, Err(reason::ENDED));
+        assert!(segment.is_there());
+    }
+}
