@@ -3,14 +3,25 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
 use rustix::process::Pid;
 
 use crate::support::{Program, Running, Source, compile, host};
 
-/// Text for which a move is tried when it is asked for, and for which `auto` looks.
+/// Text for which a move is tried when it is asked for; the same at fixed addresses, so that processes can share it; and so much
+/// of it that `auto` looks.
 const SOME: Source = Source::C("text", &[]);
-const MUCH: Source = Source::C("text", &["-DCOUNT=655360"]);
+const FIXED: Source = Source::C("text", &["-no-pie"]);
+const MUCH: Source = Source::C("text", &["-no-pie", "-DCOUNT=655360"]);
+
+/// Has the page cache read a program again, in the small folios that it takes by itself.
+fn cache_anew(program: &Path) {
+    let file = fs::File::open(program).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    fs::read(program).unwrap();
+}
 
 /// Whether this kernel can say how text is mapped (PAGEMAP_SCAN).
 fn can_look() -> bool {
@@ -99,7 +110,8 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     if !can_look() || !host::root() {
         return;
     }
-    let files = compile(&[SOME]);
+    let files = compile(&[FIXED]);
+    cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
     let mut all: Vec<_> = (0..3).map(|_| staying(&program)).collect();
     let seen: Vec<_> = all
@@ -136,7 +148,8 @@ fn another_users_image_is_not_taken() {
     if !can_look() || !host::root() {
         return;
     }
-    let files = compile(&[SOME]);
+    let files = compile(&[FIXED]);
+    cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
     let (mut theirs, line) = staying(&program.clone().unprivileged());
     let image = frames(theirs.pid(), told(&line).1);
@@ -158,13 +171,11 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
         return;
     }
     let files = compile(&[MUCH]);
+    cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
     // Not at the start: a short program pays nothing.
     let ran = program.clone().arg("tell").jumbo_with(&[]).ok();
-    assert!(
-        ran.stdout.contains("huge 0 "),
-        "{ran:?}"
-    );
+    assert!(ran.stdout.contains("huge 0 "), "{ran:?}");
     let (ran, report) = program.clone().args(["burn", "60"]).reported_with(&[]);
     let text = ran.ok().stdout;
     assert!(text.contains("memfd:jumbo-text:text"), "{text}");

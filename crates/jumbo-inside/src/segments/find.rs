@@ -37,6 +37,13 @@ impl Segment {
         (self.start as u64).wrapping_sub(self.offset) & (pmd as u64 - 1) == 0
     }
 
+    /// Whether it is as far from a PMD's bounds in each process, so that one image serves all: congruent to its place in the
+    /// file, or of a program that is linked to fixed addresses, which are low ones. A position-independent program that is not
+    /// aligned is somewhere else in each process.
+    pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
+        self.is_congruent(pmd) || u32::try_from(self.end).is_ok()
+    }
+
     /// Whether it is mapped as it was when it was found.
     pub(super) fn is_there(&self) -> bool {
         let is_this = |mapping: &MapsLine| of(mapping).is_some_and(|found| found == *self);

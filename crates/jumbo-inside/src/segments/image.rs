@@ -7,6 +7,10 @@
 //! The name says which part of which file it is, and proves nothing. What is taken was made by this user, cannot be
 //! changed any more (its seals), and holds byte for byte what this process runs. A process of another user is not even asked.
 //!
+//! A PMD maps what is alike modulo its size in memory and in the image. So one image serves processes that have the text at
+//! addresses that are alike: those of a program with fixed addresses, of one that was aligned (`jumbo text align`), and of
+//! libraries that the kernel aligns. Another position-independent program has an image for itself.
+//!
 //! Two that start at once make one image: each shows its own, still empty, before it looks for others'; who finds one that is
 //! being made waits for it, and of two empty ones that of the lower process ID is made. (Within the few microseconds between
 //! looking and beginning both may be made; then later processes take one of them.)

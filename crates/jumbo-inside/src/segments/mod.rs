@@ -177,6 +177,10 @@ fn climb(
         }
         because(reason::SMALL_FOLIOS);
     }
+    if evidence && !segment.is_alike_everywhere(pmd) {
+        // An image would be this process's alone, and its memory a price that others do not share.
+        return Err(reason::NOT_CONGRUENT);
+    }
     if evidence && looking.pages(segment.range(), Pages::Present)? < WORTH {
         return Err(reason::NOT_YET);
     }
