@@ -1,8 +1,8 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool` and `thp` have 3 for a part of what was asked; `pool wait` and `wait`
-//! have 124 for a wait in vain.
+//! program it runs, and 125, 126 and 127 of its own; `pool`, `thp` and `text prime` have 3 for a part of what was asked;
+//! `pool wait` and `wait` have 124 for a wait in vain.
 
 mod bench;
 mod doctor;
@@ -14,6 +14,7 @@ mod rehearse;
 mod run;
 mod signal;
 mod status;
+mod text;
 mod thp;
 mod value;
 mod view;
@@ -40,6 +41,7 @@ enum Command {
     Wait(wait::Args),
     Pool(pool::Args),
     Thp(thp::Args),
+    Text(text::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Wait(args) => wait::main(&args),
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
+        Command::Text(args) => text::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
         Command::Completions(args) => manual::completions(&args),

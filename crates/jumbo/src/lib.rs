@@ -4,6 +4,7 @@
 //! [`kernel`] for the files of /proc and /sys and the system calls that rustix lacks:
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
+//! - [`segments`]: program text on huge pages.
 //! - [`gather`]: memory given back with several threads, or later.
 //! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
@@ -59,6 +60,7 @@ pub mod policy;
 pub mod pool;
 #[cfg(doctest)]
 mod promises;
+pub mod segments;
 pub mod status;
 pub mod teardown;
 pub mod units;

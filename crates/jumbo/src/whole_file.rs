@@ -30,30 +30,45 @@ pub enum Existing {
 /// # Errors
 /// Those of open(2), write(2), fsync(2) and rename(2); `path` is as it was then.
 pub fn write(path: &Path, content: &[u8], mode: u32, existing: Existing) -> io::Result<()> {
+    fill(path, mode, existing, |file| file.write_all(content))
+}
+
+/// The same of what `content` writes.
+///
+/// # Errors
+/// As [`write()`], and those of `content`.
+pub(crate) fn fill<E: From<io::Error>>(
+    path: &Path,
+    mode: u32,
+    existing: Existing,
+    content: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
     let temporary = match existing {
         Existing::Replace => clear(path),
         // Another process may be writing the same file.
         Existing::Keep => with_ending(path, &format!(".{}{NEW}", std::process::id())),
     };
     let mut file = OpenOptions::new()
+        .read(true)
         .write(true)
         .create_new(true)
         .mode(mode)
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(&temporary)?;
-    let written = file.write_all(content).and_then(|()| match existing {
+    let written = content(&mut file).and_then(|()| match existing {
         Existing::Replace => {
             file.sync_all()?;
-            fs::rename(&temporary, path)
+            Ok(fs::rename(&temporary, path)?)
         }
-        Existing::Keep => rename_new(&temporary, path),
+        Existing::Keep => Ok(rename_new(&temporary, path)?),
     });
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
+    written?;
     match existing {
-        Existing::Replace => written.and_then(|()| sync_folder_of(path)),
-        Existing::Keep => written,
+        Existing::Replace => Ok(sync_folder_of(path)?),
+        Existing::Keep => Ok(()),
     }
 }
 
@@ -94,7 +109,10 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 
 /// A name is on disk when its folder is.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ const OUTSIDE: Table = &[
     ("host_pools", &["kernel", "knobs", "status", "units"]),
     ("status", &["kernel", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
+    ("segments", &["kernel", "policy", "units", "whole_file"]),
     ("teardown", &["kernel", "units"]),
     ("pool", &["kernel", "units"]),
     ("gather", &["units"]),

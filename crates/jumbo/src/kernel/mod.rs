@@ -5,6 +5,7 @@
 //! reading of cgroup files that both worlds need.
 //!
 //! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
+//! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
 //! - `sys`: the system calls.
@@ -21,6 +22,8 @@ pub mod file_id;
 pub mod folios;
 pub mod hugetlb;
 pub mod memory;
+pub mod mounts;
+pub mod page_cache;
 pub mod peek;
 pub mod probe;
 pub mod process;

@@ -90,6 +90,12 @@ impl Smaps {
         aside::text(root, pid, "maps").map(Self)
     }
 
+    /// [`Smaps::read_maps`] of each of these processes.
+    pub(crate) fn read_maps_of_each(root: &Root, pids: &[u32]) -> Vec<Result<Self, FileError>> {
+        let texts = aside::texts(root, pids, "maps").into_iter();
+        texts.map(|text| text.map(Self)).collect()
+    }
+
     /// Reads /proc/PID/smaps_rollup (Linux 4.14), which has one [`Mapping`] with the sums.
     ///
     /// # Errors

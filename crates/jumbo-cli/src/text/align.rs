@@ -1,0 +1,107 @@
+//! `jumbo text align`.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use jumbo::kernel::Root;
+use jumbo::segments::align::{Aligned, Options, align};
+use jumbo::segments::{Error, Sizes};
+use jumbo::units::Bytes;
+
+use crate::view::{self, View};
+
+/// Write a copy of an executable or library whose text can be huge
+///
+/// Each text segment of at least a huge page gets an offset in the file that is its address modulo the huge page size, and the
+/// alignment of a huge page. Addresses, symbols, build-id, notes and debug links stay. Where no whole huge page
+/// is in the text at its addresses, the read-only segment beside it becomes a part of it, as linkers did before
+/// `-z separate-code`: it is executable then.
+///
+/// The copy is read back and compared with the original before it has its name. It is not set-user-ID.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text align /usr/bin/python3 -o /opt/python3
+  jumbo text align libbig.so -o aligned/libbig.so --force
+
+Priming the copy (`jumbo text prime`) then brings it in huge folios. A position-independent program is loaded at
+multiples of the huge page size: its addresses are less random, by 9 bits where that is 2 MiB.")]
+pub(crate) struct Args {
+    /// The executable or shared library
+    file: PathBuf,
+
+    /// Where the copy goes
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+
+    /// Make read-only segments executable wherever the text gains huge pages by it
+    #[arg(long)]
+    join: bool,
+
+    /// Replace OUT where it is there
+    #[arg(long)]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let sizes = Sizes::read(root)?;
+    let options = Options {
+        join: args.join,
+        replace: args.force,
+    };
+    let aligned =
+        align(&args.file, &args.output, sizes, options).map_err(|error| refused(args, error))?;
+    view::page(args.json, &aligned, |view, aligned| {
+        show(view, args, sizes, aligned)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(args: &Args, error: Error) -> anyhow::Error {
+    let hint = match &error {
+        Error::Itself => {
+            "write it beside the original, try it, and move it over the original with mv(1)"
+        }
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            "`--force` replaces it"
+        }
+        Error::Layout(_) => "link it anew: `jumbo text inspect` has the flags",
+        _ => return anyhow!(error).context(format!("cannot align {}", args.file.display())),
+    };
+    anyhow!(
+        "cannot align {}: {error}\nhint: {hint}",
+        args.file.display()
+    )
+}
+
+fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) -> io::Result<()> {
+    let bytes = |pages: jumbo::units::Pages| pages.bytes(sizes.pmd);
+    let said = match aligned.was_aligned {
+        true => " is as the original, which is aligned already",
+        false => "",
+    };
+    view.line(format!("{}{said}", args.output.display()))?;
+    view.line(format!(
+        "  {} of its text can be huge; {} of the original's",
+        bytes(aligned.after),
+        bytes(aligned.before)
+    ))?;
+    if aligned.padding > Bytes(0) {
+        view.line(format!("  {} of holes in the file", aligned.padding))?;
+    }
+    for segment in &aligned.joined {
+        view.line(format!(
+            "  {} of read-only data at {:#x} are executable in it",
+            segment.memory_size, segment.address
+        ))?;
+    }
+    for note in &aligned.notes {
+        view.line(format!("  {note}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! `jumbo text inspect`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use jumbo::kernel::{Root, task};
+use jumbo::segments::mapped::{MappedFile, mapped};
+use jumbo::segments::prime::Text;
+use jumbo::segments::rungs::{Inspection, Look, inspect};
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use crate::view::{self, NONE, View, percent};
+
+/// Show what keeps the text of a file or process off huge pages
+///
+/// Of a file: its segments, what each way to huge text would give, why the ways that are not to be had are not, and the flags
+/// that have it linked so that priming is all it needs. Of a process: the text that it maps, file by file, as it is now.
+///
+/// The ways (rungs) are: `file`, the page cache itself, which every process shares; `shared`, one copy in shared memory for all
+/// processes of the file; `private`, a copy for each process.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text inspect /usr/bin/node
+  jumbo text inspect $$ --json
+  jumbo text inspect ./1234                    # a file whose name is a number")]
+pub(crate) struct Args {
+    /// An executable or shared library, or the number of a process
+    #[arg(value_name = "FILE|PID", required = true)]
+    targets: Vec<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON.
+#[derive(Default, Serialize)]
+struct Page {
+    files: Vec<Inspection>,
+    processes: Vec<Process>,
+}
+
+/// A process, and the text that it maps.
+#[derive(Serialize)]
+struct Process {
+    pid: u32,
+    name: String,
+    files: Vec<MappedFile>,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let mut page = Page::default();
+    for target in &args.targets {
+        match target.to_str().map(str::parse) {
+            Some(Ok(pid)) => page.processes.push(process(root, pid)?),
+            _ => page.files.push(file(root, target)?),
+        }
+    }
+    view::page(args.json, &page, show)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn file(root: &Root, path: &Path) -> anyhow::Result<Inspection> {
+    inspect(root, path).with_context(|| format!("cannot inspect {}", path.display()))
+}
+
+fn process(root: &Root, pid: u32) -> anyhow::Result<Process> {
+    let name = task::name(root, pid);
+    if name.as_ref().is_err_and(|error| error.is_missing()) {
+        bail!("no process has the number {pid}\nhint: `./{pid}` is the file of that name");
+    }
+    Ok(Process {
+        pid,
+        name: name?,
+        files: mapped(root, pid)?,
+    })
+}
+
+fn show(view: &mut View, page: &Page) -> io::Result<()> {
+    for file in &page.files {
+        show_file(view, file)?;
+    }
+    for process in &page.processes {
+        show_process(view, process)?;
+    }
+    Ok(())
+}
+
+fn show_file(view: &mut View, file: &Inspection) -> io::Result<()> {
+    view.heading(&file.path.display().to_string())?;
+    let kind = format!("{:?}, linked by {:?}", file.kind, file.linker);
+    view.fact("Kind", kind.to_lowercase())?;
+    view.fact("Build-id", file.build_id.as_deref().unwrap_or(NONE))?;
+    view.fact("Huge page", file.huge_page.to_string())?;
+    let columns = ">OFFSET|>ADDRESS|>SIZE|<FLAGS|>ALIGN|>HUGE PAGES|<CONGRUENT|<PAGE CACHE";
+    view.table(columns, file.segments.iter().map(row))?;
+    for rung in &file.rungs {
+        match rung.why_not.split_first() {
+            None => view.fact(rung.name, "to be had")?,
+            Some((first, more)) => {
+                view.fact(rung.name, format!("not to be had: {first}"))?;
+                for why in more {
+                    view.fact("", format!("and: {why}"))?;
+                }
+            }
+        }
+    }
+    match &file.flags {
+        Some(flags) => view.fact("Linked with", flags),
+        None => Ok(()),
+    }
+}
+
+fn row(look: &Look) -> [String; 8] {
+    let segment = &look.segment;
+    let flag = |set: bool, letter| if set { letter } else { '-' };
+    let flags = [
+        (segment.read, 'r'),
+        (segment.write, 'w'),
+        (segment.execute, 'x'),
+    ];
+    [
+        format!("{:#x}", segment.offset),
+        format!("{:#x}", segment.address),
+        segment.memory_size.to_string(),
+        flags
+            .map(|(set, letter)| flag(set, letter))
+            .iter()
+            .collect(),
+        Bytes(segment.align).to_string(),
+        look.whole.0.to_string(),
+        if look.congruent { "yes" } else { "no" }.to_owned(),
+        look.cached.map_or_else(|| NONE.to_owned(), cached),
+    ]
+}
+
+fn cached(text: Text) -> String {
+    let parts = [
+        (text.huge, "huge"),
+        (text.small, "small"),
+        (text.absent, "absent"),
+    ];
+    let parts = parts.iter().filter(|(pages, _)| pages.0 > 0);
+    let parts: Vec<_> = parts
+        .map(|(pages, what)| format!("{} {what}", pages.0))
+        .collect();
+    if parts.is_empty() {
+        NONE.to_owned()
+    } else {
+        parts.join(", ")
+    }
+}
+
+fn show_process(view: &mut View, process: &Process) -> io::Result<()> {
+    view.heading(&format!("{} ({})", process.name, process.pid))?;
+    let columns = "<FILE|>TEXT|>RESIDENT|>HUGE|>SHARE|<CONGRUENT";
+    view.table(
+        columns,
+        process.files.iter().map(|file| {
+            let congruent = file.mappings.iter().all(|mapping| mapping.congruent);
+            let path = if file.path.is_empty() {
+                "(anonymous memory)"
+            } else {
+                &file.path
+            };
+            [
+                path.to_owned(),
+                file.size.to_string(),
+                file.rss.to_string(),
+                view::some(file.huge),
+                percent(file.huge, file.rss),
+                if congruent { "yes" } else { "no" }.to_owned(),
+            ]
+        }),
+    )
+}

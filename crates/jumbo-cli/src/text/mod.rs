@@ -1,0 +1,46 @@
+//! `jumbo text`: the text of programs on huge pages, from outside; one file a subcommand.
+
+mod align;
+mod inspect;
+mod prime;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use jumbo::kernel::Root;
+
+/// See and prepare the text of programs for huge pages
+///
+/// A program's text is mapped by PMD, and every process shares it, where two things meet: its file has it at an offset that is
+/// its address modulo the huge page size (`align` makes a copy that has), and the page cache has it in huge folios
+/// (`prime` reads it so). The program needs nothing of jumbo then. `inspect` says what a file lacks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text inspect /usr/bin/node
+  jumbo text inspect $(pidof postgres)         # what its processes have now
+  jumbo text prime /usr/bin/node --persist
+  jumbo text align /usr/bin/python3 -o /opt/python3 && jumbo text prime /opt/python3")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+
+    /// A folder that stands in for /
+    #[arg(long, global = true, hide = true, default_value = "/")]
+    root: PathBuf,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Inspect(inspect::Args),
+    Prime(prime::Args),
+    Align(align::Args),
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let root = Root::at(&args.root);
+    match &args.command {
+        Command::Inspect(args) => inspect::main(&root, args),
+        Command::Prime(args) => prime::main(&root, args),
+        Command::Align(args) => align::main(&root, args),
+    }
+}

@@ -1,0 +1,186 @@
+//! `jumbo text prime`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use jumbo::kernel::Root;
+use jumbo::segments::prime::{Primed, prime};
+use jumbo::segments::running::Running;
+use jumbo::segments::{Sizes, boot};
+use jumbo::units::{Pages, counted};
+use serde::Serialize;
+
+use crate::knobs::all_or_part;
+use crate::view::{self, View};
+
+/// Read the text of files into the page cache in huge folios
+///
+/// What of it is cached in small folios is dropped first, where no process maps it, and read again. A program that is started
+/// then, by any user, has its text mapped by PMD, as long as the page cache keeps it. What a running process maps stays as
+/// it is: stop it, prime, and start it again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text prime /usr/bin/node
+  jumbo text prime --all-running --dry-run     # what runs here, and what it lacks
+  jumbo text prime --all-running --persist     # from the next boot on, before services start
+  jumbo text prime --forget
+
+Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]
+pub(crate) struct Args {
+    /// Executables and shared libraries
+    #[arg(value_name = "FILE", required_unless_present_any = ["all_running", "forget"])]
+    files: Vec<PathBuf>,
+
+    /// The files of which processes run text of at least a huge page, as far as this user may look
+    #[arg(long, conflicts_with = "forget")]
+    all_running: bool,
+
+    /// Look, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Prime them at each boot too: a systemd unit
+    #[arg(long, conflicts_with_all = ["forget", "dry_run"])]
+    persist: bool,
+
+    /// Have these files, or all, not primed at boot any more; nothing else is done
+    #[arg(long, conflicts_with = "dry_run")]
+    forget: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON.
+#[derive(Default, Serialize)]
+struct Page {
+    /// True where nothing was changed.
+    dry_run: bool,
+    /// What came of each file.
+    files: Vec<Primed>,
+    /// Processes that this user may not look into.
+    hidden_processes: usize,
+    /// The unit that primes them at boot, where it was written.
+    unit: Option<PathBuf>,
+    /// How many files are not primed at boot any more.
+    forgotten: usize,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let absolute = |file: &PathBuf| std::path::absolute(file).context("cannot tell where this is");
+    let mut files: Vec<PathBuf> = args.files.iter().map(absolute).collect::<Result<_, _>>()?;
+    let mut page = Page {
+        dry_run: args.dry_run,
+        ..Page::default()
+    };
+    if args.forget {
+        page.forgotten = boot::forget(root, &files)?;
+        view::page(args.json, &page, |view, page| {
+            view.line(format!(
+                "{} forgotten",
+                counted(page.forgotten as u64, "file")
+            ))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let sizes = Sizes::read(root)?;
+    let running = Running::read(root)?;
+    page.hidden_processes = running.hidden;
+    if args.all_running {
+        for (file, why_not) in running.text(root, sizes.pmd)? {
+            match why_not {
+                None => files.push(file),
+                Some(why_not) => page.files.push(Primed::failed(&file, why_not)),
+            }
+        }
+    }
+    files.sort();
+    files.dedup();
+    let bar = bar();
+    for file in &files {
+        page.files
+            .push(prime_one(root, file, &running, args.dry_run, &bar));
+    }
+    bar.finish_and_clear();
+    if args.persist {
+        let jumbo = std::env::current_exe().context("cannot tell where jumbo itself is")?;
+        let primable = page.files.iter().filter(|file| file.primable);
+        let primable: Vec<_> = primable.map(|file| file.path.clone()).collect();
+        if !primable.is_empty() {
+            page.unit = Some(boot::persist(root, &jumbo, &primable)?);
+        }
+    }
+    view::page(args.json, &page, |view, page| show(view, page, sizes))?;
+    Ok(match page.files.iter().any(|file| file.huge > Pages(0)) {
+        _ if args.dry_run => ExitCode::SUCCESS,
+        some => match page.files.iter().all(Primed::is_whole) {
+            false if !some => ExitCode::FAILURE,
+            all => all_or_part(all),
+        },
+    })
+}
+
+fn prime_one(
+    root: &Root,
+    file: &Path,
+    running: &Running,
+    dry_run: bool,
+    bar: &ProgressBar,
+) -> Primed {
+    bar.set_message(view::clean(&file.display().to_string()).into_owned());
+    let mut progress = |done: Pages, all: Pages| {
+        bar.set_length(all.0);
+        bar.set_position(done.0);
+    };
+    prime(root, file, running, dry_run, &mut progress)
+        .unwrap_or_else(|error| Primed::failed(file, error.to_string()))
+}
+
+/// On stderr, on a terminal.
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
+    let now = if page.dry_run {
+        ">HUGE"
+    } else {
+        ">WAS HUGE|>HUGE"
+    };
+    let rows = page.files.iter().map(|file| {
+        let bytes = |pages: Pages| view::some(pages.bytes(sizes.pmd));
+        let mut row = vec![
+            file.path.display().to_string(),
+            bytes(file.text),
+            bytes(file.before),
+        ];
+        if !page.dry_run {
+            row.push(bytes(file.huge));
+        }
+        row
+    });
+    view.table(&format!("<FILE|>TEXT|{now}"), rows)?;
+    for file in &page.files {
+        if let Some(why_not) = &file.why_not {
+            view.line(format!("{}: {why_not}", file.path.display()))?;
+        }
+    }
+    if page.hidden_processes > 0 {
+        let processes = counted(page.hidden_processes as u64, "process");
+        view.line(format!(
+            "{processes} of other users not looked into: it takes CAP_SYS_PTRACE"
+        ))?;
+    }
+    if let Some(unit) = &page.unit {
+        view.line(format!("{} primes them at each boot", unit.display()))?;
+    }
+    Ok(())
+}

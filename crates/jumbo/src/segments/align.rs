@@ -1,0 +1,509 @@
+//! A copy of an executable or library whose text lies as huge folios do: [`align()`].
+//!
+//! The copy has all bytes of the original at the same addresses. What is new are offsets in the file, holes before segments that
+//! moved, and `p_align`. It is read back and compared before it has its name.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Seek as _, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use object::elf;
+use object::pod::{bytes_of, bytes_of_slice};
+use object::read::ReadCache;
+use object::read::elf::{FileHeader as _, SectionHeader as _};
+use serde::Serialize;
+
+use super::elf::{LE, Object, Segment};
+use super::layout::{Headers, Layout};
+use super::rungs::is_placed;
+use super::{Error, Sizes, open};
+use crate::units::{Bytes, Pages};
+use crate::whole_file::{self, Existing};
+
+/// How much is compared at a time.
+const CHUNK: usize = 1 << 20;
+
+/// What a copy may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Make read-only segments beside the text a part of it wherever that gives it huge pages, not only where it has none
+    /// otherwise.
+    pub join: bool,
+    /// Replace a file that is there.
+    pub replace: bool,
+}
+
+/// What the copy is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Aligned {
+    /// The original was aligned; the copy is the same.
+    pub was_aligned: bool,
+    /// How many huge pages of text a PMD could map in the original.
+    pub before: Pages,
+    /// How many in the copy.
+    pub after: Pages,
+    /// Holes in the file that the original does not have.
+    pub padding: Bytes,
+    /// Read-only segments that are executable in the copy.
+    pub joined: Vec<Segment>,
+    /// What is worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// Writes the copy. It has the mode of `source` without set-user-ID and set-group-ID, and its owner where this user may give
+/// it.
+///
+/// # Errors
+/// [`Error`]: `target` is as it was then.
+pub fn align(
+    source: &Path,
+    target: &Path,
+    sizes: Sizes,
+    options: Options,
+) -> Result<Aligned, Error> {
+    let original = open(source)?;
+    let read = Error::io("read", source);
+    let metadata = original.metadata().map_err(read)?;
+    let file = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
+    if fs::metadata(target).is_ok_and(|target| file(&target) == file(&metadata)) {
+        return Err(Error::Itself);
+    }
+    let data = ReadCache::new(&original);
+    let object = Object::read(&data)?;
+    let before = Headers::read(&data)?;
+    let layout = Layout::new(&before, sizes, options.join)?;
+    let mut aligned = summary(&object, &before, &layout, sizes)?;
+    if layout.cuts.iter().any(|(from, _)| *from < metadata.len()) && before.end() < metadata.len() {
+        aligned.notes.push(String::from(
+            "data stands behind the last section: a program that looks for it at an offset of its own, and not from the end, \
+             will not find it",
+        ));
+    }
+    let existing = match options.replace {
+        true => Existing::Replace,
+        false => Existing::Keep,
+    };
+    whole_file::fill(target, 0o600, existing, |copy| {
+        let length = fill(&original, copy, &before, &layout).map_err(Failed::Io)?;
+        compare(&original, &before, copy, length, sizes)?;
+        inherit(&original, &metadata, copy, &mut aligned.notes).map_err(Failed::Io)
+    })
+    .map_err(|error| match error {
+        Failed::Io(error) => Error::io("write", target)(error),
+        Failed::Other(error) => error,
+    })?;
+    Ok(aligned)
+}
+
+/// Why a copy was given up.
+enum Failed {
+    Io(io::Error),
+    Other(Error),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+fn summary(
+    object: &Object,
+    before: &Headers,
+    layout: &Layout,
+    sizes: Sizes,
+) -> Result<Aligned, Error> {
+    let load = |headers: &Headers| -> Vec<Segment> {
+        let programs = headers.programs.iter();
+        let loads = programs.filter(|program| program.p_type.get(LE) == elf::PT_LOAD);
+        loads
+            .map(Segment::of)
+            .filter(|segment| segment.execute)
+            .collect()
+    };
+    let whole = |segment: &Segment| segment.whole_pages(sizes).0;
+    let pages = |segment: &Segment| match segment.is_congruent(sizes.pmd) {
+        true => whole(segment),
+        false => 0,
+    };
+    let (old, new) = (load(before), load(&layout.headers));
+    let after = Pages(new.iter().map(pages).sum());
+    if after == Pages(0) {
+        let text = old.iter().map(|segment| segment.file_size).sum::<Bytes>();
+        return Err(Error::Layout(format!(
+            "its text ({text}) has no whole huge page of {} at its addresses",
+            sizes.pmd
+        )));
+    }
+    let same = bytes_of_slice(&before.programs) == bytes_of_slice(&layout.headers.programs);
+    let mut notes = Vec::new();
+    if object.text_relocations {
+        notes.push(String::from(
+            "it has text relocations: the loader writes into its text, and what it writes to is on base pages",
+        ));
+    }
+    Ok(Aligned {
+        was_aligned: same,
+        before: Pages(match is_placed(object, sizes) {
+            true => old.iter().map(pages).sum(),
+            false => 0,
+        }),
+        after,
+        padding: Bytes(layout.cuts.last().map_or(0, |(_, moved)| *moved)),
+        joined: layout.joined.clone(),
+        notes,
+    })
+}
+
+/// Writes bytes and headers; gives the length of the copy.
+fn fill(original: &File, copy: &mut File, before: &Headers, layout: &Layout) -> io::Result<u64> {
+    let length = original.metadata()?.len();
+    let starts = std::iter::once(0).chain(layout.cuts.iter().map(|(from, _)| *from));
+    let ends = layout.cuts.iter().map(|(from, _)| *from).chain([length]);
+    for (start, end) in starts.zip(ends) {
+        let mut part = original;
+        part.seek(SeekFrom::Start(start))?;
+        copy.seek(SeekFrom::Start(start + layout.moved(start)))?;
+        io::copy(&mut io::Read::take(part, end.saturating_sub(start)), copy)?;
+    }
+    let length = length + layout.moved(length);
+    copy.set_len(length)?;
+    let Headers {
+        file,
+        programs,
+        sections,
+    } = &layout.headers;
+    copy.write_all_at(bytes_of(file), 0)?;
+    copy.write_all_at(bytes_of_slice(programs), file.e_phoff(LE))?;
+    if !before.sections.is_empty() {
+        copy.write_all_at(bytes_of_slice(sections), file.e_shoff(LE))?;
+    }
+    Ok(length)
+}
+
+/// Reads the copy as if nothing were known of it: each byte of a segment at its address, each section, and what the file says
+/// of itself.
+fn compare(
+    original: &File,
+    before: &Headers,
+    copy: &File,
+    length: u64,
+    sizes: Sizes,
+) -> Result<(), Failed> {
+    let data = ReadCache::new(copy);
+    let after = Headers::read(&data)?;
+    let differs = |what: String| Err(Error::Differs(what).into());
+    let (old, new) = (
+        Object::read(&ReadCache::new(original))?,
+        Object::read(&data)?,
+    );
+    let same =
+        (old.kind, &old.executable, &old.build_id) == (new.kind, &new.executable, &new.build_id);
+    if !same || old.text_relocations != new.text_relocations {
+        return differs("it says something else of itself".to_owned());
+    }
+    for segment in new
+        .segments
+        .iter()
+        .filter(|segment| segment.file_size > Bytes(0))
+    {
+        let is_placed =
+            segment.address.wrapping_sub(segment.offset) & (segment.align.max(1) - 1) == 0;
+        if !is_placed || segment.offset.saturating_add(segment.file_size.0) > length {
+            return differs(format!(
+                "the segment at {:#x} is misplaced",
+                segment.address
+            ));
+        }
+    }
+    let text = old
+        .text()
+        .filter(|text| text.file_size >= Pages(1).bytes(sizes.pmd));
+    for text in text {
+        let found = new.text().find(|new| new.holds(text));
+        if !found.is_some_and(|new| new.is_congruent(sizes.pmd)) {
+            return differs(format!("the text at {:#x} is not aligned", text.address));
+        }
+    }
+    // The headers are what is to differ.
+    let skip = before.places();
+    for segment in &old.segments {
+        let Some(found) = new.segments.iter().find(|new| new.holds(segment)) else {
+            return differs(format!("the segment at {:#x} is gone", segment.address));
+        };
+        let at = found.offset + (segment.address - found.address);
+        if !same_bytes(
+            (original, segment.offset),
+            (copy, at),
+            segment.file_size.0,
+            &skip,
+        )? {
+            return differs(format!(
+                "the segment at {:#x} has other bytes",
+                segment.address
+            ));
+        }
+    }
+    if before.sections.len() != after.sections.len() {
+        return differs("sections are gone".to_owned());
+    }
+    for (index, (old, new)) in before.sections.iter().zip(&after.sections).enumerate() {
+        let (Some((from, size)), Some((to, other))) = (old.file_range(LE), new.file_range(LE))
+        else {
+            continue;
+        };
+        if size != other || !same_bytes((original, from), (copy, to), size, &skip)? {
+            return differs(format!("section {index} has other bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether so many bytes are alike at two offsets, but for what is in `skip`, by offsets of the first.
+fn same_bytes(
+    (a, from): (&File, u64),
+    (b, to): (&File, u64),
+    size: u64,
+    skip: &[Range<u64>],
+) -> Result<bool, Failed> {
+    let (mut one, mut other) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let mut at = 0;
+    while at < size {
+        let length = usize::try_from(size - at).unwrap_or(CHUNK).min(CHUNK);
+        let (one, other) = (&mut one[..length], &mut other[..length]);
+        a.read_exact_at(one, from + at)?;
+        b.read_exact_at(other, to + at)?;
+        let skipped = |offset: u64| skip.iter().any(|range| range.contains(&offset));
+        let pairs = one.iter().zip(&*other).zip(from + at..);
+        if one != other && !pairs.into_iter().all(|((a, b), at)| a == b || skipped(at)) {
+            return Ok(false);
+        }
+        at += length as u64;
+    }
+    Ok(true)
+}
+
+impl Segment {
+    /// True where all of `other` is mapped by this one.
+    fn holds(&self, other: &Self) -> bool {
+        let end = |segment: &Self| segment.address.saturating_add(segment.memory_size.0);
+        self.address <= other.address && end(other) <= end(self)
+    }
+}
+
+/// Gives the copy the owner and the mode of the original, as far as may be.
+fn inherit(
+    original: &File,
+    metadata: &fs::Metadata,
+    copy: &File,
+    notes: &mut Vec<String>,
+) -> io::Result<()> {
+    let (uid, gid) = (metadata.uid(), metadata.gid());
+    if std::os::unix::fs::fchown(copy, Some(uid), Some(gid)).is_err() {
+        notes.push(format!(
+            "it belongs to this user: the owner of the original is {uid}:{gid}"
+        ));
+    }
+    let mode = metadata.permissions().mode() & 0o7777;
+    if mode & 0o6000 != 0 {
+        notes.push(String::from(
+            "it has neither set-user-ID nor set-group-ID: a copy must not gain what the original was given",
+        ));
+    }
+    let capabilities: &mut [u8] = &mut [0; 64];
+    if rustix::fs::fgetxattr(original, "security.capability", capabilities).is_ok() {
+        notes.push("it has no file capabilities; the original has (setcap(8))".to_owned());
+    }
+    copy.set_permissions(Permissions::from_mode(mode & 0o777))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{file, segment};
+    use super::*;
+    use crate::units::PageSize;
+    use proptest::prelude::*;
+
+    const DYN: u16 = 3;
+    const PMD: u64 = 1 << 16;
+
+    /// Small huge pages, so that files are small.
+    fn sizes() -> Sizes {
+        Sizes {
+            base: PageSize::SIZE_4K,
+            pmd: PageSize::new(PMD).unwrap(),
+        }
+    }
+
+    /// Aligns what is in `bytes`; gives the copy's bytes too.
+    fn aligned(bytes: &[u8], options: Options) -> Result<(Aligned, Vec<u8>), Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let [source, target] = ["source", "target"].map(|name| folder.path().join(name));
+        fs::write(&source, bytes).unwrap();
+        let aligned = align(&source, &target, sizes(), options);
+        let left = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 1 + usize::from(aligned.is_ok()));
+        Ok((aligned?, fs::read(target).unwrap_or_default()))
+    }
+
+    /// What lies at each address, but for the headers of the file.
+    fn memory(bytes: &[u8]) -> Vec<(u64, u8)> {
+        let object = Object::read(bytes).unwrap();
+        let skip = Headers::read(bytes).unwrap().places();
+        let mut memory = Vec::new();
+        for segment in &object.segments {
+            let at = segment.offset..segment.offset + segment.file_size.0;
+            let seen = at.filter(|at| !skip.iter().any(|range| range.contains(at)));
+            let place = |at| segment.address + (at - segment.offset);
+            memory.extend(seen.map(|at| (place(at), bytes[usize::try_from(at).unwrap()])));
+        }
+        memory
+    }
+
+    fn refused(loads: &[Segment]) -> String {
+        refused_bytes(&file(DYN, loads))
+    }
+
+    #[test]
+    fn text_is_moved_and_what_lies_behind_it_goes_along() {
+        // As lld lays files out: each segment a page further in memory than in the file.
+        let loads = [
+            segment("R", 0, 0, 0x1234, 0x1234, 0x1000),
+            segment("RE", 0x2240, 0x1240, 0x30010, 0x30010, 0x1000),
+            segment("RW", 0x33250, 0x31250, 0x800, 0x2000, 0x1000),
+        ];
+        let original = file(DYN, &loads);
+        let (report, copy) = aligned(&original, Options::default()).unwrap();
+        let object = Object::read(copy.as_slice()).unwrap();
+        let (text, data) = (object.segments[1], object.segments[2]);
+        assert_eq!((text.offset, text.align), (0x2240, PMD));
+        assert_eq!((data.offset, data.align), (0x32250, 0x1000));
+        assert_eq!((report.before, report.after), (Pages(0), Pages(2)));
+        assert!(report.padding == Bytes(0x1000) && !report.was_aligned && report.joined.is_empty());
+        assert_eq!(memory(&original), memory(&copy));
+        let (again, same) = aligned(&copy, Options::default()).unwrap();
+        assert!(again.was_aligned && same == copy);
+    }
+
+    #[test]
+    fn read_only_data_fills_a_huge_page_that_text_does_not() {
+        // As GNU ld lays Debian's python3 out.
+        let loads = [
+            segment("R", 0x40000, 0, 0x1e38, 0x1e38, 0x1000),
+            segment("RE", 0x42000, 0x2000, 0x1b000, 0x1b000, 0x1000),
+            segment("R", 0x5d000, 0x1d000, 0x10000, 0x10000, 0x1000),
+            segment("RW", 0x7ddc8, 0x2ddc8, 0x138, 0x1830, 0x1000),
+        ];
+        let original = file(2, &loads);
+        let (report, copy) = aligned(&original, Options::default()).unwrap();
+        assert_eq!((report.before, report.after), (Pages(0), Pages(1)));
+        assert_eq!(report.joined, [loads[0]]);
+        // What is joined was in the file in between as well: the padding of a page.
+        let held = memory(&copy);
+        assert!(
+            memory(&original)
+                .iter()
+                .all(|byte| held.binary_search(byte).is_ok())
+        );
+        let options = Options {
+            join: true,
+            replace: false,
+        };
+        let (report, copy) = aligned(&original, options).unwrap();
+        assert_eq!((report.after, report.joined.len()), (Pages(2), 2));
+        let object = Object::read(copy.as_slice()).unwrap();
+        assert_eq!(object.segments.len(), 2);
+        assert!(object.segments[1].write && !object.segments[1].execute);
+    }
+
+    #[test]
+    fn what_cannot_be_laid_out_is_refused_with_the_reason() {
+        let text = |offset| segment("RE", 0x2000 + offset, offset, 0x30000, 0x30000, 0x1000);
+        assert!(refused(&[text(0)]).contains("the header of the file"));
+        let first = segment("R", 0, 0, 0x5000, 0x5000, 0x1000);
+        assert!(refused(&[first, text(0x4000)]).contains("shares bytes"));
+        let first = segment("R", 0, 0, 0x800, 0x800, 0x1000);
+        assert!(refused(&[first, text(0x40)]).contains("shares bytes"));
+        let small = segment("RE", 0x3000, 0x1000, 0x4000, 0x4000, 0x1000);
+        assert!(refused(&[first, small]).contains("no whole huge page"));
+        let odd = segment("RE", 0x3000, 0x1000, 0x40000, 0x40000, 0x1800);
+        assert!(refused(&[first, odd]).contains("p_align"));
+        let mut object = file(1, &[first]);
+        assert!(matches!(
+            aligned(&object, Options::default()),
+            Err(Error::NotLoaded(1))
+        ));
+        object[5] = 2;
+        assert!(aligned(&object, Options::default()).is_err());
+        assert!(refused_bytes(b"#!/bin/sh\n").contains("no ELF"));
+    }
+
+    fn refused_bytes(bytes: &[u8]) -> String {
+        let result = aligned(bytes, Options::default());
+        result.map(|_| ()).unwrap_err().to_string()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever the segments are: the copy has the same bytes at the same addresses, and its text lies as huge pages do.
+        #[test]
+        fn no_address_changes(
+            kind in 2u16..4,
+            join: bool,
+            parts in prop::collection::vec((0..4usize, 0u64..40, 1u64..0x28000, 0u64..3, 0u64..0x1000), 1..6),
+        ) {
+            let mut loads: Vec<Segment> = Vec::new();
+            let (mut address, mut offset) = (0x40_0000, 0u64);
+            for (flags, pages, size, gap, within) in parts {
+                let flags = ["R", "RE", "RW", "RE"][flags];
+                // Offset and address are alike modulo the base page; the offset may share one with the segment before.
+                let within = if loads.is_empty() { 0 } else { within & !15 };
+                address = (address + pages * 0x1000).next_multiple_of(0x1000) + within;
+                if !loads.is_empty() {
+                    offset = offset.next_multiple_of(0x1000) + gap * 0x1000 + within;
+                }
+                let size = size.max(0x400);
+                loads.push(segment(flags, address, offset, size, size, 0x1000));
+                (address, offset) = (address + size, offset + size);
+            }
+            let original = file(kind, &loads);
+            match aligned(&original, Options { join, replace: false }) {
+                Ok((report, copy)) => {
+                    prop_assert!(report.after >= report.before && report.after > Pages(0));
+                    let held = memory(&copy);
+                    prop_assert!(memory(&original).iter().all(|byte| held.binary_search(byte).is_ok()));
+                    let object = Object::read(copy.as_slice()).unwrap();
+                    for text in object.text().filter(|text| text.file_size.0 >= PMD) {
+                        prop_assert!(text.is_congruent(sizes().pmd) && text.align >= PMD);
+                    }
+                }
+                Err(Error::Layout(why)) => prop_assert!(why.contains("no whole huge page") || why.contains("header")),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+
+        /// Files that are no good are refused, and do no harm.
+        #[test]
+        fn any_bytes_are_survived(changes in prop::collection::vec((0usize..0x200, any::<u8>()), 1..8)) {
+            let loads = [
+                segment("R", 0, 0, 0x1000, 0x1000, 0x1000),
+                segment("RE", 0x3000, 0x1000, 0x20000, 0x20000, 0x1000),
+            ];
+            let mut bytes = file(DYN, &loads);
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            let _ = aligned(&bytes, Options::default());
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! What an ELF file says about how it is mapped: [`Object`] and its [`Segment`]s.
+
+use object::elf::{self, FileHeader64};
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _};
+use object::{LittleEndian, ReadRef};
+use serde::Serialize;
+
+use super::{Error, Sizes};
+use crate::policy::elf::Executable;
+use crate::units::{Bytes, PageSize, Pages};
+
+/// The only byte order that is read.
+pub(super) const LE: LittleEndian = LittleEndian;
+/// The header of such a file.
+pub(super) type Header = FileHeader64<LittleEndian>;
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// An executable at addresses of its own (ET_EXEC).
+    Executable,
+    /// An executable that is loaded at any address.
+    Pie,
+    /// A shared library.
+    Library,
+}
+
+/// What linked it, as far as that changes which flags it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Linker {
+    /// GNU ld, or one that leaves no name.
+    Gnu,
+    /// gold.
+    Gold,
+    /// LLVM's lld.
+    Lld,
+    /// mold.
+    Mold,
+    /// Go's own.
+    Go,
+}
+
+/// An executable or shared library of 64 bits and little-endian.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Object {
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// What its headers say to the loader.
+    pub executable: Executable,
+    /// What linked it.
+    pub linker: Linker,
+    /// Its build-id, in hexadecimal.
+    pub build_id: Option<String>,
+    /// The loader writes into its text (DT_TEXTREL).
+    pub text_relocations: bool,
+    /// Its PT_LOADs by ascending address.
+    pub segments: Vec<Segment>,
+}
+
+/// One PT_LOAD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Segment {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Where it begins in memory; behind the load address, where the file has none of its own.
+    pub address: u64,
+    /// How much of it is in the file.
+    pub file_size: Bytes,
+    /// How much of memory it is.
+    pub memory_size: Bytes,
+    /// `p_align`.
+    pub align: u64,
+    /// `R` of its flags.
+    pub read: bool,
+    /// `W` of its flags.
+    pub write: bool,
+    /// `E` of its flags.
+    pub execute: bool,
+}
+
+impl Object {
+    /// Reads the headers, the dynamic section and the notes.
+    ///
+    /// # Errors
+    /// [`Error::NotElf`], [`Error::Foreign`].
+    pub fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, Error> {
+        let executable = Executable::read(data).map_err(Error::NotElf)?;
+        let machine = executable.machine;
+        if machine.bits != 64 || !machine.little_endian {
+            let order = if machine.little_endian {
+                "little"
+            } else {
+                "big"
+            };
+            return Err(Error::Foreign(format!(
+                "{} bits, {order}-endian",
+                machine.bits
+            )));
+        }
+        Self::of(data, executable).map_err(|error| Error::NotElf(error.to_string()))?
+    }
+
+    fn of<'data, R: ReadRef<'data>>(
+        data: R,
+        executable: Executable,
+    ) -> object::read::Result<Result<Self, Error>> {
+        let header = Header::parse(data)?;
+        let programs = header.program_headers(LE, data)?;
+        let (mut is_pie, mut has_soname, mut text_relocations) = (false, false, false);
+        let mut build_id = None;
+        for program in programs {
+            for entry in program.dynamic(LE, data)?.unwrap_or_default() {
+                let (tag, value) = (entry.d_tag(LE), entry.d_val(LE));
+                match tag {
+                    elf::DT_NULL => break,
+                    elf::DT_SONAME => has_soname = true,
+                    elf::DT_TEXTREL => text_relocations = true,
+                    elf::DT_FLAGS => {
+                        text_relocations |= value & elf::DF_TEXTREL.0 != 0;
+                    }
+                    elf::DT_FLAGS_1 => is_pie |= value & elf::DF_1_PIE.0 != 0,
+                    _ => {}
+                }
+            }
+            let Some(mut notes) = program.notes(LE, data)? else {
+                continue;
+            };
+            while let Ok(Some(note)) = notes.next() {
+                if note.name() == elf::ELF_NOTE_GNU && note.n_type(LE) == elf::NT_GNU_BUILD_ID {
+                    build_id = Some(note.desc().iter().map(|b| format!("{b:02x}")).collect());
+                }
+            }
+        }
+        let kind = match header.e_type(LE) {
+            elf::ET_EXEC => Kind::Executable,
+            elf::ET_DYN if is_pie || (executable.loader.is_some() && !has_soname) => Kind::Pie,
+            elf::ET_DYN => Kind::Library,
+            other => return Ok(Err(Error::NotLoaded(other.0))),
+        };
+        let loads = programs.iter().filter(|p| p.p_type(LE) == elf::PT_LOAD);
+        let mut segments: Vec<_> = loads.map(Segment::of).collect();
+        segments.sort_by_key(|segment| segment.address);
+        let linker = linker(header, data, &executable);
+        Ok(Ok(Self {
+            kind,
+            linker,
+            executable,
+            build_id,
+            text_relocations,
+            segments,
+        }))
+    }
+
+    /// The segments that are executed.
+    pub fn text(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|segment| segment.execute)
+    }
+
+    /// What its load address is a multiple of at least.
+    pub fn load_align(&self) -> u64 {
+        let aligns = self.segments.iter().map(|segment| segment.align);
+        match self.kind {
+            Kind::Executable => u64::MAX,
+            _ => aligns.max().unwrap_or_default(),
+        }
+    }
+}
+
+impl Segment {
+    pub(super) fn of(program: &elf::ProgramHeader64<LittleEndian>) -> Self {
+        let flags = program.p_flags(LE);
+        let has = |flag: elf::ProgramFlags| flags.0 & flag.0 != 0;
+        Self {
+            offset: program.p_offset(LE),
+            address: program.p_vaddr(LE),
+            file_size: Bytes(program.p_filesz(LE)),
+            memory_size: Bytes(program.p_memsz(LE)),
+            align: program.p_align(LE),
+            read: has(elf::PF_R),
+            write: has(elf::PF_W),
+            execute: has(elf::PF_X),
+        }
+    }
+
+    /// True where address and offset are alike modulo `pmd`: a folio of the file lies in memory as a PMD would map it.
+    pub fn is_congruent(&self, pmd: PageSize) -> bool {
+        self.address.wrapping_sub(self.offset) & (pmd.bytes() - 1) == 0
+    }
+
+    /// The addresses of the whole huge pages in it, from the first to behind the last, where its load address is a multiple of
+    /// the PMD size.
+    pub fn whole(&self, sizes: Sizes) -> std::ops::Range<u64> {
+        let end = self.address.saturating_add(self.file_size.0);
+        let (first, last) = (
+            sizes.base.align_down(self.address),
+            sizes.base.align_up(end),
+        );
+        let start = sizes.pmd.align_up(first).unwrap_or(u64::MAX);
+        let end = sizes.pmd.align_down(last.unwrap_or(end));
+        start..end.max(start)
+    }
+
+    /// How many these are.
+    pub fn whole_pages(&self, sizes: Sizes) -> Pages {
+        let whole = self.whole(sizes);
+        Bytes(whole.end - whole.start).whole_pages(sizes.pmd)
+    }
+
+    /// The offsets in the file of the huge pages in [`Segment::whole`]; none where the segment is not congruent.
+    pub fn offsets(&self, sizes: Sizes) -> impl Iterator<Item = u64> + use<> {
+        let whole = self.whole(sizes);
+        let start = whole
+            .start
+            .wrapping_sub(self.address.wrapping_sub(self.offset));
+        let pages = self
+            .is_congruent(sizes.pmd)
+            .then(|| self.whole_pages(sizes).0);
+        (0..pages.unwrap_or_default()).map(move |page| start + page * sizes.pmd.bytes())
+    }
+}
+
+/// By what linkers leave in the file: a note, or a line of `.comment`.
+fn linker<'data, R: ReadRef<'data>>(header: &Header, data: R, executable: &Executable) -> Linker {
+    let Ok(sections) = header.sections(LE, data) else {
+        return Linker::Gnu;
+    };
+    let named = |name: &[u8]| {
+        sections
+            .section_by_name(LE, name)
+            .map(|(_, section)| section)
+    };
+    let comment = named(b".comment").and_then(|section| section.data(LE, data).ok());
+    let says = |name: &[u8]| {
+        let mut windows = comment.unwrap_or_default().windows(name.len());
+        windows.any(|window| window == name)
+    };
+    match () {
+        () if executable.go && comment.is_none() => Linker::Go,
+        () if says(b"Linker: LLD") => Linker::Lld,
+        () if says(b"mold ") => Linker::Mold,
+        () if named(b".note.gnu.gold-version").is_some() => Linker::Gold,
+        () => Linker::Gnu,
+    }
+}

@@ -1,0 +1,83 @@
+//! Which file systems have huge folios in the page cache: [`huge_folios`].
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, fstatfs, openat};
+
+use super::Sizes;
+use crate::kernel::page_cache::{Cached, PageCache};
+
+/// The major and the minor number of a Linux version.
+type Version = (u32, u32);
+
+/// By `f_type` (statfs(2)): the name, and the first Linux with folios of a PMD; `None`: no Linux so far.
+const KNOWN: [(u64, &str, Option<Version>); 9] = [
+    (0xef53, "ext4", Some((6, 16))),
+    (0x5846_5342, "xfs", Some((5, 18))),
+    (0x9123_683e, "btrfs", None),
+    (0x0102_1994, "tmpfs", None),
+    (0x794c_7630, "overlay", None),
+    (0xf2f5_2010, "f2fs", None),
+    (0x6969, "nfs", None),
+    (0x7371_7368, "squashfs", None),
+    (0x2fc1_2fc1, "zfs", None),
+];
+
+/// Whether reads of `file` can bring huge folios, and why not. What the kernel's version does not tell is tried on a scratch
+/// file beside it, where this user may make one: that has no name, and is gone at once.
+///
+/// # Errors
+/// Why not, in words.
+pub fn huge_folios(file: &File, path: &Path, sizes: Sizes) -> Result<(), String> {
+    // The type has 32 bits, which some machines extend by their sign.
+    let kind = fstatfs(file).map_or(0, |stat| stat.f_type.cast_unsigned() & 0xffff_ffff);
+    let known = KNOWN.iter().find(|(magic, ..)| *magic == kind);
+    let (name, since) = known.map_or(("", None), |(_, name, since)| (*name, *since));
+    if since.is_some_and(|since| running_kernel() >= since) {
+        return Ok(());
+    }
+    let name = match name {
+        "" => format!("its file system (type {kind:#x})"),
+        name => format!("its file system ({name})"),
+    };
+    match scratch(path, sizes) {
+        Ok(Cached::Huge) => Ok(()),
+        Ok(_) => Err(format!(
+            "{name} has no huge folios: a file made to try it was read in small ones"
+        )),
+        Err(_) => Err(match since {
+            Some((major, minor)) => format!("{name} has huge folios from Linux {major}.{minor} on"),
+            None => format!("{name} is not known to have huge folios"),
+        }),
+    }
+}
+
+/// The version of the running kernel.
+pub(super) fn running_kernel() -> Version {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_default();
+    (next(), next())
+}
+
+/// What the page cache has of a new file in the folder of `path`, after it was written, dropped and read again.
+fn scratch(path: &Path, sizes: Sizes) -> io::Result<Cached> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let mut file = File::from(openat(CWD, folder.unwrap_or(Path::new(".")), flags, mode)?);
+    let size = usize::try_from(sizes.pmd.bytes()).map_err(io::Error::other)?;
+    // A page of zeroes might become a hole.
+    file.write_all(&vec![1; size])?;
+    file.sync_data()?;
+    let cache = PageCache::new(&file, sizes.pmd)?;
+    cache.drop_clean(0)?;
+    cache.bring(0)
+}

@@ -1,0 +1,252 @@
+//! Where everything of an aligned copy lies: [`Layout`]. No input or output but of the headers.
+//!
+//! A file is cut where a segment has to move; what lies behind the cut moves with it. So every byte keeps its neighbours, and
+//! what has a place of its own in a header (segments, sections, the header tables) moves by what its cut moves.
+//!
+//! Invariant: no address changes.
+
+use std::ops::Range;
+
+use object::elf::{self, ProgramHeader64, SectionHeader64};
+use object::read::elf::{FileHeader as _, SectionHeader as _};
+use object::{LittleEndian, ReadRef};
+
+use super::elf::{Header, LE, Segment};
+use super::{Error, Sizes};
+use crate::units::{Bytes, Pages};
+
+/// The headers of a file.
+#[derive(Clone)]
+pub(super) struct Headers {
+    pub(super) file: Header,
+    pub(super) programs: Vec<ProgramHeader64<LittleEndian>>,
+    pub(super) sections: Vec<SectionHeader64<LittleEndian>>,
+}
+
+/// The headers of the copy, and how its bytes come there.
+pub(super) struct Layout {
+    pub(super) headers: Headers,
+    /// From where on in the original, ascending, and by how much everything moves.
+    pub(super) cuts: Vec<(u64, u64)>,
+    /// Segments that became a part of the text beside them.
+    pub(super) joined: Vec<Segment>,
+}
+
+impl Headers {
+    pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Self, Error> {
+        let read = || {
+            let file = Header::parse(data)?;
+            Ok(Self {
+                file: *file,
+                programs: file.program_headers(LE, data)?.to_vec(),
+                sections: file.section_headers(LE, data)?.to_vec(),
+            })
+        };
+        read().map_err(|error: object::read::Error| Error::NotElf(error.to_string()))
+    }
+
+    /// Where the header of the file and the program headers are.
+    pub(super) fn places(&self) -> [Range<u64>; 2] {
+        let programs = self.file.e_phoff(LE);
+        let size = size_of_val(self.programs.as_slice()) as u64;
+        [
+            0..size_of::<Header>() as u64,
+            programs..programs.saturating_add(size),
+        ]
+    }
+
+    /// Behind everything that a header tells of.
+    pub(super) fn end(&self) -> u64 {
+        let table = size_of_val(self.sections.as_slice()) as u64;
+        let table = self.file.e_shoff(LE).saturating_add(table);
+        let programs = self.programs.iter().map(Segment::of);
+        let ends = programs.map(|segment| segment.offset.saturating_add(segment.file_size.0));
+        let sections = self
+            .sections
+            .iter()
+            .filter_map(|section| section.file_range(LE));
+        let sections = sections.map(|(offset, size)| offset.saturating_add(size));
+        ends.chain(sections).max().unwrap_or_default().max(table)
+    }
+
+    fn is_load(&self, index: usize) -> bool {
+        self.programs[index].p_type.get(LE) == elf::PT_LOAD
+    }
+}
+
+impl Layout {
+    /// Lays text of at least a huge page out congruently. With `join`, or where no whole huge page is in it otherwise, the read-only
+    /// segments beside it become a part of it.
+    pub(super) fn new(before: &Headers, sizes: Sizes, join: bool) -> Result<Self, Error> {
+        let loads: Vec<usize> = (0..before.programs.len())
+            .filter(|index| before.is_load(*index))
+            .collect();
+        let old: Vec<Segment> = before.programs.iter().map(Segment::of).collect();
+        let is_text =
+            |segment: &Segment| segment.execute && segment.file_size >= Pages(1).bytes(sizes.pmd);
+        if !loads.is_sorted_by_key(|index| old[*index].address) {
+            let why = "its segments are not in the order of their addresses";
+            return Err(Error::Layout(why.to_owned()));
+        }
+        let mut by_offset = loads.clone();
+        by_offset.sort_by_key(|index| old[*index].offset);
+        let mut layout = Self {
+            headers: before.clone(),
+            cuts: Vec::new(),
+            joined: Vec::new(),
+        };
+        let [file, programs] = before.places();
+        let (mut moved, mut reached) = (0, file.end);
+        for index in by_offset {
+            let segment = &old[index];
+            let pmd = if is_text(segment) {
+                sizes.pmd.bytes()
+            } else {
+                1
+            };
+            let align = segment.align.max(pmd);
+            if !segment.align.max(1).is_power_of_two() {
+                let why = format!(
+                    "the segment at {:#x} has a p_align of {:#x}",
+                    segment.address, segment.align
+                );
+                return Err(Error::Layout(why));
+            }
+            let offset = segment.offset.wrapping_add(moved);
+            let more = segment.address.wrapping_sub(offset) & (align - 1);
+            if more > 0 {
+                let splits = programs.start < segment.offset && segment.offset < programs.end;
+                movable(segment, reached.max(if splits { programs.end } else { 0 }))?;
+                moved += more;
+                layout.cuts.push((segment.offset, moved));
+            }
+            reached = reached.max(segment.offset.saturating_add(segment.file_size.0));
+            if pmd > 1 {
+                layout.headers.programs[index].p_align.set(LE, align);
+            }
+        }
+        let behind = before.file.e_shoff(LE).max(reached).checked_add(moved);
+        if behind.is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::Layout("its offsets are too large".to_owned()));
+        }
+        layout.move_headers(before, &old);
+        for at in 0..loads.len() {
+            if is_text(&old[loads[at]]) && layout.headers.is_load(loads[at]) {
+                layout.join(&loads, at, sizes, join);
+            }
+        }
+        Ok(layout)
+    }
+
+    /// By how much the byte at `offset` moves.
+    pub(super) fn moved(&self, offset: u64) -> u64 {
+        let cuts = self.cuts.iter().take_while(|(from, _)| *from <= offset);
+        cuts.last().map_or(0, |(_, moved)| *moved)
+    }
+
+    /// Moves what the headers say with the bytes that they tell of.
+    fn move_headers(&mut self, before: &Headers, old: &[Segment]) {
+        // What is in memory goes with its segment: an empty section at the end of one has the offset of the next.
+        let of = |offset: u64, address: u64| {
+            let mut loads = (0..old.len()).filter(|index| before.is_load(*index));
+            let load = loads.rfind(|index| {
+                let load = &old[*index];
+                let at = address.wrapping_sub(load.address);
+                at <= load.memory_size.0 && at == offset.wrapping_sub(load.offset)
+            });
+            self.moved(load.map_or(offset, |load| old[load].offset))
+        };
+        let programs = old
+            .iter()
+            .map(|segment| of(segment.offset, segment.address));
+        let programs: Vec<u64> = programs.collect();
+        let sections = before.sections.iter().map(|section| {
+            let (offset, address) = (section.sh_offset(LE), section.sh_addr(LE));
+            match section.sh_flags(LE).0 & elf::SHF_ALLOC.0 {
+                0 => self.moved(offset),
+                _ => of(offset, address),
+            }
+        });
+        let sections: Vec<u64> = sections.collect();
+        let [phoff, shoff] = [before.file.e_phoff(LE), before.file.e_shoff(LE)];
+        let [phoff, shoff] = [phoff, shoff].map(|offset| offset + self.moved(offset));
+        let headers = &mut self.headers;
+        headers.file.e_phoff.set(LE, phoff);
+        headers.file.e_shoff.set(LE, shoff);
+        for (program, moved) in headers.programs.iter_mut().zip(programs) {
+            program
+                .p_offset
+                .set(LE, program.p_offset.get(LE).wrapping_add(moved));
+        }
+        for (section, moved) in headers.sections.iter_mut().zip(sections) {
+            let offset = section.sh_offset.get(LE).wrapping_add(moved);
+            section.sh_offset.set(LE, offset);
+        }
+    }
+
+    /// Makes the neighbours of the text `loads[at]` a part of it, where that gives it huge pages.
+    fn join(&mut self, loads: &[usize], at: usize, sizes: Sizes, always: bool) {
+        for neighbour in [at.checked_sub(1), Some(at + 1)] {
+            let Some(&other) = neighbour.and_then(|neighbour| loads.get(neighbour)) else {
+                continue;
+            };
+            if !self.headers.is_load(other) {
+                continue;
+            }
+            let text = Segment::of(&self.headers.programs[loads[at]]);
+            let beside = Segment::of(&self.headers.programs[other]);
+            let Some(whole) = united(&text, &beside) else {
+                continue;
+            };
+            let pages = text.whole_pages(sizes);
+            if !(always || pages == Pages(0)) || whole.whole_pages(sizes) == pages {
+                continue;
+            }
+            let program = &mut self.headers.programs[loads[at]];
+            program.p_offset.set(LE, whole.offset);
+            program.p_vaddr.set(LE, whole.address);
+            program.p_paddr.set(LE, whole.address);
+            program.p_filesz.set(LE, whole.file_size.0);
+            program.p_memsz.set(LE, whole.memory_size.0);
+            // The table keeps its length, and with it PT_PHDR and whatever lies behind it.
+            self.headers.programs[other].p_type.set(LE, elf::PT_NULL);
+            self.joined.push(beside);
+        }
+    }
+}
+
+/// That a segment may move to where `reached` bytes of the file are before it.
+fn movable(segment: &Segment, reached: u64) -> Result<(), Error> {
+    let why = match segment.offset {
+        0 => "it begins with the header of the file, which cannot move",
+        offset if offset < reached => "it shares bytes of the file with what lies before it",
+        _ => return Ok(()),
+    };
+    let at = segment.address;
+    let why = format!("the segment at {at:#x} would have to move in the file, and {why}");
+    Err(Error::Layout(why))
+}
+
+/// One segment of both, where they lie in the file as in memory, and only the text ends up executable that was, and what is
+/// read only.
+fn united(text: &Segment, beside: &Segment) -> Option<Segment> {
+    let (first, last) = match text.address < beside.address {
+        true => (text, beside),
+        false => (beside, text),
+    };
+    let place = |segment: &Segment| segment.address.wrapping_sub(segment.offset);
+    let is_whole = |segment: &Segment| segment.file_size == segment.memory_size && segment.read;
+    let fits = place(first) == place(last)
+        && first.address + first.file_size.0 <= last.address
+        && [first, last].into_iter().all(is_whole)
+        && !text.write
+        && !beside.write;
+    let size = Bytes(last.address + last.file_size.0 - first.address);
+    fits.then_some(Segment {
+        offset: first.offset,
+        address: first.address,
+        file_size: size,
+        memory_size: size,
+        ..*text
+    })
+}

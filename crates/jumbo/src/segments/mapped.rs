@@ -1,0 +1,91 @@
+//! The text that a process maps, as it is: [`mapped`].
+
+use serde::Serialize;
+
+use super::Sizes;
+use crate::kernel::smaps::{Mapping, Smaps};
+use crate::kernel::{FileError, Root};
+use crate::units::Bytes;
+
+/// One file's text in a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MappedFile {
+    /// The file; nothing where the text is anonymous memory, as of compilers at run time.
+    pub path: String,
+    /// Its executable mappings.
+    pub mappings: Vec<MappedText>,
+    /// Mapped, resident or not.
+    pub size: Bytes,
+    /// Resident.
+    pub rss: Bytes,
+    /// Resident and mapped by PMD.
+    pub huge: Bytes,
+}
+
+/// One executable mapping. Fields are named as the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MappedText {
+    /// The first address.
+    pub start: u64,
+    /// The first address behind it.
+    pub end: u64,
+    /// Where in the file it starts.
+    pub offset: u64,
+    /// Whether address and offset are alike modulo the PMD size.
+    pub congruent: bool,
+    /// Resident.
+    pub rss: Bytes,
+    /// Page cache, mapped by PMD.
+    pub file_pmd_mapped: Bytes,
+    /// Anonymous, mapped by PMD.
+    pub anon_huge_pages: Bytes,
+    /// Shared memory, mapped by PMD.
+    pub shmem_pmd_mapped: Bytes,
+}
+
+/// The executable mappings of `pid` by file, by ascending address. Those of the kernel's own (vdso) are left out.
+///
+/// # Errors
+/// [`FileError::Io`]: no such process, or one that this user may not look into.
+pub fn mapped(root: &Root, pid: u32) -> Result<Vec<MappedFile>, FileError> {
+    let sizes = Sizes::read(root)?;
+    let mut files: Vec<MappedFile> = Vec::new();
+    let smaps = Smaps::read(root, pid)?;
+    for mapping in smaps.mappings().filter(|mapping| mapping.execute) {
+        if mapping.path.starts_with("[v") {
+            continue;
+        }
+        let known = files.iter().position(|file| file.path == mapping.path);
+        let at = known.unwrap_or_else(|| {
+            let path = mapping.path.to_owned();
+            files.push(MappedFile {
+                path,
+                ..MappedFile::default()
+            });
+            files.len() - 1
+        });
+        files[at].add(&mapping, sizes);
+    }
+    Ok(files)
+}
+
+impl MappedFile {
+    fn add(&mut self, mapping: &Mapping<'_>, sizes: Sizes) {
+        self.size += mapping.size();
+        self.rss += mapping.rss;
+        self.huge += mapping.pmd_mapped();
+        let away = mapping.start.wrapping_sub(mapping.offset);
+        self.mappings.push(MappedText {
+            start: mapping.start,
+            end: mapping.end,
+            offset: mapping.offset,
+            congruent: sizes.pmd.align_down(away) == away,
+            rss: mapping.rss,
+            file_pmd_mapped: mapping.file_pmd_mapped,
+            anon_huge_pages: mapping.anon_huge_pages,
+            shmem_pmd_mapped: mapping.shmem_pmd_mapped,
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! Map the program: its text on huge pages, seen and prepared from outside.
+//!
+//! - [`elf`]: the segments of a file. [`rungs`]: what each rung of the ladder would give it, and why not.
+//! - [`prime`]: a file's text into the page cache in huge folios. [`boot`]: the same at each boot.
+//! - [`mapped`]: the text of a process as it is.
+//! - [`align`]: a copy whose segments lie as huge folios do.
+//! - [`file_system`]: which of them have huge folios. [`running`]: which processes map a file.
+//!
+//! It uses `kernel`, of `policy` the reading of ELF headers, and `whole_file`. See `docs/design/segments.md`.
+//!
+//! Invariant: no file is written but the copy and the unit for the next boot, each whole or not at all; what a process maps is
+//! never taken from it.
+
+pub mod align;
+pub mod boot;
+pub mod elf;
+#[cfg(test)]
+mod fake;
+pub mod file_system;
+mod layout;
+pub mod mapped;
+pub mod prime;
+pub mod rungs;
+pub mod running;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::kernel::{FileError, Root, base_page, thp};
+use crate::units::PageSize;
+
+/// Why a file's segments are not known, or cannot be changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Opening, reading or writing failed.
+    #[error("cannot {operation} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A file of /proc or /sys.
+    #[error(transparent)]
+    Kernel(#[from] FileError),
+    /// No ELF file, or a broken one.
+    #[error("it is no ELF executable or shared library: {0}")]
+    NotElf(String),
+    /// An ELF file that this is not made for.
+    #[error("it is for machines of {0}; only 64 bits and little-endian are supported")]
+    Foreign(String),
+    /// An object file or a core dump: `e_type`.
+    #[error("it is no executable and no shared library (ELF type {0})")]
+    NotLoaded(u16),
+    /// It cannot be laid out otherwise.
+    #[error("it cannot be aligned: {0}")]
+    Layout(String),
+    /// Original and copy are one file.
+    #[error("the copy would replace the original")]
+    Itself,
+    /// The copy is not what it should be; nothing was left of it.
+    #[error("the copy is not as the original: {0}; it was removed")]
+    Differs(String),
+}
+
+impl Error {
+    fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io {
+            operation,
+            path,
+            source,
+        }
+    }
+}
+
+/// The base page, and what one PMD maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// The base page.
+    pub base: PageSize,
+    /// The huge page.
+    pub pmd: PageSize,
+}
+
+impl Sizes {
+    /// Those of the kernel behind `root`.
+    ///
+    /// # Errors
+    /// [`FileError`] where the file is there and cannot be understood.
+    pub fn read(root: &Root) -> Result<Self, FileError> {
+        Ok(Self {
+            base: base_page(root),
+            pmd: thp::pmd_size(root)?,
+        })
+    }
+}
+
+/// A regular file, open to be read.
+fn open(path: &Path) -> Result<File, Error> {
+    // A FIFO would wait for its writer; the kernel ignores the flag for a regular file.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = std::os::unix::fs::OpenOptionsExt::custom_flags(
+        std::fs::OpenOptions::new().read(true),
+        flags,
+    )
+    .open(path);
+    let file = file.and_then(|file| match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    });
+    file.map_err(Error::io("read", path))
+}

@@ -1,0 +1,211 @@
+//! A file's text into the page cache, in huge folios: [`prime`].
+//!
+//! What is huge already stays. The rest is dropped, which leaves what processes map and what is not on disk yet, and read again
+//! through a mapping with MADV_HUGEPAGE. Then each huge page is looked up again: the kernel does not say whether it took the advice.
+//!
+//! Invariant: no page that a process maps is dropped.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use object::read::ReadCache;
+use serde::Serialize;
+
+use super::elf::Object;
+use super::file_system::huge_folios;
+use super::running::Running;
+use super::{Error, Sizes, open};
+use crate::kernel::page_cache::{Cached, PageCache};
+use crate::kernel::thp::Thp;
+use crate::kernel::{Root, task};
+use crate::units::{Pages, counted};
+
+/// What came of one file, or is to be expected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Primed {
+    /// The file.
+    pub path: PathBuf,
+    /// False where no part of it can be huge, whatever is done with the page cache.
+    pub primable: bool,
+    /// Its text, in huge pages that a PMD could map.
+    pub text: Pages,
+    /// How many of them were one folio before.
+    pub before: Pages,
+    /// How many are now.
+    pub huge: Pages,
+    /// Why not all are, and what mends it.
+    pub why_not: Option<String>,
+    /// The processes that map the file, where that is why.
+    pub mapped_by: Vec<Mapper>,
+}
+
+/// A process that maps a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Mapper {
+    /// The process.
+    pub pid: u32,
+    /// Its name, as ps(1) shows it.
+    pub name: String,
+}
+
+/// How much of a file's text is cached how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Text {
+    /// In folios that a PMD maps.
+    pub huge: Pages,
+    /// In others, or in part.
+    pub small: Pages,
+    /// Not at all.
+    pub absent: Pages,
+}
+
+impl Primed {
+    /// A file that could not be looked at.
+    pub fn failed(path: &Path, why_not: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            why_not: Some(why_not.into()),
+            ..Self::default()
+        }
+    }
+
+    /// True where all of the text is huge.
+    pub fn is_whole(&self) -> bool {
+        self.huge == self.text && self.why_not.is_none()
+    }
+}
+
+/// Looks how the huge pages at these offsets are cached.
+///
+/// # Errors
+/// As [`PageCache::look`].
+pub fn look(file: &File, offsets: &[u64], sizes: Sizes) -> io::Result<Text> {
+    let cache = PageCache::new(file, sizes.pmd)?;
+    let mut text = Text::default();
+    for offset in offsets {
+        let kind = match cache.look(*offset)? {
+            Cached::Huge => &mut text.huge,
+            Cached::Small => &mut text.small,
+            Cached::Absent => &mut text.absent,
+        };
+        kind.0 += 1;
+    }
+    Ok(text)
+}
+
+/// Has the text of `path` in huge folios. With `dry_run` it is looked at alone. `progress` hears of each huge page that was
+/// seen to.
+///
+/// # Errors
+/// [`Error`] where the file cannot be read or is not ELF.
+pub fn prime(
+    root: &Root,
+    path: &Path,
+    running: &Running,
+    dry_run: bool,
+    progress: &mut dyn FnMut(Pages, Pages),
+) -> Result<Primed, Error> {
+    let sizes = Sizes::read(root)?;
+    let file = open(path)?;
+    let object = Object::read(&ReadCache::new(&file))?;
+    let offsets: Vec<u64> = object.text().flat_map(|text| text.offsets(sizes)).collect();
+    let text = Pages(offsets.len() as u64);
+    let mut primed = Primed {
+        path: path.to_owned(),
+        text,
+        ..Primed::default()
+    };
+    primed.why_not = obstacle(root, &object, &file, path, sizes);
+    if primed.why_not.is_some() {
+        return Ok(primed);
+    }
+    primed.primable = true;
+    let read = |error| Error::io("read", path)(error);
+    let cached = look(&file, &offsets, sizes).map_err(read)?;
+    primed.before = cached.huge;
+    primed.huge = cached.huge;
+    if !dry_run && cached.huge < text {
+        // What is not on disk cannot be dropped: a file that was just written, as a rule.
+        file.sync_data().map_err(Error::io("sync", path))?;
+        let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
+        primed.huge = Pages(0);
+        for (offset, done) in offsets.iter().zip(1..) {
+            let huge = huge_at(&cache, *offset).map_err(read)?;
+            primed.huge.0 += u64::from(huge);
+            progress(Pages(done), text);
+        }
+    }
+    if primed.huge < text {
+        explain(root, &file, running, dry_run, &mut primed);
+    }
+    Ok(primed)
+}
+
+/// Has one huge page of the file in one folio; false where other folios stayed.
+fn huge_at(cache: &PageCache<'_>, offset: u64) -> io::Result<bool> {
+    if cache.look(offset)? == Cached::Huge {
+        return Ok(true);
+    }
+    cache.drop_clean(offset)?;
+    Ok(cache.bring(offset)? == Cached::Huge)
+}
+
+/// What keeps all of the text off huge pages.
+fn obstacle(
+    root: &Root,
+    object: &Object,
+    file: &File,
+    path: &Path,
+    sizes: Sizes,
+) -> Option<String> {
+    let no_thp = match (Thp::read_controls(root), task::own_thp_enabled(root)) {
+        (Ok(None), _) => Some("this kernel has no transparent huge pages"),
+        (_, Ok(Some(false))) => Some("THP is disabled for this process (PR_SET_THP_DISABLE)"),
+        _ => None,
+    };
+    no_thp
+        .map(str::to_owned)
+        .or_else(|| super::rungs::misplaced(object, sizes))
+        .or_else(|| huge_folios(file, path, sizes).err())
+}
+
+/// Why a part is not huge.
+fn explain(root: &Root, file: &File, running: &Running, dry_run: bool, primed: &mut Primed) {
+    let left = counted(primed.text.0 - primed.huge.0, "huge page");
+    let mapper = |pid| {
+        let name = task::name(root, pid).unwrap_or_default();
+        Mapper { pid, name }
+    };
+    let mapped_by = running.mapping(file).into_iter().map(mapper);
+    primed.mapped_by = mapped_by.collect();
+    let processes = primed
+        .mapped_by
+        .iter()
+        .map(|m| format!("{} ({})", m.name, m.pid));
+    let processes: Vec<String> = processes.take(5).collect();
+    let count = primed.mapped_by.len();
+    let more = match count.saturating_sub(processes.len()) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let processes = format!("{}{more}", processes.join(", "));
+    primed.why_not = Some(match (count, dry_run) {
+        (0, true) => format!("{left} to be read"),
+        (_, true) => {
+            format!("{left} to be read, but what {processes} touched stays: stop that first")
+        }
+        (0, false) if running.hidden > 0 => format!(
+            "{left} stayed in small folios: a process that this user may not look into maps the file, as it seems"
+        ),
+        (0, false) => format!(
+            "{left} came in small folios: no free memory in one piece (`jumbo doctor`), or the file system gave none"
+        ),
+        (_, false) => format!(
+            "{left} stayed in small folios, which {processes} maps: stop that, prime, and start it again"
+        ),
+    });
+}

@@ -1,0 +1,89 @@
+//! Which processes map a file, and which files with text they map: [`Running`].
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+
+use crate::kernel::file_id::FileId;
+use crate::kernel::smaps::Smaps;
+use crate::kernel::{FileError, Root, mounts, task};
+use crate::units::{PageSize, Pages};
+
+/// The mappings of all processes that this user may look into, but for this one.
+#[derive(Debug)]
+pub struct Running {
+    maps: Vec<(u32, Smaps)>,
+    /// Processes that this user may not look into.
+    pub hidden: usize,
+}
+
+impl Running {
+    /// Reads the mappings of each process.
+    ///
+    /// # Errors
+    /// [`FileError`] where /proc cannot be listed.
+    pub fn read(root: &Root) -> Result<Self, FileError> {
+        let mut pids = task::all(root)?;
+        pids.retain(|pid| *pid != std::process::id());
+        let (mut maps, mut hidden) = (Vec::new(), 0);
+        for (pid, read) in pids.iter().zip(Smaps::read_maps_of_each(root, &pids)) {
+            match read {
+                Ok(read) => maps.push((*pid, read)),
+                // Others have ended meanwhile.
+                Err(error) => hidden += usize::from(error.is_denied() || error.is_held_back()),
+            }
+        }
+        Ok(Self { maps, hidden })
+    }
+
+    /// The processes that map this file.
+    pub fn mapping(&self, file: &File) -> Vec<u32> {
+        let Ok(id) = FileId::of(file) else {
+            return Vec::new();
+        };
+        let maps = |(_, maps): &&(u32, Smaps)| maps.mappings().any(|m| FileId::from(&m) == id);
+        self.maps.iter().filter(maps).map(|(pid, _)| *pid).collect()
+    }
+
+    /// The files of which a process maps text of at least a huge page, by path; with those that cannot be opened for it, and
+    /// why not.
+    ///
+    /// A file whose file system may not answer is not opened: one of another host or of a program (FUSE), and one that is not mounted
+    /// where this process is.
+    ///
+    /// # Errors
+    /// [`FileError`] where the mounts cannot be read.
+    pub fn text(
+        &self,
+        root: &Root,
+        pmd: PageSize,
+    ) -> Result<BTreeMap<PathBuf, Option<String>>, FileError> {
+        let mounts = mounts::by_device(root)?;
+        let mut found = BTreeMap::new();
+        for mapping in self.maps.iter().flat_map(|(_, maps)| maps.mappings()) {
+            let is_text = mapping.execute && mapping.inode != 0 && mapping.path.starts_with('/');
+            if !is_text
+                || mapping.size() < Pages(1).bytes(pmd)
+                || found.contains_key(&PathBuf::from(mapping.path))
+            {
+                continue;
+            }
+            let why_not = match mounts.get(&mapping.device).map(String::as_str) {
+                _ if mapping.path.ends_with(" (deleted)") => {
+                    Some("it was deleted or replaced while it runs".to_owned())
+                }
+                None => Some("its file system is not mounted here".to_owned()),
+                Some(kind) if mounts::may_not_answer(kind) => {
+                    Some(format!("its file system ({kind}) may not answer"))
+                }
+                Some(_) => match File::open(mapping.path).and_then(FileId::of) {
+                    Ok(id) if id == FileId::from(&mapping) => None,
+                    Ok(_) => Some("another file has its name here".to_owned()),
+                    Err(error) => Some(error.to_string()),
+                },
+            };
+            found.insert(PathBuf::from(mapping.path), why_not);
+        }
+        Ok(found)
+    }
+}
