@@ -70,6 +70,7 @@ const OUTSIDE: Table = &[
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
     ("pool", &["pool"]),
+    ("segments", &["segments"]),
     ("gather", &["gather"]),
     ("policy", &["orders"]),
     ("kernel", &["headroom", "sys"]),

@@ -1,6 +1,7 @@
 //! `jumbo text`: the text of programs on huge pages, from outside; one file a subcommand.
 
 mod align;
+mod images;
 mod inspect;
 mod prime;
 
@@ -34,6 +35,7 @@ enum Command {
     Inspect(inspect::Args),
     Prime(prime::Args),
     Align(align::Args),
+    Images(images::Args),
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -42,5 +44,6 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::main(&root, args),
         Command::Prime(args) => prime::main(&root, args),
         Command::Align(args) => align::main(&root, args),
+        Command::Images(args) => images::main(&root, args),
     }
 }

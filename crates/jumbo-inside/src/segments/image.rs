@@ -1,8 +1,7 @@
 //! One copy of text for all processes of a user that run the file: [`take`].
 //!
 //! The copy is an *image*: a memfd in huge folios, sealed, that each process maps private, to be read and executed. There is
-//! no registry and nothing on a file system. Each process that uses an image has a descriptor of it ([`FIRST`] and a few
-//! more), and finds an image in the descriptors of the others, under /proc. So an image goes when its last user goes, however it ends.
+//! no registry and nothing on a file system. Each process that uses an image has a descriptor of it ([`DESCRIPTORS`]), and finds an image in the descriptors of the others, under /proc. So an image goes when its last user goes, however it ends.
 //!
 //! The name says which part of which file it is, and proves nothing. What is taken was made by this user, cannot be
 //! changed any more (its seals), and holds byte for byte what this process runs. A process of another user is not even asked.
@@ -34,9 +33,9 @@ use crate::sys::{self, Pages};
 /// How the names of images begin.
 pub const NAME: &str = "jumbo-text";
 /// The descriptors by which images are found: far above those that programs count on, and below the usual limit of 1024.
+/// One for the program's own text, and some for libraries.
+pub const DESCRIPTORS: core::ops::Range<i32> = FIRST..FIRST + 8;
 const FIRST: i32 = 960;
-/// So many are looked at in each process: the program's own text and some libraries.
-const DESCRIPTORS: i32 = 8;
 /// Nobody can write to it, or change how long it is.
 const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SHRINK)
@@ -180,7 +179,7 @@ impl Wanted<'_> {
             if !stat.is_ok_and(|stat| stat.st_uid == user.as_raw()) {
                 continue;
             }
-            for descriptor in FIRST..FIRST + DESCRIPTORS {
+            for descriptor in DESCRIPTORS {
                 match self.look(&folder, number, descriptor) {
                     Some(Found::Ready(image)) => return Some(Other::Ready(image)),
                     // Two that have not begun: the one with the lower number does.

@@ -3,6 +3,7 @@
 //! - [`elf`]: the segments of a file. [`rungs`]: what each rung of the ladder would give it, and why not.
 //! - [`prime`]: a file's text into the page cache in huge folios. [`boot`]: the same at each boot.
 //! - [`mapped`]: the text of a process as it is.
+//! - [`images`]: the copies that processes share.
 //! - [`align`]: a copy whose segments lie as huge folios do.
 //! - [`file_system`]: which of them have huge folios. [`running`]: which processes map a file.
 //!
@@ -17,6 +18,7 @@ pub mod elf;
 #[cfg(test)]
 mod fake;
 pub mod file_system;
+pub mod images;
 mod layout;
 pub mod mapped;
 pub mod prime;

@@ -36,6 +36,11 @@ impl Running {
         Ok(Self { maps, hidden })
     }
 
+    /// The mappings of each process.
+    pub(super) fn maps(&self) -> impl Iterator<Item = (u32, &Smaps)> {
+        self.maps.iter().map(|(pid, maps)| (*pid, maps))
+    }
+
     /// The processes that map this file.
     pub fn mapping(&self, file: &File) -> Vec<u32> {
         let Ok(id) = FileId::of(file) else {

@@ -1,0 +1,102 @@
+//! `jumbo text images`.
+
+use std::io;
+use std::process::ExitCode;
+
+use jumbo::kernel::Root;
+use jumbo::segments::images::{self, Check, Image};
+use serde::Serialize;
+
+use crate::view::{self, NONE, View};
+
+/// List the copies of text that processes share, check and withdraw them
+///
+/// `jumbo run` makes them (--text=shared, and --text=auto for programs that live). An image goes with the last process that
+/// uses it. It is seen where you may look into a process that uses it: your own, or all as root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo text images
+  jumbo text images --check                    # compare each with its file
+  jumbo text images --remove                   # programs that start from now on make new ones
+
+Exit status: 0 done, 1 none could be removed, 3 some could not.")]
+pub(crate) struct Args {
+    /// Compare each image with the file that it is of
+    #[arg(long)]
+    check: bool,
+
+    /// Have no process take them from now on; those that run keep theirs
+    #[arg(long)]
+    remove: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One image, and what was found or done.
+#[derive(Serialize)]
+struct Row {
+    #[serde(flatten)]
+    image: Image,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<Check>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let mut rows = Vec::new();
+    for mut image in images::list(root)? {
+        let check = args.check.then(|| image.check(root));
+        let removed = (args.remove && !image.withdrawn).then(|| image.withdraw(root));
+        image.withdrawn |= matches!(removed, Some(Ok(())));
+        let failed = removed.and_then(Result::err).map(|error| error.to_string());
+        rows.push(Row {
+            image,
+            check,
+            failed,
+        });
+    }
+    view::page(args.json, &rows, |view, rows| show(view, rows))?;
+    let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+    Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        all if all == rows.len() => ExitCode::FAILURE,
+        _ => ExitCode::from(3),
+    })
+}
+
+fn show(view: &mut View, rows: &[Row]) -> io::Result<()> {
+    if rows.is_empty() {
+        return view.line("No process that you may look into shares an image of text.");
+    }
+    let columns = "<FILE|>OFFSET|>SIZE|>USERS|>OWNER|<STATE";
+    view.table(columns, rows.iter().map(row))
+}
+
+fn row(row: &Row) -> [String; 6] {
+    let image = &row.image;
+    let path = image.path.as_ref().map(|path| path.display().to_string());
+    let state = match (&row.failed, &row.check) {
+        (Some(error), _) => format!("not removed: {error}"),
+        (None, Some(Check::Same)) => String::from("as its file"),
+        (None, Some(Check::Differs)) => String::from("its file was changed"),
+        (None, Some(Check::Unknown(why))) => format!("not compared: {why}"),
+        (None, _) => NONE.to_owned(),
+    };
+    let withdrawn = if image.withdrawn { "removed" } else { "" };
+    let state = match (withdrawn, state.as_str()) {
+        ("", state) => state.to_owned(),
+        (withdrawn, NONE) => withdrawn.to_owned(),
+        (withdrawn, state) => format!("{withdrawn}, {state}"),
+    };
+    [
+        path.unwrap_or_else(|| image.name.clone()),
+        format!("{:#x}", image.offset),
+        image.length.to_string(),
+        image.users.len().to_string(),
+        image.owner.to_string(),
+        state,
+    ]
+}

@@ -1,0 +1,257 @@
+//! The images of text that processes share (`jumbo run --text`): [`list`], [`Image::check`], [`Image::withdraw`].
+//!
+//! An image is a memfd that its users map, and have a descriptor of: `jumbo_inside::segments::image` makes and finds them. It
+//! goes with its last user, so there is nothing to clean up. One that is *withdrawn* is taken by no process any more.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
+use serde::Serialize;
+
+use super::running::Running;
+use super::{Error, Sizes};
+use crate::kernel::Root;
+use crate::units::Bytes;
+
+/// An image, and who uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Image {
+    /// The name of the file whose text it is, without folders.
+    pub name: String,
+    /// Where the file is, as a user of the image maps its other parts; `None` where no part of it is mapped.
+    pub path: Option<PathBuf>,
+    /// Where in the file the text begins.
+    pub offset: u64,
+    /// How much of it there is.
+    pub length: Bytes,
+    /// The user that made it.
+    pub owner: u32,
+    /// No process takes it any more.
+    pub withdrawn: bool,
+    /// The processes that map it, of those that the caller may look into.
+    pub users: Vec<u32>,
+    /// The memfd, and how far into it the text begins.
+    #[serde(skip)]
+    inode: u64,
+    #[serde(skip)]
+    head: u64,
+}
+
+/// What a comparison of an image with its file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Check {
+    /// They hold the same.
+    Same,
+    /// The file holds something else by now: processes that start from now on have an image of their own.
+    Differs,
+    /// Not compared, for this reason.
+    Unknown(String),
+}
+
+/// The images that processes map which the caller may look into.
+///
+/// # Errors
+/// [`Error::Kernel`] where /proc cannot be read; [`Error::Io`] where no memfd can be made.
+pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
+    let pmd = Sizes::read(root)?.pmd;
+    let device = own_device().map_err(Error::io("look at", Path::new("memfd")))?;
+    let running = Running::read(root)?;
+    let mut images = BTreeMap::<u64, Image>::new();
+    for (pid, maps) in running.maps() {
+        // Which file is where, for this process.
+        let path = |key: (u64, u64, u64)| {
+            let is_file = |(major, minor): (u32, u32), inode| {
+                (u64::from(major), u64::from(minor), inode) == key
+            };
+            let mut others = maps
+                .mappings()
+                .filter(|other| is_file(other.device, other.inode));
+            others
+                .find_map(|other| Some(PathBuf::from(other.path)).filter(|path| path.is_absolute()))
+        };
+        for mapping in maps.mappings().filter(|mapping| mapping.device == device) {
+            let Some(part) = Part::parse(mapping.path) else {
+                continue;
+            };
+            let image = images.entry(mapping.inode).or_insert_with(|| Image {
+                name: part.name.to_owned(),
+                path: None,
+                offset: part.offset,
+                length: Bytes(part.length),
+                owner: 0,
+                withdrawn: false,
+                users: Vec::new(),
+                inode: mapping.inode,
+                head: mapping.start - pmd.align_down(mapping.start),
+            });
+            image.users.push(pid);
+            image.users.dedup();
+            image.path = image.path.take().or_else(|| path(part.file));
+        }
+    }
+    let mut images: Vec<Image> = images.into_values().collect();
+    for image in &mut images {
+        if let Ok((_, stat)) = image.find(root) {
+            (image.owner, image.withdrawn) = (stat.stx_uid, stat.stx_mode & 0o400 == 0);
+        }
+    }
+    Ok(images)
+}
+
+impl Image {
+    /// Compares it with its file.
+    pub fn check(&self, root: &Root) -> Check {
+        let unknown =
+            |what: &str, error: &dyn std::fmt::Display| Check::Unknown(format!("{what}: {error}"));
+        let Some(path) = &self.path else {
+            return Check::Unknown(String::from("no user of it maps another part of the file"));
+        };
+        let image = match self.find(root).and_then(|(there, _)| reopen(&there)) {
+            Ok(image) => File::from(image),
+            Err(error) => return unknown("its descriptor", &error),
+        };
+        // A FIFO in the file's place would wait for its writer.
+        let file = match super::open(path) {
+            Ok(file) => file,
+            Err(error) => return unknown("its file", &error),
+        };
+        match self.compare(image, file) {
+            Ok(true) => Check::Same,
+            Ok(false) => Check::Differs,
+            Err(error) => unknown("reading", &error),
+        }
+    }
+
+    fn compare(&self, mut image: File, mut file: File) -> io::Result<bool> {
+        const STEP: usize = 1 << 20;
+        image.seek(io::SeekFrom::Start(self.head))?;
+        file.seek(io::SeekFrom::Start(self.offset))?;
+        let (mut here, mut there) = (vec![0; STEP], vec![0; STEP]);
+        let mut left = usize::try_from(self.length.0).unwrap_or(usize::MAX);
+        while left > 0 {
+            let length = left.min(STEP);
+            let (here, there) = (&mut here[..length], &mut there[..length]);
+            image.read_exact(here)?;
+            // Behind the end of the file its last page is zeroes.
+            let mut got = 0;
+            while got < length {
+                match file.read(&mut there[got..])? {
+                    0 => break,
+                    more => got += more,
+                }
+            }
+            there[got..].fill(0);
+            if here != there {
+                return Ok(false);
+            }
+            left -= length;
+        }
+        Ok(true)
+    }
+
+    /// Has no process take it from now on. Those that use it keep it, and it goes with the last of them.
+    ///
+    /// # Errors
+    /// That of open(2) or fchmod(2): another user's image takes CAP_FOWNER.
+    pub fn withdraw(&self, root: &Root) -> io::Result<()> {
+        let (there, _) = self.find(root)?;
+        Ok(rustix::fs::fchmod(reopen(&there)?, Mode::empty())?)
+    }
+
+    /// Its memfd, by the descriptor of a user, without opening a file of another kind: one could make the caller wait.
+    fn find(&self, root: &Root) -> io::Result<(OwnedFd, rustix::fs::Statx)> {
+        let device = own_device()?;
+        for pid in &self.users {
+            for number in DESCRIPTORS {
+                let path = root.path(format!("proc/{pid}/fd/{number}"));
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                let Ok(there) = rustix::fs::openat(CWD, path, flags, Mode::empty()) else {
+                    continue;
+                };
+                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+                let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::BASIC_STATS)?;
+                if (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
+                    == (device.0, device.1, self.inode)
+                {
+                    return Ok((there, stat));
+                }
+            }
+        }
+        Err(io::Error::other(
+            "no process that may be looked into has it open",
+        ))
+    }
+}
+
+/// The device of memfds.
+fn own_device() -> io::Result<(u32, u32)> {
+    let own = rustix::fs::memfd_create(c"jumbo", MemfdFlags::CLOEXEC)?;
+    let device = rustix::fs::fstat(&own)?.st_dev;
+    Ok((rustix::fs::major(device), rustix::fs::minor(device)))
+}
+
+fn reopen(there: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", there.as_fd().as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// What the name of an image says.
+#[derive(Debug, PartialEq, Eq)]
+struct Part<'a> {
+    name: &'a str,
+    /// Device, in two numbers, and inode.
+    file: (u64, u64, u64),
+    offset: u64,
+    length: u64,
+}
+
+impl<'a> Part<'a> {
+    fn parse(path: &'a str) -> Option<Self> {
+        let name = path.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
+        let (name, key) = name
+            .strip_prefix(NAME)?
+            .strip_prefix(':')?
+            .rsplit_once(':')?;
+        let mut numbers = key.split('-');
+        let mut next = |radix| u64::from_str_radix(numbers.next()?, radix).ok();
+        Some(Self {
+            name,
+            file: (next(16)?, next(16)?, next(10)?),
+            offset: next(16)?,
+            length: next(16)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_which_part_of_which_file() {
+        let part = Part::parse("/memfd:jumbo-text:a:b:fe-0-247580-772000-1a8c000 (deleted)");
+        let expected = Part {
+            name: "a:b",
+            file: (0xfe, 0, 247_580),
+            offset: 0x772000,
+            length: 0x1a8c000,
+        };
+        assert_eq!(part, Some(expected));
+        for other in [
+            "/memfd:jumbo-text:x (deleted)",
+            "/memfd:jumbo-ledger (deleted)",
+            "/usr/bin/node",
+        ] {
+            assert_eq!(Part::parse(other), None, "{other}");
+        }
+    }
+}
