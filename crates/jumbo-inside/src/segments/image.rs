@@ -26,7 +26,7 @@ use super::find::{Segment, blocks};
 use super::memory::{self, Staging};
 use super::{Looking, Stop};
 use crate::ledger::text_reason as reason;
-use crate::proc::Path;
+use crate::proc::{MapsLine, Path, each_mapping};
 use crate::sync::Deadline;
 use crate::sys::{self, Pages};
 
@@ -66,7 +66,7 @@ pub(super) fn take(
     let wanted = Wanted {
         link: name,
         device: (rustix::fs::major(file), rustix::fs::minor(file)),
-        size: (segment.start & (pmd - 1)) + segment.len(),
+        size: place(segment, pmd) + segment.len() as u64,
     };
     // Shown before others are looked for.
     let own = match rustix::io::fcntl_dupfd_cloexec(&own, FIRST) {
@@ -107,6 +107,29 @@ fn named<'a>(segment: &Segment, name: &'a mut ImageName) -> Option<&'a core::ffi
     name.write(format_args!(
         "{NAME}:{file}:{major:x}-{minor:x}-{inode}-{offset:x}-{length:x}"
     ))
+}
+
+/// Where in its image text begins: where it does in its file, if the addresses allow, so that tools that know the file by the
+/// image's build ID find the symbols.
+fn place(segment: &Segment, pmd: usize) -> u64 {
+    let away = (segment.start as u64).wrapping_sub(segment.offset) & (pmd as u64 - 1);
+    segment.offset + away
+}
+
+/// Puts the file's first page into its image, if this process has it mapped: the kernel finds the build ID there
+/// (PERF_RECORD_MISC_MMAP_BUILD_ID of perf_event_open(2), Linux 5.12). Of no consequence where it cannot.
+fn identify(own: &OwnedFd, segment: &Segment, place: u64) {
+    const PAGE: usize = 4096;
+    let mut first = [0usize; PAGE / size_of::<usize>()];
+    let is_first = |mapping: &MapsLine| {
+        mapping.file() == segment.file
+            && mapping.offset == 0
+            && place >= PAGE as u64
+            && sys::copy_words(mapping.start, &mut first) == Ok(first.len())
+    };
+    if each_mapping(is_first) == Ok(true) {
+        let _ = rustix::io::pwrite(own, memory::bytes(&first), 0);
+    }
 }
 
 /// Leaves a descriptor open for the rest of the process's life, or until the program closes what it does not know.
@@ -150,7 +173,7 @@ struct Wanted<'a> {
     link: &'a core::ffi::CStr,
     /// The kernel's own mount of shared memory: no other file system is ever asked.
     device: (u32, u32),
-    size: usize,
+    size: u64,
 }
 
 impl Wanted<'_> {
@@ -226,7 +249,7 @@ impl Wanted<'_> {
         if stat.stx_size == 0 {
             return Some(Found::Empty);
         }
-        if stat.stx_size != self.size as u64 {
+        if stat.stx_size != self.size {
             return None;
         }
         let image = reopen(&there).ok()?;
@@ -263,13 +286,13 @@ fn make(
     pmd: usize,
     stop: &Stop,
 ) -> core::result::Result<OwnedFd, u32> {
-    let range = segment.range();
-    let head = range.start & (pmd - 1);
-    rustix::fs::ftruncate(&own, (head + range.len()) as u64).map_err(|_| reason::NO_MEMORY)?;
+    let (range, place) = (segment.range(), place(segment, pmd));
+    rustix::fs::ftruncate(&own, place + range.len() as u64).map_err(|_| reason::NO_MEMORY)?;
+    identify(&own, segment, place);
     let staging = Staging::reserve(&range, pmd).map_err(|_| reason::NO_MEMORY)?;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     staging
-        .map_file(&own, head as u64, prot, true)
+        .map_file(&own, place, prot, true)
         .map_err(|_| reason::NO_MEMORY)?;
     let here = staging.range();
     for block in blocks(&here, pmd).step_by(pmd) {
@@ -305,13 +328,12 @@ fn attach(
     pmd: usize,
     stop: &Stop,
 ) -> core::result::Result<(), u32> {
-    let range = segment.range();
-    let head = (range.start & (pmd - 1)) as u64;
+    let (range, place) = (segment.range(), place(segment, pmd));
     let staging = Staging::reserve(&range, pmd).map_err(|_| reason::NO_MEMORY)?;
     // As it will be: whether it may be executed is found out here.
     let prot = ProtFlags::READ | ProtFlags::EXEC;
     staging
-        .map_file(image, head, prot, false)
+        .map_file(image, place, prot, false)
         .map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => reason::NOT_EXECUTABLE,
             _ => reason::NO_MEMORY,
@@ -336,5 +358,5 @@ fn attach(
     stop.check()?;
     #[expect(unsafe_code, reason = "maps an image over text")]
     // SAFETY: the segment is mapped as it was, no page of it was changed, and the image holds the same.
-    unsafe { memory::map_over(&range, image, head) }.map_err(|_| reason::NO_MEMORY)
+    unsafe { memory::map_over(&range, image, place) }.map_err(|_| reason::NO_MEMORY)
 }

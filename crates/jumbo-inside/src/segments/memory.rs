@@ -235,6 +235,12 @@ pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64
     }
 }
 
+/// Words as the bytes that they are.
+pub(super) fn bytes(words: &[usize]) -> &[u8] {
+    // SAFETY: each byte of a word is a byte, and they are borrowed for as long.
+    unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
 /// Asks for huge pages where `range` is mapped.
 pub(super) fn advise(range: &Range<usize>) -> Result<()> {
     // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
@@ -46,7 +46,9 @@ impl Code {
     /// At an address that is `off` from what its place in the file asks for.
     fn new(off: usize) -> Self {
         let mut file = tempfile::tempfile_in("/tmp").unwrap();
-        let bytes: Vec<u8> = (0..COUNT as u32).flat_map(function).collect();
+        let bytes: Vec<u8> = (0..u32::try_from(COUNT).unwrap())
+            .flat_map(function)
+            .collect();
         file.write_all(&bytes).unwrap();
         let length = bytes.len().next_multiple_of(4096);
         let like = off..off + length;
@@ -137,11 +139,11 @@ fn is_ready() -> Option<std::sync::MutexGuard<'static, ()>> {
 
 #[test]
 fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
-    static START: AtomicU64 = AtomicU64::new(0);
+    static START: AtomicUsize = AtomicUsize::new(0);
     static WRONG: AtomicU32 = AtomicU32::new(0);
     static HANDLED: AtomicU32 = AtomicU32::new(0);
     extern "C" fn handler(_signal: i32) {
-        let start = START.load(Ordering::Relaxed) as usize;
+        let start = START.load(Ordering::Relaxed);
         let at = HANDLED.fetch_add(1, Ordering::Relaxed) as usize * 7919 % COUNT;
         if Code::call(start, at) != at {
             WRONG.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +151,7 @@ fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
     }
     let Some(_one) = is_ready() else { return };
     let code = Code::new(3 << 16);
-    START.store(code.range.start as u64, Ordering::Relaxed);
+    START.store(code.range.start, Ordering::Relaxed);
     let timer = |microseconds| libc::itimerval {
         it_interval: libc::timeval {
             tv_sec: 0,

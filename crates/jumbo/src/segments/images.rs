@@ -13,8 +13,8 @@ use jumbo_inside::segments::image::{DESCRIPTORS, NAME};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 
+use super::Error;
 use super::running::Running;
-use super::{Error, Sizes};
 use crate::kernel::Root;
 use crate::units::Bytes;
 
@@ -40,7 +40,7 @@ pub struct Image {
     #[serde(skip)]
     inode: u64,
     #[serde(skip)]
-    head: u64,
+    place: u64,
 }
 
 /// What a comparison of an image with its file says.
@@ -61,7 +61,6 @@ pub enum Check {
 /// # Errors
 /// [`Error::Kernel`] where /proc cannot be read; [`Error::Io`] where no memfd can be made.
 pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
-    let pmd = Sizes::read(root)?.pmd;
     let device = own_device().map_err(Error::io("look at", Path::new("memfd")))?;
     let running = Running::read(root)?;
     let mut images = BTreeMap::<u64, Image>::new();
@@ -90,7 +89,7 @@ pub fn list(root: &Root) -> Result<Vec<Image>, Error> {
                 withdrawn: false,
                 users: Vec::new(),
                 inode: mapping.inode,
-                head: mapping.start - pmd.align_down(mapping.start),
+                place: mapping.offset,
             });
             image.users.push(pid);
             image.users.dedup();
@@ -132,7 +131,7 @@ impl Image {
 
     fn compare(&self, mut image: File, mut file: File) -> io::Result<bool> {
         const STEP: usize = 1 << 20;
-        image.seek(io::SeekFrom::Start(self.head))?;
+        image.seek(io::SeekFrom::Start(self.place))?;
         file.seek(io::SeekFrom::Start(self.offset))?;
         let (mut here, mut there) = (vec![0; STEP], vec![0; STEP]);
         let mut left = usize::try_from(self.length.0).unwrap_or(usize::MAX);
