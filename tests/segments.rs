@@ -233,3 +233,66 @@ fn data_and_bss_come_on_huge_pages() {
     let ran = program.jumbo_with(&["--data=off"]).ok();
     assert_eq!((plain.stdout, (0, 0)), (ran.stdout.clone(), huge(&ran)));
 }
+
+/// Machine code that returns half the number of functions: where in the library it stands.
+fn half(library: &Path) -> u64 {
+    let number = 131_072_u32 / 2;
+    let code = if cfg!(target_arch = "x86_64") {
+        [&[0xb8], &number.to_le_bytes()[..], &[0xc3]].concat()
+    } else {
+        // movz w0, 0; movk w0, 1, lsl 16
+        [0x5280_0000_u32, 0x72a0_0020]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect()
+    };
+    let bytes = fs::read(library).unwrap();
+    let mut found = bytes
+        .windows(code.len())
+        .enumerate()
+        .filter(|(_, window)| **window == code);
+    let at = found.next().unwrap().0;
+    assert!(found.next().is_none());
+    at as u64
+}
+
+#[test]
+fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    if !can_look() || !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    for (mode, then) in [
+        ("off", 7),
+        ("file", 7),
+        ("private", 65536),
+        ("shared", 65536),
+    ] {
+        let files = compile(&[
+            Source::Library("textlib"),
+            Source::C("text", &["-Wl,--no-as-needed", "-ltextlib"]),
+        ]);
+        let (program, library) = (files.path("text"), files.path("libtextlib.so"));
+        cache_anew(&library);
+        let program = Program::new(program).arg("library");
+        let options = [&*format!("--text={mode}"), "--libs=libtextlib*"];
+        let mut running = program.start_jumbo(&options);
+        running.wait_for_line("now 65536");
+        let moved = told(&running.wait_for_line("huge ")).0 > 0;
+        assert_eq!(moved, then == 65536, "{mode}");
+        let file = fs::OpenOptions::new().write(true).open(&library).unwrap();
+        file.write_all_at(&[7, 0, 0, 0], half(&library) + 1)
+            .unwrap();
+        // While the first one runs, with its image where it has one.
+        let mut next = program.start_jumbo(&options);
+        next.wait_for_line("now 7");
+        for running in [&mut running, &mut next] {
+            running.write("\n");
+        }
+        let text = running.wait().ok().stdout;
+        assert!(text.contains(&format!("then {then}")), "{mode}: {text}");
+        next.wait().ok();
+    }
+}

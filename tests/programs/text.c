@@ -79,6 +79,11 @@ static int threads(void) {
     });
 }
 
+#ifdef LIBRARY
+unsigned library(size_t number) { return call(number); }
+#else
+unsigned library(size_t number) __attribute__((weak));
+
 static double data[1 << 20] = {1, 2, 3};
 static double zeroes[4 << 20];
 
@@ -131,6 +136,15 @@ int main(int count, char **arguments) {
         memcpy(there, functions, 64);
         if (mprotect((void *)page, 8192, PROT_READ | PROT_EXEC)) return 1;
         printf("%u\n", call(COUNT / 2));
+    } else if (!strcmp(what, "library")) {
+        // One of a library that is written to in between.
+        printf("now %u\n", library(COUNT / 2));
+        char line[8192] = "";
+        long kib = huge((char *)library - 32 * COUNT, line);
+        printf("huge %ld %s", kib, line);
+        fflush(stdout);
+        getchar();
+        printf("then %u\n", library(COUNT / 2));
     } else if (!strcmp(what, "data")) {
         for (size_t at = 0; at < sizeof zeroes / sizeof *zeroes; at += 512) zeroes[at] += at;
         data[1 << 19] += 1;
@@ -141,3 +155,4 @@ int main(int count, char **arguments) {
     }
     return 0;
 }
+#endif

@@ -41,6 +41,8 @@ const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
+/// So many huge pages are collapsed at once: the kernel has all CPUs drain their lists for each call.
+const AT_ONCE: usize = 32;
 /// How long another process may take to make one.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(3);
@@ -63,10 +65,12 @@ pub(super) fn take(
     let file = rustix::fs::fstat(&own)
         .map_err(|_| reason::NO_MEMORY)?
         .st_dev;
-    let wanted = Wanted {
+    let mut wanted = Wanted {
         link: name,
         device: (rustix::fs::major(file), rustix::fs::minor(file)),
         size: place(segment, pmd) + segment.len() as u64,
+        rejected: [0; REJECTED],
+        rejections: 0,
     };
     // Shown before others are looked for.
     let own = match rustix::io::fcntl_dupfd_cloexec(&own, FIRST) {
@@ -79,12 +83,16 @@ pub(super) fn take(
         stop.check()?;
         match wanted.find() {
             Some(Other::Ready(image)) => {
-                drop(own);
-                return attach(segment, &image, looking, pmd, stop).map(|()| {
-                    // It stays open, so that others find it when its maker has gone.
-                    keep(image);
-                    false
-                });
+                match attach(segment, &image, false, looking, pmd, stop) {
+                    // It is of what the file was once.
+                    Err(reason::CHANGED) if looking.check(segment).is_ok() => wanted.reject(&image),
+                    Err(why) => return Err(why),
+                    Ok(()) => {
+                        // It stays open, so that others find it when its maker has gone.
+                        keep(image);
+                        return Ok(false);
+                    }
+                }
             }
             Some(Other::BeingMade) if !deadline.has_passed() => {
                 stop.check_before_wait()?;
@@ -92,9 +100,12 @@ pub(super) fn take(
             }
             _ => break,
         }
+        if wanted.rejections > REJECTED {
+            break;
+        }
     }
     let image = make(own, segment, looking, pmd, stop)?;
-    attach(segment, &image, looking, pmd, stop)?;
+    attach(segment, &image, true, looking, pmd, stop)?;
     keep(image);
     Ok(true)
 }
@@ -174,9 +185,23 @@ struct Wanted<'a> {
     /// The kernel's own mount of shared memory: no other file system is ever asked.
     device: (u32, u32),
     size: u64,
+    /// Images that hold something else: their inodes, the latest ones.
+    rejected: [u64; REJECTED],
+    rejections: usize,
 }
 
+const REJECTED: usize = 8;
+
 impl Wanted<'_> {
+    /// Does without an image from now on.
+    fn reject(&mut self, image: &OwnedFd) {
+        let inode = rustix::fs::fstat(image).map_or(0, |stat| stat.st_ino);
+        if let Some(place) = self.rejected.get_mut(self.rejections % REJECTED) {
+            *place = inode;
+        }
+        self.rejections += 1;
+    }
+
     /// Looks through the processes of this user.
     fn find(&self) -> Option<Other> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -230,7 +255,7 @@ impl Wanted<'_> {
         // The name may be that of any file: what it is says the kernel, without opening it.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let there = rustix::fs::openat(folder, path, flags, Mode::empty()).ok()?;
-        let asked = StatxFlags::UID | StatxFlags::MODE | StatxFlags::SIZE;
+        let asked = StatxFlags::UID | StatxFlags::MODE | StatxFlags::SIZE | StatxFlags::INO;
         let stat = rustix::fs::statx(
             &there,
             c"",
@@ -244,6 +269,9 @@ impl Wanted<'_> {
         }
         // `jumbo text images --remove` takes the mode away.
         if stat.stx_mode & 0o400 == 0 {
+            return None;
+        }
+        if self.rejected.contains(&stat.stx_ino) {
             return None;
         }
         if stat.stx_size == 0 {
@@ -295,12 +323,17 @@ fn make(
         .map_file(&own, place, prot, true)
         .map_err(|_| reason::NO_MEMORY)?;
     let here = staging.range();
-    for block in blocks(&here, pmd).step_by(pmd) {
+    let whole = blocks(&here, pmd);
+    for first in whole.clone().step_by(AT_ONCE * pmd) {
         stop.check()?;
-        // A collapse takes one page at least.
-        let offset = block - here.start;
-        memory::bring_in(&staging, offset..offset + pmd, pmd);
-        sys::collapse(block, pmd).map_err(|_| reason::NO_SHARED_HUGE)?;
+        let part = first..whole.end.min(first + AT_ONCE * pmd);
+        // A collapse takes one page of each huge one at least.
+        memory::bring_in(
+            &staging,
+            part.start - here.start..part.end - here.start,
+            pmd,
+        );
+        sys::collapse(part.start, part.len()).map_err(|_| reason::NO_SHARED_HUGE)?;
     }
     for part in (0..range.len()).step_by(pmd) {
         stop.check()?;
@@ -320,10 +353,34 @@ fn make(
     rustix::io::fcntl_dupfd_cloexec(&image, FIRST).or(Ok(image))
 }
 
-/// Maps an image in the place of a segment, if it holds the same.
+/// Whether an image holds what a segment does.
+fn verify(
+    staging: &Staging,
+    segment: &Segment,
+    pmd: usize,
+    stop: &Stop,
+) -> core::result::Result<(), u32> {
+    let range = segment.range();
+    for part in (0..range.len()).step_by(pmd) {
+        stop.check()?;
+        let part = part..range.len().min(part + pmd);
+        #[expect(unsafe_code, reason = "compares text with its image")]
+        // SAFETY: the area stands in for the range, and can be read. The image is sealed.
+        let same = unsafe { staging.equals(&range, part) };
+        match same {
+            Ok(true) => {}
+            Ok(false) => return Err(reason::CHANGED),
+            Err(_) => return Err(reason::GONE),
+        }
+    }
+    Ok(())
+}
+
+/// Maps an image in the place of a segment, if it holds the same: one of another process's making is compared.
 fn attach(
     segment: &Segment,
     image: &OwnedFd,
+    is_own: bool,
     looking: &Looking,
     pmd: usize,
     stop: &Stop,
@@ -338,17 +395,14 @@ fn attach(
             Errno::ACCESS | Errno::PERM => reason::NOT_EXECUTABLE,
             _ => reason::NO_MEMORY,
         })?;
-    for part in (0..range.len()).step_by(pmd) {
-        stop.check()?;
-        let part = part..range.len().min(part + pmd);
-        #[expect(unsafe_code, reason = "compares text with its image")]
-        // SAFETY: the area stands in for the range. The image is sealed.
-        let same = unsafe { staging.equals(&range, part) };
-        match same {
-            Ok(true) => {}
-            Ok(false) => return Err(reason::CHANGED),
-            Err(_) => return Err(reason::GONE),
+    if is_own {
+        #[expect(unsafe_code, reason = "reads what was mapped")]
+        // SAFETY: it was mapped above.
+        unsafe {
+            memory::touch(&staging.range(), pmd);
         }
+    } else {
+        verify(&staging, segment, pmd, stop)?;
     }
     let here = blocks(&staging.range(), pmd);
     if looking.pages(here.clone(), Pages::Huge).unwrap_or(0) < here.len() / 2 {

@@ -31,10 +31,7 @@ pub(super) fn take(
     let huge = |range| looking.pages(range, Pages::Huge).unwrap_or(0);
     if huge(blocks.clone()) < blocks.len() {
         // Where faults bring none (`never`), a collapse does.
-        for block in blocks.clone().step_by(pmd) {
-            stop.check()?;
-            let _ = sys::collapse(block, pmd);
-        }
+        let _ = sys::collapse(blocks.start, blocks.len());
     }
     if huge(blocks.clone()) < blocks.len() / 2 {
         return Err(reason::NO_HUGE);
