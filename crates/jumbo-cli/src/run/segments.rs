@@ -83,7 +83,14 @@ pub(super) fn json(report: &Report<'_>) -> Value {
 pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     let counts = &report.counted.total.of;
     let asked = &report.settings.asked;
-    if counts.text > 0 && asked.text != TextMode::Off {
+    let covered = report.reached && asked.text != TextMode::Off;
+    if covered && counts.text == 0 {
+        writeln!(
+            out,
+            "  text      no segment of it holds a whole huge page; hint: jumbo text inspect"
+        )?;
+    }
+    if covered && counts.text > 0 {
         let took = Duration::from_nanos(counts.text_ns);
         let what = match rung(report) {
             "shared" => format!(
