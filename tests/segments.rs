@@ -296,3 +296,45 @@ fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
         next.wait().ok();
     }
 }
+
+#[test]
+fn a_debugger_names_functions_of_text_that_was_moved() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let Some(gdb) = host::command("gdb") else {
+        return;
+    };
+    if !can_look() {
+        return;
+    }
+    let files = compile(&[SOME]);
+    let program = Program::new(files.path("text")).arg("stay");
+    for mode in ["--text=off", "--text=shared", "--text=private"] {
+        let mut running = program.start_jumbo(&[mode]);
+        let huge = told(&running.wait_for_line("huge ")).0;
+        assert_eq!(huge > 0, mode != "--text=off", "{mode}");
+        running.wait_for_line("ready");
+        let process = running.pid().as_raw_nonzero().to_string();
+        let commands = [
+            "-nx",
+            "-batch",
+            "-p",
+            &*process,
+            "-ex",
+            "bt",
+            "-ex",
+            "info symbol all",
+            "-ex",
+            "x/i all",
+        ];
+        let seen = Program::new(&gdb).args(commands).plain().ok().stdout;
+        assert!(
+            seen.contains(" in main (") && seen.contains("all in section .text"),
+            "{mode}: {seen}"
+        );
+        assert!(!seen.contains("Cannot access memory"), "{mode}: {seen}");
+        running.write("\n");
+        running.wait().ok();
+    }
+}

@@ -27,7 +27,9 @@ const INSIDE: Table = &[
     ),
     (
         "segments",
-        &["ledger", "orders", "proc", "sandbox", "sync", "sys"],
+        &[
+            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys",
+        ],
     ),
     (
         "reaper",

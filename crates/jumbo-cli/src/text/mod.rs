@@ -3,6 +3,7 @@
 mod align;
 mod images;
 mod inspect;
+mod perf_map;
 mod prime;
 
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ enum Command {
     Prime(prime::Args),
     Align(align::Args),
     Images(images::Args),
+    PerfMap(perf_map::Args),
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -45,5 +47,6 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Prime(args) => prime::main(&root, args),
         Command::Align(args) => align::main(&root, args),
         Command::Images(args) => images::main(&root, args),
+        Command::PerfMap(args) => perf_map::main(&root, args),
     }
 }

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::because;
+use super::{because, has_room};
 use super::find::blocks;
 use super::headers::Layout;
 use super::memory::{self, Staging};
@@ -50,6 +50,9 @@ unsafe fn copy(range: &Range<usize>, pmd: usize) -> Result<(), u32> {
     }
     if !is_plain(range) {
         return Err(reason::GONE);
+    }
+    if !has_room(range.len()) {
+        return Err(reason::NO_MEMORY);
     }
     let staging = Staging::reserve(range, pmd).map_err(|_| reason::NO_MEMORY)?;
     staging.map_anonymous().map_err(|_| reason::NO_MEMORY)?;

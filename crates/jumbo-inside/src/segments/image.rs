@@ -21,6 +21,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, RawDir, SealFlags, StatxFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::ProtFlags;
+use rustix::process::{Resource, getrlimit};
 
 use super::find::{Segment, blocks};
 use super::memory::{self, Staging};
@@ -315,6 +316,11 @@ fn make(
     stop: &Stop,
 ) -> core::result::Result<OwnedFd, u32> {
     let (range, place) = (segment.range(), place(segment, pmd));
+    // Beyond it SIGXFSZ would end the program.
+    let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+    if limit < place + range.len() as u64 {
+        return Err(reason::NO_MEMORY);
+    }
     rustix::fs::ftruncate(&own, place + range.len() as u64).map_err(|_| reason::NO_MEMORY)?;
     identify(&own, segment, place);
     let staging = Staging::reserve(&range, pmd).map_err(|_| reason::NO_MEMORY)?;

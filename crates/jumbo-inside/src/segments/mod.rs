@@ -40,6 +40,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use find::{Found, Segment};
 
+use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::TextMode;
 use crate::sandbox;
@@ -184,6 +185,9 @@ fn climb(
     if evidence && looking.pages(segment.range(), Pages::Present)? < WORTH {
         return Err(reason::NOT_YET);
     }
+    if !has_room(segment.len()) {
+        return Err(reason::NO_MEMORY);
+    }
     let began = now();
     let slot = stats::slot();
     let length = segment.len() as u64;
@@ -209,6 +213,13 @@ fn climb(
     let took = u64::try_from(now().saturating_sub(began).as_nanos()).unwrap_or(u64::MAX);
     Slot::add(&slot.text_ns, took);
     moved
+}
+
+/// Whether so much memory can be touched that the program did not touch: at a cgroup's limit that fails for nothing but kills.
+fn has_room(length: usize) -> bool {
+    // Twice: the program goes on to allocate meanwhile.
+    let wanted = length.saturating_mul(2);
+    headroom(Enough::for_touching(wanted)).is_some_and(|room| room.least() >= wanted)
 }
 
 /// Writes down why there is not more.
