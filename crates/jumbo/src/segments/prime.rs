@@ -125,19 +125,21 @@ pub fn prime(
     }
     primed.primable = true;
     let read = |error| Error::io("read", path)(error);
-    let cached = look(&file, &offsets, sizes).map_err(read)?;
-    primed.before = cached.huge;
-    primed.huge = cached.huge;
-    if !dry_run && cached.huge < text {
-        // What is not on disk cannot be dropped: a file that was just written, as a rule.
-        file.sync_data().map_err(Error::io("sync", path))?;
-        let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
-        primed.huge = Pages(0);
-        for (offset, done) in offsets.iter().zip(1..) {
-            let huge = huge_at(&cache, *offset).map_err(read)?;
-            primed.huge.0 += u64::from(huge);
-            progress(Pages(done), text);
-        }
+    if !dry_run {
+        // What is not on disk cannot be dropped: a file that was just written, as a rule. Not every file system has this.
+        let _ = file.sync_data();
+    }
+    let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
+    for (offset, done) in offsets.into_iter().zip(1..) {
+        let before = cache.look(offset).map_err(read)?;
+        let after = match before {
+            Cached::Huge => before,
+            _ if dry_run => before,
+            _ => replace(&cache, offset).map_err(read)?,
+        };
+        primed.before.0 += u64::from(before == Cached::Huge);
+        primed.huge.0 += u64::from(after == Cached::Huge);
+        progress(Pages(done), text);
     }
     if primed.huge < text {
         explain(root, &file, running, dry_run, &mut primed);
@@ -145,13 +147,10 @@ pub fn prime(
     Ok(primed)
 }
 
-/// Has one huge page of the file in one folio; false where other folios stayed.
-fn huge_at(cache: &PageCache<'_>, offset: u64) -> io::Result<bool> {
-    if cache.look(offset)? == Cached::Huge {
-        return Ok(true);
-    }
+/// Has a huge page of the file read anew.
+fn replace(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
     cache.drop_clean(offset)?;
-    Ok(cache.bring(offset)? == Cached::Huge)
+    cache.bring(offset)
 }
 
 /// What keeps all of the text off huge pages.
