@@ -37,12 +37,12 @@ pub fn write(path: &Path, content: &[u8], mode: u32, existing: Existing) -> io::
 ///
 /// # Errors
 /// As [`write()`], and those of `content`.
-pub(crate) fn fill<E: From<io::Error>>(
+pub(crate) fn fill(
     path: &Path,
     mode: u32,
     existing: Existing,
-    content: impl FnOnce(&mut File) -> Result<(), E>,
-) -> Result<(), E> {
+    content: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
     let temporary = match existing {
         Existing::Replace => clear(path),
         // Another process may be writing the same file.
@@ -58,17 +58,16 @@ pub(crate) fn fill<E: From<io::Error>>(
     let written = content(&mut file).and_then(|()| match existing {
         Existing::Replace => {
             file.sync_all()?;
-            Ok(fs::rename(&temporary, path)?)
+            fs::rename(&temporary, path)
         }
-        Existing::Keep => Ok(rename_new(&temporary, path)?),
+        Existing::Keep => rename_new(&temporary, path),
     });
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
-    written?;
     match existing {
-        Existing::Replace => Ok(sync_folder_of(path)?),
-        Existing::Keep => Ok(()),
+        Existing::Replace => written.and_then(|()| sync_folder_of(path)),
+        Existing::Keep => written,
     }
 }
 

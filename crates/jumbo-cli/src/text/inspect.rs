@@ -160,7 +160,12 @@ fn show_process(view: &mut View, process: &Process) -> io::Result<()> {
     view.table(
         columns,
         process.files.iter().map(|file| {
-            let congruent = file.mappings.iter().all(|mapping| mapping.congruent);
+            let mut congruent = file.mappings.iter().map(|mapping| mapping.congruent);
+            let congruent = match (congruent.clone().all(|is| is), congruent.any(|is| is)) {
+                (true, _) => "yes",
+                (_, true) => "in part",
+                _ => "no",
+            };
             let path = if file.path.is_empty() {
                 "(anonymous memory)"
             } else {
@@ -172,7 +177,7 @@ fn show_process(view: &mut View, process: &Process) -> io::Result<()> {
                 file.rss.to_string(),
                 view::some(file.huge),
                 percent(file.huge, file.rss),
-                if congruent { "yes" } else { "no" }.to_owned(),
+                congruent.to_owned(),
             ]
         }),
     )

@@ -106,15 +106,13 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             .push(prime_one(root, file, &running, args.dry_run, &bar));
     }
     bar.finish_and_clear();
-    if args.persist {
-        let jumbo = std::env::current_exe().context("cannot tell where jumbo itself is")?;
-        let primable = page.files.iter().filter(|file| file.primable);
-        let primable: Vec<_> = primable.map(|file| file.path.clone()).collect();
-        if !primable.is_empty() {
-            page.unit = Some(boot::persist(root, &jumbo, &primable)?);
-        }
-    }
+    let unit = match args.persist {
+        true => persist(root, &page.files),
+        false => Ok(None),
+    };
+    page.unit = unit.as_ref().ok().cloned().flatten();
     view::page(args.json, &page, |view, page| show(view, page, sizes))?;
+    unit?;
     Ok(match page.files.iter().any(|file| file.huge > Pages(0)) {
         _ if args.dry_run => ExitCode::SUCCESS,
         some => match page.files.iter().all(Primed::is_whole) {
@@ -122,6 +120,17 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             all => all_or_part(all),
         },
     })
+}
+
+/// Where they are primed at boot from now on, as far as that is of use.
+fn persist(root: &Root, files: &[Primed]) -> anyhow::Result<Option<PathBuf>> {
+    let jumbo = std::env::current_exe().context("cannot tell where jumbo itself is")?;
+    let primable = files.iter().filter(|file| file.primable);
+    let primable: Vec<_> = primable.map(|file| file.path.clone()).collect();
+    if primable.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(boot::persist(root, &jumbo, &primable)?))
 }
 
 fn prime_one(
@@ -150,6 +159,9 @@ fn bar() -> ProgressBar {
 }
 
 fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
+    if page.files.is_empty() {
+        return view.line("no process runs text of a huge page or more");
+    }
     let now = if page.dry_run {
         ">HUGE"
     } else {
@@ -173,7 +185,8 @@ fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
             view.line(format!("{}: {why_not}", file.path.display()))?;
         }
     }
-    if page.hidden_processes > 0 {
+    let short = page.files.iter().any(|file| !file.is_whole());
+    if page.hidden_processes > 0 && short {
         let processes = counted(page.hidden_processes as u64, "process");
         view.line(format!(
             "{processes} of other users not looked into: it takes CAP_SYS_PTRACE"

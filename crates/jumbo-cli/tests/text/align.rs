@@ -131,6 +131,11 @@ fn nothing_is_overwritten_that_is_not_to_be() {
     assert!(said.contains("cannot write"), "{said}");
     let said = refused(&["align", &folder.path("main.c"), "-o", &link, "--force"]);
     assert!(said.contains("no ELF"), "{said}");
+    let said = refused(&["align", "/bin/true", "-o", &link, "--force"]);
+    assert!(
+        said.contains("smaller than a huge page") && !said.contains("hint: "),
+        "{said}"
+    );
     let mut narrow = before;
     narrow[4] = 1;
     fs::write(folder.path("narrow"), narrow).unwrap();

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -167,8 +166,7 @@ impl Drop for Running {
 #[track_caller]
 pub(crate) fn has_huge_folios(test: &str) -> bool {
     let folder = Folder::new();
-    let file = folder.path("small");
-    fs::copy(PathBuf::from("/proc/self/exe"), Path::new(&file)).unwrap();
+    let file = folder.program("program", &["-no-pie"], false);
     let page = json(0, &["inspect", &file]);
     let file_rung = page["files"][0]["rungs"][0].to_string();
     let lacks = file_rung.contains("file system") || file_rung.contains("no transparent");

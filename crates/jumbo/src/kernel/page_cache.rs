@@ -1,7 +1,7 @@
 //! Huge folios in the page cache of a file: [`PageCache`].
 //!
 //! The kernel has no file that tells of which folios a file's page cache is made. So one PMD of the file at a time is mapped
-//! where a PMD can map it, touched, and looked up in /proc/self/smaps: `FilePmdMapped` is the kernel's word. Where MADV_HUGEPAGE was
+//! where a PMD can map it, touched, and looked up in /proc/self/smaps: `FilePmdMapped` (of tmpfs `ShmemPmdMapped`) is the kernel's word. Where MADV_HUGEPAGE was
 //! given, a touch of what is not in the page cache has the kernel read the whole PMD at once, into one folio where the
 //! file system can (xfs since Linux 5.18, ext4 since 6.16). What the page cache has already stays as it is.
 //!
@@ -147,7 +147,7 @@ impl<'f> PageCache<'f> {
         let smaps = Smaps::read(&Root::host(), std::process::id()).map_err(io::Error::other)?;
         let window = self.window.addr() as u64;
         let found = smaps.mappings().find(|mapping| mapping.start == window);
-        let huge = found.is_some_and(|mapping| mapping.file_pmd_mapped.0 >= self.pmd as u64);
+        let huge = found.is_some_and(|mapping| mapping.pmd_mapped().0 >= self.pmd as u64);
         Ok(if huge { Cached::Huge } else { Cached::Small })
     }
 }

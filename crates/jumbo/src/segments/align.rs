@@ -76,44 +76,17 @@ pub fn align(
     let before = Headers::read(&data)?;
     let layout = Layout::new(&before, sizes, options.join)?;
     let mut aligned = summary(&object, &before, &layout, sizes)?;
-    if layout.cuts.iter().any(|(from, _)| *from < metadata.len()) && before.end() < metadata.len() {
-        aligned.notes.push(String::from(
-            "data stands behind the last section: a program that looks for it at an offset of its own, and not from the end, \
-             will not find it",
-        ));
-    }
     let existing = match options.replace {
         true => Existing::Replace,
         false => Existing::Keep,
     };
     whole_file::fill(target, 0o600, existing, |copy| {
-        let length = fill(&original, copy, &before, &layout).map_err(Failed::Io)?;
-        compare(&original, &before, copy, length, sizes)?;
-        inherit(&original, &metadata, copy, &mut aligned.notes).map_err(Failed::Io)
+        fill(&original, copy, &layout)?;
+        compare(&original, &before, copy, sizes)?;
+        inherit(&original, &metadata, copy, &mut aligned.notes)
     })
-    .map_err(|error| match error {
-        Failed::Io(error) => Error::io("write", target)(error),
-        Failed::Other(error) => error,
-    })?;
+    .map_err(|error| error.downcast().unwrap_or_else(Error::io("write", target)))?;
     Ok(aligned)
-}
-
-/// Why a copy was given up.
-enum Failed {
-    Io(io::Error),
-    Other(Error),
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self::Other(error)
-    }
 }
 
 fn summary(
@@ -130,19 +103,13 @@ fn summary(
             .filter(|segment| segment.execute)
             .collect()
     };
-    let whole = |segment: &Segment| segment.whole_pages(sizes).0;
-    let pages = |segment: &Segment| match segment.is_congruent(sizes.pmd) {
-        true => whole(segment),
-        false => 0,
-    };
+    let pages = |segment: &Segment| segment.offsets(sizes).count() as u64;
     let (old, new) = (load(before), load(&layout.headers));
     let after = Pages(new.iter().map(pages).sum());
     if after == Pages(0) {
-        let text = old.iter().map(|segment| segment.file_size).sum::<Bytes>();
-        return Err(Error::Layout(format!(
-            "its text ({text}) has no whole huge page of {} at its addresses",
-            sizes.pmd
-        )));
+        let pmd = sizes.pmd;
+        let why = format!("its text has no whole huge page of {pmd} at its addresses");
+        return Err(Error::Layout(why));
     }
     let same = bytes_of_slice(&before.programs) == bytes_of_slice(&layout.headers.programs);
     let mut notes = Vec::new();
@@ -164,8 +131,8 @@ fn summary(
     })
 }
 
-/// Writes bytes and headers; gives the length of the copy.
-fn fill(original: &File, copy: &mut File, before: &Headers, layout: &Layout) -> io::Result<u64> {
+/// Writes bytes and headers.
+fn fill(original: &File, copy: &mut File, layout: &Layout) -> io::Result<()> {
     let length = original.metadata()?.len();
     let starts = std::iter::once(0).chain(layout.cuts.iter().map(|(from, _)| *from));
     let ends = layout.cuts.iter().map(|(from, _)| *from).chain([length]);
@@ -175,94 +142,61 @@ fn fill(original: &File, copy: &mut File, before: &Headers, layout: &Layout) -> 
         copy.seek(SeekFrom::Start(start + layout.moved(start)))?;
         io::copy(&mut io::Read::take(part, end.saturating_sub(start)), copy)?;
     }
-    let length = length + layout.moved(length);
-    copy.set_len(length)?;
-    let Headers {
-        file,
-        programs,
-        sections,
-    } = &layout.headers;
-    copy.write_all_at(bytes_of(file), 0)?;
-    copy.write_all_at(bytes_of_slice(programs), file.e_phoff(LE))?;
-    if !before.sections.is_empty() {
-        copy.write_all_at(bytes_of_slice(sections), file.e_shoff(LE))?;
-    }
-    Ok(length)
+    copy.set_len(length + layout.moved(length))?;
+    let headers = &layout.headers;
+    let [programs, sections] = [headers.file.e_phoff(LE), headers.file.e_shoff(LE)];
+    copy.write_all_at(bytes_of(&headers.file), 0)?;
+    copy.write_all_at(bytes_of_slice(&headers.programs), programs)?;
+    copy.write_all_at(bytes_of_slice(&headers.sections), sections)
 }
 
 /// Reads the copy as if nothing were known of it: each byte of a segment at its address, each section, and what the file says
 /// of itself.
-fn compare(
-    original: &File,
-    before: &Headers,
-    copy: &File,
-    length: u64,
-    sizes: Sizes,
-) -> Result<(), Failed> {
-    let data = ReadCache::new(copy);
-    let after = Headers::read(&data)?;
-    let differs = |what: String| Err(Error::Differs(what).into());
-    let (old, new) = (
-        Object::read(&ReadCache::new(original))?,
-        Object::read(&data)?,
-    );
-    let same =
-        (old.kind, &old.executable, &old.build_id) == (new.kind, &new.executable, &new.build_id);
-    if !same || old.text_relocations != new.text_relocations {
-        return differs("it says something else of itself".to_owned());
-    }
-    for segment in new
-        .segments
-        .iter()
-        .filter(|segment| segment.file_size > Bytes(0))
-    {
-        let is_placed =
-            segment.address.wrapping_sub(segment.offset) & (segment.align.max(1) - 1) == 0;
-        if !is_placed || segment.offset.saturating_add(segment.file_size.0) > length {
-            return differs(format!(
-                "the segment at {:#x} is misplaced",
-                segment.address
-            ));
-        }
-    }
-    let text = old
-        .text()
-        .filter(|text| text.file_size >= Pages(1).bytes(sizes.pmd));
-    for text in text {
-        let found = new.text().find(|new| new.holds(text));
-        if !found.is_some_and(|new| new.is_congruent(sizes.pmd)) {
-            return differs(format!("the text at {:#x} is not aligned", text.address));
-        }
+fn compare(original: &File, before: &Headers, copy: &File, sizes: Sizes) -> io::Result<()> {
+    let (read, data) = (ReadCache::new(original), ReadCache::new(copy));
+    let after = Headers::read(&data).map_err(io::Error::other)?;
+    let old = Object::read(&read).map_err(io::Error::other)?;
+    let new = Object::read(&data).map_err(io::Error::other)?;
+    let differs = |what: &str, at: u64| {
+        let what = format!("{what} at {at:#x}");
+        Err(io::Error::other(Error::Differs(what)))
+    };
+    let says = |object: &Object| {
+        let Object {
+            kind,
+            executable,
+            build_id,
+            text_relocations,
+            ..
+        } = object.clone();
+        (kind, executable, build_id, text_relocations)
+    };
+    if says(&old) != says(&new) || before.sections.len() != after.sections.len() {
+        return differs("other headers", 0);
     }
     // The headers are what is to differ.
     let skip = before.places();
     for segment in &old.segments {
+        let (address, size) = (segment.address, segment.file_size);
         let Some(found) = new.segments.iter().find(|new| new.holds(segment)) else {
-            return differs(format!("the segment at {:#x} is gone", segment.address));
+            return differs("no segment", address);
         };
-        let at = found.offset + (segment.address - found.address);
-        if !same_bytes(
-            (original, segment.offset),
-            (copy, at),
-            segment.file_size.0,
-            &skip,
-        )? {
-            return differs(format!(
-                "the segment at {:#x} has other bytes",
-                segment.address
-            ));
+        let is_text = segment.execute && size >= Pages(1).bytes(sizes.pmd);
+        let align = if is_text { sizes.pmd.bytes() } else { 1 }.max(found.align);
+        if found.address.wrapping_sub(found.offset) & (align - 1) != 0 {
+            return differs("a misplaced segment", address);
+        }
+        let at = found.offset + (address - found.address);
+        if !same_bytes((original, segment.offset), (copy, at), size.0, &skip)? {
+            return differs("other bytes", address);
         }
     }
-    if before.sections.len() != after.sections.len() {
-        return differs("sections are gone".to_owned());
-    }
-    for (index, (old, new)) in before.sections.iter().zip(&after.sections).enumerate() {
-        let (Some((from, size)), Some((to, other))) = (old.file_range(LE), new.file_range(LE))
-        else {
-            continue;
-        };
-        if size != other || !same_bytes((original, from), (copy, to), size, &skip)? {
-            return differs(format!("section {index} has other bytes"));
+    for (old, new) in before.sections.iter().zip(&after.sections) {
+        let (old, new) = (old.file_range(LE), new.file_range(LE));
+        if let (Some((from, size)), Some((to, _))) = (old, new)
+            && !same_bytes((original, from), (copy, to), size, &skip)?
+        {
+            return differs("another section", from);
         }
     }
     Ok(())
@@ -274,7 +208,7 @@ fn same_bytes(
     (b, to): (&File, u64),
     size: u64,
     skip: &[Range<u64>],
-) -> Result<bool, Failed> {
+) -> io::Result<bool> {
     let (mut one, mut other) = (vec![0; CHUNK], vec![0; CHUNK]);
     let mut at = 0;
     while at < size {
@@ -434,7 +368,10 @@ mod tests {
         let first = segment("R", 0, 0, 0x800, 0x800, 0x1000);
         assert!(refused(&[first, text(0x40)]).contains("shares bytes"));
         let small = segment("RE", 0x3000, 0x1000, 0x4000, 0x4000, 0x1000);
-        assert!(refused(&[first, small]).contains("no whole huge page"));
+        assert!(refused(&[first, small]).contains("smaller than a huge page"));
+        let apart = segment("RE", 0x3000, 0x1000, 0x12000, 0x12000, 0x1000);
+        let data = segment("RW", 0, 0, 0x800, 0x800, 0x1000);
+        assert!(refused(&[data, apart]).contains("no whole huge page"));
         let odd = segment("RE", 0x3000, 0x1000, 0x40000, 0x40000, 0x1800);
         assert!(refused(&[first, odd]).contains("p_align"));
         let mut object = file(1, &[first]);
@@ -488,6 +425,7 @@ mod tests {
                     }
                 }
                 Err(Error::Layout(why)) => prop_assert!(why.contains("no whole huge page") || why.contains("header")),
+                Err(Error::Small(_)) => prop_assert!(loads.iter().all(|load| !load.execute || load.file_size.0 < PMD)),
                 Err(error) => prop_assert!(false, "{error}"),
             }
         }

@@ -146,6 +146,15 @@ impl Object {
         let loads = programs.iter().filter(|p| p.p_type(LE) == elf::PT_LOAD);
         let mut segments: Vec<_> = loads.map(Segment::of).collect();
         segments.sort_by_key(|segment| segment.address);
+        let length = data.len().unwrap_or_default();
+        let end = |segment: &Segment| segment.offset.checked_add(segment.file_size.0);
+        if !segments
+            .iter()
+            .all(|segment| end(segment).is_some_and(|end| end <= length))
+        {
+            let why = "a segment lies behind the end of the file".to_owned();
+            return Ok(Err(Error::NotElf(why)));
+        }
         let linker = linker(header, data, &executable);
         Ok(Ok(Self {
             kind,
@@ -242,7 +251,7 @@ fn linker<'data, R: ReadRef<'data>>(header: &Header, data: R, executable: &Execu
     };
     match () {
         () if executable.go && comment.is_none() => Linker::Go,
-        () if says(b"Linker: LLD") => Linker::Lld,
+        () if says(b" LLD ") => Linker::Lld,
         () if says(b"mold ") => Linker::Mold,
         () if named(b".note.gnu.gold-version").is_some() => Linker::Gold,
         () => Linker::Gnu,

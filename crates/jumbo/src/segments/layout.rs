@@ -55,20 +55,6 @@ impl Headers {
         ]
     }
 
-    /// Behind everything that a header tells of.
-    pub(super) fn end(&self) -> u64 {
-        let table = size_of_val(self.sections.as_slice()) as u64;
-        let table = self.file.e_shoff(LE).saturating_add(table);
-        let programs = self.programs.iter().map(Segment::of);
-        let ends = programs.map(|segment| segment.offset.saturating_add(segment.file_size.0));
-        let sections = self
-            .sections
-            .iter()
-            .filter_map(|section| section.file_range(LE));
-        let sections = sections.map(|(offset, size)| offset.saturating_add(size));
-        ends.chain(sections).max().unwrap_or_default().max(table)
-    }
-
     fn is_load(&self, index: usize) -> bool {
         self.programs[index].p_type.get(LE) == elf::PT_LOAD
     }
@@ -84,6 +70,9 @@ impl Layout {
         let old: Vec<Segment> = before.programs.iter().map(Segment::of).collect();
         let is_text =
             |segment: &Segment| segment.execute && segment.file_size >= Pages(1).bytes(sizes.pmd);
+        if !loads.iter().any(|index| is_text(&old[*index])) {
+            return Err(Error::Small(sizes.pmd));
+        }
         if !loads.is_sorted_by_key(|index| old[*index].address) {
             let why = "its segments are not in the order of their addresses";
             return Err(Error::Layout(why.to_owned()));
@@ -237,11 +226,11 @@ fn united(text: &Segment, beside: &Segment) -> Option<Segment> {
     let place = |segment: &Segment| segment.address.wrapping_sub(segment.offset);
     let is_whole = |segment: &Segment| segment.file_size == segment.memory_size && segment.read;
     let fits = place(first) == place(last)
-        && first.address + first.file_size.0 <= last.address
+        && first.address.saturating_add(first.file_size.0) <= last.address
         && [first, last].into_iter().all(is_whole)
         && !text.write
         && !beside.write;
-    let size = Bytes(last.address + last.file_size.0 - first.address);
+    let size = Bytes((last.address - first.address).checked_add(last.file_size.0)?);
     fits.then_some(Segment {
         offset: first.offset,
         address: first.address,

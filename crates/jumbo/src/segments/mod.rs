@@ -29,6 +29,7 @@ pub mod symbols;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::{FileError, Root, base_page, thp};
@@ -60,6 +61,9 @@ pub enum Error {
     /// An object file or a core dump: `e_type`.
     #[error("it is no executable and no shared library (ELF type {0})")]
     NotLoaded(u16),
+    /// None of its text can be huge.
+    #[error("its text is smaller than a huge page ({0})")]
+    Small(PageSize),
     /// It cannot be laid out otherwise.
     #[error("it cannot be aligned: {0}")]
     Layout(String),
@@ -67,7 +71,7 @@ pub enum Error {
     #[error("the copy would replace the original")]
     Itself,
     /// The copy is not what it should be; nothing was left of it.
-    #[error("the copy is not as the original: {0}; it was removed")]
+    #[error("the copy is not as the original: it has {0}, and was removed")]
     Differs(String),
 }
 
@@ -109,11 +113,7 @@ impl Sizes {
 fn open(path: &Path) -> Result<File, Error> {
     // A FIFO would wait for its writer; the kernel ignores the flag for a regular file.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = std::os::unix::fs::OpenOptionsExt::custom_flags(
-        std::fs::OpenOptions::new().read(true),
-        flags,
-    )
-    .open(path);
+    let file = File::options().read(true).custom_flags(flags).open(path);
     let file = file.and_then(|file| match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::other("it is no regular file")),

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::elf::Object;
 use super::file_system::huge_folios;
+use super::rungs::{is_placed, misplaced};
 use super::running::Running;
 use super::{Error, Sizes, open};
 use crate::kernel::page_cache::{Cached, PageCache};
@@ -119,25 +120,31 @@ pub fn prime(
         text,
         ..Primed::default()
     };
-    primed.why_not = obstacle(root, &object, &file, path, sizes);
+    primed.why_not = obstacle(root).or_else(|| match text {
+        // Text of which a part lies right is primed as far as that goes.
+        Pages(1..) if is_placed(&object, sizes) => huge_folios(&file, path, sizes).err(),
+        _ => misplaced(&object, sizes),
+    });
     if primed.why_not.is_some() {
         return Ok(primed);
     }
     primed.primable = true;
     let read = |error| Error::io("read", path)(error);
-    let cached = look(&file, &offsets, sizes).map_err(read)?;
-    primed.before = cached.huge;
-    primed.huge = cached.huge;
-    if !dry_run && cached.huge < text {
-        // What is not on disk cannot be dropped: a file that was just written, as a rule.
-        file.sync_data().map_err(Error::io("sync", path))?;
-        let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
-        primed.huge = Pages(0);
-        for (offset, done) in offsets.iter().zip(1..) {
-            let huge = huge_at(&cache, *offset).map_err(read)?;
-            primed.huge.0 += u64::from(huge);
-            progress(Pages(done), text);
-        }
+    if !dry_run {
+        // What is not on disk cannot be dropped: a file that was just written, as a rule. Not every file system has this.
+        let _ = file.sync_data();
+    }
+    let cache = PageCache::new(&file, sizes.pmd).map_err(read)?;
+    for (offset, done) in offsets.into_iter().zip(1..) {
+        let before = cache.look(offset).map_err(read)?;
+        let after = match before {
+            Cached::Huge => before,
+            _ if dry_run => before,
+            _ => replace(&cache, offset).map_err(read)?,
+        };
+        primed.before.0 += u64::from(before == Cached::Huge);
+        primed.huge.0 += u64::from(after == Cached::Huge);
+        progress(Pages(done), text);
     }
     if primed.huge < text {
         explain(root, &file, running, dry_run, &mut primed);
@@ -145,32 +152,20 @@ pub fn prime(
     Ok(primed)
 }
 
-/// Has one huge page of the file in one folio; false where other folios stayed.
-fn huge_at(cache: &PageCache<'_>, offset: u64) -> io::Result<bool> {
-    if cache.look(offset)? == Cached::Huge {
-        return Ok(true);
-    }
+/// Has a huge page of the file read anew.
+fn replace(cache: &PageCache<'_>, offset: u64) -> io::Result<Cached> {
     cache.drop_clean(offset)?;
-    Ok(cache.bring(offset)? == Cached::Huge)
+    cache.bring(offset)
 }
 
-/// What keeps all of the text off huge pages.
-fn obstacle(
-    root: &Root,
-    object: &Object,
-    file: &File,
-    path: &Path,
-    sizes: Sizes,
-) -> Option<String> {
-    let no_thp = match (Thp::read_controls(root), task::own_thp_enabled(root)) {
-        (Ok(None), _) => Some("this kernel has no transparent huge pages"),
-        (_, Ok(Some(false))) => Some("THP is disabled for this process (PR_SET_THP_DISABLE)"),
-        _ => None,
+/// What keeps all text off huge pages here.
+fn obstacle(root: &Root) -> Option<String> {
+    let why = match (Thp::read_controls(root), task::own_thp_enabled(root)) {
+        (Ok(None), _) => "this kernel has no transparent huge pages",
+        (_, Ok(Some(false))) => "THP is disabled for this process (PR_SET_THP_DISABLE)",
+        _ => return None,
     };
-    no_thp
-        .map(str::to_owned)
-        .or_else(|| super::rungs::misplaced(object, sizes))
-        .or_else(|| huge_folios(file, path, sizes).err())
+    Some(why.to_owned())
 }
 
 /// Why a part is not huge.
@@ -198,11 +193,12 @@ fn explain(root: &Root, file: &File, running: &Running, dry_run: bool, primed: &
         (_, true) => {
             format!("{left} to be read, but what {processes} touched stays: stop that first")
         }
-        (0, false) if running.hidden > 0 => format!(
-            "{left} stayed in small folios: a process that this user may not look into maps the file, as it seems"
-        ),
         (0, false) => format!(
-            "{left} came in small folios: no free memory in one piece (`jumbo doctor`), or the file system gave none"
+            "{left} came in small folios: no free memory in one piece (`jumbo doctor`){}",
+            match running.hidden {
+                0 => ", or the file system gave none",
+                _ => ", or a process maps the file that this user may not look into",
+            }
         ),
         (_, false) => format!(
             "{left} stayed in small folios, which {processes} maps: stop that, prime, and start it again"

@@ -175,7 +175,7 @@ pub(super) fn is_placed(object: &Object, sizes: Sizes) -> bool {
     let end = object
         .segments
         .last()
-        .map_or(0, |last| last.address + last.memory_size.0);
+        .map_or(0, |last| last.address.saturating_add(last.memory_size.0));
     let is_large = end - first >= sizes.pmd.bytes();
     object.load_align() >= sizes.pmd.bytes()
         || (object.kind == Kind::Library && is_large && running_kernel() >= ALIGNS_FILES)
