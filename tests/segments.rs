@@ -94,6 +94,12 @@ fn frames(pid: Pid, mapping: &str) -> BTreeSet<u64> {
         .collect()
 }
 
+/// `jumbo text`.
+fn jumbo_text(arguments: &[&str]) -> crate::support::Ran {
+    let command = Program::new(crate::support::build::jumbo()).arg("text");
+    command.args(arguments).plain().ok()
+}
+
 /// A process that stays, and what it says of its text.
 fn staying(program: &Program) -> (Running, String) {
     let running = program.start_jumbo(&["--text=shared"]);
@@ -126,10 +132,35 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     first.wait();
     let (late, line) = staying(&program);
     assert_eq!(frames(late.pid(), told(&line).1), seen[0]);
-    // A private copy is another one.
+    // A private copy is another one, and perf is told what is in it.
     let alone = program.start_jumbo(&["--text=private"]);
     let line = alone.wait_for_line("huge ");
     assert!(frames(alone.pid(), told(&line).1).is_disjoint(&seen[0]));
+    let process = alone.pid().as_raw_nonzero().to_string();
+    let map = jumbo_text(&["perf-map", &process, "--output=-"]).stdout;
+    assert!(map.lines().any(|line| line.ends_with(" main")), "{map}");
+    // The command sees the image, and can have it forgotten.
+    let images = || {
+        let text = jumbo_text(&["images", "--check", "--json"]).stdout;
+        let images: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let path = files.path("text");
+        let of_this =
+            |image: &serde_json::Value| image["path"].as_str().map(Path::new) == Some(&path);
+        images.into_iter().filter(of_this).collect::<Vec<_>>()
+    };
+    let [image] = &images()[..] else {
+        panic!("{:?}", images())
+    };
+    let users = image["users"].as_array().unwrap().len();
+    assert_eq!(
+        (users, &image["check"], &image["withdrawn"]),
+        (3, &"same".into(), &false.into())
+    );
+    jumbo_text(&["images", "--remove"]);
+    assert_eq!(images()[0]["withdrawn"], true);
+    let (another, line) = staying(&program);
+    assert!(frames(another.pid(), told(&line).1).is_disjoint(&seen[0]));
+    all.push((another, line));
     for mut running in all
         .into_iter()
         .map(|(running, _)| running)
@@ -330,7 +361,7 @@ fn a_debugger_names_functions_of_text_that_was_moved() {
         ];
         let seen = Program::new(&gdb).args(commands).plain().ok().stdout;
         assert!(
-            seen.contains(" in main (") && seen.contains("all in section .text"),
+            seen.contains("main (") && seen.contains("all in section .text"),
             "{mode}: {seen}"
         );
         assert!(!seen.contains("Cannot access memory"), "{mode}: {seen}");

@@ -2,10 +2,10 @@
 
 use core::ops::Range;
 
-use super::{because, has_room};
 use super::find::blocks;
 use super::headers::Layout;
 use super::memory::{self, Staging};
+use super::{because, has_room};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::proc::each_mapping;
 use crate::sandbox;
