@@ -51,7 +51,8 @@ fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
     if !can_look() {
         return;
     }
-    let files = compile(&[SOME]);
+    let files = compile(&[FIXED]);
+    cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
     let sum = program.plain().ok();
     for (mode, rung, place) in [

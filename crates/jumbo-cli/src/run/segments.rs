@@ -117,7 +117,7 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         if rung(report) == "as it is" && asked.text == TextMode::Auto {
             writeln!(
                 out,
-                "            a copy is made when CPU time and 32 MiB of touched text make it worth while; at once: --text=shared"
+                "            a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared"
             )?;
         }
     }

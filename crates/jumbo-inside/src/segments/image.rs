@@ -8,7 +8,7 @@
 //!
 //! A PMD maps what is alike modulo its size in memory and in the image. So one image serves processes that have the text at
 //! addresses that are alike: those of a program with fixed addresses, of one that was aligned (`jumbo text align`), and of
-//! libraries that the kernel aligns. Another position-independent program has an image for itself.
+//! libraries that the kernel aligns. Another position-independent program has no image: it would be its own.
 //!
 //! Two that start at once make one image: each shows its own, still empty, before it looks for others'; who finds one that is
 //! being made waits for it, and of two empty ones that of the lower process ID is made. (Within the few microseconds between
@@ -402,11 +402,7 @@ fn attach(
             _ => reason::NO_MEMORY,
         })?;
     if is_own {
-        #[expect(unsafe_code, reason = "reads what was mapped")]
-        // SAFETY: it was mapped above.
-        unsafe {
-            memory::touch(&staging.range(), pmd);
-        }
+        memory::touch(&staging.range(), pmd);
     } else {
         verify(&staging, segment, pmd, stop)?;
     }

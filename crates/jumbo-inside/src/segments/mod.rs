@@ -166,11 +166,7 @@ fn climb(
     let blocks = segment.blocks(pmd);
     if segment.is_congruent(pmd) {
         if !evidence {
-            #[expect(unsafe_code, reason = "reads text")]
-            // SAFETY: it is mapped, as has just been looked up, and no other thread runs at the start.
-            unsafe {
-                memory::touch(&blocks, pmd);
-            }
+            memory::touch(&blocks, pmd);
         }
         let huge = looking.pages(blocks.clone(), Pages::Huge)?;
         if huge >= blocks.len() / 2 {
@@ -178,8 +174,9 @@ fn climb(
         }
         because(reason::SMALL_FOLIOS);
     }
-    if evidence && !segment.is_alike_everywhere(pmd) {
-        // An image would be this process's alone, and its memory a price that others do not share.
+    // An image of it would be this process's alone, and its memory a price that others do not share.
+    let is_shareable = segment.is_alike_everywhere(pmd);
+    if evidence && !is_shareable {
         return Err(reason::NOT_CONGRUENT);
     }
     if evidence && looking.pages(segment.range(), Pages::Present)? < WORTH {
@@ -193,6 +190,7 @@ fn climb(
     let length = segment.len() as u64;
     let shared = match settings.mode {
         TextMode::Private => Err(0),
+        _ if !is_shareable => Err(reason::NOT_CONGRUENT),
         _ => image::take(segment, looking, pmd, stop),
     };
     let moved = match shared {
@@ -204,6 +202,7 @@ fn climb(
         }
         // It cannot be moved in any way.
         Err(why @ (reason::CHANGED | reason::GONE | reason::ENDED | reason::NOT_YET)) => Err(why),
+        Err(why) if evidence => Err(why),
         Err(why) => {
             because(why);
             private::take(segment, looking, pmd, stop)

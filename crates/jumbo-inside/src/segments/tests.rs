@@ -9,8 +9,11 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use super::*;
 
 const PMD: usize = 2 << 20;
-/// Functions of 16 bytes each: one whole PMD and both ends, wherever it begins.
+/// Functions of 16 bytes each: one whole PMD and both ends.
 const COUNT: usize = 2 * PMD / 16 + 1000;
+
+/// Where in the file they begin.
+const OFFSET: usize = 3 << 16;
 
 /// A file of functions, each of which returns its own number, mapped to be executed.
 struct Code {
@@ -43,15 +46,14 @@ fn function(number: u32) -> [u8; 16] {
 }
 
 impl Code {
-    /// At an address that is `off` from what its place in the file asks for.
-    fn new(off: usize) -> Self {
-        let mut file = tempfile::tempfile_in("/tmp").unwrap();
-        let bytes: Vec<u8> = (0..u32::try_from(COUNT).unwrap())
-            .flat_map(function)
-            .collect();
+    /// At an address that is congruent to its place in the file, in shared memory, which has small folios here.
+    fn new() -> Self {
+        let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let functions = (0..u32::try_from(COUNT).unwrap()).flat_map(function);
+        let bytes: Vec<u8> = std::iter::repeat_n(0, OFFSET).chain(functions).collect();
         file.write_all(&bytes).unwrap();
-        let length = bytes.len().next_multiple_of(4096);
-        let like = off..off + length;
+        let length = (bytes.len() - OFFSET).next_multiple_of(4096);
+        let like = OFFSET..OFFSET + length;
         let place = Staging::reserve(&like, PMD).unwrap();
         let code = Self {
             file,
@@ -70,7 +72,7 @@ impl Code {
         );
         let at = std::ptr::with_exposed_provenance_mut(self.range.start);
         // SAFETY: the addresses are the value's, and hold the same code or nothing.
-        unsafe { mm::mmap(at, self.range.len(), prot, flags, &self.file, 0) }.unwrap();
+        unsafe { mm::mmap(at, self.range.len(), prot, flags, &self.file, OFFSET as u64) }.unwrap();
     }
 
     fn call(start: usize, number: usize) -> usize {
@@ -103,8 +105,7 @@ impl Code {
         let found = settings.find().unwrap();
         let segment = found.iter().last().copied().unwrap();
         let climbed = climb(&segment, &looking, &settings, &Stop::never(), false);
-        // SAFETY: it can be read.
-        unsafe { memory::touch(&self.range, 4096) };
+        memory::touch(&self.range, 4096);
         close_images();
         (
             climbed,
@@ -150,7 +151,7 @@ fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
         }
     }
     let Some(_one) = is_ready() else { return };
-    let code = Code::new(3 << 16);
+    let code = Code::new();
     START.store(code.range.start, Ordering::Relaxed);
     let timer = |microseconds| libc::itimerval {
         it_interval: libc::timeval {
@@ -210,7 +211,7 @@ fn poke(at: usize, number: u32) {
 #[test]
 fn code_that_was_changed_stays_where_it_is() {
     let Some(_one) = is_ready() else { return };
-    let code = Code::new(1 << 16);
+    let code = Code::new();
     poke(code.range.start + PMD / 2, 7);
     let number = PMD / 32;
     for mode in [TextMode::Private, TextMode::Shared] {
@@ -223,11 +224,11 @@ fn code_that_was_changed_stays_where_it_is() {
 #[test]
 fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
     let Some(_one) = is_ready() else { return };
-    let code = Code::new(1 << 16);
+    let code = Code::new();
     let settings = code.settings(TextMode::Private);
     let found = settings.find().unwrap();
     let segment = *found.iter().next().unwrap();
-    let other = Code::new(1 << 16);
+    let other = Code::new();
     let looking = Looking::open().unwrap();
     looking.check(&segment).unwrap();
     let (prot, flags) = (
@@ -236,7 +237,17 @@ fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
     );
     let at = std::ptr::with_exposed_provenance_mut(code.range.start);
     // SAFETY: the addresses are the test's own.
-    unsafe { mm::mmap(at, code.range.len(), prot, flags, &other.file, 0) }.unwrap();
+    unsafe {
+        mm::mmap(
+            at,
+            code.range.len(),
+            prot,
+            flags,
+            &other.file,
+            OFFSET as u64,
+        )
+    }
+    .unwrap();
     assert_eq!(looking.check(&segment), Err(reason::GONE));
 }
 
@@ -244,7 +255,7 @@ fn what_is_mapped_anew_is_not_taken_for_what_was_found() {
 #[test]
 fn a_write_to_an_image_stays_in_its_process() {
     let Some(_one) = is_ready() else { return };
-    let code = Code::new(5 << 16);
+    let code = Code::new();
     assert_eq!(code.climb(TextMode::Shared).0, Ok(()));
     poke(code.range.start, 42);
     assert_eq!(Code::call(code.range.start, 0), 42);
@@ -257,7 +268,7 @@ fn a_write_to_an_image_stays_in_its_process() {
 fn a_stop_leaves_all_as_it_was() {
     static STOP: AtomicBool = AtomicBool::new(true);
     let Some(_one) = is_ready() else { return };
-    let code = Code::new(1 << 16);
+    let code = Code::new();
     let looking = Looking::open().unwrap();
     for mode in [TextMode::Private, TextMode::Shared] {
         let settings = code.settings(mode);
