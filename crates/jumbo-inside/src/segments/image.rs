@@ -1,4 +1,4 @@
-//! One copy of text for all processes of a user that run the file: [`take`].
+//! One copy of text for all processes of a user that run the file: `take`.
 //!
 //! The copy is an *image*: a memfd in huge folios, sealed, that each process maps private, to be read and executed. There is
 //! no registry and nothing on a file system. Each process that uses an image has a descriptor of it ([`DESCRIPTORS`]), and finds an image in the descriptors of the others, under /proc. So an image goes when its last user goes, however it ends.

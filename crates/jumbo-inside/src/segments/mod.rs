@@ -7,17 +7,17 @@
 //!    it has it in huge folios. It is advised, which brings it in so where it is not cached yet; `jumbo text prime` and
 //!    `jumbo text align` see to the rest. It costs nothing, serves every process and keeps what tools know;
 //! 3. a *shared* image ([`image`]): one copy for all processes of the user that run the file;
-//! 4. a *private* copy ([`private`]) in anonymous memory;
+//! 4. a *private* copy (`private`) in anonymous memory;
 //! 5. as it is.
 //!
 //! What costs nothing is done at the start. `auto` pays for a copy only in a program that has lived, and touched so much text that it can
-//! gain ([`watch`]): a thread looks, made for that.
+//! gain (`watch`): a thread looks, made for that.
 //!
 //! Text of which a page was written to (relocations, breakpoints, a probe, a program that patches itself) stays where it is. A move
 //! is one system call, so that each thread finds either the old mapping or the new one, with the same bytes; nothing is
 //! writable and executable at once.
 //!
-//! Data is copied while the process has one thread, and bss is advised ([`data`]).
+//! Data is copied while the process has one thread, and bss is advised (`data`).
 //!
 //! Invariant: what is mapped in place of text holds the same bytes.
 
