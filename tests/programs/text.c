@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -87,6 +88,11 @@ unsigned library(size_t number) __attribute__((weak));
 static double data[1 << 20] = {1, 2, 3};
 static double zeroes[4 << 20];
 
+static void *last(void *nothing) {
+    all();
+    return nothing;
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "sum";
     if (!strcmp(what, "sum")) {
@@ -106,12 +112,32 @@ int main(int count, char **arguments) {
         while (used() < most && !huge(functions + 32 * COUNT, NULL)) all();
         tell();
         printf("threads %d\n", threads());
+    } else if (!strcmp(what, "lowest")) {
+        // Each descriptor is the lowest that is free, whatever else goes on in the process.
+        double most = atof(arguments[2]);
+        long others = 0, opened = 0;
+        char line[8192] = "";
+        while (used() < most && !strstr(line, "memfd")) {
+            for (int times = 0; times < 20000; times++, opened++) {
+                close(0);
+                others += open("/dev/null", O_RDONLY) != 0;
+            }
+            all();
+            huge(functions + 32 * COUNT, line);
+        }
+        printf("others %ld\n%s", others, line);
+    } else if (!strcmp(what, "exit")) {
+        // The first thread ends by itself; the process with the other one.
+        pthread_t thread;
+        pthread_create(&thread, NULL, last, NULL);
+        syscall(SYS_exit, 0);
     } else if (!strcmp(what, "fork")) {
-        // Children in between, which see no thread of another's.
+        // Some children in between, which see no thread of another's.
         double most = atof(arguments[2]);
         int seen = 0;
-        while (used() < most && !huge(functions + 32 * COUNT, NULL)) {
+        for (int times = 0; used() < most && !huge(functions + 32 * COUNT, NULL); times++) {
             all();
+            if (times >= 4) continue;
             pid_t child = fork();
             if (!child) _exit(threads() == 1 && all() ? 0 : 1);
             int status;

@@ -120,7 +120,7 @@ orders! {
     /// How the program's text comes on huge pages (`--text`).
     text: TextMode = TextMode::Auto, mode;
     /// Whether its data and bss do (`--data`).
-    data: bool = true, flag;
+    data: DataMode = DataMode::Auto, mode;
     /// The libraries whose text does too (`--libs`): patterns of file names, with [`Orders::BETWEEN`] between them.
     libs: Option<&'a str> = None, text;
     /// Where the ledger is mapped from, if the launcher wants one.
@@ -182,6 +182,18 @@ pub enum TextMode {
     Off,
 }
 
+/// Whether a program's data and bss come on huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataMode {
+    /// Bss, and data that was written to before the program begins.
+    Auto,
+    /// All.
+    On,
+    /// As they are.
+    Off,
+}
+
 /// One of the few words that an option takes.
 pub trait Mode: Copy + PartialEq + 'static {
     /// All of them, as they are typed.
@@ -230,6 +242,11 @@ impl Mode for FreeMode {
 }
 
 impl Mode for ReaperMode {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
+}
+
+impl Mode for DataMode {
     const ALL: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
 }
@@ -376,12 +393,13 @@ mod tests {
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool,
-            text in 0usize..5, data: bool, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
+            text in 0usize..5, data in 0usize..3, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
             let (heap, text) = (HeapMode::ALL[heap].1, TextMode::ALL[text].1);
+            let data = DataMode::ALL[data].1;
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });

@@ -46,11 +46,18 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
-    if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
-        gather::about_to_map_at(addr.addr(), len);
-    }
     // SAFETY: the caller's promise.
     let map = || unsafe { any(addr, len, prot, flags, fd, off) };
+    if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
+        gather::about_to_map_at(addr.addr(), len);
+        return segments::changing(|| pending(map, flags, prot, len));
+    }
+    pending(map, flags, prot, len)
+}
+
+/// Maps, where memory is being freed with regard to that.
+#[inline(always)]
+fn pending(map: impl Fn() -> *mut c_void, flags: c_int, prot: c_int, len: usize) -> *mut c_void {
     if gather::is_pending() {
         if flags & MAP_ANONYMOUS != 0 || prot & PROT_WRITE != 0 {
             gather::about_to_allocate(len);
@@ -120,7 +127,7 @@ fn text_place(
         return None;
     }
     let offset = usize::try_from(off).ok()? & (pmd - 1);
-    let place = maps::place_large(len + offset)?;
+    let place = maps::place_large(len.checked_add(offset)?)?;
     Some(with_exposed_provenance_mut(place + offset))
 }
 
@@ -217,8 +224,10 @@ pub unsafe extern "C" fn mremap(
     if flags & MREMAP_FIXED != 0 {
         gather::about_to_map_at(to.addr(), new);
     }
-    // SAFETY: the same call.
-    let remap = |flags| unsafe { (next::mremap.get())(addr, old, new, flags, to) };
+    let remap = |flags| {
+        // SAFETY: the same call.
+        segments::changing(|| unsafe { (next::mremap.get())(addr, old, new, flags, to) })
+    };
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
         gather::drain();
@@ -283,7 +292,27 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
         return 0;
     }
     // SAFETY: the same call.
-    unsafe { (next::munmap.get())(addr, len) }
+    segments::changing(|| unsafe { (next::munmap.get())(addr, len) })
+}
+
+/// mprotect(2): text that is about to be written to is not replaced.
+///
+/// # Safety
+/// As for mprotect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
+    // SAFETY: the same call.
+    segments::changing(|| unsafe { (next::mprotect.get())(addr, len, prot) })
+}
+
+/// dlclose(3), which unmaps past ours.
+///
+/// # Safety
+/// As for dlclose(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    // SAFETY: the same call.
+    segments::changing(|| unsafe { (next::dlclose.get())(handle) })
 }
 
 /// sbrk(2).
@@ -367,6 +396,13 @@ pub extern "C" fn munlockall() -> c_int {
     answer
 }
 
+/// So much is about to be locked: it may be text, which is not replaced then, for the lock would be lost.
+fn locked(len: usize) {
+    if len >= PMD.load(Ordering::Relaxed) {
+        segments::end();
+    }
+}
+
 /// mlock(2): the lock would stick to the pages of a block when it is freed.
 ///
 /// # Safety
@@ -375,6 +411,7 @@ pub extern "C" fn munlockall() -> c_int {
 pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
+    locked(len);
     // SAFETY: the same call.
     unsafe { (next::mlock.get())(addr, len) }
 }
@@ -387,6 +424,7 @@ pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
 pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
+    locked(len);
     // SAFETY: the same call.
     unsafe { (next::mlock2.get())(addr, len, flags) }
 }

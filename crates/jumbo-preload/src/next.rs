@@ -112,6 +112,8 @@ next! {
         -> *mut c_void, else failed_map();
     pthread_exit: fn(_value: *mut c_void), else nothing();
     thrd_exit: fn(_value: c_int), else nothing();
+    mprotect: fn(_addr: *mut c_void, _len: usize, _prot: c_int) -> c_int, else failed();
+    dlclose: fn(_handle: *mut c_void) -> c_int, else failed();
     munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else failed();

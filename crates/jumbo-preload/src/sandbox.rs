@@ -88,6 +88,8 @@ const WATCHED: &[c_long] = &[
     libc::SYS_flock,
     libc::SYS_fcntl,
     libc::SYS_mmap,
+    libc::SYS_exit,
+    libc::SYS_landlock_restrict_self,
 ];
 
 /// Past the number of each of them.
@@ -214,6 +216,17 @@ unsafe extern "C" fn watched(
                 _ => [first, second, third],
             };
             renewed(ids, &wanted.map(|id| int(id).cast_unsigned()), call)
+        }
+        // Of one thread alone.
+        libc::SYS_landlock_restrict_self => {
+            threads::end_ours();
+            call()
+        }
+        libc::SYS_exit => {
+            if segments::is_watched() && rustix::thread::gettid() == rustix::process::getpid() {
+                segments::end();
+            }
+            call()
         }
         libc::SYS_unshare => sharing::unshared(first, call),
         libc::SYS_setns => sharing::joined(call),

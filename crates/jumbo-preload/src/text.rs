@@ -3,7 +3,7 @@
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 
-use jumbo_inside::orders::{Orders, TextMode};
+use jumbo_inside::orders::{DataMode, Orders, TextMode};
 use jumbo_inside::segments::{self, Program, Settings};
 
 /// Written once, by the constructor.
@@ -21,7 +21,7 @@ const LONGEST: usize = Orders::LONGEST_LIBS;
 /// # Safety
 /// Called by the constructor, once.
 pub(crate) unsafe fn begin(orders: &Orders<'_>) {
-    if orders.text == TextMode::Off && !orders.data {
+    if orders.text == TextMode::Off && orders.data == DataMode::Off {
         return;
     }
     let auxiliary = |kind| {

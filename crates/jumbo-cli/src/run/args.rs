@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::PathBuf;
 
 use jumbo::kernel::{Root, hugetlb, thp};
-use jumbo::policy::{FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, TextMode};
+use jumbo::policy::{DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, TextMode};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sandbox;
 
@@ -106,7 +106,7 @@ impl Settings {
             asked: Orders {
                 free: FreeMode::Off,
                 text: TextMode::Off,
-                data: false,
+                data: DataMode::Off,
                 reaper: ReaperMode::Off,
                 ..Orders::default()
             },

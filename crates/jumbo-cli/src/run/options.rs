@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jumbo::policy::{
-    FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, TextMode,
+    DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, TextMode,
 };
 use jumbo::units::Bytes;
 use serde::{Deserialize, Deserializer};
@@ -77,11 +77,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "MODE", value_parser = mode::<TextMode>(), hide_possible_values = true)]
     pub(super) text: Option<TextMode>,
 
-    /// The program's data and bss on huge pages [default: on]
+    /// The program's data and bss on huge pages: auto, on or off [default: auto]
     ///
-    /// Whole huge pages of data are copied at the start, bss is advised.
-    #[arg(long, value_name = "on|off", hide_possible_values = true)]
-    pub(super) data: Option<Switch>,
+    /// `auto`: bss is advised, and huge pages of data are copied at the start of which half was written to by then (by
+    /// relocations). `on`: all whole huge pages of data are copied. A program that touches little of a large bss becomes
+    /// larger, as with --heap: `off`.
+    #[arg(long, value_name = "MODE", value_parser = mode::<DataMode>(), hide_possible_values = true)]
+    pub(super) data: Option<DataMode>,
 
     /// Libraries whose text comes on huge pages too
     ///
@@ -213,7 +215,7 @@ impl Options {
             heap: self.heap.unwrap_or(usual.heap),
             maps: self.maps.map_or(usual.maps, |maps| maps == Switch::On),
             text: self.text.unwrap_or(usual.text),
-            data: self.data.map_or(usual.data, |data| data == Switch::On),
+            data: self.data.unwrap_or(usual.data),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),

@@ -140,7 +140,7 @@ fn nearest(key: &str) -> String {
 mod tests {
     use super::*;
     use crate::run::options::{Patterns, ReportFormat, Switch};
-    use jumbo::policy::{FreeMode, HeapMode, ReaperMode, TextMode};
+    use jumbo::policy::{DataMode, FreeMode, HeapMode, ReaperMode, TextMode};
     use jumbo::units::Bytes;
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
             warm: true,
             maps: Some(Switch::On),
             text: Some(TextMode::Shared),
-            data: Some(Switch::Off),
+            data: Some(DataMode::Off),
             libs: Some(Patterns(String::from("libLLVM*/libclang*"))),
             max_waste: Some(10),
             free: Some(FreeMode::Background),

@@ -4,6 +4,9 @@ use core::ops::Range;
 
 use crate::proc::{File, MapsLine, Name, each_mapping};
 
+/// How the names of images begin, as much of it as a [`MapsLine`] keeps.
+const IMAGE: &[u8] = b"/memfd:jumbo-tex";
+
 /// The most segments that are looked at: a program has one or a few, and each library one.
 pub(super) const MOST: usize = 64;
 
@@ -76,7 +79,9 @@ fn holds(mapping: &MapsLine, address: usize) -> bool {
 
 fn of(mapping: &MapsLine) -> Option<Segment> {
     let is_text = mapping.executable && mapping.private && !mapping.writable && mapping.inode != 0;
-    is_text.then(|| Segment {
+    // Text that was moved has arrived.
+    let is_image = mapping.is_named(IMAGE);
+    (is_text && !is_image).then(|| Segment {
         start: mapping.start,
         end: mapping.end,
         offset: mapping.offset,

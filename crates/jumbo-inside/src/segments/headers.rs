@@ -24,6 +24,11 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// As of a [`Segment`](super::find::Segment).
+    pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
+        self.is_congruent(pmd) || u32::try_from(self.range.end).is_ok()
+    }
+
     /// Whether the page cache can map it by PMDs.
     pub(super) fn is_congruent(&self, pmd: usize) -> bool {
         self.range.start.wrapping_sub(self.offset) & (pmd - 1) == 0

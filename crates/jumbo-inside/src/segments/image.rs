@@ -10,8 +10,8 @@
 //! addresses that are alike: those of a program with fixed addresses, of one that was aligned (`jumbo text align`), and of
 //! libraries that the kernel aligns. Another position-independent program has no image: it would be its own.
 //!
-//! Two that start at once make one image: each shows its own, still empty, before it looks for others'; who finds one that is
-//! being made waits for it, and of two empty ones that of the lower process ID is made. (Within the few microseconds between
+//! Two that start at once make one image: each announces its own before it looks for others'; who finds one that is
+//! being made waits for it, and of two that are announced that of the lower process ID is made. (Within the few microseconds between
 //! looking and beginning both may be made; then later processes take one of them.)
 
 use core::mem::MaybeUninit;
@@ -24,6 +24,7 @@ use rustix::mm::ProtFlags;
 use rustix::process::{Resource, getrlimit};
 
 use super::find::{Segment, blocks};
+use super::guard::alone;
 use super::memory::{self, Staging};
 use super::{Looking, Stop};
 use crate::ledger::text_reason as reason;
@@ -44,14 +45,27 @@ const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SEAL);
 /// So many huge pages are collapsed at once: the kernel has all CPUs drain their lists for each call.
 const AT_ONCE: usize = 32;
-/// How long another process may take to make one.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The size of one that is not begun yet, but will be.
+const ANNOUNCED: u64 = 1;
+/// How long another process that makes one may get on with nothing.
+const PATIENCE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(3);
 
 /// The name of a segment's image: the file's own name, its device and inode, and which part of it. It has to be known for this
 /// long, and with what the kernel adds it must fit where links are read.
 type ImageName = Path<200>;
 const LINK: usize = 256;
+
+/// Shows an empty image of a segment, for the thread that may fill it later: it has descriptors of its own. Only at the start,
+/// when no other thread could miss a number in between.
+pub(super) fn reserve(segment: &Segment) {
+    let mut name = ImageName::new();
+    if let Some(name) = named(segment, &mut name)
+        && let Ok(image) = create(name)
+    {
+        keep(show(&image));
+    }
+}
 
 /// Moves a segment onto its image, which is made where there is none: true then. The reason where it stays as it is.
 pub(super) fn take(
@@ -73,13 +87,18 @@ pub(super) fn take(
         rejected: [0; REJECTED],
         rejections: 0,
     };
-    // Shown before others are looked for.
-    let own = match rustix::io::fcntl_dupfd_cloexec(&own, FIRST) {
-        Ok(shown) => shown,
-        // Too low a limit: others cannot find it, and it serves this process.
-        Err(_) => own,
+    // Shown before others are looked for. What a thread of ours opens no process sees but by what was reserved.
+    let (own, shown) = match stop.is_never() {
+        true => {
+            let shown = show(&own);
+            (own, shown)
+        }
+        false => (wanted.reserved().unwrap_or(own), None),
     };
-    let deadline = Deadline::after(PATIENCE);
+    if is_within_limit(wanted.size) {
+        let _ = rustix::fs::ftruncate(&own, ANNOUNCED);
+    }
+    let (mut deadline, mut progress) = (Deadline::after(PATIENCE), 0);
     loop {
         stop.check()?;
         match wanted.find() {
@@ -89,26 +108,44 @@ pub(super) fn take(
                     Err(reason::CHANGED) if looking.check(segment).is_ok() => wanted.reject(&image),
                     Err(why) => return Err(why),
                     Ok(()) => {
-                        // It stays open, so that others find it when its maker has gone.
-                        keep(image);
+                        let _ = rustix::fs::ftruncate(&own, 0);
+                        if stop.is_never() {
+                            // Others find it when its maker has gone.
+                            keep(show(&image));
+                        }
                         return Ok(false);
                     }
                 }
             }
-            Some(Other::BeingMade) if !deadline.has_passed() => {
+            Some(Other::BeingMade(blocks)) => {
+                if blocks != progress {
+                    (deadline, progress) = (Deadline::after(PATIENCE), blocks);
+                } else if deadline.has_passed() {
+                    break;
+                }
                 stop.check_before_wait()?;
                 pause();
             }
-            _ => break,
+            None => break,
         }
         if wanted.rejections > REJECTED {
             break;
         }
     }
-    let image = make(own, segment, looking, pmd, stop)?;
-    attach(segment, &image, true, looking, pmd, stop)?;
-    keep(image);
+    let made = make(&own, segment, looking, pmd, stop);
+    if made.is_err() {
+        // None that others would wait for.
+        let _ = rustix::fs::ftruncate(&own, 0);
+    }
+    attach(segment, &made?, true, looking, pmd, stop)?;
+    keep(shown);
     Ok(true)
+}
+
+/// Beyond that limit SIGXFSZ would end the program.
+fn is_within_limit(size: u64) -> bool {
+    let limit = getrlimit(Resource::Fsize).current;
+    limit.is_none_or(|limit| limit >= size)
 }
 
 /// The name, and the key: two segments have the same one where they are the same part of the same file.
@@ -144,15 +181,15 @@ fn identify(own: &OwnedFd, segment: &Segment, place: u64) {
     }
 }
 
-/// Leaves a descriptor open for the rest of the process's life, or until the program closes what it does not know.
-fn keep(image: OwnedFd) {
-    let shown = match rustix::fd::AsRawFd::as_raw_fd(&image) {
-        number if number >= FIRST => Ok(image),
-        _ => rustix::io::fcntl_dupfd_cloexec(&image, FIRST),
-    };
-    if let Ok(shown) = shown {
-        let _ = rustix::fd::IntoRawFd::into_raw_fd(shown);
-    }
+/// A descriptor of an image by which others find it. `None` where none of the numbers is free, or they are above the limit.
+fn show(image: &OwnedFd) -> Option<OwnedFd> {
+    let shown = rustix::io::fcntl_dupfd_cloexec(image, FIRST).ok();
+    shown.filter(|shown| DESCRIPTORS.contains(&rustix::fd::AsRawFd::as_raw_fd(shown)))
+}
+
+/// Leaves it open for the rest of the process's life, or until the program closes what it does not know.
+fn keep(shown: Option<OwnedFd>) {
+    let _ = shown.map(rustix::fd::IntoRawFd::into_raw_fd);
 }
 
 fn pause() {
@@ -176,7 +213,8 @@ fn create(name: &core::ffi::CStr) -> core::result::Result<OwnedFd, u32> {
 /// What another process has.
 enum Other {
     Ready(OwnedFd),
-    BeingMade,
+    /// So much of it is there.
+    BeingMade(u64),
 }
 
 /// What is looked for.
@@ -213,14 +251,14 @@ impl Wanted<'_> {
         );
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut entries = RawDir::new(&folder, &mut buffer);
-        let mut being_made = false;
+        let mut being_made = None;
         while let Some(Ok(entry)) = entries.next() {
             let number = entry
                 .file_name()
                 .to_str()
                 .ok()
                 .and_then(|name| name.parse::<i32>().ok());
-            let Some(number) = number.filter(|number| *number != own) else {
+            let Some(number) = number else {
                 continue;
             };
             // Who its owner is the kernel says; a process that may do more than its user belongs to root here.
@@ -232,101 +270,111 @@ impl Wanted<'_> {
                 match self.look(&folder, number, descriptor) {
                     Some(Found::Ready(image)) => return Some(Other::Ready(image)),
                     // Two that have not begun: the one with the lower number does.
-                    Some(Found::Empty) => being_made |= number < own,
-                    Some(Found::Begun) => being_made = true,
+                    // One of its own that was made, and could not be mapped then, serves.
+                    Some(Found::Begun(_)) if number == own => {}
+                    Some(Found::Begun(0)) if number > own => {}
+                    Some(Found::Begun(blocks)) => being_made = Some(blocks),
                     None => {}
                 }
             }
         }
-        being_made.then_some(Other::BeingMade)
+        being_made.map(Other::BeingMade)
     }
 
-    /// Looks at one descriptor of one process. Nothing here waits for a file system of another's.
+    /// This process's own that is shown, empty, to be filled.
+    fn reserved(&self) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty()).ok()?;
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        DESCRIPTORS.into_iter().find_map(|descriptor| {
+            let (there, stat) = self.named(&folder, own, descriptor)?;
+            let is_empty = stat.stx_size == 0 && stat.stx_mode & 0o200 != 0;
+            let there = is_empty.then_some(there)?;
+            open_again(&there, OFlags::RDWR).ok()
+        })
+    }
+
+    /// Looks at one descriptor of one process.
     fn look(&self, folder: &OwnedFd, process: i32, descriptor: i32) -> Option<Found> {
+        let (there, stat) = self.named(folder, process, descriptor)?;
+        // `jumbo text images --remove` takes the mode away.
+        let is_wanted = stat.stx_mode & 0o400 != 0 && !self.rejected.contains(&stat.stx_ino);
+        match stat.stx_size {
+            ANNOUNCED if is_wanted => Some(Found::Begun(0)),
+            size if size == self.size && is_wanted => {
+                let image = open_again(&there, OFlags::RDONLY).ok()?;
+                let seals = rustix::fs::fcntl_get_seals(&image).ok()?;
+                Some(match seals.contains(SEALS) {
+                    true => Found::Ready(image),
+                    false => Found::Begun(stat.stx_blocks.max(1)),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// A memfd of this user that has the right name, not opened yet. Nothing here waits for a file system of another's.
+    fn named(
+        &self,
+        folder: &OwnedFd,
+        process: i32,
+        descriptor: i32,
+    ) -> Option<(OwnedFd, rustix::fs::Statx)> {
         let (mut path, mut link) = (Path::<48>::new(), [0u8; LINK]);
         let path = path.write(format_args!("{process}/fd/{descriptor}"))?;
         let length = rustix::fs::readlinkat_raw(folder, path, &mut link[..]).ok()?;
-        let name = link
-            .get(..length)?
-            .strip_prefix(b"/memfd:")?
-            .strip_suffix(b" (deleted)")?;
+        let name = link.get(..length)?;
+        let name = name.strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")?;
         if name != self.link.to_bytes() {
             return None;
         }
         // The name may be that of any file: what it is says the kernel, without opening it.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let there = rustix::fs::openat(folder, path, flags, Mode::empty()).ok()?;
-        let asked = StatxFlags::UID | StatxFlags::MODE | StatxFlags::SIZE | StatxFlags::INO;
-        let stat = rustix::fs::statx(
-            &there,
-            c"",
-            AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC,
-            asked,
-        )
-        .ok()?;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::BASIC_STATS).ok()?;
+        let device = (stat.stx_dev_major, stat.stx_dev_minor);
         let user = rustix::process::geteuid().as_raw();
-        if (stat.stx_dev_major, stat.stx_dev_minor) != self.device || stat.stx_uid != user {
-            return None;
-        }
-        // `jumbo text images --remove` takes the mode away.
-        if stat.stx_mode & 0o400 == 0 {
-            return None;
-        }
-        if self.rejected.contains(&stat.stx_ino) {
-            return None;
-        }
-        if stat.stx_size == 0 {
-            return Some(Found::Empty);
-        }
-        if stat.stx_size != self.size {
-            return None;
-        }
-        let image = reopen(&there).ok()?;
-        let seals = rustix::fs::fcntl_get_seals(&image).ok()?;
-        Some(match seals.contains(SEALS) {
-            true => Found::Ready(image),
-            false => Found::Begun,
-        })
+        (device == self.device && stat.stx_uid == user).then_some((there, stat))
     }
 }
 
 /// A descriptor of another process that has the right name.
 enum Found {
-    Empty,
-    Begun,
+    /// So much of it is there; 0: it is announced.
+    Begun(u64),
     Ready(OwnedFd),
 }
 
-/// The same file, to be read: a mapping of one that is open for writing would keep `auto` from starting a reaper.
-fn reopen(file: impl AsFd) -> Result<OwnedFd> {
+/// The same file, by another description. A mapping of one that is open for writing would keep `auto` from starting a reaper.
+fn open_again(file: impl AsFd, access: OFlags) -> Result<OwnedFd> {
     let mut path = Path::<48>::new();
     let number = rustix::fd::AsRawFd::as_raw_fd(&file.as_fd());
+    // Of this thread: it may have descriptors of its own.
     let path = path
-        .write(format_args!("/proc/self/fd/{number}"))
+        .write(format_args!("/proc/thread-self/fd/{number}"))
         .ok_or(Errno::NAMETOOLONG)?;
-    rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(CWD, path, access | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Fills an empty image and seals it.
 fn make(
-    own: OwnedFd,
+    own: &OwnedFd,
     segment: &Segment,
     looking: &Looking,
     pmd: usize,
     stop: &Stop,
 ) -> core::result::Result<OwnedFd, u32> {
     let (range, place) = (segment.range(), place(segment, pmd));
-    // Beyond it SIGXFSZ would end the program.
-    let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-    if limit < place + range.len() as u64 {
+    if !is_within_limit(place + range.len() as u64) {
         return Err(reason::NO_MEMORY);
     }
-    rustix::fs::ftruncate(&own, place + range.len() as u64).map_err(|_| reason::NO_MEMORY)?;
-    identify(&own, segment, place);
+    rustix::fs::ftruncate(own, place + range.len() as u64).map_err(|_| reason::NO_MEMORY)?;
+    identify(own, segment, place);
     let staging = Staging::reserve(&range, pmd).map_err(|_| reason::NO_MEMORY)?;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     staging
-        .map_file(&own, place, prot, true)
+        .map_file(own, place, prot, true)
         .map_err(|_| reason::NO_MEMORY)?;
     let here = staging.range();
     let whole = blocks(&here, pmd);
@@ -334,11 +382,8 @@ fn make(
         stop.check()?;
         let part = first..whole.end.min(first + AT_ONCE * pmd);
         // A collapse takes one page of each huge one at least.
-        memory::bring_in(
-            &staging,
-            part.start - here.start..part.end - here.start,
-            pmd,
-        );
+        let offsets = part.start - here.start..part.end - here.start;
+        memory::bring_in(&staging, offsets, pmd).map_err(|_| reason::NO_MEMORY)?;
         sys::collapse(part.start, part.len()).map_err(|_| reason::NO_SHARED_HUGE)?;
     }
     for part in (0..range.len()).step_by(pmd) {
@@ -351,12 +396,10 @@ fn make(
     drop(staging);
     // What was copied is what the file has, or it is no image of the file.
     looking.check(segment)?;
-    let sealed = rustix::fs::fchmod(&own, Mode::RUSR | Mode::XUSR)
-        .and_then(|()| rustix::fs::fcntl_add_seals(&own, SEALS))
-        .and_then(|()| reopen(&own));
-    let image = sealed.map_err(|_| reason::NO_MEMORY)?;
-    // Shown before the first one goes.
-    rustix::io::fcntl_dupfd_cloexec(&image, FIRST).or(Ok(image))
+    rustix::fs::fchmod(own, Mode::RUSR | Mode::XUSR)
+        .and_then(|()| rustix::fs::fcntl_add_seals(own, SEALS))
+        .and_then(|()| open_again(own, OFlags::RDONLY))
+        .map_err(|_| reason::NO_MEMORY)
 }
 
 /// Whether an image holds what a segment does.
@@ -410,9 +453,11 @@ fn attach(
     if looking.pages(here.clone(), Pages::Huge).unwrap_or(0) < here.len() / 2 {
         return Err(reason::NO_SHARED_HUGE);
     }
-    looking.check(segment)?;
-    stop.check()?;
-    #[expect(unsafe_code, reason = "maps an image over text")]
-    // SAFETY: the segment is mapped as it was, no page of it was changed, and the image holds the same.
-    unsafe { memory::map_over(&range, image, place) }.map_err(|_| reason::NO_MEMORY)
+    alone(|| {
+        looking.check(segment)?;
+        stop.check()?;
+        #[expect(unsafe_code, reason = "maps an image over text")]
+        // SAFETY: the segment is mapped as it was, no page of it was changed, no thread changes that, and the image holds the same.
+        unsafe { memory::map_over(&range, image, place) }.map_err(|_| reason::NO_MEMORY)
+    })
 }

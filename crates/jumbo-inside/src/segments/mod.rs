@@ -23,6 +23,7 @@
 
 mod data;
 mod find;
+mod guard;
 mod headers;
 pub mod image;
 mod memory;
@@ -32,17 +33,19 @@ mod private;
 mod tests;
 mod watch;
 
+pub use guard::changing;
 pub use headers::Program;
-pub use watch::{about_to_fork, end, resume};
+pub use watch::{about_to_fork, end, is_watched, resume};
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use find::{Found, Segment};
+use rustix::process::{Resource, getrlimit};
 
 use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, stats, text_reason as reason};
-use crate::orders::TextMode;
+use crate::orders::{DataMode, TextMode};
 use crate::sandbox;
 use crate::sync::now;
 use crate::sys::{Pagemap, Pages};
@@ -52,8 +55,8 @@ use crate::sys::{Pagemap, Pages};
 pub struct Settings {
     /// For text.
     pub mode: TextMode,
-    /// Data is copied, and bss advised.
-    pub data: bool,
+    /// For data and bss.
+    pub data: DataMode,
     /// Libraries: see [`crate::orders::Orders::libs`].
     pub libs: Option<&'static str>,
     /// The PMD size.
@@ -84,14 +87,14 @@ pub unsafe fn start(settings: &'static Settings) {
     let Some(layout) = (unsafe { settings.program.layout() }) else {
         return;
     };
-    if settings.data {
+    if settings.data != DataMode::Off {
         // SAFETY: the caller's promise.
-        unsafe { data::start(&layout, pmd) };
+        unsafe { data::start(&layout, settings.data, pmd) };
     }
     if settings.mode == TextMode::Off {
         return;
     }
-    let mut most = 0;
+    let (mut most, mut shareable) = (0, 0);
     for text in layout.text() {
         let blocks = find::blocks(&text.range, pmd);
         if blocks.is_empty() {
@@ -99,6 +102,9 @@ pub unsafe fn start(settings: &'static Settings) {
         }
         Slot::add(&stats::slot().text, text.range.len() as u64);
         most = most.max(text.range.len());
+        if text.is_alike_everywhere(pmd) {
+            shareable = shareable.max(text.range.len());
+        }
         if text.is_congruent(pmd) {
             let _ = memory::advise(&text.range);
         } else {
@@ -123,11 +129,16 @@ pub unsafe fn start(settings: &'static Settings) {
     }
     // Libraries that are loaded later come on huge pages later.
     let later = match settings.mode {
-        TextMode::Auto => most >= WORTH || has_libs,
+        TextMode::Auto => shareable >= WORTH || has_libs,
         TextMode::Shared | TextMode::Private => has_libs,
         TextMode::File | TextMode::Off => false,
     };
     if later {
+        if let Some(found) = settings.find() {
+            let worth =
+                |segment: &&Segment| segment.is_alike_everywhere(pmd) && segment.len() >= WORTH;
+            found.iter().filter(worth).for_each(image::reserve);
+        }
         watch::begin(settings);
     }
 }
@@ -218,6 +229,11 @@ fn climb(
 fn has_room(length: usize) -> bool {
     // Twice: the program goes on to allocate meanwhile.
     let wanted = length.saturating_mul(2);
+    // The program could miss the addresses that a move takes for a moment.
+    let is_limited = |resource| getrlimit(resource).current.is_some();
+    if is_limited(Resource::As) || is_limited(Resource::Data) {
+        return false;
+    }
     headroom(Enough::for_touching(wanted)).is_some_and(|room| room.least() >= wanted)
 }
 
@@ -276,6 +292,10 @@ impl Stop {
             now: Some(now),
             soon: Some(soon),
         }
+    }
+
+    fn is_never(&self) -> bool {
+        self.now.is_none()
     }
 
     fn check(&self) -> Result<(), u32> {

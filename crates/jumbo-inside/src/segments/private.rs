@@ -3,6 +3,7 @@
 use rustix::mm::MprotectFlags;
 
 use super::find::Segment;
+use super::guard::alone;
 use super::memory::Staging;
 use super::{Looking, Stop};
 use crate::ledger::text_reason as reason;
@@ -47,9 +48,12 @@ pub(super) fn take(
     {
         staging.name(name);
     }
-    looking.check(segment)?;
-    stop.check()?;
-    #[expect(unsafe_code, reason = "puts a copy in the place of text")]
-    // SAFETY: the segment is mapped as it was, no page of it was changed since it was loaded, and the area holds a copy.
-    unsafe { staging.take_place_of(&range) }.map_err(|_| reason::NO_MEMORY)
+    alone(|| {
+        looking.check(segment)?;
+        stop.check()?;
+        #[expect(unsafe_code, reason = "puts a copy in the place of text")]
+        // SAFETY: the segment is mapped as it was, no page of it was changed since it was loaded, no thread changes that, and the area holds
+        // a copy.
+        unsafe { staging.take_place_of(&range) }.map_err(|_| reason::NO_MEMORY)
+    })
 }

@@ -86,7 +86,7 @@ impl Code {
     fn settings(&self, mode: TextMode) -> Settings {
         Settings {
             mode,
-            data: false,
+            data: DataMode::Off,
             libs: None,
             pmd: PMD,
             program: Program {

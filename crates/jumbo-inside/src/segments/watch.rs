@@ -4,21 +4,26 @@
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
 //! end of the main thread, the pool's move off hugetlb pages. After a fork it comes again with the next mapping that the
-//! program makes ([`resume`]); after the others it does not.
+//! program makes ([`resume`]), the more seldom the more forks there were; after the others it does not. Its descriptors are
+//! its own.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 
+use rustix::mm::{Advice, madvise};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Settings, Stop, because, move_all};
+use crate::headroom::tasks;
 use crate::ledger::text_reason as reason;
 use crate::orders::TextMode;
-use crate::sandbox;
-use crate::sys::{Blocked, Thread, wait, wake};
+use crate::sys::{Blocked, Thread, request, wait, wake};
+use crate::{proc, sandbox};
 
+/// `CLOSE_RANGE_UNSHARE` of close_range(2).
+const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 /// The CPU time that a program has used before any copy is made.
 const LIVED: Duration = Duration::from_secs(1);
 /// The most that a copy costs, measured: making an image takes 0.2 to 0.6 ms for each MiB.
@@ -28,34 +33,56 @@ const SHARE: u32 = 50;
 /// Between two looks.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_mins(1);
+/// How long a fork waits for a move: it is over sooner, but where text has to be read from a disk.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// So many more tasks the program could have, or there is no thread.
+const TASKS: usize = 16;
 
-#[repr(align(4096))]
-struct Stack(UnsafeCell<[u8; STACK]>);
+/// Where the thread runs. The kernel empties it in the child of a fork, however that was made, which so has no thread.
+#[repr(C, align(4096))]
+struct Stack {
+    /// Not 0 where there is a thread, or there was.
+    is_here: AtomicU32,
+    _rest: UnsafeCell<[u8; STACK - WORD]>,
+}
 const STACK: usize = 128 << 10;
-// SAFETY: the thread's alone.
+const WORD: usize = size_of::<AtomicU32>();
+// SAFETY: the thread's alone, but for the first word, which is an atomic.
 unsafe impl Sync for Stack {}
 /// Zeroes that no page stands for before there is a thread.
-static STACK_OF_THREAD: Stack = Stack(UnsafeCell::new([0; STACK]));
+static STACK_OF_THREAD: Stack = Stack {
+    is_here: AtomicU32::new(0),
+    _rest: UnsafeCell::new([0; STACK - WORD]),
+};
 
 static THREAD: Thread = Thread::none();
-/// The process that made it: in a child that was made behind the C library's back there is none, whatever stands here.
+/// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// It is to end before it waits again. A move takes less than a fiftieth of what the program has run.
+/// It is to end before it waits again.
 static LEAVING: AtomicBool = AtomicBool::new(false);
+/// None is to be made any more.
+static OVER: AtomicBool = AtomicBool::new(false);
 /// The CPU time before which it does not try again, in milliseconds.
 static LEAST: AtomicU64 = AtomicU64::new(0);
-/// What it sleeps on: another number has it look at `ENDING`.
+/// What it sleeps on: another number has it look at what it is to do.
 static CALLS: AtomicU32 = AtomicU32::new(0);
 /// It ended for a fork, and is to come again.
 static AGAIN: AtomicBool = AtomicBool::new(false);
+/// The forks so far.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 /// One is being made or ended.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Makes the thread.
 pub(super) fn begin(settings: &'static Settings) {
+    let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
+    // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
+    if unsafe { madvise(stack, STACK, Advice::LinuxWipeOnFork) }.is_err() {
+        return because(reason::NO_MEMORY);
+    }
     SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
     make();
 }
@@ -64,41 +91,89 @@ fn make() {
     if sandbox::is_entered() {
         return because(reason::FILTER);
     }
-    if BUSY.swap(true, Ordering::Acquire) {
+    if tasks().is_some_and(|tasks| tasks < TASKS) {
+        return because(reason::NO_MEMORY);
+    }
+    // No handler may find it busy; and a thread is born with its maker's mask.
+    let _blocked = Blocked::all();
+    if BUSY.swap(true, Ordering::SeqCst) {
         return;
     }
     MAKER.store(process(), Ordering::Relaxed);
     ENDING.store(false, Ordering::Release);
     LEAVING.store(false, Ordering::Release);
-    let stack = (STACK_OF_THREAD.0.get().expose_provenance(), STACK);
-    // A thread is born with its maker's mask.
-    let blocked = Blocked::all();
-    // SAFETY: signals are blocked. The one that was before has been joined, or was another process's, and the stack is its alone;
-    // both values are static.
-    if !unsafe { THREAD.start(Thread::FLAGS, stack, &look) } {
-        because(reason::NO_MEMORY);
+    STACK_OF_THREAD.is_here.store(1, Ordering::Release);
+    if !OVER.load(Ordering::SeqCst) {
+        let first = core::ptr::from_ref(&STACK_OF_THREAD).expose_provenance();
+        let stack = (first + WORD, STACK - WORD);
+        // SAFETY: signals are blocked. The one that was before has been joined, or was another process's, and the stack is its
+        // alone; both values are static.
+        if !unsafe { THREAD.start(Thread::FLAGS, stack, &look) } {
+            because(reason::NO_MEMORY);
+        }
     }
-    drop(blocked);
-    BUSY.store(false, Ordering::Release);
+    BUSY.store(false, Ordering::SeqCst);
 }
 
 fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
+/// Whether text may be replaced while the program runs.
+#[inline(always)]
+pub(super) fn may_move() -> bool {
+    !SETTINGS.load(Ordering::Relaxed).is_null()
+}
+
+/// Whether there is a thread, of this process or of one that shares the memory.
+#[inline(always)]
+pub fn is_watched() -> bool {
+    THREAD.is_alive() && STACK_OF_THREAD.is_here.load(Ordering::Relaxed) != 0
+}
+
 /// Ends the thread, if there is one, for good. A move that is under way is given up, or has just been made.
 pub fn end() {
+    // Where there never was one, or is none any more, no call is made.
+    let none =
+        SETTINGS.load(Ordering::Acquire).is_null() || OVER.load(Ordering::Acquire) && !is_watched();
+    if none || MAKER.load(Ordering::Relaxed) != process() {
+        return;
+    }
+    OVER.store(true, Ordering::SeqCst);
     AGAIN.store(false, Ordering::Relaxed);
-    if leave(&ENDING) {
+    // Another thread may be making one.
+    while BUSY.load(Ordering::SeqCst) {
+        rustix::thread::sched_yield();
+    }
+    if is_watched() {
         because(reason::ENDED);
+        call(&ENDING);
+        THREAD.join();
     }
 }
 
-/// Before fork(2): the child would have its memory, and no thread.
+/// Before fork(2): the thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there
+/// would be a waste of addresses.
 pub fn about_to_fork() {
-    if leave(&LEAVING) {
+    let never = SETTINGS.load(Ordering::Acquire).is_null() || OVER.load(Ordering::Acquire);
+    if never || MAKER.load(Ordering::Relaxed) != process() {
+        return;
+    }
+    // A program that forks often is left alone for ever longer.
+    let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+    if is_watched() {
+        call(&LEAVING);
+        THREAD.join_for(PATIENCE);
+    }
+    if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
         AGAIN.store(true, Ordering::Release);
     }
+}
+
+fn call(how: &AtomicBool) {
+    how.store(true, Ordering::Release);
+    CALLS.fetch_add(1, Ordering::Release);
+    wake(&CALLS);
 }
 
 /// Makes the thread that has ended for a fork again, in the process that forked.
@@ -116,20 +191,15 @@ fn come_again() {
     }
 }
 
-/// True where there was one.
-fn leave(how: &AtomicBool) -> bool {
-    if !THREAD.is_alive() || MAKER.load(Ordering::Relaxed) != process() {
-        return false;
-    }
-    how.store(true, Ordering::Release);
-    CALLS.fetch_add(1, Ordering::Release);
-    wake(&CALLS);
-    THREAD.join();
-    true
-}
-
 /// What the thread does.
 fn look() {
+    // Descriptors of its own, none of the program's among them: the numbers that it takes are not missing to the program, and what
+    // the program closes is not what it has open. CLOSE_RANGE_UNSHARE, Linux 5.9.
+    let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
+    // SAFETY: the range is all; the table that is closed is a copy, of nothing.
+    if unsafe { request(libc::SYS_close_range, all) }.is_err() {
+        return because(reason::UNKNOWN);
+    }
     let _ = rustix::thread::set_name(c"jumbo-text");
     // SAFETY: null, or a static that was stored there.
     let Some(settings) = (unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }) else {
@@ -152,10 +222,8 @@ fn look() {
             continue;
         }
         least = least.saturating_mul(2);
-        LEAST.store(
-            u64::try_from(least.as_millis()).unwrap_or(u64::MAX),
-            Ordering::Relaxed,
-        );
+        let milliseconds = u64::try_from(least.as_millis()).unwrap_or(u64::MAX);
+        LEAST.store(milliseconds, Ordering::Relaxed);
         let evidence = settings.mode == TextMode::Auto;
         let later = move_all(&found, settings, &stop, evidence);
         if !later && settings.libs.is_none() {
@@ -171,7 +239,7 @@ fn has_used(least: Duration, stop: &Stop) -> bool {
     let (mut before, mut idle) = (Duration::ZERO, SHORTEST);
     loop {
         let calls = CALLS.load(Ordering::Acquire);
-        if stop.check_before_wait().is_err() {
+        if stop.check_before_wait().is_err() || has_no_leader() {
             return false;
         }
         let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -188,4 +256,18 @@ fn has_used(least: Duration, stop: &Stop) -> bool {
         before = used;
         wait(&CALLS, calls, soonest.max(idle).clamp(SHORTEST, LONGEST));
     }
+}
+
+/// Whether the first thread has ended by itself, past the C library: the process ends with its last thread, and this may be it.
+fn has_no_leader() -> bool {
+    let mut text = [0u8; 128];
+    let read =
+        proc::open(c"/proc/self/stat").and_then(|file| rustix::io::read(&file, &mut text[..]));
+    let text = text.get(..read.unwrap_or(0)).unwrap_or_default();
+    // The name before it may have anything in it.
+    let state = text
+        .iter()
+        .rposition(|byte| *byte == b')')
+        .and_then(|at| text.get(at + 2));
+    state == Some(&b'Z')
 }

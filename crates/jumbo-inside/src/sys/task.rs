@@ -281,6 +281,13 @@ impl Thread {
         self.alive.load(Ordering::Acquire) != 0
     }
 
+    /// [`Thread::join`], for about so long at most.
+    pub fn join_for(&self, time: Duration) {
+        if let alive @ 1.. = self.alive.load(Ordering::Acquire) {
+            wait(&self.alive, alive, time);
+        }
+    }
+
     /// Waits until the kernel has let go of the thread, if there is one.
     pub fn join(&self) {
         while let alive @ 1.. = self.alive.load(Ordering::Acquire) {

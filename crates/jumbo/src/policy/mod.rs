@@ -13,7 +13,8 @@ mod reach;
 pub mod variables;
 
 pub use jumbo_inside::orders::{
-    FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Mode, Orders, PoolOrder, ReaperMode, TextMode,
+    DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Mode, Orders, PoolOrder, ReaperMode,
+    TextMode,
 };
 pub use plan::{Host, Memory, Plan, Tunable};
 pub use pool::{PoolError, PoolRequest};

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{HeapMode, Orders, PoolRequest, Reach, TextMode, variables};
+use super::{DataMode, HeapMode, Orders, PoolRequest, Reach, TextMode, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -95,7 +95,7 @@ impl Plan {
             pool: pmd.zip(request).map(|(pmd, request)| request.order(pmd)),
             maps: asked.maps && thp,
             text: if thp { asked.text } else { TextMode::Off },
-            data: asked.data && thp,
+            data: if thp { asked.data } else { DataMode::Off },
             tunable: matches!(tunable, Tunable::Set(_)),
             small_pages: host.thp_never,
             pmd: pmd.unwrap_or(asked.pmd),
@@ -186,9 +186,11 @@ impl Plan {
             },
             advised(
                 "data, bss",
-                self.orders.data,
+                self.orders.data != DataMode::Off,
                 "--data",
-                String::from("whole huge pages: data copied at the start, bss advised"),
+                String::from(
+                    "bss advised; whole huge pages of data copied at the start, with --data=on all of them",
+                ),
             ),
             Memory::left(
                 "shared memory",

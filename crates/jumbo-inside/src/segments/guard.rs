@@ -1,0 +1,49 @@
+//! Between the last look at a segment and the call that replaces it, no other thread may change what is mapped there: [`changing`].
+//!
+//! The mover never waits: where a thread is about to change mappings it gives up. The others wait for it, for as long as two looks
+//! and one call take. Calls that come past the C library are not seen.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+
+use super::watch;
+use crate::ledger::text_reason as reason;
+use crate::sys::{wait, wake};
+
+/// 1 while a segment is looked at for the last time and replaced.
+static MOVING: AtomicU32 = AtomicU32::new(0);
+/// So many threads are changing mappings.
+static CHANGING: AtomicU32 = AtomicU32::new(0);
+
+/// Makes a call that may change what is mapped as text, and not while text is being replaced.
+#[inline(always)]
+pub fn changing<T>(call: impl FnOnce() -> T) -> T {
+    if watch::may_move() {
+        kept_out(call)
+    } else {
+        call()
+    }
+}
+
+#[cold]
+fn kept_out<T>(call: impl FnOnce() -> T) -> T {
+    CHANGING.fetch_add(1, Ordering::SeqCst);
+    while MOVING.load(Ordering::SeqCst) != 0 {
+        wait(&MOVING, 1, Duration::from_millis(10));
+    }
+    let answer = call();
+    CHANGING.fetch_sub(1, Ordering::SeqCst);
+    answer
+}
+
+/// Looks at a segment for the last time and replaces it, if no thread is changing mappings.
+pub(super) fn alone<T>(replace: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+    MOVING.store(1, Ordering::SeqCst);
+    let answer = match CHANGING.load(Ordering::SeqCst) {
+        0 => replace(),
+        _ => Err(reason::NOT_YET),
+    };
+    MOVING.store(0, Ordering::SeqCst);
+    wake(&MOVING);
+    answer
+}
