@@ -19,7 +19,7 @@ use crate::view::{self, NONE, View};
   jumbo text images --check                    # compare each with its file
   jumbo text images --remove                   # programs that start from now on make new ones
 
-Exit status: 0 done, 1 none could be removed, 3 some could not.")]
+Exit status: 0 done; 1 none could be removed, or is as its file; 3 some could not, or are not.")]
 pub(crate) struct Args {
     /// Compare each image with the file that it is of
     #[arg(long)]
@@ -59,8 +59,9 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         });
     }
     view::page(args.json, &rows, |view, rows| show(view, rows))?;
-    let failed = rows.iter().filter(|row| row.failed.is_some()).count();
-    Ok(match failed {
+    let same = |row: &Row| row.check.as_ref().is_none_or(|check| *check == Check::Same);
+    let amiss = rows.iter().filter(|row| row.failed.is_some() || !same(row));
+    Ok(match amiss.count() {
         0 => ExitCode::SUCCESS,
         all if all == rows.len() => ExitCode::FAILURE,
         _ => ExitCode::from(3),

@@ -33,6 +33,8 @@ Conflicts=shutdown.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
+# A disk or a host that does not answer does not hold the boot up.
+TimeoutStartSec=60
 ";
 const TAIL: &str = "
 [Install]

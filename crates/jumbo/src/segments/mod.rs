@@ -29,7 +29,6 @@ pub mod symbols;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::{FileError, Root, base_page, thp};
@@ -109,14 +108,27 @@ impl Sizes {
     }
 }
 
-/// A regular file, open to be read.
+/// A regular file, open to be read. Looked at before it is opened: opening a FIFO waits for its writer, and opening some devices does
+/// something.
 fn open(path: &Path) -> Result<File, Error> {
-    // A FIFO would wait for its writer; the kernel ignores the flag for a regular file.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path);
-    let file = file.and_then(|file| match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is no regular file")),
-    });
-    file.map_err(Error::io("read", path))
+    open_regular(path).map_err(Error::io("read", path))
+}
+
+fn open_regular(path: &Path) -> io::Result<File> {
+    use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+    let there = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(&there, c"", flags, StatxFlags::TYPE)?;
+    if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let number = std::os::fd::AsRawFd::as_raw_fd(&there);
+    match File::open(format!("/proc/self/fd/{number}")) {
+        // Without /proc: what was looked at may be another file by now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?.into())
+        }
+        opened => opened,
+    }
 }

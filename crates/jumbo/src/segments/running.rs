@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Smaps;
@@ -81,11 +81,13 @@ impl Running {
                 Some(kind) if mounts::may_not_answer(kind) => {
                     Some(format!("its file system ({kind}) may not answer"))
                 }
-                Some(_) => match File::open(mapping.path).and_then(FileId::of) {
-                    Ok(id) if id == FileId::from(&mapping) => None,
-                    Ok(_) => Some("another file has its name here".to_owned()),
-                    Err(error) => Some(error.to_string()),
-                },
+                Some(_) => {
+                    match super::open_regular(Path::new(mapping.path)).and_then(FileId::of) {
+                        Ok(id) if id == FileId::from(&mapping) => None,
+                        Ok(_) => Some("another file has its name here".to_owned()),
+                        Err(error) => Some(error.to_string()),
+                    }
+                }
             };
             found.insert(PathBuf::from(mapping.path), why_not);
         }
