@@ -161,10 +161,7 @@ fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
     let program = Program::new(files.path("text"));
     // Not at the start: a short program pays nothing.
     let ran = program.clone().arg("tell").jumbo_with(&[]).ok();
-    assert!(
-        ran.stdout.contains("huge 0 "),
-        "{ran:?}"
-    );
+    assert!(ran.stdout.contains("huge 0 "), "{ran:?}");
     let (ran, report) = program.clone().args(["burn", "60"]).reported_with(&[]);
     let text = ran.ok().stdout;
     assert!(text.contains("memfd:jumbo-text:text"), "{text}");
