@@ -154,7 +154,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
         Some(Table::Text(Text { common, size })) => {
             let size = common.size(size, 256 << 20, 128 << 20);
-            common.measure(|settings| text::measure(settings, size))?;
+            common.measure(|settings| text::measure(settings, size, common.quick))?;
         }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }

@@ -36,7 +36,7 @@ use crate::child::{Launch, Talk, worker_in};
 use crate::claim::{self, Claim};
 use crate::group::Group;
 use crate::memory::room;
-use crate::table::Table;
+use crate::table::{Missing, Table};
 use crate::worker::{Figures, Task, ms, with};
 use crate::{Error, Settings, group};
 use counters::Counters;
@@ -48,8 +48,8 @@ pub const MIN_SIZE: Bytes = TOUCHED;
 /// What a program touches whose time is measured: more than processors keep addresses of, less than all of its text.
 const TOUCHED: Bytes = Bytes(64 << 20);
 
-/// How often it calls a function then.
-const CALLS: u64 = 10_000_000;
+/// How often it calls a function then: some tenths of a second, or one.
+const CALLS: [u64; 2] = [2_000_000, 500_000];
 
 /// The text of each of the processes whose memory is measured, as a part of the other program's.
 const PART: u64 = 4;
@@ -140,11 +140,11 @@ impl Rung {
     }
 }
 
-/// Measures the table, with a program of `size` bytes of text.
+/// Measures the table, with a program of `size` bytes of text; with less work where `quick` is set.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
+pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let part = Bytes(size.0 / PART);
     let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
     // The programs in the page cache; and one with a copy and an image, or many with a copy each.
@@ -154,11 +154,22 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
         settings.progress.set_message("making programs");
         Program::make(&settings.jumbo, size)
     };
-    let bench = Bench {
+    let mut bench = Bench {
         settings,
         whole: [make(size)?, make(size)?],
         part: [make(part)?, make(part)?],
+        rungs: Vec::new(),
     };
+    for rung in Rung::HUGE {
+        match bench.try_out(rung) {
+            Ok(()) => bench.rungs.push(rung),
+            Err(error) if error.is_of_host() => table.missing.push(Missing {
+                what: rung.name(),
+                why: error.of_side(rung.name()).to_string(),
+            }),
+            Err(error) => return Err(error),
+        }
+    }
     let obstacle = Counters::obstacle();
     let counted = obstacle.is_none();
     if let Some(error) = obstacle {
@@ -167,12 +178,12 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
     }
     let mut groups = vec![
         bench.faults(),
-        bench.times(counted),
+        bench.times(CALLS[usize::from(quick)], counted),
         bench.cold_starts(),
         bench.setups(),
         bench.memory(),
     ];
-    groups.extend(real::groups(settings, &mut table));
+    groups.extend(real::groups(settings, quick, &mut table));
     group::measure(settings, table, groups)
 }
 
@@ -181,6 +192,8 @@ struct Bench<'a> {
     settings: &'a Settings,
     whole: [Program; 2],
     part: [Program; 2],
+    /// Those of [`Rung::HUGE`] that are to be had here.
+    rungs: Vec<Rung>,
 }
 
 /// That of two programs which a rung runs.
@@ -205,6 +218,14 @@ impl<'a> Bench<'a> {
     fn command(&self, program: &Program, launch: &Launch, what: Text) -> std::process::Command {
         let path = program.path();
         worker_in(path.as_os_str(), launch, self.settings, &Task::Text(what))
+    }
+
+    /// Whether this host has that rung.
+    fn try_out(&self, rung: Rung) -> Result<(), Error> {
+        let program = of_rung(&self.part, rung);
+        program.cache(rung.cached())?;
+        let what = rung.work(program, program.size, 0);
+        self.run(program, rung, what).map(drop)
     }
 
     /// A side that runs the large program, with that in the page cache.
@@ -239,32 +260,36 @@ impl<'a> Bench<'a> {
         let found = self.side(&mut group, (Rung::Found, Cached::AsRead), what);
         let measure = "faults, all text touched";
         group.against_itself(("faults_aa", measure, "touch_faults"), cold);
-        for rung in Rung::HUGE {
+        for &rung in &self.rungs {
             let side = self.side(&mut group, (rung, rung.cached()), what);
             let name = format!("faults{}", rung.suffix());
-            let row = group.ratio((&name, measure, "touch_faults"), [cold, side]);
-            row.published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::File);
-            for (suffix, beside) in [("cached", base), ("as_found", found)] {
-                let name = format!("{name}_{suffix}");
-                group.ratio((&name, measure, "touch_faults"), [beside, side]);
+            // The move to a copy has touched all of it before.
+            if rung != Rung::Private {
+                let row = group.ratio((&name, measure, "touch_faults"), [cold, side]);
+                row.published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::File);
+                for (suffix, beside) in [("cached", base), ("as_found", found)] {
+                    let name = format!("{name}_{suffix}");
+                    group.ratio((&name, measure, "touch_faults"), [beside, side]);
+                }
             }
-            if rung == Rung::File {
-                let whole = "faults, start-up included";
-                group.ratio(("faults_with_start", whole, "faults"), [cold, side]);
-            }
+            let (name, whole) = (
+                format!("{name}_with_start"),
+                "faults, start and move included",
+            );
+            group.ratio((&name, whole, "faults"), [cold, side]);
         }
         group
     }
 
     /// Functions called at random.
-    fn times(&'a self, counted: bool) -> Group<'a> {
+    fn times(&'a self, calls: u64, counted: bool) -> Group<'a> {
         let mut group = Group::new(self.settings, "time");
-        let what = (TOUCHED, CALLS);
+        let what = (TOUCHED, calls);
         let base = self.side(&mut group, (Rung::Base, Cached::Base), what);
         let measure = format!("calls in {TOUCHED}");
         let whole = format!("{measure}, set-up included");
         group.against_itself(("time_aa", &measure, "calls_ms"), base);
-        for rung in Rung::HUGE {
+        for &rung in &self.rungs {
             let side = self.side(&mut group, (rung, rung.cached()), what);
             let name = format!("time{}", rung.suffix());
             let row = group.ratio((&name, &measure, "calls_ms"), [base, side]);
@@ -286,12 +311,14 @@ impl<'a> Bench<'a> {
         let mut group = Group::new(self.settings, "cold start");
         let what = (TOUCHED, 0);
         let base = self.side(&mut group, (Rung::Found, Cached::Dropped), what);
-        let advised = self.side(&mut group, (Rung::File, Cached::Dropped), what);
         let measure = format!("start to end, {TOUCHED} from disk");
         group.against_itself(("cold_start_aa", &measure, "whole_ms"), base);
-        group.ratio(("cold_start", &measure, "whole_ms"), [base, advised]);
-        group.value("cold_start_ms", "whole_ms", advised);
         group.value("cold_start_plain_ms", "whole_ms", base);
+        if self.rungs.contains(&Rung::File) {
+            let advised = self.side(&mut group, (Rung::File, Cached::Dropped), what);
+            group.ratio(("cold_start", &measure, "whole_ms"), [base, advised]);
+            group.value("cold_start_ms", "whole_ms", advised);
+        }
         group
     }
 
@@ -305,25 +332,43 @@ impl<'a> Bench<'a> {
                 self.setup(program, rung, beside)
             })
         };
-        let private = side(Rung::Private, "private copy", false);
-        let image = side(Rung::Shared, "shared image, made", false);
-        let found = side(Rung::Shared, "shared image, found", true);
         let measure = "set-up of 100 MiB";
-        group.against_itself(("setup_aa", measure, "setup_ms"), private);
-        group.ratio(
-            ("setup_made_vs_private", measure, "setup_ms"),
-            [private, image],
-        );
-        group.ratio(
-            ("setup_found_vs_private", measure, "setup_ms"),
-            [private, found],
-        );
-        for (name, side) in [
-            ("setup_ms_per_100mib", image),
-            ("setup_found_ms_per_100mib", found),
-            ("setup_private_ms_per_100mib", private),
+        let mut sides = Vec::new();
+        for (rung, beside, name, key) in [
+            (
+                Rung::Private,
+                false,
+                "private copy",
+                "setup_private_ms_per_100mib",
+            ),
+            (
+                Rung::Shared,
+                false,
+                "shared image, made",
+                "setup_ms_per_100mib",
+            ),
+            (
+                Rung::Shared,
+                true,
+                "shared image, found",
+                "setup_found_ms_per_100mib",
+            ),
         ] {
-            group.value(name, "setup_ms", side);
+            if self.rungs.contains(&rung) {
+                sides.push((side(rung, name, beside), key));
+            }
+        }
+        for &(side, key) in &sides {
+            group.value(key, "setup_ms", side);
+        }
+        if let [(private, _), (made, _), (found, _)] = sides[..] {
+            group.against_itself(("setup_aa", measure, "setup_ms"), private);
+            for (name, side) in [
+                ("setup_made_vs_private", made),
+                ("setup_found_vs_private", found),
+            ] {
+                group.ratio((name, measure, "setup_ms"), [private, side]);
+            }
         }
         group
     }
@@ -376,7 +421,7 @@ impl<'a> Bench<'a> {
     /// What the text of some processes of one program takes, each page divided by those that have it.
     fn memory(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "memory");
-        let mut sides = [Rung::Base, Rung::File, Rung::Shared, Rung::Private].map(|rung| {
+        let mut side = |rung: Rung| {
             let program = of_rung(&self.part, rung);
             let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
             let own = match rung {
@@ -387,19 +432,26 @@ impl<'a> Bench<'a> {
                 program.cache(rung.cached())?;
                 self.resident(program, rung)
             })
-        });
-        let [base, file, shared, private] = &mut sides;
+        };
+        let base = side(Rung::Base);
+        let sides: Vec<_> = self.rungs.iter().map(|&rung| (rung, side(rung))).collect();
+        let of = |rung| sides.iter().find(|side| side.0 == rung).map(|side| side.1);
         for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
             let measure = format!("text of {processes} x {}", self.part[0].size);
             let name = format!("memory_{processes}");
-            group.ratio((&name, &measure, figure), [*private, *shared]);
-            for (suffix, side) in [("file", *file), ("shared", *shared), ("private", *private)] {
-                let name = format!("{name}_base_vs_{suffix}");
-                group.ratio((&name, &measure, figure), [*base, side]);
+            if let (Some(private), Some(shared)) = (of(Rung::Private), of(Rung::Shared)) {
+                group.ratio((&name, &measure, figure), [private, shared]);
+            }
+            for &(rung, side) in &sides {
+                let huge = rung.suffix();
+                let name = format!(
+                    "{name}{}_vs_base",
+                    if huge.is_empty() { "_file" } else { huge }
+                );
+                group.ratio((&name, &measure, figure), [base, side]);
             }
         }
-        let measure = "text of 16 processes";
-        group.against_itself(("memory_16_aa", measure, PSS[2]), *shared);
+        group.against_itself(("memory_16_aa", "text of 16 processes", PSS[2]), base);
         group
     }
 

@@ -141,8 +141,8 @@ fn path_of(file: &impl AsRawFd) -> PathBuf {
 }
 
 /// The function that returns `number`.
-fn function(number: u32) -> [u8; FUNCTION as usize] {
-    let mut code = [0; FUNCTION as usize];
+fn function(number: u32) -> [u8; 64] {
+    let mut code = [0; 64];
     let bytes = number.to_le_bytes();
     if cfg!(target_arch = "aarch64") {
         // movz w0, #low; movk w0, #high, lsl #16; ret
