@@ -48,8 +48,8 @@ pub const MIN_SIZE: Bytes = TOUCHED;
 /// What a program touches whose time is measured: more than processors keep addresses of, less than all of its text.
 const TOUCHED: Bytes = Bytes(64 << 20);
 
-/// How often it calls a function then: some tenths of a second, or one.
-const CALLS: [u64; 2] = [2_000_000, 500_000];
+/// How often it calls a function then: for some tenths of a second, or one.
+const CALLS: [u64; 2] = [4_000_000, 1_000_000];
 
 /// The text of each of the processes whose memory is measured, as a part of the other program's.
 const PART: u64 = 4;
@@ -134,6 +134,7 @@ impl Rung {
             size: program.size,
             touched,
             calls,
+            any: false,
             base: self == Self::Base,
             stays: false,
         }
@@ -176,9 +177,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         let why = format!("{error} (perf_event_open); {PUBLISHED_MISSES}");
         table.without(&Counters::NAMES, "TLB misses", why);
     }
+    let calls = CALLS[usize::from(quick)];
     let mut groups = vec![
         bench.faults(),
-        bench.times(CALLS[usize::from(quick)], counted),
+        bench.times(calls, false, counted),
+        bench.times(calls, true, counted),
         bench.cold_starts(),
         bench.setups(),
         bench.memory(),
@@ -233,10 +236,13 @@ impl<'a> Bench<'a> {
         &'a self,
         group: &mut Group<'a>,
         (rung, cached): (Rung, Cached),
-        (touched, calls): (Bytes, u64),
+        (touched, calls, any): (Bytes, u64, bool),
     ) -> usize {
         let program = of_rung(&self.whole, rung);
-        let what = rung.work(program, touched, calls);
+        let what = Text {
+            any,
+            ..rung.work(program, touched, calls)
+        };
         let name = match cached {
             Cached::Dropped => format!("{}, not cached", rung.name()),
             _ => rung.name().to_owned(),
@@ -254,7 +260,7 @@ impl<'a> Bench<'a> {
     /// All of the text touched, in the order of its addresses: the best case for base pages, of which a fault maps 16 then.
     fn faults(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "faults");
-        let what = (self.whole[0].size, 0);
+        let what = (self.whole[0].size, 0, false);
         let cold = self.side(&mut group, (Rung::Base, Cached::Dropped), what);
         let base = self.side(&mut group, (Rung::Base, Cached::Base), what);
         let found = self.side(&mut group, (Rung::Found, Cached::AsRead), what);
@@ -281,22 +287,30 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// Functions called at random.
-    fn times(&'a self, calls: u64, counted: bool) -> Group<'a> {
-        let mut group = Group::new(self.settings, "time");
-        let what = (TOUCHED, calls);
+    /// Functions called at random: one in each page, which the processor's caches hold; or all of them.
+    fn times(&'a self, calls: u64, any: bool, counted: bool) -> Group<'a> {
+        let (key, which) = match any {
+            false => ("time", "one function a page"),
+            true => ("time_any", "any function"),
+        };
+        let mut group = Group::new(self.settings, key);
+        let what = (TOUCHED, calls, any);
         let base = self.side(&mut group, (Rung::Base, Cached::Base), what);
-        let measure = format!("calls in {TOUCHED}");
-        let whole = format!("{measure}, set-up included");
-        group.against_itself(("time_aa", &measure, "calls_ms"), base);
+        let measure = format!("calls in {TOUCHED}, {which}");
+        group.against_itself((&format!("{key}_aa"), &measure, "calls_ms"), base);
         for &rung in &self.rungs {
             let side = self.side(&mut group, (rung, rung.cached()), what);
-            let name = format!("time{}", rung.suffix());
+            let name = format!("{key}{}", rung.suffix());
             let row = group.ratio((&name, &measure, "calls_ms"), [base, side]);
-            row.published = Some(PUBLISHED_TIME).filter(|_| rung == Rung::File);
-            let with_setup = format!("{name}_with_setup");
-            group.ratio((&with_setup, &whole, "whole_ms"), [base, side]);
-            if counted && rung == Rung::File {
+            row.published = Some(PUBLISHED_TIME).filter(|_| name == "time");
+            if !any {
+                let (name, whole) = (
+                    format!("{name}_with_setup"),
+                    "the same, start and move included",
+                );
+                group.ratio((&name, whole, "whole_ms"), [base, side]);
+            }
+            if counted && name == "time" {
                 for figure in Counters::NAMES {
                     group.value(figure, figure, side);
                     group.value(&format!("{figure}_base"), figure, base);
@@ -309,7 +323,7 @@ impl<'a> Bench<'a> {
     /// From the start to the end, with nothing of the program in the page cache: it comes from the disk.
     fn cold_starts(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "cold start");
-        let what = (TOUCHED, 0);
+        let what = (TOUCHED, 0, false);
         let base = self.side(&mut group, (Rung::Found, Cached::Dropped), what);
         let measure = format!("start to end, {TOUCHED} from disk");
         group.against_itself(("cold_start_aa", &measure, "whole_ms"), base);

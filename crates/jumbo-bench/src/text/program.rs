@@ -203,3 +203,45 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..at + 8)?;
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_program_with_more_text_still_runs_and_leaves_no_file() {
+        let executable = std::env::current_exe().unwrap();
+        let program = Program::make(&executable, Bytes(HUGE + 1)).unwrap();
+        assert_eq!(program.size, Bytes(2 * HUGE));
+        let mut last = [0; 64];
+        let at = program.offset + program.size.0 - FUNCTION;
+        program.file.read_exact_at(&mut last, at).unwrap();
+        assert_eq!(
+            last,
+            function(u32::try_from(2 * HUGE / FUNCTION).unwrap() - 1)
+        );
+        assert!(fs::metadata(program.path()).unwrap().len() == program.offset + program.size.0);
+        assert!(
+            fs::read_link(program.path())
+                .unwrap()
+                .to_string_lossy()
+                .ends_with("(deleted)")
+        );
+        let ran = Command::new(program.path()).arg("--list").output().unwrap();
+        let list = String::from_utf8(ran.stdout).unwrap();
+        assert!(list.contains("a_program_with_more_text"), "{list}");
+        for cached in [Cached::Base, Cached::AsRead, Cached::Dropped, Cached::Base] {
+            program.cache(cached).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_no_executable_gets_no_segment() {
+        for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
+            assert_eq!(add_segment(&mut file, HUGE, HUGE), None);
+        }
+    }
+}

@@ -23,8 +23,10 @@ pub(crate) struct Text {
     pub(super) size: Bytes,
     /// Of that, what it touches: a call in each base page, in their order.
     pub(super) touched: Bytes,
-    /// How often it calls a function of what it touched then, at random.
+    /// How often it calls a function then, at random...
     pub(super) calls: u64,
+    /// ... of all that it touched, and not only of those by which it did.
+    pub(super) any: bool,
     /// On base pages, whatever the page cache has.
     pub(super) base: bool,
     /// It stays until the end of its input.
@@ -48,10 +50,11 @@ pub(crate) fn text(what: &Text) -> Result<(), Error> {
     let counters = Counters::open();
 
     let (before, clock) = (faults()?, Instant::now());
-    let page = rustix::param::page_size() as u64 / FUNCTION;
-    // Not always the first of a page: all of them would share a few cache sets.
-    let mut wrong = (0..functions.count / page)
-        .fold(0, |wrong, at| wrong | functions.call(at * page + at % page));
+    let in_page = rustix::param::page_size() as u64 / FUNCTION;
+    let pages = functions.count / in_page;
+    // Not always the first of a page: all of them would share a few sets of the caches.
+    let of_page = |page: u64| page * in_page + page % in_page;
+    let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
     let (touched, touch_faults) = (clock.elapsed(), faults()? - before);
 
     let misses = counters.as_ref().map(Counters::read).transpose()?;
@@ -62,7 +65,11 @@ pub(crate) fn text(what: &Text) -> Result<(), Error> {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        wrong |= functions.call(((random >> 32) * functions.count) >> 32);
+        let below = |count: u64| ((random >> 32) * count) >> 32;
+        wrong |= functions.call(match what.any {
+            true => below(functions.count),
+            false => of_page(below(pages)),
+        });
     }
     let called = clock.elapsed();
     let misses = counters.and_then(|counters| Some((counters, misses?)));

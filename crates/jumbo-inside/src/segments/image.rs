@@ -269,18 +269,23 @@ fn make(
         .map_file(&own, head as u64, prot, true)
         .map_err(|_| reason::NO_MEMORY)?;
     let here = staging.range();
-    for block in blocks(&here, pmd).step_by(pmd) {
+    let whole = blocks(&here, pmd);
+    let mut next = 0;
+    while next < range.len() {
         stop.check()?;
-        // A collapse takes one page at least.
-        let offset = block - here.start;
-        memory::bring_in(&staging, offset..offset + pmd, pmd);
-        sys::collapse(block, pmd).map_err(|_| reason::NO_SHARED_HUGE)?;
-    }
-    for part in (0..range.len()).step_by(pmd) {
-        stop.check()?;
+        // Up to the next bound of a block: what a collapse has cleared is copied to while the processor's caches have it.
+        let part = next..range
+            .len()
+            .min((here.start + next + 1).next_multiple_of(pmd) - here.start);
+        if whole.contains(&(here.start + part.start)) {
+            // A collapse takes one page at least.
+            memory::bring_in(&staging, part.clone(), pmd);
+            sys::collapse(here.start + part.start, pmd).map_err(|_| reason::NO_SHARED_HUGE)?;
+        }
+        next = part.end;
         #[expect(unsafe_code, reason = "reads the program's text")]
         // SAFETY: the area stands in for the range, and was mapped to be written.
-        let copied = unsafe { staging.copy(&range, part..range.len().min(part + pmd)) };
+        let copied = unsafe { staging.copy(&range, part) };
         copied.map_err(|_| reason::GONE)?;
     }
     drop(staging);
