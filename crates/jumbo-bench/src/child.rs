@@ -62,7 +62,10 @@ impl Launch {
         let mut command = Command::new(program);
         if let Self::Jumbo(options) = self {
             command = Command::new(jumbo);
-            command.args(["run", "--report=none"]);
+            command.arg("run");
+            if !options.contains("--report") && !options.contains("--quiet") {
+                command.arg("--report=none");
+            }
             command
                 .args(options.split_whitespace())
                 .arg("--")
@@ -80,7 +83,17 @@ impl Launch {
 
 /// The command that starts a worker this way: the `jumbo` executable once more.
 pub(crate) fn worker(launch: &Launch, settings: &Settings, task: &Task) -> Command {
-    let mut command = launch.command(&settings.jumbo, settings.jumbo.as_os_str());
+    worker_in(settings.jumbo.as_os_str(), launch, settings, task)
+}
+
+/// The same in `program`, a copy of that executable.
+pub(crate) fn worker_in(
+    program: &OsStr,
+    launch: &Launch,
+    settings: &Settings,
+    task: &Task,
+) -> Command {
+    let mut command = launch.command(&settings.jumbo, program);
     let task = serde_json::to_string(task).unwrap_or_default();
     command.args(["bench", "worker", &task]);
     command

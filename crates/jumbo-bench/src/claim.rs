@@ -24,6 +24,8 @@ const BASE_PAGES: &str =
 const ALONE: &str = "measure while no other program uses the kernel's pool of 2 MiB pages: \
                      `jumbo pool show` says which do";
 
+const TEXT: &str = "`jumbo run --report` shows why text is not on huge pages on this host";
+
 /// Where jumbo did not do what was asked of it.
 pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
@@ -92,6 +94,25 @@ pub(crate) fn freed_by(threads: u32, size: Bytes, cpus: u64) -> Vec<Claim> {
     let at_work = Claim::new("freeing_threads", cpus.min(most)..=most, DRY_RUN);
     let gathered = Claim::most_of("gathered_bytes", MOST_FREED, size, DRY_RUN);
     vec![at_work, gathered]
+}
+
+/// So much text was touched, on whatever pages.
+pub(crate) fn text(touched: Bytes) -> Vec<Claim> {
+    vec![Claim::most_of("text_resident_bytes", MOST, touched, LESS)]
+}
+
+/// So much text was touched, and none of it is on huge pages.
+pub(crate) fn text_on_base(touched: Bytes) -> Vec<Claim> {
+    let mut claims = text(touched);
+    claims.push(Claim::new("text_huge_bytes", 0..=0, DOCTOR));
+    claims
+}
+
+/// At least half of the text that was touched is on huge pages, which this figure counts.
+pub(crate) fn text_on_huge(figure: &'static str, touched: Bytes) -> Vec<Claim> {
+    let mut claims = text(touched);
+    claims.push(Claim::most_of(figure, 50, touched, TEXT));
+    claims
 }
 
 /// Whether the figures of a program that was started so are what `claims` say; else an [`Error::Claim`].

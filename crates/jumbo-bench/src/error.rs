@@ -43,6 +43,9 @@ pub enum Error {
     /// The allocator under test did not keep what was stored in its memory.
     #[error("memory does not hold what was stored in it: {0}")]
     Corrupt(String),
+    /// The program that is measured cannot be made in this folder.
+    #[error("cannot make the program that is measured in {0}: {1}")]
+    Program(String, io::Error),
     /// A pool has no page.
     #[error(transparent)]
     Pool(#[from] jumbo::pool::Error),
@@ -97,6 +100,7 @@ impl Error {
             Self::Claim(_, hint) => Some(hint),
             Self::Memory(..) => Some(LESS),
             Self::NotBack(_) => Some(QUIET),
+            Self::Program(..) => Some("let TMPDIR name a folder on a disk with room for it"),
             _ => None,
         }
     }

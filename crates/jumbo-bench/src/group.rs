@@ -147,7 +147,7 @@ impl<'a> Group<'a> {
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut What {
-        let units = ["ms", "us", "ns", "bytes"];
+        let units = ["ms", "us", "ns", "bytes", "misses"];
         let unit = units.into_iter().find(|unit| figure.ends_with(unit));
         let what = What {
             name: name.to_owned(),

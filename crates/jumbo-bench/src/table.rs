@@ -24,7 +24,8 @@ pub struct Table {
     /// From the top.
     pub rows: Vec<Row>,
     ratios: BTreeMap<String, Spread>,
-    values: BTreeMap<String, Value>,
+    /// `None`: not measured here; `missing` says why.
+    values: BTreeMap<String, Option<Value>>,
     /// The samples that waited for the host.
     pub hit: Hit,
     /// What could not be measured here: rows that are left out are not left out in silence.
@@ -146,7 +147,14 @@ impl Table {
 
     /// Adds a figure to `values`.
     pub(crate) fn value(&mut self, name: String, unit: &'static str, spread: Spread) {
-        self.values.insert(name, Value { spread, unit });
+        self.values.insert(name, Some(Value { spread, unit }));
+    }
+
+    /// These figures of `values` are not to be had here.
+    pub(crate) fn without(&mut self, values: &[&str], what: &'static str, why: String) {
+        let none = values.iter().map(|name| ((*name).to_owned(), None));
+        self.values.extend(none);
+        self.missing.push(Missing { what, why });
     }
 }
 

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::exit::End;
 use crate::free::Freeing;
 use crate::pool::{Source, Supply, Way};
-use crate::{Error, child, exit, free, heap, pool};
+use crate::text::Text;
+use crate::{Error, child, exit, free, heap, pool, text};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,8 @@ pub(crate) enum Task {
     FirstUse(Supply, Pages, usize),
     /// A page had and given back by so many threads, again and again.
     Exchange(Source, Way, usize),
+    /// Functions of a program with much text called.
+    Text(Text),
     /// The kernel's pool set as it is told, until the end of its input.
     Keep,
 }
@@ -79,6 +82,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Stream(supply, size, threads, passes) => pool::stream(supply, size, threads, passes),
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, threads) => pool::exchange(source, way, threads),
+        Task::Text(what) => return text::text(&what),
         Task::Keep => return pool::keep(),
     };
     say(&figures?)

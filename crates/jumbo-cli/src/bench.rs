@@ -10,7 +10,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -32,6 +32,8 @@ enum Table {
     Exit(Exit),
     /// Use pages that a pool has, pages that it gets on demand, and pages without a pool
     Pool(Pool),
+    /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
+    Text(Text),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -93,6 +95,17 @@ struct Pool {
     threads: Vec<NonZeroUsize>,
 }
 
+/// The program is made for it, twice, and twice a smaller one, in the folder that TMPDIR names, or /var/tmp; nothing is left of
+/// them. Its text is on huge pages of the page cache where that folder is on a file system that has them (ext4, xfs).
+#[derive(Debug, clap::Args)]
+struct Text {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of text; 256M, or 128M with --quick
+    #[arg(long, value_parser = |text: &str| at_least(text::MIN_SIZE, text), allow_hyphen_values = true)]
+    size: Option<Bytes>,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -138,6 +151,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             };
             let measure = |settings: &_| pool::measure(settings, size, &threads);
             pool.common.measure(measure)?;
+        }
+        Some(Table::Text(Text { common, size })) => {
+            let size = common.size(size, 256 << 20, 128 << 20);
+            common.measure(|settings| text::measure(settings, size, common.quick))?;
         }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
@@ -267,7 +284,8 @@ mod tests {
                 "jumbo bench heap",
                 "jumbo bench free",
                 "jumbo bench exit",
-                "jumbo bench pool"
+                "jumbo bench pool",
+                "jumbo bench text"
             ]
         );
     }

@@ -40,7 +40,7 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit", "pool"] {
+    for table in ["heap", "free", "exit", "pool", "text"] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");
@@ -57,6 +57,7 @@ fn wrong_options_are_named() {
         (["exit", "--workers", "0"], "--workers"),
         (["pool", "--size", "1M"], "--size"),
         (["pool", "--threads", "1,257"], "--threads"),
+        (["text", "--size", "1M"], "--size"),
     ] {
         let output = run(&arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -66,7 +67,7 @@ fn wrong_options_are_named() {
             "{message}"
         );
     }
-    for table in ["heap", "free", "exit", "pool"] {
+    for table in ["heap", "free", "exit", "pool", "text"] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -224,11 +225,97 @@ fn the_json_of_the_exit_table() {
 }
 
 #[test]
+fn the_json_of_the_text_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_text_table: {why}");
+    }
+    let _alone = alone();
+    let table = table(&[
+        "text", "--json", "--quick", "--rounds", "1", "--size", "64M",
+    ]);
+    assert_eq!(table["table"], "text");
+    let missing = table["missing"].as_array().unwrap();
+    let is_missing = |what: &str| missing.iter().any(|missing| missing["what"] == what);
+    // Rungs that this kernel or this file system has not, and real programs, are left out.
+    let (mut ratios, mut values) = (vec!["faults_aa", "time_aa", "cold_start_aa"], vec![]);
+    values.push(("cold_start_plain_ms", "ms"));
+    let rungs = ["file, primed", "shared image", "private copy"].map(|rung| !is_missing(rung));
+    if rungs[0] {
+        ratios.extend([
+            "faults",
+            "faults_cached",
+            "faults_as_found",
+            "faults_with_start",
+        ]);
+        ratios.extend([
+            "time",
+            "time_with_setup",
+            "cold_start",
+            "memory_16_file_vs_base",
+        ]);
+        values.push(("cold_start_ms", "ms"));
+    }
+    if rungs[1] {
+        ratios.extend(["faults_shared", "time_shared", "time_shared_with_setup"]);
+        values.push(("setup_ms_per_100mib", "ms"));
+        values.push(("setup_found_ms_per_100mib", "ms"));
+    }
+    if rungs[2] {
+        ratios.extend([
+            "faults_private_with_start",
+            "time_private",
+            "memory_4_private_vs_base",
+        ]);
+        values.push(("setup_private_ms_per_100mib", "ms"));
+    }
+    if rungs == [true; 3] {
+        ratios.extend([
+            "memory_1",
+            "memory_4",
+            "memory_16",
+            "memory_16_aa",
+            "setup_aa",
+        ]);
+        let copies = table["ratios"]["memory_16"]["median"].as_f64().unwrap();
+        assert!(copies > 15.0, "{table:#}");
+    }
+    if !is_missing("real programs") {
+        ratios.extend([
+            "real_time",
+            "real_time_aa",
+            "real_time_vs_plain",
+            "real_time_jumbo_run",
+        ]);
+        ratios.extend(["short_time", "short_time_aa", "short_time_vs_plain"]);
+    }
+    assert_whole(&table, &ratios, &values);
+    for misses in ["itlb_misses", "dtlb_misses"] {
+        let value = &table["values"][misses];
+        assert_eq!(value.is_null(), is_missing("TLB misses"), "{table:#}");
+    }
+}
+
+#[test]
+fn a_folder_in_which_no_program_can_be_made_is_named() {
+    let output = bench(&["text", "--size", "64M"])
+        .env("TMPDIR", "/proc")
+        .output()
+        .unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("/proc") && message.contains("hint: let TMPDIR"),
+        "{message}"
+    );
+}
+
+#[test]
 fn an_interrupted_measurement_takes_its_worker_with_it() {
     let _alone = alone();
     for table in ["heap", "free", "exit"] {
         interrupt(&[table, "--size", "1G"]);
     }
+    interrupt(&["text", "--size", "64M"]);
 }
 
 fn interrupt(arguments: &[&str]) {

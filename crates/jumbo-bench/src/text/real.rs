@@ -1,0 +1,163 @@
+//! Programs as they are: [`groups`].
+//!
+//! Their text is on huge pages where that costs nothing, or once they have shown that they live; so most of what is measured here is
+//! that they do not lose.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::process::Stdio;
+use std::time::Instant;
+
+use jumbo::units::Bytes;
+
+use crate::child::{Launch, Talk};
+use crate::group::Group;
+use crate::stats::{least, median};
+use crate::table::{Missing, Table};
+use crate::worker::{Figures, ms, with};
+use crate::{Error, Settings};
+
+/// Work for a program that a host may have.
+struct Work {
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// Its standard input; with `ROUNDS` in it for how much there is to do.
+    input: &'static str,
+}
+
+/// How much that is, and how much where it shall be over soon.
+const ROUNDS: [&str; 2] = ["8", "1"];
+
+/// Work of some seconds, in a program with much text.
+const LONG: [Work; 2] = [
+    Work {
+        program: "node",
+        arguments: &["-"],
+        input: "
+            const words = [];
+            for (let i = 0; i < 60000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
+            let found = 0;
+            for (let round = 0; round < ROUNDS; round++) {
+                const text = JSON.stringify(words.map((word, i) => ({ word, i, list: [word, round] })));
+                const parsed = JSON.parse(text);
+                parsed.sort((a, b) => a.word < b.word ? -1 : 1);
+                found += text.replace(/[a-f]+([0-9])/g, '$1-').split('-').length;
+                const groups = new Map();
+                for (const { word, i } of parsed) groups.set(word.slice(0, 2), (groups.get(word.slice(0, 2)) || 0) + i);
+                found += groups.size + new Function('x', 'return x + ' + round)(1);
+            }
+            if (found < 1000) process.exit(1);
+        ",
+    },
+    Work {
+        program: "g++",
+        arguments: &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
+        input: "
+            #include <algorithm>
+            #include <array>
+            #include <map>
+            #include <string>
+            #include <vector>
+            template <int N> int all() {
+                std::map<std::array<int, N>, std::string> names;
+                std::vector<std::array<char, N>> keys(N);
+                std::sort(keys.begin(), keys.end());
+                std::stable_sort(keys.begin(), keys.end(), std::greater<>());
+                for (auto &key : keys) names[{key[0]}] += std::to_string(key[0]);
+                int rest = 0;
+                if constexpr (N > 1) rest = all<N - 1>();
+                return rest + names.size();
+            }
+            int main() { return all<ROUNDS>(); }
+        ",
+    },
+];
+
+/// Work of less than a second, and so often.
+const SHORT: [Work; 2] = [
+    Work {
+        program: "node",
+        arguments: &["-e", "1"],
+        input: "",
+    },
+    Work {
+        program: "g++",
+        arguments: &["-S", "-o", "/dev/null", "-x", "c++", "-"],
+        input: "int main() {}",
+    },
+];
+const STARTS: usize = 50;
+
+/// Nothing but text differs.
+const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
+const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
+
+/// The groups of the programs that this host has; of one of them where it is to be `quick`.
+pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
+    let rounds = settings.rounds.get();
+    let most = if quick { 1 } else { LONG.len() };
+    // As many starts in all rounds together.
+    let starts = STARTS.div_ceil(rounds);
+    let mut groups = Vec::new();
+    for (kind, all, laps) in [("real", &LONG, 1), ("short", &SHORT, starts)] {
+        let here: Vec<_> = all.iter().filter(|work| work.is_here()).collect();
+        for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
+            let work = (*work, ROUNDS[usize::from(quick)]);
+            groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
+        }
+        if here.is_empty() {
+            table.missing.push(Missing {
+                what: "real programs",
+                why: "neither `node` nor `g++` is installed".to_owned(),
+            });
+        }
+    }
+    groups
+}
+
+fn group<'a>(
+    settings: &'a Settings,
+    (work, rounds): (&'static Work, &'static str),
+    name: &str,
+    laps: usize,
+) -> Group<'a> {
+    let fold = if laps > 1 { median } else { least };
+    let mut group = Group::new(settings, work.program).laps(laps, fold);
+    let mut side = |name: &str, launch: Launch| {
+        group.side(name, Bytes(0), move || work.run(settings, rounds, &launch))
+    };
+    let plain = side("plain", Launch::Plain);
+    let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
+    let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
+    let jumbo = side("jumbo run", Launch::JUMBO);
+    let measure = format!("{} {}", work.program, work.arguments.join(" "));
+    let row = |suffix: &str| format!("{name}{suffix}");
+    group.against_itself((&row("_aa"), &measure, "work_ms"), plain);
+    for (suffix, sides) in [
+        ("", [off, auto]),
+        ("_vs_plain", [plain, auto]),
+        ("_jumbo_run", [plain, jumbo]),
+    ] {
+        group.ratio((&row(suffix), &measure, "work_ms"), sides);
+    }
+    group
+}
+
+impl Work {
+    fn is_here(&self) -> bool {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&paths).any(|folder| folder.join(self.program).is_file())
+    }
+
+    fn run(&self, settings: &Settings, rounds: &str, launch: &Launch) -> Result<Figures, Error> {
+        let mut command = launch.command(&settings.jumbo, OsStr::new(self.program));
+        command.args(self.arguments);
+        let clock = Instant::now();
+        let mut talk = Talk::start(command, Stdio::piped())?;
+        if let Some(mut input) = talk.child.stdin.take() {
+            input.write_all(self.input.replace("ROUNDS", rounds).as_bytes())?;
+        }
+        talk.end()?;
+        Ok(with(Figures::new(), [("work_ms", ms(clock.elapsed()))]))
+    }
+}

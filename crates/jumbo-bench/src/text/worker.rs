@@ -1,0 +1,150 @@
+//! The program with much text, from inside: [`text`].
+
+use std::io;
+use std::mem::transmute;
+use std::ptr::with_exposed_provenance;
+use std::time::Instant;
+
+use jumbo::kernel::smaps::{Mapping, Smaps};
+use jumbo::kernel::{Root, task};
+use jumbo::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::counters::Counters;
+use super::program::FUNCTION;
+use crate::Error;
+use crate::memory::base_pages_only;
+use crate::worker::{Figures, ms, say, with};
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Text {
+    /// Of all of its text.
+    pub(super) size: Bytes,
+    /// Of that, what it touches: a call in each base page, in their order.
+    pub(super) touched: Bytes,
+    /// How often it calls a function then, at random...
+    pub(super) calls: u64,
+    /// ... of all that it touched, and not only of those by which it did.
+    pub(super) any: bool,
+    /// On base pages, whatever the page cache has.
+    pub(super) base: bool,
+    /// It stays until the end of its input.
+    pub(super) stays: bool,
+}
+
+/// The functions.
+struct Functions {
+    first: *const u8,
+    count: u64,
+}
+
+/// Calls functions, and says what that took and how they were mapped then.
+pub(crate) fn text(what: &Text) -> Result<(), Error> {
+    let (root, pid) = (Root::host(), std::process::id());
+    let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
+    if what.base {
+        base_pages_only()?;
+    }
+    let functions = Functions::find(&root, what)?;
+    let counters = Counters::open();
+
+    let (before, clock) = (faults()?, Instant::now());
+    let in_page = rustix::param::page_size() as u64 / FUNCTION;
+    let pages = functions.count / in_page;
+    // Not always the first of a page: all of them would share a few sets of the caches.
+    let of_page = |page: u64| page * in_page + page % in_page;
+    let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
+    let (touched, touch_faults) = (clock.elapsed(), faults()? - before);
+
+    let misses = counters.as_ref().map(Counters::read).transpose()?;
+    let clock = Instant::now();
+    let mut random = 1u64;
+    for _ in 0..what.calls {
+        // Knuth's MMIX, of which the upper half is random enough.
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let below = |count: u64| ((random >> 32) * count) >> 32;
+        wrong |= functions.call(match what.any {
+            true => below(functions.count),
+            false => of_page(below(pages)),
+        });
+    }
+    let called = clock.elapsed();
+    let misses = counters.and_then(|counters| Some((counters, misses?)));
+    if wrong != 0 {
+        return Err(Error::Corrupt("a function is not what it was".to_owned()));
+    }
+
+    let mut figures = with(
+        mapped_as(&root, &functions)?,
+        [
+            ("touch_ms", ms(touched)),
+            ("touch_faults", touch_faults as f64),
+            ("calls_ms", ms(called)),
+            ("faults", faults()? as f64),
+            ("pid", f64::from(pid)),
+        ],
+    );
+    if let Some((counters, before)) = misses {
+        for ((name, before), after) in Counters::NAMES.iter().zip(before).zip(counters.read()?) {
+            figures.insert((*name).to_owned(), after.saturating_sub(before) as f64);
+        }
+    }
+    say(&figures)?;
+    if what.stays {
+        io::stdin().read_line(&mut String::new())?;
+    }
+    Ok(())
+}
+
+/// How the text of this process is mapped.
+fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
+    let address = functions.first.addr() as u64;
+    let smaps = Smaps::read(root, std::process::id())?;
+    let mut mappings = smaps.mappings();
+    let text = mappings.find(|mapping| (mapping.start..mapping.end).contains(&address));
+    let text = text.unwrap_or_default();
+    let libraries = root.read("proc/self/maps")?.contains("libjumbo_preload");
+    let figures = [
+        ("text_resident_bytes", text.rss.0 as f64),
+        ("text_huge_bytes", text.pmd_mapped().0 as f64),
+        ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
+        ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
+        ("text_private_huge_bytes", text.anon_huge_pages.0 as f64),
+        ("preload_libraries", f64::from(u8::from(libraries))),
+    ];
+    Ok(with(Figures::new(), figures))
+}
+
+/// What is mapped where the text is of a program with so much of it.
+pub(super) fn is_text(mapping: &Mapping<'_>, size: Bytes) -> bool {
+    mapping.execute && mapping.end - mapping.start == size.0
+}
+
+impl Functions {
+    fn find(root: &Root, what: &Text) -> Result<Self, Error> {
+        let maps = Smaps::read_maps(root, std::process::id())?;
+        let text = maps.mappings().find(|mapping| is_text(mapping, what.size));
+        let text = text.ok_or_else(|| Error::Corrupt("the program has no text".to_owned()))?;
+        let start = usize::try_from(text.start).unwrap_or(usize::MAX);
+        Ok(Self {
+            first: with_exposed_provenance(start),
+            count: what.touched.0.min(what.size.0) / FUNCTION,
+        })
+    }
+
+    /// Calls one of them; 0 where it does what it is to do.
+    #[inline(always)]
+    fn call(&self, number: u64) -> u64 {
+        debug_assert!(number < self.count);
+        let address = self
+            .first
+            .wrapping_add(usize::try_from(number * FUNCTION).unwrap_or(0));
+        // SAFETY: the program was made with functions of this kind, all over the mapping that `find` found, and no caller asks
+        // for one beyond it.
+        let function = unsafe { transmute::<*const u8, extern "C" fn() -> u32>(address) };
+        u64::from(function()) ^ number
+    }
+}
