@@ -52,6 +52,9 @@ pub enum Error {
     /// A pool cannot be made.
     #[error("cannot make a pool: {0}")]
     Setup(#[from] jumbo::pool::SetupError),
+    /// The text of a program cannot be brought into the page cache.
+    #[error(transparent)]
+    Prime(#[from] jumbo::segments::Error),
     /// The kernel's pool is not as it was set, or not as it was before.
     #[error("the kernel's pool of 2 MiB pages: {0}")]
     Kernel(String),

@@ -188,7 +188,7 @@ fn the_json_of_the_free_table() {
             "gather_32768_pages",
             "gather_262144_pages",
         ],
-        &[],
+        &[("background_call_ms", "ms")],
     );
     let published = |name: &str| {
         let mut rows = table["rows"].as_array().unwrap().iter();

@@ -98,6 +98,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     let sides = [plain, background];
     let what = ("free_background_call", "free, until it returns", "call_ms");
     group.ratio(what, sides);
+    group.value("background_call_ms", "call_ms", background);
     let measure = "free, until the memory is back";
     group.ratio(("free_background_back", measure, "back_ms"), sides);
     group

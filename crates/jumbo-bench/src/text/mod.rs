@@ -1,7 +1,7 @@
 //! `jumbo bench text`: what a program gains whose text is on huge pages, and what that costs.
 //!
-//! Two things are measured. A [`Program`] with much text, made for it, on each rung of the ladder: faults, time, memory, the
-//! set-up, a cold start. And programs as they are ([`real`]), which shall not lose.
+//! Two things are measured. A program with much text (`program`), made for it, on each rung of the ladder: faults, time, memory, the
+//! set-up, a cold start. And programs as they are (`real`), which shall not lose.
 //!
 //! Each sample of the first kind says how its text was mapped: base pages have none mapped by a PMD, the others at least half, of the
 //! kind of memory that their rung has.
@@ -9,12 +9,12 @@
 //! No other process runs the program, so what the page cache has of it is known: as the kernel reads a file ahead, in huge folios, or
 //! nothing.
 
-#[expect(unsafe_code, reason = "maps a file, congruent to its offsets")]
-mod cache;
 #[expect(unsafe_code, reason = "opens counters by perf_event_open(2)")]
 mod counters;
+mod process;
 mod program;
 mod real;
+mod rung;
 #[expect(
     unsafe_code,
     reason = "calls functions that were made when it is measured"
@@ -23,26 +23,19 @@ mod worker;
 
 pub(crate) use worker::{Text, text};
 
-use std::io::Read as _;
-use std::process::Stdio;
-use std::time::Instant;
-
 use jumbo::kernel::Root;
-use jumbo::kernel::smaps::Smaps;
 use jumbo::units::Bytes;
-use serde_json::Value;
 
-use crate::child::{Launch, Talk, worker_in};
-use crate::claim::{self, Claim};
 use crate::group::Group;
 use crate::memory::room;
 use crate::table::{Missing, Table};
-use crate::worker::{Figures, Task, ms, with};
 use crate::{Error, Settings, group};
 use counters::Counters;
+use process::{Bench, PROCESSES, PSS, of_rung};
 use program::{Cached, Program};
+use rung::Rung;
 
-/// The least size: with less than [`TOUCHED`] the processor's own caches of addresses hold half of it.
+/// The least size: with less than what is called at random the processor's own caches of addresses hold half of it.
 pub const MIN_SIZE: Bytes = TOUCHED;
 
 /// What a program touches whose time is measured: more than processors keep addresses of, less than all of its text.
@@ -52,94 +45,11 @@ const TOUCHED: Bytes = Bytes(64 << 20);
 const CALLS: [u64; 2] = [4_000_000, 1_000_000];
 
 /// The text of each of the processes whose memory is measured, as a part of the other program's.
-const PART: u64 = 4;
-
-/// How many processes those are.
-const PROCESSES: [usize; 3] = [1, 4, 16];
+const PART: u64 = 8;
 
 const PUBLISHED_FAULTS: &str = "7728 to 598 (12.9)";
 const PUBLISHED_TIME: &str = "307.1 to 289.6 s (1.06)";
 const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
-
-/// Nothing but text differs.
-const TEXT_ALONE: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
-
-/// On which kind of page text is, and whose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rung {
-    /// None huge.
-    Base,
-    /// As a plain program has it.
-    Found,
-    File,
-    Shared,
-    Private,
-}
-
-impl Rung {
-    const HUGE: [Self; 3] = [Self::File, Self::Shared, Self::Private];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Base => "4 KiB pages",
-            Self::Found => "as found",
-            Self::File => "file, primed",
-            Self::Shared => "shared image",
-            Self::Private => "private copy",
-        }
-    }
-
-    /// What is added to the names of rows on it. What costs nothing has the plain name.
-    fn suffix(self) -> &'static str {
-        match self {
-            Self::Base | Self::Found | Self::File => "",
-            Self::Shared => "_shared",
-            Self::Private => "_private",
-        }
-    }
-
-    fn launch(self) -> Launch {
-        let text = match self {
-            Self::Base | Self::Found => return Launch::Plain,
-            Self::File => "file",
-            Self::Shared => "shared",
-            Self::Private => "private",
-        };
-        Launch::Jumbo(format!("--text={text} {TEXT_ALONE}"))
-    }
-
-    /// What the page cache is to have of the program before it starts. Copies and images are made of text that is not huge yet.
-    fn cached(self) -> Cached {
-        match self {
-            Self::Found => Cached::AsRead,
-            Self::File => Cached::Primed,
-            Self::Base | Self::Shared | Self::Private => Cached::Base,
-        }
-    }
-
-    fn claims(self, touched: Bytes) -> Vec<Claim> {
-        let huge = |figure| claim::text_on_huge(figure, touched);
-        match self {
-            Self::Base => claim::text_on_base(touched),
-            Self::Found => claim::text(touched),
-            Self::File => huge("text_file_huge_bytes"),
-            Self::Shared => huge("text_shared_huge_bytes"),
-            Self::Private => huge("text_private_huge_bytes"),
-        }
-    }
-
-    /// Of all text the part `touched`, and so many calls.
-    fn work(self, program: &Program, touched: Bytes, calls: u64) -> Text {
-        Text {
-            size: program.size,
-            touched,
-            calls,
-            any: false,
-            base: self == Self::Base,
-            stays: false,
-        }
-    }
-}
 
 /// Measures the table, with a program of `size` bytes of text; with less work where `quick` is set.
 ///
@@ -181,56 +91,18 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     let mut groups = vec![
         bench.faults(),
         bench.times(calls, false, counted),
-        bench.times(calls, true, counted),
         bench.cold_starts(),
         bench.setups(),
         bench.memory(),
     ];
+    if !quick {
+        groups.push(bench.times(calls, true, counted));
+    }
     groups.extend(real::groups(settings, quick, &mut table));
     group::measure(settings, table, groups)
 }
 
-/// The programs: each once for the runs with base pages in the page cache, and once primed.
-struct Bench<'a> {
-    settings: &'a Settings,
-    whole: [Program; 2],
-    part: [Program; 2],
-    /// Those of [`Rung::HUGE`] that are to be had here.
-    rungs: Vec<Rung>,
-}
-
-/// That of two programs which a rung runs.
-fn of_rung([base, primed]: &[Program; 2], rung: Rung) -> &Program {
-    if rung == Rung::File { primed } else { base }
-}
-
 impl<'a> Bench<'a> {
-    /// A process of a program: what it says of itself, and how long it took from its start to its end.
-    fn run(&self, program: &Program, rung: Rung, what: Text) -> Result<Figures, Error> {
-        let launch = rung.launch();
-        let command = self.command(program, &launch, what);
-        let clock = Instant::now();
-        let mut talk = Talk::start(command, Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        talk.end()?;
-        let whole = ms(clock.elapsed());
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
-        Ok(with(figures, [("whole_ms", whole)]))
-    }
-
-    fn command(&self, program: &Program, launch: &Launch, what: Text) -> std::process::Command {
-        let path = program.path();
-        worker_in(path.as_os_str(), launch, self.settings, &Task::Text(what))
-    }
-
-    /// Whether this host has that rung.
-    fn try_out(&self, rung: Rung) -> Result<(), Error> {
-        let program = of_rung(&self.part, rung);
-        program.cache(rung.cached())?;
-        let what = rung.work(program, program.size, 0);
-        self.run(program, rung, what).map(drop)
-    }
-
     /// A side that runs the large program, with that in the page cache.
     fn side(
         &'a self,
@@ -278,11 +150,11 @@ impl<'a> Bench<'a> {
                     group.ratio((&name, measure, "touch_faults"), [beside, side]);
                 }
             }
-            let (name, whole) = (
-                format!("{name}_with_start"),
-                "faults, start and move included",
+            let whole = "faults, start and move included";
+            group.ratio(
+                (&format!("{name}_with_start"), whole, "faults"),
+                [cold, side],
             );
-            group.ratio((&name, whole, "faults"), [cold, side]);
         }
         group
     }
@@ -304,11 +176,11 @@ impl<'a> Bench<'a> {
             let row = group.ratio((&name, &measure, "calls_ms"), [base, side]);
             row.published = Some(PUBLISHED_TIME).filter(|_| name == "time");
             if !any {
-                let (name, whole) = (
-                    format!("{name}_with_setup"),
-                    "the same, start and move included",
+                let whole = "the same, start and move included";
+                group.ratio(
+                    (&format!("{name}_with_setup"), whole, "whole_ms"),
+                    [base, side],
                 );
-                group.ratio((&name, whole, "whole_ms"), [base, side]);
             }
             if counted && name == "time" {
                 for figure in Counters::NAMES {
@@ -349,31 +221,16 @@ impl<'a> Bench<'a> {
         let measure = "set-up of 100 MiB";
         let mut sides = Vec::new();
         for (rung, beside, name, key) in [
-            (
-                Rung::Private,
-                false,
-                "private copy",
-                "setup_private_ms_per_100mib",
-            ),
-            (
-                Rung::Shared,
-                false,
-                "shared image, made",
-                "setup_ms_per_100mib",
-            ),
-            (
-                Rung::Shared,
-                true,
-                "shared image, found",
-                "setup_found_ms_per_100mib",
-            ),
+            (Rung::Private, false, "private copy", "setup_private"),
+            (Rung::Shared, false, "shared image, made", "setup"),
+            (Rung::Shared, true, "shared image, found", "setup_found"),
         ] {
             if self.rungs.contains(&rung) {
                 sides.push((side(rung, name, beside), key));
             }
         }
         for &(side, key) in &sides {
-            group.value(key, "setup_ms", side);
+            group.value(&format!("{key}_ms_per_100mib"), "setup_ms", side);
         }
         if let [(private, _), (made, _), (found, _)] = sides[..] {
             group.against_itself(("setup_aa", measure, "setup_ms"), private);
@@ -385,51 +242,6 @@ impl<'a> Bench<'a> {
             }
         }
         group
-    }
-
-    /// The set-up of one process, where `beside` is set with another one that has the image already.
-    fn setup(&self, program: &Program, rung: Rung, beside: bool) -> Result<Figures, Error> {
-        let _other = match beside {
-            true => Some(self.stay(program, rung)?),
-            false => None,
-        };
-        let Launch::Jumbo(options) = rung.launch() else {
-            return Ok(Figures::new());
-        };
-        let launch = Launch::Jumbo(format!("--report=json {options}"));
-        let what = rung.work(program, program.size, 0);
-        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
-        let mut report = Vec::new();
-        if let Some(stderr) = &mut talk.child.stderr {
-            stderr.read_to_end(&mut report)?;
-        }
-        talk.end()?;
-        let report: Value = serde_json::from_slice(&report)
-            .map_err(|error| Error::Answer(talk.command.clone(), error))?;
-        let moved = |name| {
-            report["obtained"]["text"][name]
-                .as_f64()
-                .unwrap_or_default()
-        };
-        let of_100_mib = (moved("shared") + moved("private")) / f64::from(100 << 20);
-        let took = moved("move_ns") / 1e6 / of_100_mib;
-        Ok(with(figures, [("setup_ms", took)]))
-    }
-
-    /// A process that has touched its text and stays.
-    fn stay(&self, program: &Program, rung: Rung) -> Result<Staying, Error> {
-        let launch = rung.launch();
-        let what = Text {
-            stays: true,
-            ..rung.work(program, program.size, 0)
-        };
-        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
-        let pid = talk.child.id();
-        Ok(Staying { pid, talk })
     }
 
     /// What the text of some processes of one program takes, each page divided by those that have it.
@@ -457,46 +269,16 @@ impl<'a> Bench<'a> {
                 group.ratio((&name, &measure, figure), [private, shared]);
             }
             for &(rung, side) in &sides {
-                let huge = rung.suffix();
-                let name = format!(
-                    "{name}{}_vs_base",
-                    if huge.is_empty() { "_file" } else { huge }
-                );
+                let huge = if rung == Rung::File {
+                    "_file"
+                } else {
+                    rung.suffix()
+                };
+                let name = format!("{name}{huge}_vs_base");
                 group.ratio((&name, &measure, figure), [base, side]);
             }
         }
         group.against_itself(("memory_16_aa", "text of 16 processes", PSS[2]), base);
         group
     }
-
-    fn resident(&self, program: &Program, rung: Rung) -> Result<Figures, Error> {
-        let (root, mut all) = (Root::host(), Vec::new());
-        let mut figures = Figures::new();
-        for (count, figure) in PROCESSES.into_iter().zip(PSS) {
-            while all.len() < count {
-                all.push(self.stay(program, rung)?);
-            }
-            let mut sum = 0;
-            for process in &all {
-                let smaps = Smaps::read(&root, process.pid)?;
-                let mut mappings = smaps.mappings();
-                let text = mappings.find(|mapping| worker::is_text(mapping, program.size));
-                sum += text.map_or(0, |text| text.pss.0);
-            }
-            figures.insert(figure.to_owned(), sum as f64);
-        }
-        for process in &mut all {
-            process.talk.end()?;
-        }
-        Ok(figures)
-    }
-}
-
-/// The figures of [`PROCESSES`].
-const PSS: [&str; PROCESSES.len()] = ["pss_1_bytes", "pss_4_bytes", "pss_16_bytes"];
-
-/// A process that stays until its input ends.
-struct Staying {
-    pid: u32,
-    talk: Talk,
 }

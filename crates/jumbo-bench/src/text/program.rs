@@ -1,6 +1,6 @@
-//! [`Program`]: one with much text, made when it is measured.
+//! `Program`: one with much text, made when it is measured.
 //!
-//! It is a copy of the `jumbo` executable, a worker like any other, with one segment more: functions of [`FUNCTION`] bytes
+//! It is a copy of the `jumbo` executable, a worker like any other, with one segment more: functions of 64 bytes
 //! each that return their number. So no compiler is needed where it is measured. The segment's addresses are congruent to its place
 //! in the file, as a linker lays them out with `-z common-page-size=2M`: the page cache can map it by PMDs.
 //!
@@ -12,10 +12,12 @@ use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use jumbo::kernel::Root;
+use jumbo::segments::prime::prime;
+use jumbo::segments::running::Running;
 use jumbo::units::Bytes;
 use rustix::fs::{Advice, CWD, Mode, OFlags, fadvise, openat};
 
-use super::cache;
 use crate::Error;
 
 /// What each function takes: a line of the processor's cache.
@@ -42,8 +44,6 @@ pub(super) struct Program {
     /// Of its text.
     pub(super) size: Bytes,
     file: File,
-    /// Where its text begins in the file.
-    offset: u64,
     cached: Cell<Cached>,
 }
 
@@ -80,7 +80,6 @@ impl Program {
         Ok(Self {
             size,
             file: read,
-            offset,
             cached: Cell::new(Cached::Dropped),
         })
     }
@@ -95,23 +94,27 @@ impl Program {
         if self.cached.get() == wanted && wanted != Cached::Dropped {
             return Ok(());
         }
-        cache::discard(&self.file)?;
+        // The file is on the disk.
+        fadvise(&self.file, 0, None, Advice::DontNeed)?;
         match wanted {
             Cached::Dropped => {}
             // Whose reads are random is read ahead in base pages.
             Cached::Base => self.read(Advice::Random)?,
             Cached::AsRead => self.read(Advice::Normal)?,
-            Cached::Primed => {
-                let huge = cache::prime(&self.file, self.offset, self.size)?;
-                if huge.0 < self.size.0 / 2 {
-                    return Err(Error::claim(
-                        format!("has {huge} of {} in huge folios", self.size),
-                        NO_HUGE_FOLIOS,
-                    ));
-                }
-            }
+            Cached::Primed => self.prime()?,
         }
         self.cached.set(wanted);
+        Ok(())
+    }
+
+    fn prime(&self) -> Result<(), Error> {
+        let root = Root::host();
+        let running = Running::read(&root)?;
+        let primed = prime(&root, &self.path(), &running, false, &mut |_, _| {})?;
+        if primed.huge.0 * 2 < primed.text.0 {
+            let why = primed.why_not.unwrap_or_default();
+            return Err(Error::claim(why, NO_HUGE_FOLIOS));
+        }
         Ok(())
     }
 
@@ -217,13 +220,15 @@ mod tests {
         let program = Program::make(&executable, Bytes(HUGE + 1)).unwrap();
         assert_eq!(program.size, Bytes(2 * HUGE));
         let mut last = [0; 64];
-        let at = program.offset + program.size.0 - FUNCTION;
-        program.file.read_exact_at(&mut last, at).unwrap();
+        let end = fs::metadata(program.path()).unwrap().len();
+        program
+            .file
+            .read_exact_at(&mut last, end - FUNCTION)
+            .unwrap();
         assert_eq!(
             last,
             function(u32::try_from(2 * HUGE / FUNCTION).unwrap() - 1)
         );
-        assert!(fs::metadata(program.path()).unwrap().len() == program.offset + program.size.0);
         assert!(
             fs::read_link(program.path())
                 .unwrap()

@@ -1,4 +1,4 @@
-//! Programs as they are: [`groups`].
+//! Programs as they are: `groups`.
 //!
 //! Their text is on huge pages where that costs nothing, or once they have shown that they live; so most of what is measured here is
 //! that they do not lose.
@@ -26,7 +26,7 @@ struct Work {
 }
 
 /// How much that is, and how much where it shall be over soon.
-const ROUNDS: [&str; 2] = ["8", "1"];
+const ROUNDS: [&str; 2] = ["4", "1"];
 
 /// Work of some seconds, in a program with much text.
 const LONG: [Work; 2] = [
@@ -35,9 +35,9 @@ const LONG: [Work; 2] = [
         arguments: &["-"],
         input: "
             const words = [];
-            for (let i = 0; i < 60000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
+            for (let i = 0; i < 20000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
             let found = 0;
-            for (let round = 0; round < ROUNDS; round++) {
+            for (let round = 0; round < 4 * ROUNDS; round++) {
                 const text = JSON.stringify(words.map((word, i) => ({ word, i, list: [word, round] })));
                 const parsed = JSON.parse(text);
                 parsed.sort((a, b) => a.word < b.word ? -1 : 1);
@@ -73,7 +73,10 @@ const LONG: [Work; 2] = [
     },
 ];
 
-/// Work of less than a second, and so often.
+/// Of so many runs in a round the best one counts: another program disturbs most of those that take seconds.
+const RUNS: [usize; 2] = [3, 1];
+
+/// Work of less than a second, and how often.
 const SHORT: [Work; 2] = [
     Work {
         program: "node",
@@ -86,20 +89,26 @@ const SHORT: [Work; 2] = [
         input: "int main() {}",
     },
 ];
-const STARTS: usize = 50;
+const STARTS: [usize; 2] = [50, 15];
 
 /// Nothing but text differs.
 const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
 const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
+
+/// What is made of the laps of a round.
+type Fold = fn(&[f64]) -> f64;
 
 /// The groups of the programs that this host has; of one of them where it is to be `quick`.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
     let rounds = settings.rounds.get();
     let most = if quick { 1 } else { LONG.len() };
     // As many starts in all rounds together.
-    let starts = STARTS.div_ceil(rounds);
+    let starts = STARTS[usize::from(quick)].div_ceil(rounds);
     let mut groups = Vec::new();
-    for (kind, all, laps) in [("real", &LONG, 1), ("short", &SHORT, starts)] {
+    for (kind, all, laps) in [
+        ("real", &LONG, (RUNS[usize::from(quick)], least as Fold)),
+        ("short", &SHORT, (starts, median)),
+    ] {
         let here: Vec<_> = all.iter().filter(|work| work.is_here()).collect();
         for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
             let work = (*work, ROUNDS[usize::from(quick)]);
@@ -119,9 +128,8 @@ fn group<'a>(
     settings: &'a Settings,
     (work, rounds): (&'static Work, &'static str),
     name: &str,
-    laps: usize,
+    (laps, fold): (usize, Fold),
 ) -> Group<'a> {
-    let fold = if laps > 1 { median } else { least };
     let mut group = Group::new(settings, work.program).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
         group.side(name, Bytes(0), move || work.run(settings, rounds, &launch))

@@ -39,6 +39,9 @@ struct Functions {
     count: u64,
 }
 
+/// Its multiples have no pattern in their upper halves: 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// Calls functions, and says what that took and how they were mapped then.
 pub(crate) fn text(what: &Text) -> Result<(), Error> {
     let (root, pid) = (Root::host(), std::process::id());
@@ -52,8 +55,8 @@ pub(crate) fn text(what: &Text) -> Result<(), Error> {
     let (before, clock) = (faults()?, Instant::now());
     let in_page = rustix::param::page_size() as u64 / FUNCTION;
     let pages = functions.count / in_page;
-    // Not always the first of a page: all of them would share a few sets of the caches.
-    let of_page = |page: u64| page * in_page + page % in_page;
+    // Anywhere in its page: were there a rule, all of them would share a few sets of the processor's caches.
+    let of_page = |page: u64| page * in_page + (page.wrapping_mul(GOLDEN) >> 32) % in_page;
     let mut wrong = (0..pages).fold(0, |wrong, page| wrong | functions.call(of_page(page)));
     let (touched, touch_faults) = (clock.elapsed(), faults()? - before);
 

@@ -43,6 +43,8 @@ const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
+/// So many huge pages are collapsed at once: the kernel has all CPUs drain their lists for each call.
+const AT_ONCE: usize = 32;
 /// The size of one that is not begun yet, but will be.
 const ANNOUNCED: u64 = 1;
 /// How long another process that makes one may get on with nothing.
@@ -376,19 +378,17 @@ fn make(
         .map_err(|_| reason::NO_MEMORY)?;
     let here = staging.range();
     let whole = blocks(&here, pmd);
-    let mut next = 0;
-    while next < range.len() {
+    for first in whole.clone().step_by(AT_ONCE * pmd) {
         stop.check()?;
-        // Up to the next bound of a block: what a collapse has cleared is copied to while the processor's caches have it.
-        let part = next..range
-            .len()
-            .min((here.start + next + 1).next_multiple_of(pmd) - here.start);
-        if whole.contains(&(here.start + part.start)) {
-            // A collapse takes one page at least.
-            memory::bring_in(&staging, part.clone(), pmd).map_err(|_| reason::NO_MEMORY)?;
-            sys::collapse(here.start + part.start, pmd).map_err(|_| reason::NO_SHARED_HUGE)?;
-        }
-        next = part.end;
+        let part = first..whole.end.min(first + AT_ONCE * pmd);
+        // A collapse takes one page of each huge one at least.
+        let offsets = part.start - here.start..part.end - here.start;
+        memory::bring_in(&staging, offsets, pmd).map_err(|_| reason::NO_MEMORY)?;
+        sys::collapse(part.start, part.len()).map_err(|_| reason::NO_SHARED_HUGE)?;
+    }
+    for part in (0..range.len()).step_by(pmd) {
+        stop.check()?;
+        let part = part..range.len().min(part + pmd);
         #[expect(unsafe_code, reason = "reads the program's text")]
         // SAFETY: the area stands in for the range, and was mapped to be written.
         let copied = unsafe { staging.copy(&range, part) };

@@ -1,0 +1,137 @@
+//! Processes of the program with much text: `Bench`.
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use jumbo::kernel::Root;
+use jumbo::kernel::smaps::Smaps;
+use serde_json::Value;
+
+use super::program::Program;
+use super::rung::Rung;
+use super::worker::{Text, is_text};
+use crate::child::{Launch, Talk, worker_in};
+use crate::claim::{self, DRY_RUN};
+use crate::worker::{Figures, Task, ms, with};
+use crate::{Error, Settings};
+
+/// So many processes at once have their memory measured...
+pub(super) const PROCESSES: [usize; 3] = [1, 4, 16];
+/// ... with these figures.
+pub(super) const PSS: [&str; PROCESSES.len()] = ["pss_1_bytes", "pss_4_bytes", "pss_16_bytes"];
+
+/// The programs: each once for the runs with base pages in the page cache, and once primed.
+pub(super) struct Bench<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) whole: [Program; 2],
+    pub(super) part: [Program; 2],
+    /// Those of [`Rung::HUGE`] that are to be had here.
+    pub(super) rungs: Vec<Rung>,
+}
+
+/// That of two programs which a rung runs.
+pub(super) fn of_rung([base, primed]: &[Program; 2], rung: Rung) -> &Program {
+    if rung == Rung::File { primed } else { base }
+}
+
+impl Bench<'_> {
+    /// A process of a program: what it says of itself, and how long it took from its start to its end.
+    pub(super) fn run(&self, program: &Program, rung: Rung, what: Text) -> Result<Figures, Error> {
+        let launch = rung.launch();
+        let command = self.command(program, &launch, what);
+        let clock = Instant::now();
+        let mut talk = Talk::start(command, Stdio::piped())?;
+        let figures: Figures = talk.hear()?;
+        talk.end()?;
+        let whole = ms(clock.elapsed());
+        claim::check(&rung.claims(what.touched), &launch, &figures)?;
+        Ok(with(figures, [("whole_ms", whole)]))
+    }
+
+    fn command(&self, program: &Program, launch: &Launch, what: Text) -> Command {
+        let path = program.path();
+        worker_in(path.as_os_str(), launch, self.settings, &Task::Text(what))
+    }
+
+    /// Whether this host has that rung.
+    pub(super) fn try_out(&self, rung: Rung) -> Result<(), Error> {
+        let program = of_rung(&self.part, rung);
+        program.cache(rung.cached())?;
+        let what = rung.work(program, program.size, 0);
+        self.run(program, rung, what).map(drop)
+    }
+
+    /// The set-up of one process, where `beside` is set with another one that has the image already.
+    pub(super) fn setup(
+        &self,
+        program: &Program,
+        rung: Rung,
+        beside: bool,
+    ) -> Result<Figures, Error> {
+        let _other = beside.then(|| self.stay(program, rung)).transpose()?;
+        let Launch::Jumbo(options) = rung.launch() else {
+            return Ok(Figures::new());
+        };
+        let launch = Launch::Jumbo(format!("--report=json {options}"));
+        let what = rung.work(program, program.size, 0);
+        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
+        let figures: Figures = talk.hear()?;
+        claim::check(&rung.claims(what.touched), &launch, &figures)?;
+        let mut report = Vec::new();
+        if let Some(stderr) = &mut talk.child.stderr {
+            stderr.read_to_end(&mut report)?;
+        }
+        talk.end()?;
+        let report: Value = serde_json::from_slice(&report)
+            .map_err(|error| Error::Answer(talk.command.clone(), error))?;
+        let moved = |name| {
+            report["obtained"]["text"][name]
+                .as_f64()
+                .unwrap_or_default()
+        };
+        if (moved("images_made") > 0.0) != (rung == Rung::Shared && !beside) {
+            let found = "an image was made where there was one, or none";
+            return Err(Error::claim(found, DRY_RUN));
+        }
+        let of_100_mib = (moved("shared") + moved("private")) / f64::from(100 << 20);
+        let took = moved("move_ns") / 1e6 / of_100_mib;
+        Ok(with(figures, [("setup_ms", took)]))
+    }
+
+    /// A process that has touched its text and stays.
+    fn stay(&self, program: &Program, rung: Rung) -> Result<Talk, Error> {
+        let launch = rung.launch();
+        let what = Text {
+            stays: true,
+            ..rung.work(program, program.size, 0)
+        };
+        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
+        let figures: Figures = talk.hear()?;
+        claim::check(&rung.claims(what.touched), &launch, &figures)?;
+        Ok(talk)
+    }
+
+    /// What the text of [`PROCESSES`] takes, each page divided by those that have it.
+    pub(super) fn resident(&self, program: &Program, rung: Rung) -> Result<Figures, Error> {
+        let (root, mut all) = (Root::host(), Vec::new());
+        let mut figures = Figures::new();
+        for (count, figure) in PROCESSES.into_iter().zip(PSS) {
+            while all.len() < count {
+                all.push(self.stay(program, rung)?);
+            }
+            let mut sum = 0;
+            for process in &all {
+                let smaps = Smaps::read(&root, process.child.id())?;
+                let mut mappings = smaps.mappings();
+                let text = mappings.find(|mapping| is_text(mapping, program.size));
+                sum += text.map_or(0, |text| text.pss.0);
+            }
+            figures.insert(figure.to_owned(), sum as f64);
+        }
+        for process in &mut all {
+            process.end()?;
+        }
+        Ok(figures)
+    }
+}
