@@ -37,6 +37,11 @@ fn can_look() -> bool {
     version >= (6, 7)
 }
 
+/// THP, and a kernel that says how text is mapped.
+fn ready() -> Option<host::Held> {
+    host::with_thp().filter(|_| can_look())
+}
+
 /// What a line of the program says: how much of its text is huge, in KiB, and the mapping that it is in.
 fn told(line: &str) -> (u64, &str) {
     let (huge, mapping) = line.strip_prefix("huge ").unwrap().split_once(' ').unwrap();
@@ -45,12 +50,7 @@ fn told(line: &str) -> (u64, &str) {
 
 #[test]
 fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    if !can_look() {
-        return;
-    }
+    let Some(_held) = ready() else { return };
     let files = compile(&[FIXED]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
@@ -111,12 +111,9 @@ fn staying(program: &Program) -> (Running, String) {
 
 #[test]
 fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
-    let Some(_held) = host::with_thp() else {
+    let Some(_held) = ready().filter(|_| host::root()) else {
         return;
     };
-    if !can_look() || !host::root() {
-        return;
-    }
     let files = compile(&[FIXED]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
@@ -174,12 +171,9 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
 
 #[test]
 fn another_users_image_is_not_taken() {
-    let Some(_held) = host::with_thp() else {
+    let Some(_held) = ready().filter(|_| host::root()) else {
         return;
     };
-    if !can_look() || !host::root() {
-        return;
-    }
     let files = compile(&[FIXED]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text")).arg("stay");
@@ -196,12 +190,7 @@ fn another_users_image_is_not_taken() {
 
 #[test]
 fn a_program_that_lives_gets_its_text_moved_and_no_thread_stays() {
-    let Some(_held) = host::with_thp() else {
-        return;
-    };
-    if !can_look() {
-        return;
-    }
+    let Some(_held) = ready() else { return };
     let files = compile(&[MUCH]);
     cache_anew(&files.path("text"));
     let program = Program::new(files.path("text"));
@@ -305,10 +294,10 @@ fn half(library: &Path) -> u64 {
 
 #[test]
 fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
-    let Some(_held) = host::with_thp() else {
+    let Some(_held) = ready() else {
         return;
     };
-    if !can_look() || !cfg!(target_arch = "x86_64") {
+    if !cfg!(target_arch = "x86_64") {
         return;
     }
     for (mode, then) in [
@@ -346,15 +335,12 @@ fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
 
 #[test]
 fn a_debugger_names_functions_of_text_that_was_moved() {
-    let Some(_held) = host::with_thp() else {
+    let Some(_held) = ready() else {
         return;
     };
     let Some(gdb) = host::command("gdb") else {
         return;
     };
-    if !can_look() {
-        return;
-    }
     let files = compile(&[SOME]);
     let program = Program::new(files.path("text")).arg("stay");
     for mode in ["--text=off", "--text=shared", "--text=private"] {

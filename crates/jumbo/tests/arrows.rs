@@ -22,7 +22,8 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "sandbox", "segments", "sync", "sys",
+            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "segments",
+            "sync", "sys",
         ],
     ),
     (

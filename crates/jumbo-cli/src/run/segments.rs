@@ -110,7 +110,9 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
             "  text      {segments} in segments that hold a huge page: {what}"
         )?;
         let moved = counts.text_shared + counts.text_private >= counts.text;
-        let why = || reasons(counts).filter(|_| !moved && rung(report) != "file");
+        // Nothing falls back in silence.
+        let is_lower = asked.text == TextMode::Shared && rung(report) == "private";
+        let why = || reasons(counts).filter(|_| is_lower || !moved && rung(report) != "file");
         for reason in why() {
             writeln!(out, "            {reason}")?;
         }

@@ -110,14 +110,6 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     }
 }
 
-/// True where this process has one thread, by the entries of /proc/self/task; proc(5). `None` where that
-/// cannot be read.
-pub(super) fn is_alone() -> Option<bool> {
-    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
-    let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
-    Some(folder.st_nlink <= 3)
-}
-
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
     let done = sandbox::allows_advice() && sys::collapse(address, length).is_ok();

@@ -100,3 +100,11 @@ impl<const N: usize> core::fmt::Write for Path<N> {
         Ok(())
     }
 }
+
+/// True where this process has one thread, by the entries of /proc/self/task; proc(5). `None` where that
+/// cannot be read.
+pub(crate) fn is_alone() -> Option<bool> {
+    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
+    let folder = rustix::fs::stat(c"/proc/self/task").ok()?;
+    Some(folder.st_nlink <= 3)
+}

@@ -11,7 +11,7 @@ use super::memory::{self, Staging};
 use super::{Looking, because, has_room};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::DataMode;
-use crate::proc::each_mapping;
+use crate::proc::{each_mapping, is_alone};
 use crate::sandbox;
 use crate::sys::{Blocked, Pages, is_mapped};
 
@@ -64,7 +64,7 @@ unsafe fn copy(range: &Range<usize>, mode: DataMode, pmd: usize) -> Result<bool,
             return Ok(false);
         }
     }
-    if !is_alone() {
+    if is_alone() != Some(true) {
         return Err(reason::THREADS);
     }
     if !is_plain(range) {
@@ -104,10 +104,4 @@ fn is_plain(range: &Range<usize>) -> bool {
         next >= range.end
     });
     read.is_ok() && next >= range.end
-}
-
-/// Whether the process has one thread, by the entries of /proc/self/task; proc(5).
-fn is_alone() -> bool {
-    // `.`, `..` and the entry in the folder above count as links, and each folder's own `..`.
-    rustix::fs::stat(c"/proc/self/task").is_ok_and(|folder| folder.st_nlink <= 3)
 }

@@ -37,14 +37,14 @@ impl Segment {
 
     /// Whether the page cache can map it by PMDs.
     pub(super) fn is_congruent(&self, pmd: usize) -> bool {
-        (self.start as u64).wrapping_sub(self.offset) & (pmd as u64 - 1) == 0
+        is_congruent(self.start, self.offset, pmd)
     }
 
     /// Whether it is as far from a PMD's bounds in each process, so that one image serves all: congruent to its place in the
     /// file, or of a program that is linked to fixed addresses, which are low ones. A position-independent program that is not
     /// aligned is somewhere else in each process.
     pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
-        self.is_congruent(pmd) || u32::try_from(self.end).is_ok()
+        is_alike_everywhere(&self.range(), self.offset, pmd)
     }
 
     /// Whether it is mapped as it was when it was found.
@@ -52,6 +52,16 @@ impl Segment {
         let is_this = |mapping: &MapsLine| of(mapping).is_some_and(|found| found == *self);
         each_mapping(is_this).unwrap_or(false)
     }
+}
+
+/// Whether an address is as far from a PMD's bounds as its place in the file.
+pub(super) const fn is_congruent(start: usize, offset: u64, pmd: usize) -> bool {
+    (start as u64).wrapping_sub(offset) & (pmd as u64 - 1) == 0
+}
+
+/// [`Segment::is_alike_everywhere`].
+pub(super) fn is_alike_everywhere(range: &Range<usize>, offset: u64, pmd: usize) -> bool {
+    is_congruent(range.start, offset, pmd) || u32::try_from(range.end).is_ok()
 }
 
 /// The whole blocks of `pmd` bytes in a range; empty where there is none.

@@ -4,6 +4,8 @@
 use core::ops::Range;
 use core::ptr::with_exposed_provenance;
 
+use super::find;
+
 /// Where the program's headers are: AT_PHDR, AT_PHNUM and AT_ENTRY of getauxval(3).
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
@@ -26,12 +28,12 @@ pub(super) struct Loaded {
 impl Loaded {
     /// As of a [`Segment`](super::find::Segment).
     pub(super) fn is_alike_everywhere(&self, pmd: usize) -> bool {
-        self.is_congruent(pmd) || u32::try_from(self.range.end).is_ok()
+        find::is_alike_everywhere(&self.range, self.offset as u64, pmd)
     }
 
     /// Whether the page cache can map it by PMDs.
     pub(super) fn is_congruent(&self, pmd: usize) -> bool {
-        self.range.start.wrapping_sub(self.offset) & (pmd - 1) == 0
+        find::is_congruent(self.range.start, self.offset as u64, pmd)
     }
 }
 

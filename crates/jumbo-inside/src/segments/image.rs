@@ -38,7 +38,7 @@ pub const NAME: &str = "jumbo-text";
 /// One for the program's own text, and some for libraries.
 pub const DESCRIPTORS: core::ops::Range<i32> = FIRST..FIRST + 8;
 const FIRST: i32 = 960;
-/// Nobody can write to it, or change how long it is.
+/// No process can write to it, or change how long it is.
 const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
@@ -98,6 +98,24 @@ pub(super) fn take(
     if is_within_limit(wanted.size) {
         let _ = rustix::fs::ftruncate(&own, ANNOUNCED);
     }
+    let taken = take_one(&own, &mut wanted, segment, looking, pmd, stop);
+    match taken {
+        Ok(true) => keep(shown),
+        // None that others would wait for; one that is sealed stays as it is.
+        _ => drop(rustix::fs::ftruncate(&own, 0)),
+    }
+    taken
+}
+
+/// Another process's image, or `own`, filled.
+fn take_one(
+    own: &OwnedFd,
+    wanted: &mut Wanted<'_>,
+    segment: &Segment,
+    looking: &Looking,
+    pmd: usize,
+    stop: &Stop,
+) -> core::result::Result<bool, u32> {
     let (mut deadline, mut progress) = (Deadline::after(PATIENCE), 0);
     loop {
         stop.check()?;
@@ -108,7 +126,6 @@ pub(super) fn take(
                     Err(reason::CHANGED) if looking.check(segment).is_ok() => wanted.reject(&image),
                     Err(why) => return Err(why),
                     Ok(()) => {
-                        let _ = rustix::fs::ftruncate(&own, 0);
                         if stop.is_never() {
                             // Others find it when its maker has gone.
                             keep(show(&image));
@@ -132,13 +149,8 @@ pub(super) fn take(
             break;
         }
     }
-    let made = make(&own, segment, looking, pmd, stop);
-    if made.is_err() {
-        // None that others would wait for.
-        let _ = rustix::fs::ftruncate(&own, 0);
-    }
-    attach(segment, &made?, true, looking, pmd, stop)?;
-    keep(shown);
+    let image = make(own, segment, looking, pmd, stop)?;
+    attach(segment, &image, true, looking, pmd, stop)?;
     Ok(true)
 }
 
@@ -269,9 +281,9 @@ impl Wanted<'_> {
             for descriptor in DESCRIPTORS {
                 match self.look(&folder, number, descriptor) {
                     Some(Found::Ready(image)) => return Some(Other::Ready(image)),
-                    // Two that have not begun: the one with the lower number does.
-                    // One of its own that was made, and could not be mapped then, serves.
+                    // What this process has itself serves only when it is whole: it could not be mapped then.
                     Some(Found::Begun(_)) if number == own => {}
+                    // Two that have not begun: the one with the lower number does.
                     Some(Found::Begun(0)) if number > own => {}
                     Some(Found::Begun(blocks)) => being_made = Some(blocks),
                     None => {}

@@ -14,8 +14,8 @@ use super::{BASE_PAGE, HUGETLB, LEFT, SPAN, Supply, THP, memory, reason, source_
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
 use crate::pool::Credit;
-use crate::sandbox;
 use crate::sys::{self, Blocked};
+use crate::{proc, sandbox};
 
 /// Mappings that hold nothing, to be given up for those that a move makes, where the program has used up
 /// vm.max_map_count. mremap(2) wants six more than it makes.
@@ -240,7 +240,7 @@ impl Supply {
         // Where we may not look (a filter that the program installed), or cannot, by what the C library made. The
         // thread that is about to be made is the first: another one would have had them moved.
         let made = before != Before::Thread && self.moves.threaded.load(Ordering::Relaxed);
-        let seen = (!sandbox::is_entered_later()).then(memory::is_alone);
+        let seen = (!sandbox::is_entered_later()).then(proc::is_alone);
         seen.flatten().unwrap_or(!made)
     }
 }
