@@ -123,6 +123,10 @@ orders! {
     data: DataMode = DataMode::Auto, mode;
     /// The libraries whose text does too (`--libs`): patterns of file names, with [`Orders::BETWEEN`] between them.
     libs: Option<&'a str> = None, text;
+    /// How shared memory comes on huge pages (`--shm`).
+    shm: ShmMode = ShmMode::Auto, mode;
+    /// In which sizes (`--shm-sizes`): their sum in bytes, each a power of two. 0: what each way takes by itself.
+    shm_sizes: usize = 0, number;
     /// Where the ledger is mapped from, if the launcher wants one.
     ledger: Option<&'a str> = None, text;
 }
@@ -178,6 +182,22 @@ pub enum TextMode {
     Shared,
     /// A copy for each process, at the start.
     Private,
+    /// As it is.
+    Off,
+}
+
+/// How a program's shared memory comes on huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShmMode {
+    /// As with `Advise`; and what the program has touched is collapsed.
+    Auto,
+    /// As the kernel's controls have it: the mappings are aligned and advised.
+    Advise,
+    /// Hugetlb pages for anonymous mappings of whole ones, populated when they are made.
+    Hugetlb,
+    /// The first touch of a block brings in the whole block, by userfaultfd(2).
+    User,
     /// As it is.
     Off,
 }
@@ -244,6 +264,16 @@ impl Mode for FreeMode {
 impl Mode for ReaperMode {
     const ALL: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
+}
+
+impl Mode for ShmMode {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("advise", Self::Advise),
+        ("hugetlb", Self::Hugetlb),
+        ("user", Self::User),
+        ("off", Self::Off),
+    ];
 }
 
 impl Mode for DataMode {

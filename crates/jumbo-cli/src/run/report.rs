@@ -310,6 +310,7 @@ impl<'a> Report<'a> {
                 "max_waste": asked.max_waste,
                 "text": asked.text,
                 "data": asked.data,
+                "shm": asked.shm,
                 "follow": asked.follow,
                 "free": asked.free,
                 "reaper": asked.reaper,
