@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, segments, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_FIXED,
@@ -88,7 +88,7 @@ unsafe fn any(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
-    segments::resume();
+    watch::resume();
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
     let mapped = if large && pmd != 0 && sandbox::allows_advice() {
@@ -399,7 +399,7 @@ pub extern "C" fn munlockall() -> c_int {
 /// So much is about to be locked: it may be text, which is not replaced then, for the lock would be lost.
 fn locked(len: usize) {
     if len >= PMD.load(Ordering::Relaxed) {
-        segments::end();
+        watch::end();
     }
 }
 

@@ -8,7 +8,7 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::{gather, heap, segments};
+use jumbo_inside::{gather, heap, watch};
 
 use crate::reaper::{auto, renewed, without};
 use crate::{next, threads};
@@ -97,7 +97,7 @@ macro_rules! identities {
         pub extern "C" fn $name($($argument: c_uint),*) -> c_int {
             // SAFETY: the same call.
             let call = || unsafe { (next::$name.get())($($argument),*) };
-            segments::end();
+            watch::end();
             renewed(Ids::$ids, &[$($argument),*], call)
         }
     )*};
@@ -114,13 +114,13 @@ identities! {
     setresgid(real, effective, saved): Group;
 }
 
-/// setgroups(2): the C library has its own threads make it, and knows not of that of [`segments`].
+/// setgroups(2): the C library has its own threads make it, and knows not of that of [`watch`].
 ///
 /// # Safety
 /// As for setgroups(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> c_int {
-    segments::end();
+    watch::end();
     // SAFETY: the same call.
     unsafe { (next::setgroups.get())(count, groups) }
 }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> 
 /// As for initgroups(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn initgroups(user: *const c_char, group: libc::gid_t) -> c_int {
-    segments::end();
+    watch::end();
     // SAFETY: the same call.
     unsafe { (next::initgroups.get())(user, group) }
 }

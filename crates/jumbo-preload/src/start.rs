@@ -7,7 +7,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeldLocks, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -169,7 +169,7 @@ static HELD: AtomicU8 = AtomicU8::new(0);
 static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
-    segments::about_to_fork();
+    watch::about_to_fork();
     heap::about_to_fork();
     streams::lock();
     mimalloc::before_fork();
@@ -203,6 +203,7 @@ unsafe extern "C" fn after_fork_child() {
     streams::reset();
     // SAFETY: this is the child.
     unsafe {
+        watch::forked();
         heap::forked(process());
         reaper::forked();
     }

@@ -22,14 +22,14 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "segments",
-            "sync", "sys",
+            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
+            "watch",
         ],
     ),
     (
         "segments",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys",
+            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
@@ -42,6 +42,7 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
+    ("watch", &["headroom", "proc", "sandbox", "sync", "sys"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),
