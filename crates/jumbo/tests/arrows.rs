@@ -27,6 +27,12 @@ const INSIDE: Table = &[
         ],
     ),
     (
+        "shmem",
+        &[
+            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+        ],
+    ),
+    (
         "segments",
         &[
             "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",

@@ -105,8 +105,8 @@ impl Cursor {
             true => self.start + step,
             false => at + step,
         };
-        let before = (self.next)
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
+        let before =
+            (self.next).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
         before.ok().map(|at| next(at) - step)
     }
 }
