@@ -20,16 +20,16 @@ type Table = &'static [(&'static str, &'static [&'static str])];
 /// Inside the programs. `ledger` holds the quota of a run's pool, and `headroom` says what the run may still charge to it.
 const INSIDE: Table = &[
     (
+        "shmem",
+        &[
+            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+        ],
+    ),
+    (
         "heap",
         &[
             "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
             "watch",
-        ],
-    ),
-    (
-        "shmem",
-        &[
-            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
