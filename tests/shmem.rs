@@ -44,6 +44,19 @@ fn shared_memory_of_each_kind_is_collapsed_once_it_was_touched() {
     assert_eq!(plain.number("huge"), 0, "{plain:?}");
 }
 
+/// What faults brought in small folios is collapsed to large ones later.
+#[test]
+fn folios_of_64_kib_become_huge() {
+    let files = compile(&[SHARED]);
+    let small = ALLOWED.replace("2048", "64");
+    let Some(_knob) = Knob::set(small, "always") else {
+        return;
+    };
+    let (ran, report) = program(&files, &["anonymous", "64", "64", "60"]).reported_with(&[]);
+    assert_eq!(ran.ok().number("huge"), 64, "{report:?}");
+    assert_eq!(report.at("/obtained/shmem/rung"), "collapse", "{report:?}");
+}
+
 #[test]
 fn a_hole_is_not_filled() {
     let Some(_held) = ready() else { return };
