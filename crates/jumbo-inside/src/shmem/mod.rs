@@ -20,13 +20,13 @@ mod regions;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsRawFd as _, BorrowedFd};
 use rustix::fs::{Access, AtFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
-use crate::sys::unmap;
+use crate::sys::{self, unmap};
 use crate::{heap, sandbox};
 
 pub use later::{about_to_fork, forked};
@@ -106,9 +106,21 @@ pub fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
 
 /// Whether mincore(2) tells the truth about a mapping of a file: to a process that may not write to the file it says that all is
 /// there. Such a process has it from one that may. faccessat2(2), Linux 5.8.
+#[expect(unsafe_code, reason = "rustix takes no empty path")]
 pub fn is_open_to_us(file: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::EACCESS;
-    rustix::fs::accessat(file, c"", Access::WRITE_OK, flags).is_ok()
+    let (file, path) = (file.as_raw_fd().unsigned_abs() as usize, c"".as_ptr());
+    let access = Access::WRITE_OK.bits() as usize;
+    let arguments = [
+        file,
+        path.expose_provenance(),
+        access,
+        flags.bits() as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the path is a terminated string; nothing is written.
+    unsafe { sys::request(libc::SYS_faccessat2, arguments) }.is_ok()
 }
 
 /// A good address for a mapping of `length` bytes from `offset` on, as a hint for mmap(2): one PMDs can map.
