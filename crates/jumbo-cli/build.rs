@@ -1,4 +1,4 @@
-//! Builds `libjumbo_preload.so` and puts it where the command will be.
+//! Builds `libjumbo_preload.so` and puts it where the command will be, and where the command takes the copy from that it carries.
 //!
 //! The library is a workspace of its own, because cargo unifies features over a workspace: there, a crate that wants
 //! `std` of a dependency that both share would bring it into the library. So cargo runs once more here, in a folder of
@@ -52,10 +52,9 @@ fn build() -> Result<(), String> {
     if !status.success() {
         return Err(format!("cargo: {status}"));
     }
-    put(
-        &built.join(target).join(profile).join(LIBRARY),
-        &beside.join(LIBRARY),
-    )
+    let library = built.join(target).join(profile).join(LIBRARY);
+    put(&library, &beside.join(LIBRARY))?;
+    put(&library, &out.join(LIBRARY))
 }
 
 /// Replaces the file in one step: a program that runs has the old one mapped.

@@ -2,19 +2,18 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
 use clap::ValueEnum as _;
 use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
-use jumbo::status::{LIBRARY, Library};
 use jumbo::units::PageSize;
 use jumbo_inside::{headroom, sandbox};
-use rustix::fs::{Access, AtFlags, CWD};
 
 use super::args::Settings;
+use super::library;
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
 use crate::rehearse::Calls;
@@ -69,7 +68,7 @@ impl<'a> Launch<'a> {
             &program.reach,
             users,
         );
-        let library = match plan.preload.then(find_library).transpose() {
+        let library = match plan.preload.then(library::find).transpose() {
             // It would have been for the program's children alone.
             Err(_) if !program.reach.is_reached() => {
                 plan.preload = false;
@@ -255,39 +254,4 @@ fn value_of<'a>(entry: &'a CString, name: &str) -> Option<&'a [u8]> {
         .as_bytes()
         .strip_prefix(name.as_bytes())?
         .strip_prefix(b"=")
-}
-
-/// libjumbo_preload.so: where JUMBO_PRELOAD says, or beside the command, or in a `lib` next to its `bin`.
-fn find_library() -> Result<PathBuf, Failure> {
-    let failed = |what: String| {
-        let hint = "build it with `cargo build --release`, or set JUMBO_PRELOAD to its path";
-        Failure::own(format!("{what}; hint: {hint}"))
-    };
-    let usable = |path: &Path| rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS);
-    let library = if let Some(path) = std::env::var_os("JUMBO_PRELOAD") {
-        let path = std::path::absolute(&path)
-            .map_err(|error| failed(format!("cannot use JUMBO_PRELOAD: {error}")))?;
-        let shown = path.display();
-        usable(&path).map_err(|errno| failed(format!("cannot use {shown}: {errno}")))?;
-        path
-    } else {
-        let own = std::env::current_exe()
-            .map_err(|error| failed(format!("cannot find {LIBRARY}: {error}")))?;
-        let mut places = Library::places(&own).into_iter();
-        places
-            .find(|path| usable(path).is_ok())
-            .ok_or_else(|| failed(format!("cannot find {LIBRARY} beside {}", own.display())))?
-    };
-    let bytes = library.as_os_str().as_bytes();
-    if bytes
-        .iter()
-        .any(|byte| variables::is_preload_separator(*byte))
-    {
-        return Err(Failure::own(format!(
-            "cannot put {} into LD_PRELOAD: the loader separates at colons and blanks; \
-             hint: copy it to a path without them and set JUMBO_PRELOAD to that",
-            library.display()
-        )));
-    }
-    Ok(library)
 }

@@ -1,7 +1,7 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
 //! The stages, a file each: [`options`], [`profile`] and [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
-//! gets into it), [`launch`] (the environment and the start), [`supervise`] (standing in for the
+//! gets into it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
 //! program), [`held`] (its end held, with `--supervise`), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
 //! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
@@ -13,6 +13,7 @@ mod destination;
 mod dry_run;
 mod held;
 mod launch;
+mod library;
 mod options;
 mod profile;
 mod program;

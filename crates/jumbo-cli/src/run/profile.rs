@@ -12,8 +12,12 @@ use super::Failure;
 use super::options::{MAX_WASTE, Options};
 
 /// The profiles that come with jumbo, by name.
-const BUILT_IN: [(&str, &str); 3] = [
+const BUILT_IN: [(&str, &str); 7] = [
     ("cpython", include_str!("../../../../profiles/cpython.toml")),
+    ("duckdb", include_str!("../../../../profiles/duckdb.toml")),
+    ("java", include_str!("../../../../profiles/java.toml")),
+    ("mariadb", include_str!("../../../../profiles/mariadb.toml")),
+    ("node", include_str!("../../../../profiles/node.toml")),
     (
         "postgresql",
         include_str!("../../../../profiles/postgresql.toml"),

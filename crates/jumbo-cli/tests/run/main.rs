@@ -9,6 +9,7 @@ mod exit;
 mod hosts;
 #[path = "../../../../tests/support/inherited.rs"]
 mod inherited;
+mod installed;
 mod reach;
 mod report;
 mod signals;

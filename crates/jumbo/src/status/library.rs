@@ -2,9 +2,12 @@
 //!
 //! By device and inode, and not by its name: any process can map a file of that name.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat, statvfs};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Mapping;
@@ -24,23 +27,75 @@ pub struct Library {
 
 impl Library {
     /// The one that this command puts into programs: where JUMBO_PRELOAD says, or the first there is of
-    /// [`Library::places`]. `None` where there is none.
+    /// [`Library::places`] and [`Library::stores`]. `None` where there is none.
     pub fn of_this_command() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<Library>> = OnceLock::new();
         let find = || match std::env::var_os("JUMBO_PRELOAD") {
             Some(path) => Self::at(Path::new(&path)),
             None => {
                 let own = std::env::current_exe().ok()?;
-                Self::places(&own).iter().find_map(|path| Self::at(path))
+                let places = Self::places(&own).into_iter().chain(Self::stores(&own));
+                let mut usable = places.filter_map(|path| Self::check(&path, &own).ok());
+                usable.find_map(|path| Self::at(&path))
             }
         };
         FOUND.get_or_init(find).as_ref()
     }
 
-    /// Where the library of a command may be: beside it, or in a `lib` next to its `bin`.
+    /// Where the library of a command may have been installed: beside it, or in a `lib` next to its `bin`.
     pub fn places(command: &Path) -> [PathBuf; 3] {
         let folder = command.parent().unwrap_or(Path::new("/"));
         ["", "../lib/jumbo", "../lib"].map(|part| folder.join(part).join(LIBRARY))
+    }
+
+    /// Where a command that was installed without its library puts the copy that it carries, the first that can be had: in the
+    /// `lib` next to its `bin`, for all users; in the caller's cache. In a folder of the command's version, so that
+    /// a package's library, which is looked for in [`Library::places`], is another file.
+    pub fn stores(command: &Path) -> Vec<PathBuf> {
+        let folder = command.parent().filter(|folder| folder.ends_with("bin"));
+        let beside = folder.and_then(Path::parent).map(|root| root.join("lib"));
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let cache = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+        let home = || variable("HOME").filter(|path| path.is_absolute());
+        let cache = cache.or_else(|| Some(home()?.join(".cache")));
+        let stores = beside.into_iter().chain(cache);
+        let version = concat!("jumbo/", env!("CARGO_PKG_VERSION"));
+        stores
+            .map(|path| path.join(version).join(LIBRARY))
+            .collect()
+    }
+
+    /// The true path of the library at `path`, where `command` may load it: it can be read and executed, and no user could
+    /// have put it there but root, the caller, and the owner of the command, which the caller trusts by running it.
+    ///
+    /// # Errors
+    /// Why it may not, in words.
+    pub fn check(path: &Path, command: &Path) -> Result<PathBuf, String> {
+        let path = path.canonicalize().map_err(|error| error.to_string())?;
+        accessat(CWD, &path, Access::READ_OK, AtFlags::EACCESS).map_err(|why| why.to_string())?;
+        let mount = statvfs(&path).map_err(|why| why.to_string())?;
+        if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+            return Err(String::from("its file system is mounted noexec"));
+        }
+        let command_owner = fs::metadata(command).map(|of| of.uid()).unwrap_or(0);
+        let trusted = [0, rustix::process::geteuid().as_raw(), command_owner];
+        // Who can write to a folder that the command is in can replace the command too.
+        let apart = |part: &&Path| *part == path || !command.starts_with(part);
+        for part in path.ancestors().take_while(apart) {
+            let found = fs::metadata(part).map_err(|error| error.to_string())?;
+            let is_sticky = found.is_dir() && found.mode() & libc::S_ISVTX != 0;
+            if !trusted.contains(&found.uid()) {
+                return Err(format!(
+                    "{} belongs to another user ({})",
+                    part.display(),
+                    found.uid()
+                ));
+            }
+            if found.mode() & libc::S_IWOTH != 0 && !is_sticky {
+                return Err(format!("any user may write to {}", part.display()));
+            }
+        }
+        Ok(path)
     }
 
     /// The library at `path`; `None` where there is none to be read.
@@ -73,4 +128,48 @@ impl Library {
 pub(super) fn is_named(mapping: &Mapping<'_>) -> bool {
     let path = mapping.path.strip_suffix(DELETED).unwrap_or(mapping.path);
     path.rsplit('/').next() == Some(LIBRARY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_another_user_could_have_put_there_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = |name: &str, mode: u32| {
+            let path = root.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        let command = folder("bin", 0o755).join("jumbo");
+        let library = folder("lib", 0o755).join(LIBRARY);
+        fs::write(&command, "").unwrap();
+        fs::write(&library, "").unwrap();
+        let check = || Library::check(&root.path().join("bin/../lib").join(LIBRARY), &command);
+        assert_eq!(check(), Ok(library.canonicalize().unwrap()));
+        folder("lib", 0o777);
+        assert!(check().unwrap_err().contains("any user may write to"));
+        folder("lib", 0o1777);
+        assert!(check().is_ok());
+        fs::set_permissions(&library, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(check().unwrap_err().contains("any user may write to"));
+        fs::remove_file(&library).unwrap();
+        assert!(check().unwrap_err().contains("No such file"));
+        let other = folder("other", 0o777).join(LIBRARY);
+        fs::write(&other, "").unwrap();
+        symlink(&other, &library).unwrap();
+        assert!(check().unwrap_err().contains("any user may write to"));
+        folder("other", 0o755);
+        assert!(check().is_ok());
+        // To give a file away takes root.
+        if chown(&other, Some(65534), None).is_ok() {
+            assert!(check().unwrap_err().contains("another user (65534)"));
+            chown(&command, Some(65534), None).unwrap();
+            assert!(check().is_ok());
+        }
+    }
 }
