@@ -41,6 +41,8 @@ fn unwritten(error: io::Error) -> io::Error {
 pub(crate) struct View {
     out: io::BufWriter<Stdout>,
     bold: bool,
+    /// Nothing was written yet.
+    fresh: bool,
 }
 
 impl View {
@@ -50,21 +52,28 @@ impl View {
         Self {
             bold: io::stdout().is_terminal() && !plain,
             out: io::BufWriter::new(Stdout::lock()),
+            fresh: true,
         }
     }
 
-    /// A heading with an empty line above it.
+    /// A heading with an empty line above it, unless it is the first line.
     pub(crate) fn heading(&mut self, text: &str) -> io::Result<()> {
         let text = clean(text);
-        if self.bold {
-            writeln!(self.out, "\n\x1b[1m{text}\x1b[0m")
+        let above = if std::mem::take(&mut self.fresh) {
+            ""
         } else {
-            writeln!(self.out, "\n{text}")
+            "\n"
+        };
+        if self.bold {
+            writeln!(self.out, "{above}\x1b[1m{text}\x1b[0m")
+        } else {
+            writeln!(self.out, "{above}{text}")
         }
     }
 
     /// One line.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        self.fresh = false;
         writeln!(self.out, "{}", clean(text.as_ref()))
     }
 
@@ -221,6 +230,28 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
+/// A line has so many columns at most, but for words that are longer.
+const WIDTH: usize = 80;
+
+/// `first`, and the words of `text` behind it, in lines that go on below its end. There is no newline at the end.
+pub(crate) fn wrapped(first: &str, text: &str) -> String {
+    let indent = first.chars().count();
+    let (mut out, mut column) = (first.to_owned(), indent);
+    for (index, word) in text.split(' ').enumerate() {
+        let length = word.chars().count();
+        if index > 0 && column + 1 + length > WIDTH {
+            out.push_str(&format!("\n{:indent$}", ""));
+            column = indent;
+        } else if index > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out
+}
+
 /// Bytes, or a dash where there is nothing to say.
 pub(crate) fn bytes(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| NONE.to_owned(), |bytes| bytes.to_string())
@@ -265,6 +296,29 @@ mod tests {
         let json = escaped(serde_json::to_string(name).unwrap());
         assert!(!drives(&json), "{json:?}");
         assert_eq!(serde_json::from_str::<String>(&json).unwrap(), name);
+    }
+
+    #[test]
+    fn lines_hold_eighty_columns_and_go_on_below_their_text() {
+        let text = "one two ".repeat(20);
+        let lines = wrapped("  hint: ", text.trim_end());
+        assert!(lines.lines().all(|line| line.chars().count() <= 80));
+        assert!(
+            lines
+                .lines()
+                .skip(1)
+                .all(|line| line.starts_with("        "))
+        );
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(&lines)[1..], words(&text));
+        assert_eq!(
+            wrapped("a ", &"b".repeat(90)),
+            format!("a {}", "b".repeat(90))
+        );
     }
 
     #[test]

@@ -263,7 +263,7 @@ unsafe fn anonymous(
         },
     );
     if mapped != MAP_FAILED {
-        maps::advise_mapping(mapped.addr(), len);
+        maps::advise_mapping(mapped.addr(), len, prot != PROT_NONE);
         if populate {
             maps::populate(mapped.addr(), len);
         }
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn mremap(
             None => remap(flags),
         };
     } else {
-        maps::advise_mapping(moved.addr(), new);
+        maps::advise_mapping(moved.addr(), new, true);
     }
     if moved == MAP_FAILED && next::errno() == libc::EFAULT {
         // SAFETY: the caller's promise.
@@ -434,7 +434,7 @@ fn grown(old: usize, increment: isize) {
         && more >= pmd
     {
         let start = old.next_multiple_of(rustix::param::page_size());
-        maps::advise_mapping(start, more - (start - old));
+        maps::advise_mapping(start, more - (start - old), true);
     }
 }
 

@@ -87,13 +87,23 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
 
 /// The system time of all processes that this one has waited for, and of those that they have waited for.
 fn system_ms() -> Result<f64, Error> {
+    let usage = usage(libc::RUSAGE_CHILDREN)?;
+    Ok(usage.ru_stime.tv_sec as f64 * 1e3 + usage.ru_stime.tv_usec as f64 / 1e3)
+}
+
+/// The page faults of this process that needed no I/O.
+pub(super) fn own_faults() -> Result<u64, Error> {
+    Ok(usage(libc::RUSAGE_SELF)?.ru_minflt.unsigned_abs())
+}
+
+fn usage(whose: libc::c_int) -> Result<libc::rusage, Error> {
     // SAFETY: the structure is integers only, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a whole `rusage` where `usage` is.
-    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) } != 0 {
+    if unsafe { libc::getrusage(whose, &raw mut usage) } != 0 {
         return Err(Error::Map(io::Error::last_os_error()));
     }
-    Ok(usage.ru_stime.tv_sec as f64 * 1e3 + usage.ru_stime.tv_usec as f64 / 1e3)
+    Ok(usage)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::PathBuf;
 
+use clap::ValueEnum as _;
 use jumbo::kernel::{Root, hugetlb, thp};
 use jumbo::policy::{
     DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, ShmMode, TextMode,
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     ///
     /// A profile is a TOML file whose keys are the options of this command. Options typed here win. A
     /// name is looked up as NAME.toml in ~/.config/jumbo/profiles and /etc/jumbo/profiles, then among
-    /// those that come with jumbo: postgresql, redis, cpython.
+    /// those that come with jumbo: cpython, duckdb, java, mariadb, node, postgresql, redis.
     #[arg(long, value_name = "FILE|NAME")]
     profile: Option<PathBuf>,
 
@@ -50,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
 
-    /// The plan of --dry-run as JSON
+    /// With --dry-run: the plan as JSON, for scripts. The report as JSON is --report=json
     #[arg(long, requires = "dry_run")]
     json: bool,
 
@@ -80,6 +81,8 @@ pub(super) struct Settings {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) json: bool,
+    /// As text, with all that is known.
+    pub(super) full: bool,
     pub(super) place: Place,
 }
 
@@ -102,6 +105,16 @@ impl Settings {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
+    /// Adds to why there is no such program what may have been meant: `--report json`, where the word is taken for the program.
+    pub(super) fn explain(&self, mut failure: Failure) -> Failure {
+        let name = self.command.first().and_then(|name| name.to_str());
+        let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
+        if let (Some(format), true) = (format, self.report.is_some()) {
+            failure.message += &format!("; hint: --report={format}, with an equals sign");
+        }
+        failure
+    }
+
     /// A program that does nothing, with a report that is thrown away.
     pub(super) fn for_rehearsal(report: bool, supervise: bool) -> std::io::Result<Self> {
         Ok(Self {
@@ -115,6 +128,7 @@ impl Settings {
             },
             report: report.then(|| Wanted {
                 json: true,
+                full: false,
                 place: Place::File(PathBuf::from("/dev/null")),
             }),
             supervise,
@@ -200,7 +214,7 @@ fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted>
     let json = match format {
         Some(ReportFormat::None) => return None,
         Some(ReportFormat::Json) => true,
-        Some(ReportFormat::Text) => false,
+        Some(ReportFormat::Text | ReportFormat::Full) => false,
         None if file.is_some() => false,
         None if is_terminal(std::io::stdout()) && is_terminal(std::io::stderr()) => false,
         None => return None,
@@ -210,7 +224,8 @@ fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted>
         Some(file) if file.as_os_str() == "-" => Place::Stdout,
         Some(file) => Place::File(file),
     };
-    Some(Wanted { json, place })
+    let full = format == Some(ReportFormat::Full);
+    Some(Wanted { json, full, place })
 }
 
 /// Whether a descriptor is a terminal's. Under a seccomp filter by its name: to ask as isatty(3) does may be the end

@@ -76,7 +76,8 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 fn run(args: Args) -> Result<ExitCode, Failure> {
     let settings = Settings::new(args)?;
     let root = Root::host();
-    let program = program::Program::find(&settings.command)?;
+    let program = program::Program::find(&settings.command);
+    let program = program.map_err(|failure| settings.explain(failure))?;
     let launch = launch::Launch::prepare(&root, &settings, &program)?;
     if settings.dry_run {
         dry_run::print(&root, &settings, &launch)?;

@@ -261,7 +261,7 @@ impl<'a> Report<'a> {
         let (settings, seen, counted) = (self.settings, &self.seen, &self.counted);
         let (asked, total, pool) = (&settings.asked, &counted.total, self.pool());
         let command = settings.command.iter().map(|arg| arg.to_string_lossy());
-        let heap = seen.heap().unwrap_or_default();
+        let heap = seen.heap();
         let processes = seen.peak.iter().flat_map(|peak| &peak.processes);
         let process = |process: &super::sample::Process| {
             let mut row = json!({"pid": process.pid, "comm": process.name});
@@ -281,6 +281,7 @@ impl<'a> Report<'a> {
         json!({
             "program": command.collect::<Vec<_>>(),
             "pid": seen.pid,
+            "summary": text::headline(self),
             "mode": "parent",
             "exit": match status(seen.end.change) {
                 Ok(code) => json!({"code": code}),
@@ -321,8 +322,8 @@ impl<'a> Report<'a> {
                 "large_calls": total.of.large_calls,
             },
             "obtained": {
-                "huge": heap.huge,
-                "huge_share": heap.huge_share(),
+                "huge": heap.as_ref().map(|heap| heap.huge),
+                "huge_share": heap.as_ref().and_then(KindUsage::huge_share),
                 "images": counted.images,
                 "ledger": total.json(),
                 "text": segments::json(self),
@@ -338,7 +339,7 @@ impl<'a> Report<'a> {
     pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
         let text = match wanted.json {
             true => format!("{}\n", escaped(format!("{:#}", self.json()))),
-            false => text::render(self),
+            false => text::render(self, wanted.full),
         };
         match &wanted.place {
             Place::File(file) => destination::write(file, text.as_bytes()),

@@ -58,7 +58,8 @@ pub(super) struct Sampled {
     pub(super) interval_seconds: f64,
     /// When the peak was.
     pub(super) peak_at_seconds: Option<f64>,
-    /// The largest resident size of one process in a sample, divided by the kernel's own maximum.
+    /// The largest resident size of one process in a sample, divided by the kernel's own maximum; at most 1, though the kernel's counters
+    /// lag behind its page tables, and leave hugetlb pages out.
     pub(super) share_of_max_rss: Option<f64>,
     /// The CPU time that looking took.
     pub(super) cost_seconds: f64,
@@ -262,7 +263,7 @@ impl<'a> Sampler<'a> {
             ));
         }
         sampled.share_of_max_rss =
-            (max_rss.0 > 0).then(|| self.largest_rss.0 as f64 / max_rss.0 as f64);
+            (max_rss.0 > 0).then(|| (self.largest_rss.0 as f64 / max_rss.0 as f64).min(1.0));
         (self.peak, sampled)
     }
 }

@@ -1,6 +1,5 @@
 //! What became of text and data, for the report.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use jumbo::policy::TextMode;
@@ -10,6 +9,7 @@ use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
 use super::report::Report;
+use super::text::line;
 
 /// What a bit of [`text_reason`](reason) means to a reader.
 fn meaning(bit: u32) -> Option<&'static str> {
@@ -85,10 +85,8 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     let asked = &report.settings.asked;
     let covered = report.reached && asked.text != TextMode::Off;
     if covered && counts.text == 0 {
-        writeln!(
-            out,
-            "  text      no segment of it holds a whole huge page; hint: jumbo text inspect"
-        )?;
+        let none = "no segment of it holds a whole huge page; hint: jumbo text inspect";
+        line(out, "text", none)?;
     }
     if covered && counts.text > 0 {
         let took = Duration::from_nanos(counts.text_ns);
@@ -105,30 +103,24 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
             other => other.to_owned(),
         };
         let segments = Bytes(counts.text);
-        writeln!(
-            out,
-            "  text      {segments} in segments that hold a huge page: {what}"
-        )?;
+        let what = format!("{segments} in segments that hold a huge page: {what}");
+        line(out, "text", &what)?;
         let moved = counts.text_shared + counts.text_private >= counts.text;
         // Nothing falls back in silence.
         let is_lower = asked.text == TextMode::Shared && rung(report) == "private";
         let why = || reasons(counts).filter(|_| is_lower || !moved && rung(report) != "file");
         for reason in why() {
-            writeln!(out, "            {reason}")?;
+            line(out, "", reason)?;
         }
         if rung(report) == "as it is" && asked.text == TextMode::Auto {
-            writeln!(
-                out,
-                "            a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared"
-            )?;
+            let when = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";
+            line(out, "", when)?;
         }
     }
     if counts.data_moved + counts.data_advised > 0 {
         let (moved, advised) = (Bytes(counts.data_moved), Bytes(counts.data_advised));
-        writeln!(
-            out,
-            "  data      {moved} copied onto huge pages, {advised} of bss advised"
-        )?;
+        let what = format!("{moved} copied onto huge pages, {advised} of bss advised");
+        line(out, "data", &what)?;
     }
     Ok(())
 }

@@ -1,13 +1,12 @@
 //! What became of shared memory, for the report.
 
-use std::fmt::Write as _;
-
 use jumbo::policy::ShmMode;
 use jumbo::units::{self, Bytes, PageSize};
 use jumbo_inside::ledger::{Counts, shm_reason as reason};
 use serde_json::{Value, json};
 
 use super::report::Report;
+use super::text::line;
 
 /// What a bit of [`shm_reason`](reason) means to a reader.
 fn meaning(bit: u32) -> Option<&'static str> {
@@ -125,21 +124,19 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         false => parts.join(", "),
     };
     let mapped = Bytes(counts.shm);
-    writeln!(
-        out,
-        "  shared    {mapped} in mappings that hold a huge page: {what}"
-    )?;
+    let what = format!("{mapped} in mappings that hold a huge page: {what}");
+    line(out, "shared", &what)?;
     let blocks = counts.shm_user_alloc;
     if blocks > 0 {
         let blocks = units::counted(blocks, "block");
-        writeln!(
+        line(
             out,
-            "            {blocks} of {}",
-            Bytes(counts.shm_user_block)
+            "",
+            &format!("{blocks} of {}", Bytes(counts.shm_user_block)),
         )?;
     }
     for reason in reasons(counts) {
-        writeln!(out, "            {reason}")?;
+        line(out, "", reason)?;
     }
     Ok(())
 }

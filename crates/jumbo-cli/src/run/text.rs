@@ -1,36 +1,87 @@
 //! The report for people.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
+use jumbo::policy::{DataMode, HeapMode, ReaperMode, ShmMode, TextMode};
 use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::reaper::State;
+use jumbo_inside::sandbox;
 
 use super::held;
 use super::report::{KINDS, Report, status};
-use super::sample::{Process, Sampled};
+use super::sample::{Peak, Process, Sampled};
 use super::segments;
 use super::shmem;
+use super::shortfall::{self, Shortfall};
 use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
 const PROCESSES: usize = 5;
 
-pub(super) fn render(report: &Report<'_>) -> String {
+/// Below this there is too little memory for huge pages to matter: eight of 2 MiB.
+const LITTLE: Bytes = Bytes(16 << 20);
+
+/// `full`: with all that is known, rather than what matters.
+pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = write(&mut out, report);
+    let _ = write(&mut out, report, full);
     clean_lines(&out).into_owned()
 }
 
-fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+/// The one thing that matters, in a sentence.
+pub(super) fn headline(report: &Report<'_>) -> String {
     let Report { seen, counted, .. } = report;
-    let name = report.settings.command.first();
-    writeln!(
-        out,
-        "jumbo: {} {} after {}; {} minor and {} major page faults",
-        name.map(|name| name.to_string_lossy()).unwrap_or_default(),
+    let name = name(report);
+    if !report.reached && counted.images == 0 {
+        let why = shortfall::unreached(report.launch);
+        return format!("could not help {name}: {why}");
+    }
+    let Some(peak) = &seen.peak else {
+        let trouble = seen.sampled.trouble.as_deref();
+        let why = trouble.unwrap_or("nothing was resident");
+        return format!("{name}: what was on huge pages is unknown: {why}");
+    };
+    let total = peak.usage.total();
+    let ruled_out = |shortfall: &&Shortfall| shortfall.what == "huge pages";
+    match report.shortfalls.iter().find(ruled_out) {
+        Some(why) if total.huge == Bytes(0) => format!(
+            "none of the {} of {name} is on huge pages: {}",
+            total.bytes, why.reason
+        ),
+        _ if total.bytes < LITTLE => format!(
+            "{name} has too little memory to gain from huge pages: {}",
+            total.bytes
+        ),
+        _ => format!(
+            "{:.0} % of the {} of {name} on huge pages",
+            (100.0 * total.huge_share().unwrap_or_default()).floor(),
+            total.bytes
+        ),
+    }
+}
+
+fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
+    let program = report.settings.command.first().map(Path::new);
+    let name = program.and_then(|program| program.file_name());
+    name.map(|name| name.to_string_lossy()).unwrap_or_default()
+}
+
+/// A label, and text behind it that goes on below itself.
+pub(super) fn line(out: &mut String, label: &str, text: &str) -> std::fmt::Result {
+    writeln!(out, "{}", view::wrapped(&format!("  {label:<15}"), text))
+}
+
+fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result {
+    let Report { seen, counted, .. } = report;
+    writeln!(out, "{}", view::wrapped("jumbo: ", &headline(report)))?;
+    let ended = format!(
+        "{} {} after {}; {} minor and {} major page faults",
+        name(report),
         match status(seen.end.change) {
             Ok(code) => format!("exited with {code}"),
             Err(signal) => format!("was ended by signal {signal}"),
@@ -38,113 +89,182 @@ fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         duration(seen.wall),
         seen.end.faults.minor,
         seen.end.faults.major,
-    )?;
-    match &seen.peak {
-        None => writeln!(
-            out,
-            "\n  no sample: {}",
-            seen.sampled
-                .trouble
-                .as_deref()
-                .unwrap_or("nothing was resident")
-        )?,
-        Some(peak) => {
-            writeln!(
-                out,
-                "\n  {:<8} {:>10} {:>10} {:>6}   folios",
-                "", "resident", "huge", "share"
-            )?;
-            for kind in KINDS {
-                let usage = peak.usage.kind(kind);
-                if usage.bytes > Bytes(0) || kind == Kind::Heap {
-                    writeln!(
-                        out,
-                        "  {:<8} {:>10} {:>10} {:>6}   {}",
-                        kind.name(),
-                        usage.bytes,
-                        usage.huge,
-                        share(&usage),
-                        folios(&usage)
-                    )?;
-                }
-            }
-            writeln!(out, "\n  {}", how(&seen.sampled))?;
-            processes(out, &peak.processes)?;
-        }
+    );
+    writeln!(out, "{}", view::wrapped("  ", &ended))?;
+    if let Some(peak) = &seen.peak {
+        table(out, report, peak, full)?;
     }
+    writeln!(out)?;
+    let asked = &report.settings.asked;
     let ledger = &counted.total.of;
     let images = units::counted(counted.images.into(), "program");
-    let tunable = report.tunable().map(|tunable| format!(", {tunable}"));
-    writeln!(
-        out,
-        "  asked     {} advised in {images}, {} of it mappings; {}{}",
+    // No other C library reads it.
+    let tunable = report.tunable().filter(|_| report.reached);
+    let mappings = match full {
+        true => format!(" ({} of it mappings)", Bytes(ledger.maps_advised)),
+        false => String::new(),
+    };
+    let requested = format!(
+        "{} advised in {images}{mappings}; {}{}",
         Bytes(ledger.advised),
-        Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
-        tunable.unwrap_or_default()
-    )?;
-    let heap = seen.heap().unwrap_or_default();
-    writeln!(
-        out,
-        "  obtained  {} of the heap in huge pages{}",
-        heap.huge,
-        match heap.huge_share() {
-            Some(_) => format!(", {}", share(&heap)),
-            None => String::new(),
+        tunable
+            .map(|tunable| format!("; {tunable}"))
+            .unwrap_or_default()
+    );
+    line(out, "requested", &requested)?;
+    let obtained = match seen.heap() {
+        None => {
+            let trouble = seen.sampled.trouble.as_deref();
+            format!("unknown: {}", trouble.unwrap_or("nothing was resident"))
         }
-    )?;
-    segments::write(out, report)?;
-    shmem::write(out, report)?;
-    if let Some(pool) = report.pool() {
-        let also = |bytes: u64, what: &str| match bytes {
-            0 => String::new(),
-            _ => format!("; {} {what}", Bytes(bytes)),
-        };
-        let beyond = also(ledger.pool_beyond, "asked for beyond it");
-        let moved = also(ledger.pool_moved, "moved from the one to the other");
-        let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
-        let run = match counted.total.run {
-            None => String::from(" in one process"),
-            Some(run) => format!("; {run} at most at a time over the run"),
-        };
-        writeln!(
-            out,
-            "  pool      {pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}"
-        )?;
-        for reason in counted.total.pool_reasons() {
-            writeln!(out, "            {reason}")?;
-        }
+        Some(heap) => match heap.huge_share() {
+            Some(_) => format!("{} of the heap, {}", heap.huge, share(&heap)),
+            None => String::from("nothing of the heap was resident"),
+        },
+    };
+    line(out, "huge pages", &obtained)?;
+    if let Some(gain) = pays(report) {
+        line(out, "does it pay", &gain)?;
     }
-    if ledger.free_gathered > 0 {
-        writeln!(
-            out,
-            "  freed     {} by up to {} at once{}",
+    if full || asked.text != TextMode::Auto {
+        segments::write(out, report)?;
+    }
+    if full || asked.shm != ShmMode::Auto {
+        shmem::write(out, report)?;
+    }
+    pool(out, report)?;
+    if full && ledger.free_gathered > 0 {
+        let background = match ledger.free_background {
+            0 => String::new(),
+            background => format!(", {} of it in the background", Bytes(background)),
+        };
+        let freed = format!(
+            "{} by up to {} at once{background}",
             Bytes(ledger.free_gathered),
             units::counted(ledger.free_workers, "thread"),
-            match ledger.free_background {
-                0 => String::new(),
-                background => format!(", {} of it in the background", Bytes(background)),
-            }
-        )?;
+        );
+        line(out, "freed", &freed)?;
     }
-    // These say nothing that a user has to know.
-    let reapers = counted.reapers.iter();
-    for (state, counts) in reapers
-        .filter(|(state, _)| ![State::Waiting, State::Uncounted].contains(state))
-        .take(PROCESSES)
-    {
-        writeln!(out, "  reaper    {}: {}", counts.pid, state.text())?;
+    // The others say nothing that a user has to know.
+    let told = counted.reapers.iter().filter(|(state, _)| {
+        ![State::Waiting, State::Uncounted].contains(state)
+            && (full || asked.reaper == ReaperMode::On)
+    });
+    for (state, counts) in told.take(PROCESSES) {
+        line(out, "reaper", &format!("{}: {}", counts.pid, state.text()))?;
     }
     if let Some(supervised) = &seen.supervised {
-        writeln!(out, "  ended     {}", held::text(supervised))?;
+        line(out, "its end", &held::text(supervised))?;
     }
-    for shortfall in &report.shortfalls {
-        writeln!(out, "  less      {}: {}", shortfall.what, shortfall.reason)?;
+    for (index, shortfall) in report.shortfalls.iter().enumerate() {
+        let label = if index == 0 { "why not more" } else { "" };
+        line(
+            out,
+            label,
+            &format!("{}: {}", shortfall.what, shortfall.reason),
+        )?;
     }
+    let started = "as a child of jumbo; --quiet starts it in place";
+    line(out, "how it ran", started)?;
+    match full {
+        true => Ok(()),
+        false => line(out, "more", "--report=full"),
+    }
+}
+
+/// The memory at its peak, by kind; what jumbo leaves alone in a full report only.
+fn table(out: &mut String, report: &Report<'_>, peak: &Peak, full: bool) -> std::fmt::Result {
+    let folios_title = if full { "   folios" } else { "" };
     writeln!(
         out,
-        "  started   as a child of jumbo, for this report; --quiet starts it in place"
-    )
+        "\n  {:<8} {:>10} {:>10} {:>7}{folios_title}",
+        "", "resident", "huge", "share"
+    )?;
+    let mut unknown = false;
+    for kind in KINDS {
+        let usage = peak.usage.kind(kind);
+        let covered = is_covered(report, kind);
+        if kind != Kind::Heap && (usage.bytes == Bytes(0) || !covered && !full) {
+            continue;
+        }
+        let (bytes, huge, share) = (usage.bytes, usage.huge, share(&usage));
+        write!(
+            out,
+            "  {:<8} {bytes:>10} {huge:>10} {share:>7}",
+            kind.name()
+        )?;
+        if full {
+            unknown |= usage.unknown > Bytes(0);
+            let left = if covered { "" } else { " (not covered)" };
+            write!(out, "   {}{left}", folios(&usage))?;
+        }
+        writeln!(out)?;
+    }
+    if full {
+        writeln!(out)?;
+        if unknown {
+            let why = "size unknown: resident in folios whose size smaps does not tell; jumbo status -p looks them up, as root";
+            line(out, "?", why)?;
+        }
+        line(out, "measured", &how(&report.seen.sampled))?;
+        processes(out, &peak.processes)?;
+    }
+    Ok(())
+}
+
+/// Whether jumbo was to put memory of this kind on huge pages.
+fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
+    let asked = &report.settings.asked;
+    match kind {
+        Kind::Heap => asked.heap != HeapMode::Off || asked.maps,
+        Kind::Text => asked.text != TextMode::Off,
+        Kind::Data => asked.data != DataMode::Off,
+        Kind::Shared => asked.shm != ShmMode::Off,
+        _ => false,
+    }
+}
+
+/// Whether it seems to pay: what its huge pages took to come, and what base pages in their place would have taken.
+fn pays(report: &Report<'_>) -> Option<String> {
+    let huge = report.seen.heap()?.huge;
+    // To measure takes calls that a filter may end the process for.
+    if huge < LITTLE || sandbox::inherited() != Some(0) {
+        return None;
+    }
+    let touch = jumbo_bench::memory::first_touch().ok()?;
+    let times = |per_mib: Duration| per_mib.mul_f64(huge.0 as f64 / f64::from(1 << 20));
+    let (base, huge) = (times(touch.base), times(touch.huge));
+    let took = format!(
+        "first touches take about {} in huge faults and {} in base faults, measured just now",
+        duration(huge),
+        duration(base)
+    );
+    Some(match huge < base {
+        true => format!("it seems so: {took}; jumbo compare tells more"),
+        false => format!("only where memory is used often: {took}; jumbo compare tells more"),
+    })
+}
+
+fn pool(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    let (Some(pool), total) = (report.pool(), &report.counted.total) else {
+        return Ok(());
+    };
+    let also = |bytes: u64, what: &str| match bytes {
+        0 => String::new(),
+        _ => format!("; {} {what}", Bytes(bytes)),
+    };
+    let ledger = &total.of;
+    let beyond = also(ledger.pool_beyond, "asked for beyond it");
+    let moved = also(ledger.pool_moved, "moved from the one to the other");
+    let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
+    let run = match total.run {
+        None => String::from(" in one process"),
+        Some(run) => format!("; {run} at most at a time over the run"),
+    };
+    let what = format!("{pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}");
+    line(out, "pool", &what)?;
+    (total.pool_reasons().into_iter()).try_for_each(|reason| line(out, "", reason))
 }
 
 /// Where there are several.
@@ -193,7 +313,7 @@ fn folios(usage: &KindUsage) -> String {
         .map(|(size, bytes)| format!("{size}: {bytes}"))
         .collect();
     if usage.unknown > Bytes(0) {
-        parts.push(format!("size unknown: {}", usage.unknown));
+        parts.push(format!("?: {}", usage.unknown));
     }
     parts.join(", ")
 }

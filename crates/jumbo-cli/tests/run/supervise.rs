@@ -116,7 +116,7 @@ fn the_report_for_people_has_a_line() {
     let output = output(jumbo.args(["python3", "-c", &python("")]));
     let said = stderr(&output);
     assert!(
-        said.contains("  ended     ") && said.contains("from both sides"),
+        said.contains("  its end   ") && said.contains("from both sides"),
         "{said}"
     );
 }

@@ -160,8 +160,9 @@ pub fn take_small(length: usize) -> Option<usize> {
     .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
 }
 
-/// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it.
-pub fn advise_mapping(address: usize, length: usize) {
+/// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it. One without access is a reservation
+/// of addresses, hundreds of GiB at times, which is advised for what becomes of it and is not counted.
+pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd == 0 {
         return;
@@ -170,6 +171,12 @@ pub fn advise_mapping(address: usize, length: usize) {
         address.next_multiple_of(pmd),
         (address + length) & !(pmd - 1),
     );
+    if !is_accessible {
+        if start < end {
+            memory::advise_reservation(address, length.next_multiple_of(BASE_PAGE));
+        }
+        return;
+    }
     let fits = start < end && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok();
     if !fits {
         return left_alone(length);
@@ -215,7 +222,7 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
             return None;
         }
     }
-    advise_mapping(target, new);
+    advise_mapping(target, new, true);
     Some(target)
 }
 

@@ -69,6 +69,12 @@ pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     answer
 }
 
+/// The same for addresses that the program has only reserved: that is no memory, and does not count.
+pub(super) fn advise_reservation(address: usize, length: usize) {
+    // SAFETY: as for `advise`. What is refused here is refused again when the program makes memory of it.
+    let _ = unsafe { give_advice(address, length, Advice::LinuxHugepage) };
+}
+
 /// Makes a range readable and writable.
 ///
 /// # Safety
