@@ -11,6 +11,9 @@ use std::{env, fs};
 const LIBRARY: &str = "libjumbo_preload.so";
 
 fn main() {
+    if let Err(why) = date() {
+        println!("cargo::error=cannot date the manual: {why}");
+    }
     if let Err(why) = build() {
         println!("cargo::error=cannot build {LIBRARY}: {why}");
     }
@@ -55,6 +58,22 @@ fn build() -> Result<(), String> {
     let library = built.join(target).join(profile).join(LIBRARY);
     put(&library, &beside.join(LIBRARY))?;
     put(&library, &out.join(LIBRARY))
+}
+
+/// The date in the manual pages: that of the build, or what SOURCE_DATE_EPOCH says, so that a build can be repeated.
+fn date() -> Result<(), String> {
+    println!("cargo::rerun-if-env-changed=SOURCE_DATE_EPOCH");
+    let when = env::var("SOURCE_DATE_EPOCH").map_or("now".into(), |seconds| format!("@{seconds}"));
+    let date = Command::new("date")
+        .args(["-u", "-d", &when, "+%Y-%m-%d"])
+        .output();
+    let date = date.map_err(|error| format!("date: {error}"))?;
+    if !date.status.success() {
+        return Err(format!("date: {}", String::from_utf8_lossy(&date.stderr)));
+    }
+    let date = String::from_utf8_lossy(&date.stdout);
+    println!("cargo::rustc-env=JUMBO_DATE={}", date.trim());
+    Ok(())
 }
 
 /// Replaces the file in one step: a program that runs has the old one mapped.

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use jumbo::kernel::Root;
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, counted};
 
 use crate::child::{Launch, ask};
 use crate::claim::Claim;
@@ -222,6 +222,13 @@ pub(crate) fn measure(
 ) -> Result<Table, Error> {
     let sides: usize = groups.iter().map(|group| group.sides.len()).sum();
     let steps = sides * (settings.rounds.get() + 1);
+    let names: Vec<_> = groups.iter().map(|group| group.what).collect();
+    let (rounds, samples) = (settings.rounds.get(), counted(steps as u64, "sample"));
+    settings.progress.println(format!(
+        "{}: {}; {rounds} rounds after a warm-up, {samples}",
+        table.table,
+        names.join(", ")
+    ));
     settings.progress.set_length(steps as u64);
     settings.progress.enable_steady_tick(Duration::from_secs(1));
     for group in groups {

@@ -266,7 +266,7 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta} left") {
         bar.set_style(style);
     }
     bar

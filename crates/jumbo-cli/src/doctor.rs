@@ -8,7 +8,7 @@ use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
 use serde::Serialize;
 
 use crate::value::whole;
-use crate::view::{self, View};
+use crate::view::{self, View, wrapped};
 
 /// Find what keeps memory off huge pages on this host, and say how to mend it
 ///
@@ -61,12 +61,22 @@ fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Resul
         })?;
     }
     for (index, finding) in findings.iter().enumerate() {
-        view.heading(&format!("{}. {}", index + 1, finding.title))?;
-        view.line(format!("   cost: {}", cost(finding.cost)))?;
-        for evidence in &finding.evidence {
-            view.line(format!("   {}: {}", evidence.source, evidence.value))?;
+        let mut title = wrapped(&format!("{}. ", index + 1), &finding.title);
+        let rest = title.find('\n').map(|at| title.split_off(at));
+        view.heading(&title)?;
+        let mut text = |first: &str, text: &str| -> std::io::Result<()> {
+            let text = wrapped(first, text);
+            text.lines().try_for_each(|line| view.line(line))
+        };
+        if let Some(rest) = rest {
+            text("", rest.trim_start_matches('\n'))?;
         }
-        view.line(format!("   hint: {}", finding.hint))?;
+        text("   cost: ", &cost(finding.cost))?;
+        for evidence in &finding.evidence {
+            let value = evidence.value.to_string();
+            text(&format!("   {}: ", evidence.source), &value)?;
+        }
+        text("   hint: ", &finding.hint)?;
     }
     if !findings.is_empty() && sys_read_only {
         view.line("")?;
@@ -79,7 +89,12 @@ fn cost(cost: Cost) -> String {
     match cost {
         Cost::Fails => "programs fail or are killed".to_owned(),
         Cost::Wasted(bytes) => format!("{bytes} that no program can use"),
-        Cost::Slow(bytes) => format!("{bytes} are slower to use than they need be"),
+        Cost::Slow(bytes) => format!(
+            "{bytes} are slower to use than they need be: {} base pages, each with a fault and a TLB entry of its own, \
+             where {} huge pages would do",
+            bytes.0 >> 12,
+            (bytes.0 >> 21).max(1)
+        ),
         Cost::Unknown => "no figure can be given".to_owned(),
     }
 }

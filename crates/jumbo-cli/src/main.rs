@@ -26,7 +26,7 @@ use clap::{Parser, Subcommand};
 
 /// Huge pages for the whole life of a program's memory.
 #[derive(Debug, Parser)]
-#[command(name = "jumbo", version, max_term_width = 100)]
+#[command(name = "jumbo", version, max_term_width = 80)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -65,10 +65,11 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
-        // The reader of our output may stop when it has enough (`jumbo status | head`).
-        if !view::is_broken_pipe(&error) {
-            view::tell(&view::in_words(&error));
+        // The reader of our output may stop when it has enough (`jumbo status | head`): that is no failure.
+        if view::is_broken_pipe(&error) {
+            return ExitCode::SUCCESS;
         }
+        view::tell(&view::in_words(&error));
         ExitCode::FAILURE
     })
 }

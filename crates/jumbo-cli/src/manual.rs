@@ -2,12 +2,13 @@
 //! cannot fall behind it.
 
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
+use clap_mangen::Man;
 
 use crate::view::Stdout;
 
@@ -46,18 +47,55 @@ fn print(text: &[u8]) -> io::Result<()> {
 }
 
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
+    let mut command = super::Cli::command().disable_help_subcommand(true);
+    command.build();
     match &args.dir {
         Some(dir) => {
             std::fs::create_dir_all(dir)
                 .with_context(|| format!("cannot create {}", dir.display()))?;
-            clap_mangen::generate_to(super::Cli::command(), dir)
+            pages(&command, dir)
                 .with_context(|| format!("cannot write manual pages into {}", dir.display()))?;
         }
-        None => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(super::Cli::command()).render(&mut page)?;
-            print(&page)?;
-        }
+        None => print(&page(&command)?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the pages of a command and of those below it.
+fn pages(command: &Command, dir: &Path) -> io::Result<()> {
+    for below in command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set())
+    {
+        pages(below, dir)?;
+    }
+    let name = Man::new(command.clone()).get_filename();
+    std::fs::write(dir.join(name), page(command)?)
+}
+
+/// What `clap_mangen` makes of a command, with what stands below its help in sections of their own. Their lines stay as they are: an
+/// example that is filled up to the margin can be neither read nor copied.
+fn page(command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    let source = concat!("jumbo ", env!("CARGO_PKG_VERSION"));
+    Man::new(command.clone().after_help(None::<&str>))
+        .date(env!("JUMBO_DATE"))
+        .source(source)
+        .manual("User Commands")
+        .render(&mut page)?;
+    let below = command.get_after_help().map(ToString::to_string);
+    for part in below.unwrap_or_default().split("\n\n") {
+        let (title, text) = part.split_once(':').unwrap_or(("notes", part));
+        if text.is_empty() {
+            continue;
+        }
+        writeln!(page, ".SH \"{}\"\n.nf", title.to_uppercase())?;
+        for line in text.trim_start_matches('\n').lines() {
+            let line = line.trim_start().replace('\\', "\\e").replace('-', "\\-");
+            // So that a line may begin with a dot.
+            writeln!(page, "\\&{line}")?;
+        }
+        writeln!(page, ".fi")?;
+    }
+    Ok(page)
 }

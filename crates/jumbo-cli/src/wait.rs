@@ -4,6 +4,7 @@
 //! descriptor: the programs, and the reapers that outlive them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -74,8 +75,15 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     for pid in &args.pids {
         let reaper = reaper_of(&root, *pid);
         looks |= reaper.is_none() && !is_reaper(&root, *pid);
-        awaited.add(&root, *pid)?;
-        reaper.map_or(Ok(()), |reaper| awaited.add(&root, reaper))?;
+        // A script names a process that may be gone; who types a number may have got it wrong.
+        if !awaited.add(&root, *pid)? && !args.json && std::io::stderr().is_terminal() {
+            tell(&format!(
+                "there is no process {pid}; waiting for the memory of programs that have ended"
+            ));
+        }
+        if let Some(reaper) = reaper {
+            awaited.add(&root, reaper)?;
+        }
     }
     let gone = wait(&root, args, &mut awaited, looks, begin)?;
     let left: Vec<_> = awaited
@@ -149,21 +157,21 @@ fn wait(
 }
 
 impl Awaited {
-    /// One more, if it is there and has not ended.
-    fn add(&mut self, root: &Root, pid: u32) -> anyhow::Result<()> {
+    /// One more, if it is there and has not ended. False where there is no such process.
+    fn add(&mut self, root: &Root, pid: u32) -> anyhow::Result<bool> {
         match Process::open(root, pid) {
             Ok(process) if process.is_gone() => {}
             Ok(process) => {
                 self.there.insert(pid, process);
                 self.seen.insert(pid);
             }
-            Err(Errno::SRCH) => {}
+            Err(Errno::SRCH) => return Ok(false),
             Err(Errno::INVAL | Errno::NOENT) => {
                 anyhow::bail!("cannot wait for {pid}: that is one thread of a process")
             }
             Err(errno) => anyhow::bail!("cannot wait for {pid}: {errno}"),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Until one has ended, if there is any, or `most` has passed.

@@ -70,7 +70,20 @@ fn there_is_a_page_for_every_command() {
         assert!(page.exists(), "{}", page.display());
     }
     let run = std::fs::read_to_string(folder.path().join("jumbo-run.1")).unwrap();
-    assert!(run.contains("Exit status"), "{run}");
+    let title = run.lines().find(|line| line.starts_with(".TH")).unwrap();
+    let version = concat!("\"jumbo ", env!("CARGO_PKG_VERSION"), "\"");
+    let dated = title
+        .split(' ')
+        .any(|part| part.len() == 10 && part.matches('-').count() == 2);
+    assert!(title.contains(version) && dated, "{title}");
+    for section in [".SH \"EXAMPLES\"\n.nf", ".SH \"EXIT STATUS\"\n.nf"] {
+        assert!(run.contains(section), "{section}: {run}");
+    }
+    let line = r"\&jumbo run \-\- python3 train.py";
+    assert!(
+        run.lines().any(|shown| shown == line) && !run.contains("EXTRA"),
+        "{run}"
+    );
     assert!(jumbo(&["man"]).contains(".TH jumbo"));
 }
 
@@ -108,4 +121,53 @@ fn what_is_no_number_is_refused_in_words() {
             "{arguments:?}: {text}"
         );
     }
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    let script = format!(
+        "set -o pipefail; {0} completions bash | head -n 1; {0} thp show | head -n 0",
+        env!("CARGO_BIN_EXE_jumbo")
+    );
+    let ended = Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert!(
+        ended.status.success() && ended.stderr.is_empty(),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn help_and_pages_begin_with_text_and_help_holds_eighty_columns() {
+    for arguments in [
+        &["status"][..],
+        &["doctor"],
+        &["thp", "show"],
+        &["pool", "show"],
+        &["bench"],
+    ] {
+        let shown = jumbo(arguments);
+        assert!(!shown.starts_with('\n'), "{arguments:?}: {shown}");
+    }
+    for arguments in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["run", "-h"],
+        &["wait", "--help"],
+        &["bench", "heap", "--help"],
+    ] {
+        let shown = jumbo(arguments);
+        let wide = shown.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_report_format_in_the_place_of_the_program_is_explained() {
+    let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+        .args(["run", "--report", "json", "--", "true"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(127), "{said}");
+    assert!(said.contains("hint: --report=json"), "{said}");
 }

@@ -299,6 +299,8 @@ fn a_heap_on_small_pages() {
             &[("AnonHugePages", GIB / 2)],
         );
         fake.process(8, "small", &[("RssAnon", 1024)], &[]);
+        // What `jumbo bench` measures on is no finding.
+        fake.process(9, "jumbo", &[("RssAnon", GIB)], &[("AnonHugePages", 0)]);
     });
     assert_eq!(
         (finding.id, finding.cost),

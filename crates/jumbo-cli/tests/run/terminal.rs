@@ -94,6 +94,20 @@ fn on_a_terminal_there_is_a_report_and_the_program_has_the_terminal() {
     session.expect("huge pages ");
 }
 
+#[test]
+fn on_a_terminal_a_process_that_is_not_there_is_said() {
+    // No kernel has so many.
+    let command = format!("{JUMBO} wait --timeout 0 2000000000");
+    let Some(mut session) = Session::start(&command) else {
+        skip(
+            "on_a_terminal_a_process_that_is_not_there_is_said",
+            "there is no script(1)",
+        );
+        return;
+    };
+    session.expect("there is no process 2000000000");
+}
+
 /// As in a container, though there the filter refuses rather than kills: to ask for the terminal's settings is the end.
 #[test]
 fn under_a_filter_a_terminal_is_known_by_its_name() {

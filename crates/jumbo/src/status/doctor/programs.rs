@@ -21,9 +21,14 @@ fn who(task: &Task) -> String {
     format!("{} ({})", task.name, task.pid)
 }
 
+/// What jumbo itself measures on (`jumbo bench`), and a `jumbo run` that waits for its program, whose memory is the program's own.
+fn is_jumbo(task: &Task) -> bool {
+    task.name == "jumbo"
+}
+
 fn small_heap(task: &Task) -> Option<Finding> {
     let small = task.small_anon()?;
-    if small < LARGE || task.memory.thp_enabled == Some(false) {
+    if small < LARGE || is_jumbo(task) || task.memory.thp_enabled == Some(false) {
         return None;
     }
     Some(
@@ -50,7 +55,7 @@ fn small_heap(task: &Task) -> Option<Finding> {
 
 fn disabled(task: &Task) -> Option<Finding> {
     let small = task.memory.anon;
-    (small >= LARGE).then(|| {
+    (small >= LARGE && !is_jumbo(task)).then(|| {
         let hint = if task.name == "redis-server" {
             "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
                 .to_owned()
@@ -85,7 +90,7 @@ fn small_shared(snapshot: &Snapshot) -> Vec<Finding> {
         return Vec::new();
     };
     let mut largest: BTreeMap<&str, (&Task, Bytes)> = BTreeMap::new();
-    for task in &snapshot.tasks.largest {
+    for task in snapshot.tasks.largest.iter().filter(|task| !is_jumbo(task)) {
         let small = task.small_shmem().unwrap_or(task.memory.shmem);
         let entry = largest.entry(&task.name).or_insert((task, small));
         if small > entry.1 {
