@@ -79,8 +79,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         true => table.missing(POSTGRES, "left out with --quick"),
         false => match Database::make(settings, size) {
             Ok(made) => database = Some(made),
-            Err(error) if error.is_of_host() => table.missing(POSTGRES, error.to_string()),
-            Err(error) => return Err(error),
+            Err(error) => table.missing(POSTGRES, error.to_string()),
         },
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
