@@ -227,7 +227,8 @@ pub fn undo(
     Work::new(root, locked, compact, watcher).put_back(record)
 }
 
-/// The writes that put `record` back from where things stand, in their order ([`Step::turn`]).
+/// The writes that put `record` back from where things stand, in the order in which the kernel takes them: those that give
+/// memory back first, as those that want some may need it.
 ///
 /// # Errors
 /// [`FileError`] where a knob cannot be read.
