@@ -19,6 +19,7 @@ mod host;
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -58,6 +59,8 @@ struct Shape {
     skew: u64,
     /// Which byte of the mapping is touched.
     touch: u64,
+    /// Which byte of the object has a page before that.
+    taken: Option<u64>,
 }
 
 const fn shape(size: u64, skew: u64, touch: u64) -> Shape {
@@ -68,6 +71,15 @@ const fn shape(size: u64, skew: u64, touch: u64) -> Shape {
         length,
         skew,
         touch,
+        taken: None,
+    }
+}
+
+/// An object of two blocks, of whose first the byte at `taken` has a page when another is touched.
+const fn taken(taken: u64, touch: u64) -> Shape {
+    Shape {
+        taken: Some(taken),
+        ..shape(2 * PMD, 0, touch)
     }
 }
 
@@ -91,6 +103,7 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 256 * KIB,
         touch: PMD / 2,
+        taken: None,
     },
     Shape {
         size: 2 * PMD,
@@ -98,6 +111,7 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 0,
         touch: 512 * KIB,
+        taken: None,
     },
     // More is mapped than there is.
     Shape {
@@ -106,7 +120,13 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 0,
         touch: 300 * KIB,
+        taken: None,
     },
+    // So each size in turn is the largest for which there is room.
+    taken(PMD, PMD - 1),
+    taken(600 * KIB, 100 * KIB),
+    taken(0, 200 * KIB),
+    taken(32 * KIB, 0),
 ];
 /// Those that tell one rule of a mount from another.
 const MOUNTED: [usize; 4] = [4, 5, 7, 10];
@@ -230,7 +250,8 @@ impl World {
                 .collect::<Vec<_>>()
         };
         let fell_back = rose(1);
-        let tried = controls.tried(&mapped, address);
+        let taken = |range: Range<u64>| shape.taken.is_some_and(|byte| range.contains(&byte));
+        let tried = controls.tried(&mapped, address, taken);
         let first = tried.into_iter().find(|size| !fell_back.contains(size));
         [rose(0), first.into_iter().collect()]
     }
@@ -264,6 +285,21 @@ fn tmpfs(huge: &str) -> OwnedFd {
     mount::fsmount(&context, flags, MountAttrFlags::empty()).unwrap()
 }
 
+/// Has a byte of a file be on a base page.
+fn give_base_page(file: &OwnedFd, byte: u64) {
+    let (none, page) = (std::ptr::null_mut(), 4 << 10);
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let offset = byte / page * page;
+    let length = usize::try_from(page).unwrap();
+    // SAFETY: a new mapping replaces none, and goes before any other code knows of it.
+    unsafe {
+        let at = mm::mmap(none, length, prot, MapFlags::SHARED, file, offset).unwrap();
+        mm::madvise(at, length, mm::Advice::LinuxNoHugepage).unwrap();
+        at.cast::<u8>().write_volatile(1);
+        mm::munmap(at, length).unwrap();
+    }
+}
+
 fn pointer(address: u64) -> *mut libc::c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
 }
@@ -288,13 +324,16 @@ impl Object {
         };
         let map = |file: &OwnedFd| {
             ftruncate(file, shape.size).unwrap();
+            if let Some(taken) = shape.taken {
+                give_base_page(file, taken);
+            }
             // SAFETY: it replaces a part of the window, which nothing else uses.
             unsafe { mm::mmap(at, length, prot, flags, file, shape.offset).unwrap() };
         };
         match kind {
             // `mmap` itself makes objects of the size of their mapping alone.
             Kind::Anonymous
-                if (shape.offset, shape.length) == (0, shape.size)
+                if (shape.offset, shape.length, shape.taken) == (0, shape.size, None)
                     && shape.size.is_multiple_of(4 * KIB) =>
             {
                 // SAFETY: as above.

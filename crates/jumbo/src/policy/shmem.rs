@@ -263,13 +263,26 @@ impl Controls {
         }
     }
 
-    /// The sizes that a fault at `address`, in a part of the object that has no pages yet, tries, the first one first. It
-    /// takes the first for which memory is free, and a base page where none is.
-    pub fn tried(&self, mapped: &Mapped, address: u64) -> Vec<PageSize> {
+    /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
+    /// and a base page where none is, or where the memory control group does not allow the folio that was found.
+    ///
+    /// `has_pages` says of a range of the object, in bytes, whether a page of it is there already: a folio begins where none is.
+    pub fn tried(
+        &self,
+        mapped: &Mapped,
+        address: u64,
+        has_pages: impl Fn(Range<u64>) -> bool,
+    ) -> Vec<PageSize> {
+        let place = mapped.place(address);
+        let is_free = |size: PageSize| {
+            let start = size.align_down(place);
+            !has_pages(start..start.saturating_add(size.bytes()))
+        };
         let sizes = self.sizes.keys().rev().copied();
-        sizes
-            .filter(|size| self.allows(mapped, *size, address) && mapped.suits(*size, address))
-            .collect()
+        let fits = |size: &PageSize| {
+            self.allows(mapped, *size, address) && mapped.suits(*size, address) && is_free(*size)
+        };
+        sizes.filter(fits).collect()
     }
 
     /// Whether MADV_COLLAPSE (6.1) makes a huge folio of the block that has `address`, where at least one page of it is
@@ -375,7 +388,7 @@ mod tests {
         let controls = controls.unwrap();
         let tried = |size, advice| -> Vec<u64> {
             let mapped = mapped(size, advice);
-            let tried = controls.tried(&mapped, mapped.range.start + 5);
+            let tried = controls.tried(&mapped, mapped.range.start + 5, |_| false);
             tried.iter().map(|size| size.kib()).collect()
         };
         assert_eq!(tried(4 << 20, Advice::Huge), [2048, 256, 64]);
@@ -383,6 +396,11 @@ mod tests {
         assert_eq!(tried(1 << 20, Advice::None), [64]);
         assert_eq!(tried(32 << 10, Advice::Huge), [0; 0]);
         assert_eq!(tried(4 << 20, Advice::NoHuge), [0; 0]);
+        // A page is there, 128 KiB behind.
+        let mapped = mapped(4 << 20, Advice::Huge);
+        let taken = |range: Range<u64>| range.contains(&(128 << 10));
+        let small = PageSize::new(64 << 10).unwrap();
+        assert_eq!(controls.tried(&mapped, mapped.range.start, taken), [small]);
     }
 
     #[test]
@@ -390,7 +408,7 @@ mod tests {
         let old = controls("within_size", &[]).unwrap();
         assert_eq!(old.sizes, [(PMD, OfSize::Inherit)].into());
         let large = mapped(4 << 20, Advice::None);
-        assert_eq!(old.tried(&large, large.range.start), [PMD]);
+        assert_eq!(old.tried(&large, large.range.start, |_| false), [PMD]);
         assert_eq!(controls("sometimes", &[]), None);
         assert_eq!(controls("never", &[(64, "sometimes")]), None);
     }

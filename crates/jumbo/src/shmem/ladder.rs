@@ -112,7 +112,7 @@ pub(super) fn stand(
         advice,
         ..mapped.clone()
     };
-    let tried = |advice| controls.tried(&with(advice), start);
+    let tried = |advice| controls.tried(&with(advice), start, |_| false);
     let collapses = match (up_to >= Rung::Collapse, wanted(controls.pmd)) {
         (true, true) => controls
             .collapses(&with(Advice::Huge), start)
