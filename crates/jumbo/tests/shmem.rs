@@ -1,4 +1,5 @@
 //! `shmem::Region` on this kernel: against a plain model, and rung by rung.
+#![allow(unsafe_code, reason = "a child of fork(2)")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +12,7 @@ mod host;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, thp};
@@ -382,6 +384,68 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(matches!(region.punch(1..9000), Err(Error::Beyond { .. })));
     assert_eq!(region.bytes(0..5000).unwrap().len(), 5000);
     assert_eq!(region.size(), Bytes(5000));
+}
+
+#[test]
+fn a_forked_child_shares_it() {
+    let region = region(2 * MIB);
+    // SAFETY: the child stores a byte and exits, without a call of the C library that could wait for another thread.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let stored = region.write(5, &[7]).is_ok();
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!stored)) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this test's own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let mut byte = [0];
+    region.read(5, &mut byte).unwrap();
+    assert_eq!(byte, [7]);
+}
+
+#[test]
+fn what_threads_write_while_it_is_collapsed_is_there_afterwards() {
+    let Some(_held) = controls("never", &[(2048, "inherit")]) else {
+        return;
+    };
+    const THREADS: u8 = 3;
+    let region = region(16 * MIB);
+    let pages = region.size().0 / 4096;
+    let done = AtomicBool::new(false);
+    let collapsed = std::thread::scope(|scope| {
+        for thread in 1..=THREADS {
+            let (region, done) = (&region, &done);
+            scope.spawn(move || {
+                for round in 0..8u8 {
+                    for page in 0..pages {
+                        // Each has bytes of its own in each page.
+                        let at = usize::try_from(page * 4096).unwrap() + usize::from(thread) * 64;
+                        let mut last = [0];
+                        region.read(at, &mut last).unwrap();
+                        assert_eq!(last, [if round == 0 { 0 } else { thread + round - 1 }]);
+                        region.write(at, &[thread + round]).unwrap();
+                    }
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+        let mut collapsed = 0;
+        while !done.load(Ordering::Relaxed) {
+            collapsed += region.collapse(Blocks::Touched).unwrap().collapsed;
+        }
+        collapsed
+    });
+    assert!(collapsed > 0);
+    for page in 0..pages {
+        for thread in 1..=THREADS {
+            let at = usize::try_from(page * 4096).unwrap() + usize::from(thread) * 64;
+            let mut last = [0];
+            region.read(at, &mut last).unwrap();
+            assert_eq!(last, [thread + 7], "page {page}");
+        }
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub enum Blocks {
 pub struct Collapsed {
     /// Made huge.
     pub collapsed: u64,
-    /// Huge before.
+    /// Huge before; a kernel before Linux 6.7 does not tell, and they count as made huge.
     pub already: u64,
     /// Left as they were: not touched, or not enough, as was asked.
     pub untouched: u64,
@@ -64,8 +64,8 @@ impl Region {
     /// No byte changes; other threads may write meanwhile. A block at the end that is no whole one is left out.
     ///
     /// # Errors
-    /// [`Error::Call`] with EINVAL where the kernel refuses to collapse this memory at all: [`Region::standing`] says why, where
-    /// the controls do.
+    /// [`Error::Call`] with EINVAL where the kernel refuses to collapse the first block, and so this memory: [`Region::standing`]
+    /// says why, where the controls do.
     pub fn collapse(&self, which: Blocks) -> Result<Collapsed, Error> {
         let mut done = Collapsed::default();
         let block = self.block();
@@ -111,7 +111,10 @@ impl Region {
                     self.count(self.pmd, 1, 0, 0);
                     done.collapsed += 1;
                 }
-                Err(Errno::INVAL) => return Err(call("MADV_COLLAPSE", block as u64)(Errno::INVAL)),
+                // Later ones may be refused for what another thread is doing to them.
+                Err(Errno::INVAL) if done.collapsed + done.failed == 0 => {
+                    return Err(call("MADV_COLLAPSE", block as u64)(Errno::INVAL));
+                }
                 Err(errno) => {
                     self.count(self.pmd, 0, 1, u64::from(errno == Errno::BUSY));
                     done.failed += 1;
