@@ -67,6 +67,7 @@ const OUTSIDE: Table = &[
     ("status", &["kernel", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
+    ("shmem", &["gather", "kernel", "policy", "units"]),
     ("teardown", &["kernel", "units"]),
     ("pool", &["kernel", "units"]),
     ("gather", &["units"]),
@@ -80,6 +81,7 @@ const OUTSIDE: Table = &[
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
     ("pool", &["pool"]),
+    ("shmem", &["pool", "sys"]),
     ("segments", &["segments"]),
     ("gather", &["gather"]),
     ("policy", &["orders"]),
