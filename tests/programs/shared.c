@@ -1,11 +1,13 @@
-/* Shared memory of each kind: `shared KIND MIB HUGE_MIB SECONDS [hold]`. Writes to all of it, from the parent and from a forked child,
- * waits until at least HUGE_MIB of it are mapped by PMDs (or the seconds are over), and looks whether each byte is what it
- * was. Prints how many MiB were huge, and at which address it was. */
+/* Shared memory of each kind: `shared KIND MIB HUGE_MIB SECONDS [punch]`. Writes to all of it, from the parent and from a forked child,
+ * waits until at least HUGE_MIB of it are huge (or the seconds are over), and looks whether each byte is what it was. With `punch`
+ * there is a hole of 64 KiB in the last MiB but one, before anything else happens. Prints how many MiB were huge, how many KiB
+ * are there for a memfd, and how far from a huge page's beginning the address is. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,15 +26,17 @@ static size_t huge_kib(const void *at) {
             here = start <= (unsigned long)at && (unsigned long)at < end;
         else if (here && sscanf(line, "ShmemPmdMapped: %zu", &kib) == 1)
             found = kib;
-        else if (here && sscanf(line, "Shared_Hugetlb: %zu", &kib) == 1 && kib > 0)
-            found = kib;
+        else if (here && (sscanf(line, "Shared_Hugetlb: %zu", &kib) == 1 || sscanf(line, "Private_Hugetlb: %zu", &kib) == 1))
+            found += kib;
     }
     fclose(smaps);
     return found;
 }
 
+static int fd = -1;
+
 static unsigned char *map(const char *kind, size_t length) {
-    int protection = PROT_READ | PROT_WRITE, fd = -1;
+    int protection = PROT_READ | PROT_WRITE;
     if (strcmp(kind, "shmget") == 0) {
         int id = shmget(IPC_PRIVATE, length, IPC_CREAT | 0600);
         CHECK(id >= 0);
@@ -74,6 +78,9 @@ int main(int argc, char **argv) {
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
+    size_t hole = argc > 5 ? length - 2 * MIB : length, hole_end = argc > 5 ? hole + 64 * KIB : length;
+    if (argc > 5)
+        CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)hole, 64 * KIB) == 0);
     /* What jumbo does after a fork it does at the next mapping. */
     void *other = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(other != MAP_FAILED);
@@ -84,10 +91,15 @@ int main(int argc, char **argv) {
         nanosleep(&pause, NULL);
         /* Changed all the time, wherever it is moved. */
         for (size_t at = 0; at < length; at += 4096)
-            memory[at + 8]++;
+            if (at < hole || at >= hole_end)
+                memory[at + 8]++;
     }
     for (size_t at = 0; at < length; at += 4096)
-        CHECK(memory[at] == ((unsigned char)(at >> 12) | 1));
-    printf("huge %zu MiB, place %zu\n", huge >> 10, (size_t)memory & 0x1fffff);
+        if (at < hole || at >= hole_end)
+            CHECK(memory[at] == ((unsigned char)(at >> 12) | 1));
+    struct stat file = {0};
+    CHECK(fd < 0 || fstat(fd, &file) == 0);
+    printf("huge=%zu\nthere=%zu\nplace=%zu\n", huge >> 10, (size_t)file.st_blocks / 2,
+           (size_t)memory & 0x1fffff);
     return 0;
 }

@@ -4,7 +4,7 @@
 //!   samples come to. [`machine`]: where it was measured.
 //! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
 //! - `child`: a fresh process for each sample, started the same way but for the one thing compared. [`worker`]: what it
-//!   does. `claim`: whether that is what was to be measured.
+//!   does. `claim`: whether that is what was to be measured. `elf`: the worker with a segment more.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
 //! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`].
@@ -14,6 +14,7 @@
 
 mod child;
 mod claim;
+mod elf;
 mod error;
 pub mod exit;
 pub mod free;

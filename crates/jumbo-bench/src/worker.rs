@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::End;
 use crate::free::Freeing;
-use crate::pool::{Source, Supply, Way};
+use crate::pool::{Arrays, Source, Supply, Way};
 use crate::text::Text;
 use crate::{Error, child, exit, free, heap, pool, text};
 
@@ -35,14 +35,12 @@ pub(crate) enum Task {
     Ranges(Bytes, usize, Option<u64>),
     /// So many bytes held until the end, and what that is; where that is set, beside a sibling.
     Hold(Bytes, bool, End),
-    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes: on base pages;
-    /// under `jumbo run --pool`, on pages of the kernel's pool, of which the program knows nothing; or on a region of
-    /// a pool of THPs, which it asks for it.
-    Stream(Option<Supply>, Bytes, usize, usize),
+    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes.
+    Stream(Arrays, Bytes, usize, usize),
     /// So many pages taken, each touched in all of its base pages, and given back, so many times.
     FirstUse(Supply, Pages, usize),
-    /// A page had and given back by so many threads, again and again.
-    Exchange(Source, Way, usize),
+    /// A page had and given back, of a pool of so many where there is one, by so many threads, again and again.
+    Exchange(Source, Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
     /// The kernel's pool set as it is told, until the end of its input.
@@ -79,9 +77,9 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Blocks(size, count, how) => free::blocks(size, count, how),
         Task::Ranges(size, count, flush) => free::ranges(size, count, flush),
         Task::Hold(size, reaper, end) => return exit::hold(size, reaper, end),
-        Task::Stream(supply, size, threads, passes) => pool::stream(supply, size, threads, passes),
+        Task::Stream(arrays, size, threads, passes) => pool::stream(arrays, size, threads, passes),
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
-        Task::Exchange(source, way, threads) => pool::exchange(source, way, threads),
+        Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
         Task::Keep => return pool::keep(),
     };

@@ -86,7 +86,7 @@ struct Exit {
 struct Pool {
     #[command(flatten)]
     common: Common,
-    /// Bytes of STREAM's three arrays; 1536M, or 192M with --quick
+    /// Bytes of STREAM's three arrays; 1536M, or 96M with --quick
     #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads take and give pages: a row for each number. STREAM runs with the most of
@@ -144,12 +144,13 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             exit.common.measure(measure)?;
         }
         Some(Table::Pool(pool)) => {
-            let size = pool.common.size(pool.size, 1536 << 20, 192 << 20);
+            let size = pool.common.size(pool.size, 1536 << 20, 96 << 20);
             let threads = match pool.threads.is_empty() {
                 true => up_to_cpus(),
                 false => pool.threads,
             };
-            let measure = |settings: &_| pool::measure(settings, size, &threads);
+            let quick = pool.common.quick;
+            let measure = |settings: &_| pool::measure(settings, size, &threads, quick);
             pool.common.measure(measure)?;
         }
         Some(Table::Text(Text { common, size })) => {

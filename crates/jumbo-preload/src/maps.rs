@@ -134,8 +134,8 @@ unsafe fn shared(
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     let anonymous = flags & MAP_ANONYMOUS != 0;
     // SAFETY: a number of the program's; it is asked about, and not kept.
-    let is_memory =
-        || anonymous || fd >= 0 && shmem::is_shared_memory(unsafe { BorrowedFd::borrow_raw(fd) });
+    let file = (!anonymous && fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
+    let is_memory = || anonymous || file.is_some_and(shmem::is_shared_memory);
     if flags & special != 0 || prot & PROT_EXEC != 0 || !is_memory() {
         return map(addr, flags);
     }
@@ -157,7 +157,8 @@ unsafe fn shared(
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
-        shmem::mapped(mapped.addr(), len, prot & PROT_WRITE != 0);
+        let known = prot & PROT_WRITE != 0 && file.is_none_or(shmem::is_open_to_us);
+        shmem::mapped(mapped.addr(), len, known);
         if populate {
             maps::populate(mapped.addr(), len);
         }

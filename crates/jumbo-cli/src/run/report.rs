@@ -22,6 +22,7 @@ use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::segments;
+use super::shmem;
 use super::shortfall::{self, Shortfall};
 use super::supervise::End;
 use super::text;
@@ -325,6 +326,7 @@ impl<'a> Report<'a> {
                 "images": counted.images,
                 "ledger": total.json(),
                 "text": segments::json(self),
+                "shmem": shmem::json(self),
                 "reapers": reapers.collect::<Vec<_>>(),
                 "supervised": seen.supervised.as_ref().map(held::json),
             },

@@ -12,22 +12,24 @@ use core::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mm::{self, Advice};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::because;
 use super::regions::{self, REGIONS, Region, SELDOM};
 use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
-use crate::sync::now;
 use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, Stop, Without};
 
 /// What a mapping lives, at least, before it is looked at.
 const LIVED: Duration = Duration::from_secs(1);
-/// How long one look takes at most.
+/// How much CPU time one look takes at most.
 const LOOK: Duration = Duration::from_millis(50);
 /// The thread may use one part in so many of a CPU.
-const SHARE: u32 = 20;
+const SHARE: u32 = 10;
+/// So many blocks are collapsed by one call, at most: for each call the kernel asks all CPUs for the pages that they keep apart.
+const BATCH: usize = 8;
 /// Memory that is left when a block is collapsed: a huge page is taken before the base pages go back.
 const ROOM: usize = 64 << 20;
 /// The base page that this is written for: [`crate::heap`] has it too.
@@ -104,7 +106,7 @@ enum Look {
 
 /// The thread's look at all mappings that this process looks after.
 fn look(stop: &Stop) -> Option<Duration> {
-    let began = now();
+    let began = used();
     let mut outcome = None;
     let before = stats::slot().shm_collapsed.load(Ordering::Relaxed);
     if sandbox::is_entered() {
@@ -122,7 +124,7 @@ fn look(stop: &Stop) -> Option<Duration> {
             break;
         }
     }
-    let took = now().saturating_sub(began);
+    let took = used().saturating_sub(began);
     let rest = took.saturating_mul(SHARE);
     let worked = stats::slot().shm_collapsed.load(Ordering::Relaxed) != before;
     Some(match outcome {
@@ -158,75 +160,113 @@ fn visit(region: &Region, pagemap: Option<&Pagemap>, began: Duration, stop: &Sto
     let first = start.next_multiple_of(pmd);
     let mut block = first.max(region.next.load(Ordering::Relaxed));
     while block + pmd <= start + length {
-        if stop.check_before_wait().is_err() || now().saturating_sub(began) > LOOK {
+        if stop.check_before_wait().is_err() || used().saturating_sub(began) > LOOK {
             region.next.store(block, Ordering::Relaxed);
             return Look::More;
         }
-        // The program may have unmapped it meanwhile, which changes nothing for others that are mapped there: see `collapse`.
+        // The program may have unmapped it meanwhile, which changes nothing for what is mapped there now: see `collapse`.
         if region.range() != Some((start, length)) {
             return Look::Whole;
         }
-        match collapse(block..block + pmd, pagemap) {
-            Ok(()) => {}
-            // It is gone, by a way that was not seen.
-            Err(Errno::FAULT) => {
+        let end = start + length;
+        let most = end.min(block + BATCH * pmd);
+        let mut run = block..block;
+        let mut gone = false;
+        while run.end + pmd <= most {
+            match is_wanted(run.end..run.end + pmd, pagemap) {
+                Ok(true) => run.end += pmd,
+                Ok(false) => break,
+                Err(_) => {
+                    gone = true;
+                    break;
+                }
+            }
+        }
+        if gone {
+            // By a way that was not seen.
+            region.forget();
+            return Look::Whole;
+        }
+        block = run.end.max(block + pmd);
+        let Some(error) = collapse(run, pagemap) else {
+            continue;
+        };
+        because(match error {
+            Errno::INVAL => reason::NOT_ALLOWED,
+            Errno::BUSY => reason::NO_MEMORY,
+            _ => reason::NO_HUGE,
+        });
+        match error {
+            Errno::INVAL => {
                 region.forget();
                 return Look::Whole;
             }
-            Err(Errno::INVAL) => {
-                because(reason::NOT_ALLOWED);
-                region.forget();
-                return Look::Whole;
-            }
-            Err(Errno::AGAIN) => Slot::add(&stats::slot().shm_fallback, 1),
-            Err(error) => {
-                let slot = stats::slot();
-                let (count, why) = match error {
-                    Errno::BUSY => (&slot.shm_fallback_charge, reason::NO_MEMORY),
-                    _ => (&slot.shm_fallback, reason::NO_HUGE),
-                };
-                Slot::add(count, 1);
-                because(why);
-                region.next.store(block + pmd, Ordering::Relaxed);
+            Errno::AGAIN => {}
+            _ => {
+                region.next.store(block, Ordering::Relaxed);
                 return Look::Short;
             }
         }
-        block += pmd;
     }
     region.next.store(0, Ordering::Relaxed);
     Look::Whole
 }
 
-/// Collapses a block that is there and not huge.
-///
-/// Harmless whatever is mapped there by now: no byte changes, and what is wholly resident stays as large.
-fn collapse(block: Range<usize>, pagemap: Option<&Pagemap>) -> Result<(), Errno> {
-    let huge =
-        |pages| pagemap.is_some_and(|map| map.count(block.clone(), pages) == Ok(block.len()));
-    if huge(Pages::Huge) {
-        return Ok(());
+/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
+fn used() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+fn is_huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> bool {
+    huge(range, pagemap) == range.len()
+}
+
+fn huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> usize {
+    pagemap.map_or(0, |map| map.count(range.clone(), Pages::Huge).unwrap_or(0))
+}
+
+/// Whether a block is there, and not huge.
+fn is_wanted(block: Range<usize>, pagemap: Option<&Pagemap>) -> Result<bool, Errno> {
+    if is_huge(&block, pagemap) {
+        return Ok(false);
     }
-    let pages = block.len() / BASE_PAGE;
-    let resident = resident(block.clone()).map_err(|_| Errno::FAULT)?;
-    if resident == 0 {
-        return Ok(());
-    }
+    let resident = resident(block.clone())?;
     let missing = match regions::has_holes() {
         true => 0,
         false => MISSING.load(Ordering::Relaxed),
     };
-    if resident + missing < pages {
-        because(reason::IN_PART);
-        return Ok(());
+    if resident == 0 || resident + missing < block.len() / BASE_PAGE {
+        if resident > 0 {
+            because(reason::IN_PART);
+        }
+        return Ok(false);
     }
     // Another process may have collapsed it, and this one not yet have mapped it.
     read(block.start);
-    if huge(Pages::Huge) {
-        return Ok(());
+    Ok(!is_huge(&block, pagemap))
+}
+
+/// Collapses blocks; the error, if that was not possible for all of them.
+///
+/// Harmless whatever is mapped there by now: no byte changes, and what is wholly resident stays as large.
+fn collapse(run: Range<usize>, pagemap: Option<&Pagemap>) -> Option<Errno> {
+    if run.is_empty() {
+        return None;
     }
-    sys::collapse(block.start, block.len())?;
-    Slot::add(&stats::slot().shm_collapsed, block.len() as u64);
-    Ok(())
+    let slot = stats::slot();
+    let error = sys::collapse(run.start, run.len()).err();
+    let done = match error {
+        None => run.len(),
+        Some(_) => huge(&run, pagemap),
+    };
+    Slot::add(&slot.shm_collapsed, done as u64);
+    let left = (run.len() - done) / PMD.load(Ordering::Relaxed).max(1);
+    let count = match error {
+        Some(Errno::BUSY) => &slot.shm_fallback_charge,
+        _ => &slot.shm_fallback,
+    };
+    Slot::add(count, left as u64);
+    error
 }
 
 /// How many base pages of a block are in memory, whoever has mapped them. mincore(2).

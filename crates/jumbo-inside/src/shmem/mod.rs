@@ -21,12 +21,13 @@ pub mod user;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsRawFd as _, BorrowedFd};
+use rustix::fs::{Access, AtFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
-use crate::sys::unmap;
+use crate::sys::{self, unmap};
 use crate::{heap, sandbox};
 
 pub use later::{about_to_fork, forked};
@@ -108,6 +109,25 @@ pub fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
         && rustix::fs::fstatfs(file).is_ok_and(|file| file.f_type as libc::c_long == TMPFS_MAGIC)
 }
 
+/// Whether mincore(2) tells the truth about a mapping of a file: to a process that may not write to the file it says that all is
+/// there. Such a process has it from one that may. faccessat2(2), Linux 5.8.
+#[expect(unsafe_code, reason = "rustix takes no empty path")]
+pub fn is_open_to_us(file: BorrowedFd<'_>) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::EACCESS;
+    let (file, path) = (file.as_raw_fd().unsigned_abs() as usize, c"".as_ptr());
+    let access = Access::WRITE_OK.bits() as usize;
+    let arguments = [
+        file,
+        path.expose_provenance(),
+        access,
+        flags.bits() as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the path is a terminated string; nothing is written.
+    unsafe { sys::request(libc::SYS_faccessat2, arguments) }.is_ok()
+}
+
 /// A good address for a mapping of `length` bytes from `offset` on, as a hint for mmap(2): one PMDs can map.
 pub fn place(length: usize, offset: usize) -> Option<usize> {
     let past = offset & (LEAST.load(Ordering::Relaxed).checked_sub(1)?);
@@ -163,9 +183,10 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     Some(address.expose_provenance())
 }
 
-/// The program has mapped shared memory: takes it as far up the ladder as it goes. `writable`: collapsing it makes pages of it.
+/// The program has mapped shared memory: takes it as far up the ladder as it goes. `known`: mincore(2) says what is there, and the
+/// program writes to it.
 #[expect(unsafe_code, reason = "advises memory")]
-pub fn mapped(address: usize, length: usize, writable: bool) {
+pub fn mapped(address: usize, length: usize, known: bool) {
     let slot = stats::slot();
     Slot::add(&slot.shm, length as u64);
     let at = with_exposed_provenance_mut(address);
@@ -175,13 +196,14 @@ pub fn mapped(address: usize, length: usize, writable: bool) {
         return because(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
-    if mode() == ShmMode::User {
+    // What is not known to be there cannot be brought in before a system call.
+    if known && mode() == ShmMode::User {
         match user::register(address, length, block()) {
             Ok(()) => return,
             Err(why) => because(why.bit()),
         }
     }
-    if writable && length >= WORTH {
+    if known && length >= WORTH {
         later::register(address, length);
     }
 }
