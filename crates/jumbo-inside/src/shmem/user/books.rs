@@ -90,10 +90,13 @@ pub(super) const FILL: u32 = 2;
 pub(super) const END: u32 = 3;
 
 /// A range, where it has an end.
-struct Entry {
+pub(super) struct Entry {
     start: AtomicUsize,
     end: AtomicUsize,
-    block: AtomicUsize,
+    /// The size of its blocks.
+    pub(super) block: AtomicUsize,
+    /// How much of it was brought in.
+    pub(super) filled: AtomicUsize,
 }
 
 impl Books {
@@ -105,6 +108,7 @@ impl Books {
                     start: AtomicUsize::new(0),
                     end: AtomicUsize::new(0),
                     block: AtomicUsize::new(0),
+                    filled: AtomicUsize::new(0),
                 }
             }; RANGES],
             streams: Streams::new(),
@@ -122,14 +126,31 @@ impl Books {
         }
     }
 
-    /// The ranges, and the size of their blocks. One that is being changed may be found wrong: nothing is ever filled that is
-    /// not registered with the kernel.
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
+    /// The ranges. One that is being changed may be found wrong: nothing is ever filled that is not registered with the
+    /// kernel.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (Range<usize>, &Entry)> {
         self.ranges.iter().filter_map(|entry| {
             let end = entry.end.load(Ordering::Acquire);
             let range = entry.start.load(Ordering::Relaxed)..end;
-            (!range.is_empty()).then(|| (range, entry.block.load(Ordering::Relaxed)))
+            (!range.is_empty()).then_some((range, entry))
         })
+    }
+
+    /// How much of all ranges has not come in yet.
+    pub(super) fn remaining(&self) -> usize {
+        let left = |(range, entry): (Range<usize>, &Entry)| {
+            range
+                .len()
+                .saturating_sub(entry.filled.load(Ordering::Relaxed))
+        };
+        self.ranges().map(left).fold(0, usize::saturating_add)
+    }
+
+    /// Ends an entry, by whatever thread.
+    pub(super) fn drop_entry(&self, entry: &Entry) {
+        if entry.end.swap(0, Ordering::AcqRel) != 0 {
+            self.count.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// Adds a range in place of those that it covers. False where there are too many. Under the lock.
@@ -141,6 +162,7 @@ impl Books {
         };
         entry.start.store(range.start, Ordering::Relaxed);
         entry.block.store(block, Ordering::Relaxed);
+        entry.filled.store(0, Ordering::Relaxed);
         entry.end.store(range.end, Ordering::Release);
         self.count.fetch_add(1, Ordering::Release);
         true
@@ -160,8 +182,7 @@ impl Books {
                 continue;
             }
             if range.start <= start && (cut_end >= end || whole) {
-                entry.end.store(0, Ordering::Release);
-                self.count.fetch_sub(1, Ordering::Release);
+                self.drop_entry(entry);
             } else if range.start <= start {
                 entry.start.store(cut_end, Ordering::Relaxed);
             } else if cut_end >= end {

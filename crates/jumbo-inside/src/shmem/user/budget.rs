@@ -1,54 +1,67 @@
 //! Whether there is room for memory that the program did not touch: [`Budget`].
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::headroom::{Enough, Room, headroom};
+use crate::headroom::{Enough, headroom};
 
-/// So much may be brought in between two looks, where there is room for it.
+/// So much is brought in between two looks.
 const CHUNK: usize = 64 << 20;
-/// So often nothing is brought in before another look, where there was none.
-const PAUSE: u32 = 256;
 
-/// What may still be brought in before the next look: in a memory cgroup at its limit a fill does not fail, it has something
-/// killed.
+/// What may be brought in before the next look. In a memory cgroup at its limit a fill does not fail, it has something killed; and
+/// a program that touches little of a large mapping may have no room for all of it. So blocks come in only where there is
+/// room for all that has not come yet.
 #[derive(Debug)]
-pub(super) struct Budget {
-    left: AtomicUsize,
-    pause: AtomicU32,
-}
+pub(super) struct Budget(AtomicUsize);
 
 impl Budget {
     pub(super) const fn new() -> Self {
-        Self {
-            left: AtomicUsize::new(0),
-            pause: AtomicU32::new(0),
-        }
+        Self(AtomicUsize::new(0))
     }
 
-    /// Takes so much; false: the program gets what it touched, and no more.
-    pub(super) fn take(&self, bytes: usize) -> bool {
-        self.take_of(bytes, || headroom(Enough::to_hold(CHUNK)))
+    /// Whether so much may come in, of what has not come yet.
+    pub(super) fn take(&self, bytes: usize, remaining: impl FnOnce() -> usize) -> bool {
+        self.take_of(bytes, remaining, room_for)
     }
 
-    fn take_of(&self, bytes: usize, look: impl FnOnce() -> Option<Room>) -> bool {
+    fn take_of(
+        &self,
+        bytes: usize,
+        remaining: impl FnOnce() -> usize,
+        holds: impl FnOnce(usize) -> bool,
+    ) -> bool {
         let (relaxed, less) = (Ordering::Relaxed, |left: usize| left.checked_sub(bytes));
-        if self.left.fetch_update(relaxed, relaxed, less).is_ok() {
+        if self.0.fetch_update(relaxed, relaxed, less).is_ok() {
             return true;
         }
-        let later = |pause: u32| pause.checked_sub(1);
-        if self.pause.fetch_update(relaxed, relaxed, later).is_ok() {
-            return false;
+        let room = holds(remaining());
+        if room {
+            self.0.store(CHUNK.saturating_sub(bytes), relaxed);
         }
-        let room = look();
-        let holds = |pending| room.is_some_and(|room| room.holds(pending));
-        if holds(CHUNK) {
-            self.left.store(CHUNK.saturating_sub(bytes), relaxed);
-            return true;
+        room
+    }
+}
+
+/// Whether there is room for so much, on the host and in the memory cgroups of this process.
+pub(super) fn room_for(bytes: usize) -> bool {
+    headroom(Enough::for_touching(bytes)).is_some_and(|room| room.least() >= bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_come_while_there_is_room_for_the_rest() {
+        let (budget, mut looks) = (Budget::new(), 0);
+        for _ in 0..2048 {
+            let looked = |_| {
+                looks += 1;
+                true
+            };
+            assert!(budget.take_of(64 << 10, || 1 << 30, looked));
         }
-        if holds(bytes) {
-            return true;
-        }
-        self.pause.store(PAUSE, relaxed);
-        false
+        assert_eq!(looks, 2, "for each 64 MiB");
+        assert!(!budget.take_of(64 << 10, || 1 << 30, |remaining| remaining < 1 << 30));
+        assert!(budget.take_of(64 << 10, || 1 << 29, |remaining| remaining < 1 << 30));
     }
 }

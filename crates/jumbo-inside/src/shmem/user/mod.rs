@@ -5,6 +5,8 @@
 //!
 //! - No touch waits for ever. What cannot be filled is unregistered, and where no thread of ours is left nothing is
 //!   registered: the kernel then does what it does without us.
+//! - Blocks come in only where there is room for all that has not come yet, on the host and in the memory cgroup: a program that
+//!   touches little of a large mapping lives on where it lives without us.
 //! - A system call into pages that were never touched fails with EFAULT: [`touch`] comes before those that are seen.
 //! - The threads are none of the C library's, and gone before whatever wants a single one, or changes who the process is: they
 //!   end with that of [`crate::watch`]. But they stay over a fork(2): they hold no lock and nothing that a child would find half done,
@@ -119,6 +121,9 @@ pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reaso
             make(books, process)?;
         }
         let range = address..address.saturating_add(length);
+        if !budget::room_for(books.remaining().saturating_add(length)) {
+            return Err(Reason::NoMemory);
+        }
         if !books.add(&range, block) {
             return Err(Reason::TooMany);
         }

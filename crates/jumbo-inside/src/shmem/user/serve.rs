@@ -5,6 +5,7 @@
 //! for a thread that is not there.
 #![expect(unsafe_code, reason = "makes threads on stacks of their own")]
 
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -12,10 +13,10 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, Result};
 
-use super::books::{Books, END, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
+use super::books::{Books, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
 use super::{block_of, max_waste};
-use crate::ledger::Slot;
 use crate::ledger::stats::slot;
+use crate::ledger::{Slot, shm_reason};
 use crate::sys::{Thread, Userfault, request, wake};
 use crate::watch::has_no_leader;
 
@@ -159,28 +160,38 @@ impl Server {
     /// Brings in the block of a page that was touched, or more; or at least the page.
     fn resolve(&self, page: usize) {
         let found = self.books.ranges().find(|(range, _)| range.contains(&page));
-        let Some((range, block)) = found else {
+        let Some((range, entry)) = found else {
             return self.resolve_page(page, page, PAGE);
         };
+        let block = entry.block.load(Ordering::Relaxed).max(PAGE);
         let touched = block_of(page, block, &range);
         let (start, first) = (touched.start, touched.len());
         let streams = &self.books.streams;
         let length = streams.extend(start, first, range.end, block, max_waste());
-        if !self.books.budget.take(length) {
-            Slot::add(&slot().shm_user_fallback_charge, 1);
-            return self.resolve_page(page, start, first);
+        if !self.books.budget.take(length, || self.books.remaining()) {
+            return self.leave_to_the_kernel(&range, entry, block);
         }
         let mut answer = self.fill(start, length, first, Some(page));
         if answer.0 == 0 && answer.1.is_err() && length > first {
             // Not one mapping, perhaps.
             answer = self.fill(start, first, first, Some(page));
         }
-        match answer {
-            (filled, Ok(())) => count(filled),
-            (filled, Err(_)) => {
-                count(filled);
-                self.resolve_page(page, start, first);
-            }
+        count(answer.0);
+        entry.filled.fetch_add(answer.0, Ordering::Relaxed);
+        if answer.1.is_err() {
+            self.resolve_page(page, start, first);
+        }
+    }
+
+    /// There is no room for whole blocks of a range.
+    fn leave_to_the_kernel(&self, range: &Range<usize>, entry: &Entry, block: usize) {
+        let slot = slot();
+        Slot::add(&slot.shm_user_fallback_charge, (range.len() / block) as u64);
+        slot.shm_reasons
+            .fetch_or(shm_reason::NO_MEMORY, Ordering::Relaxed);
+        self.books.drop_entry(entry);
+        if self.faults.unregister(range.start, range.len()).is_err() {
+            self.end();
         }
     }
 
