@@ -145,7 +145,7 @@ impl Server {
                 books.answer.store(answer, Ordering::Release);
             }
             FILL => {
-                count(self.fill(address, length, length, None).0);
+                let _ = self.fill(address, length, length, None);
                 books.answer.store(READY, Ordering::Release);
             }
             END => return self.end(),
@@ -176,7 +176,6 @@ impl Server {
             // Not one mapping, perhaps.
             answer = self.fill(start, first, first, Some(page));
         }
-        count(answer.0);
         entry.filled.fetch_add(answer.0, Ordering::Relaxed);
         if answer.1.is_err() {
             self.resolve_page(page, start, first);
@@ -218,17 +217,18 @@ impl Server {
                 answer => result = answer,
             }
         }
+        // Before the program goes on, and perhaps ends.
+        count(filled);
         self.faults.wake(start, length);
         (filled, result)
     }
 
     /// Brings in one page. Where that is not to be had either the kernel decides about its block from now on.
     fn resolve_page(&self, page: usize, start: usize, length: usize) {
-        match self.fill(page, PAGE, PAGE, None) {
-            (filled, Ok(())) => count(filled),
-            // Not registered any more: moved, or unmapped.
-            (_, Err(Errno::NOENT | Errno::AGAIN)) => {}
-            (_, Err(_)) => {
+        match self.fill(page, PAGE, PAGE, None).1 {
+            // Or not registered any more: moved, or unmapped.
+            Ok(()) | Err(Errno::NOENT | Errno::AGAIN) => {}
+            Err(_) => {
                 Slot::add(&slot().shm_user_fallback, 1);
                 if self.faults.unregister(start, length).is_err() {
                     self.end();

@@ -62,7 +62,7 @@ fn byte(address: usize) -> &'static AtomicU8 {
     unsafe { &*at::<AtomicU8>(address).cast_const() }
 }
 
-/// Bytes that came in, and blocks: at the end, for it is counted after the program goes on.
+/// Bytes that came in, and blocks; the end of it.
 fn counted() -> (u64, u64) {
     end();
     let counts = Counts::of(slot());
