@@ -69,6 +69,18 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// One is being made or ended.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
+/// What ends the threads of another mechanism, which are as this one is and have to go when it has to.
+static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Such threads: what ends them, for good, and returns at once where there are none.
+#[derive(Debug)]
+pub(crate) struct Others(pub(crate) fn());
+
+/// Has these threads end with this one.
+pub(crate) fn with(others: &'static Others) {
+    OTHERS.store(core::ptr::from_ref(others).cast_mut(), Ordering::Release);
+}
+
 /// Something to look at.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -213,6 +225,10 @@ pub fn is_watched() -> bool {
 
 /// Ends the thread, if there is one, for good. A move that is under way is given up, or has just been made.
 pub fn end() {
+    // SAFETY: null, or a static that was stored there.
+    if let Some(Others(end)) = unsafe { OTHERS.load(Ordering::Acquire).as_ref() } {
+        end();
+    }
     // Where there never was one, or is none any more, no call is made.
     let none =
         !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire) && !is_watched();
@@ -310,7 +326,7 @@ fn look() {
 }
 
 /// Whether the first thread has ended by itself, past the C library: the process ends with its last thread, and this may be it.
-fn has_no_leader() -> bool {
+pub(crate) fn has_no_leader() -> bool {
     let mut text = [0u8; 128];
     let read =
         proc::open(c"/proc/self/stat").and_then(|file| rustix::io::read(&file, &mut text[..]));

@@ -478,6 +478,7 @@ pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
     locked(len);
+    shmem::user::touch(addr.addr(), len);
     // SAFETY: the same call.
     unsafe { (next::mlock.get())(addr, len) }
 }
@@ -491,6 +492,7 @@ pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) 
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
     locked(len);
+    shmem::user::touch(addr.addr(), len);
     // SAFETY: the same call.
     unsafe { (next::mlock2.get())(addr, len, flags) }
 }
@@ -517,6 +519,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     }
     if advice == libc::MADV_MERGEABLE {
         gather::merged();
+    }
+    if [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE].contains(&advice) {
+        shmem::user::touch(addr.addr(), len);
     }
     if advice == libc::MADV_REMOVE {
         shmem::punched();

@@ -4,7 +4,7 @@
 //! System V:
 //!
 //! 1. hugetlb pages ([`map_hugetlb`]), where they were asked for;
-//! 2. user-space population (`user`), where it was asked for;
+//! 2. user-space population ([`user`]), where it was asked for;
 //! 3. *touch and collapse* (`later`): what the program has touched is collapsed, by the thread of [`crate::watch`];
 //! 4. the kernel's controls as they are: the mapping is aligned and advised, and the kernel uses the folio sizes that its
 //!    controls allow.
@@ -16,6 +16,7 @@
 
 mod later;
 mod regions;
+pub mod user;
 
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -30,7 +31,7 @@ use crate::sys::{self, unmap};
 use crate::{heap, sandbox};
 
 pub use later::{about_to_fork, forked};
-pub use regions::{punched, unmapped};
+pub use regions::punched;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,9 @@ static SIZES: AtomicUsize = AtomicUsize::new(0);
 /// Below that nothing is collapsed: no program was faster for it.
 const WORTH: usize = 32 << 20;
 
+/// What a touch brings in where no size was asked for.
+const BLOCK: usize = 64 << 10;
+
 /// `f_type` of tmpfs, which memfds are on too (linux/magic.h).
 const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
 
@@ -68,6 +72,7 @@ pub fn start(settings: Settings) {
         Ordering::Relaxed,
     );
     SIZES.store(settings.sizes, Ordering::Relaxed);
+    user::allow_waste(settings.max_waste);
     let allowed = match settings.sizes {
         0 => true,
         sizes => sizes & settings.pmd != 0,
@@ -191,9 +196,29 @@ pub fn mapped(address: usize, length: usize, known: bool) {
         return because(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
+    // What is not known to be there cannot be brought in before a system call.
+    if known && mode() == ShmMode::User {
+        match user::register(address, length, block()) {
+            Ok(()) => return,
+            Err(why) => because(why.bit()),
+        }
+    }
     if known && length >= WORTH {
         later::register(address, length);
     }
+}
+
+/// What a touch brings in: the largest size that was asked for.
+fn block() -> usize {
+    let sizes = SIZES.load(Ordering::Relaxed);
+    sizes.checked_ilog2().map_or(BLOCK, |bit| 1 << bit)
+}
+
+/// The program is about to unmap a range, or to map something else there.
+#[inline(always)]
+pub fn unmapped(address: usize, length: usize) {
+    regions::unmapped(address, length);
+    user::forget(address, length);
 }
 
 /// Writes down why there is not more.

@@ -179,7 +179,7 @@ pub(super) fn add(address: usize, length: usize) -> bool {
 
 /// The program is about to unmap a range, or to map something else there.
 #[inline(always)]
-pub fn unmapped(address: usize, length: usize) {
+pub(super) fn unmapped(address: usize, length: usize) {
     if SOME.load(Ordering::Relaxed) {
         forget(address, length);
     }
