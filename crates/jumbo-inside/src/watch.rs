@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use core::time::Duration;
 
 use rustix::mm::{Advice, madvise};
+use rustix::process::{Resource, getrlimit};
 
 use crate::headroom::tasks;
 use crate::sync::now;
@@ -22,6 +23,7 @@ use crate::{proc, sandbox};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+const SCHED_BATCH: usize = libc::SCHED_BATCH.unsigned_abs() as usize;
 /// Between two looks.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 pub(crate) const LONGEST: Duration = Duration::from_mins(1);
@@ -29,6 +31,8 @@ pub(crate) const LONGEST: Duration = Duration::from_mins(1);
 const PATIENCE: Duration = Duration::from_millis(200);
 /// So many more tasks the program could have, or there is no thread.
 const TASKS: usize = 16;
+/// A user that may have fewer processes is left alone: how many there are is not known.
+const PROCESSES: u64 = 1024;
 
 /// Where the thread runs. The kernel empties it in the child of a fork, however that was made, which so has no thread.
 #[repr(C, align(4096))]
@@ -147,6 +151,18 @@ impl Job {
         let due = u64::try_from(due).unwrap_or(u64::MAX);
         self.due.store(due, Ordering::Relaxed);
     }
+
+    /// Makes it due after that time, if it is not due sooner. True where that is sooner than it was.
+    fn hasten(&self, wait: Duration) -> bool {
+        let is_new = self.process.load(Ordering::Relaxed) != process();
+        let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
+        let sooner = is_new || now().saturating_add(wait) < due;
+        if sooner {
+            self.set_due(wait);
+        }
+        self.process.store(process(), Ordering::Release);
+        sooner
+    }
 }
 
 /// All jobs that were begun, by this process or by one that it was forked from.
@@ -163,18 +179,30 @@ fn because(why: Without) {
     jobs().filter(mine).for_each(|job| (job.without)(why));
 }
 
-/// Has the thread look after `wait`, and makes it if there is none.
+/// Whether the thread is that of another process, which shares its memory with this one.
+pub(crate) fn is_anothers() -> bool {
+    is_watched() && MAKER.load(Ordering::Relaxed) != process()
+}
+
+/// Has the thread look after `wait` at the latest, and makes it if there is none.
 pub(crate) fn begin(job: &'static Job, wait: Duration) {
-    job.set_due(wait);
-    job.process.store(process(), Ordering::Release);
+    if is_anothers() {
+        return;
+    }
+    let sooner = job.hasten(wait);
     if let Some(place) = JOBS.get(job.place) {
         place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
     }
     if is_watched() {
-        call(None);
+        if sooner {
+            call(None);
+        }
         // It may just be leaving.
         AGAIN.store(true, Ordering::Release);
         return;
+    }
+    if OVER.load(Ordering::Acquire) {
+        return because(Without::Ended);
     }
     let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
     // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
@@ -189,13 +217,18 @@ fn make() {
     if sandbox::is_entered() {
         return because(Without::Filter);
     }
-    if tasks().is_some_and(|tasks| tasks < TASKS) {
+    let few = getrlimit(Resource::Nproc).current;
+    if few.is_some_and(|most| most < PROCESSES) || tasks().is_some_and(|tasks| tasks < TASKS) {
         return because(Without::Room);
     }
     // No handler may find it busy; and a thread is born with its maker's mask.
     let _blocked = Blocked::all();
     if BUSY.swap(true, Ordering::SeqCst) {
         return;
+    }
+    // Another thread, or a handler, may have made it since the caller looked.
+    if is_watched() {
+        return BUSY.store(false, Ordering::SeqCst);
     }
     MAKER.store(process(), Ordering::Relaxed);
     ENDING.store(false, Ordering::Release);
@@ -295,7 +328,8 @@ fn come_again() {
 /// # Safety
 /// This is the child, with one thread.
 pub unsafe fn forked() {
-    for flag in [&OVER, &AGAIN, &BUSY, &ENDING, &LEAVING] {
+    // What ended it for good holds for the child too.
+    for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
         flag.store(false, Ordering::Relaxed);
     }
     FORKS.store(0, Ordering::Relaxed);
@@ -312,6 +346,18 @@ fn look() {
         return because(Without::Kernel);
     }
     let _ = rustix::thread::set_name(c"jumbo-watch");
+    // Whatever its maker has: nothing that keeps another thread from its CPU.
+    let priority = 0u32;
+    let batch = [
+        0,
+        SCHED_BATCH,
+        (&raw const priority).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: sched_setscheduler(2) reads a `struct sched_param`, which is one number.
+    let _ = unsafe { request(libc::SYS_sched_setscheduler, batch) };
     let stop = Stop::at(&ENDING, &LEAVING);
     loop {
         let calls = CALLS.load(Ordering::Acquire);

@@ -21,16 +21,15 @@ pub mod user;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use rustix::fd::{AsRawFd as _, BorrowedFd};
-use rustix::fs::{Access, AtFlags};
+use rustix::fd::BorrowedFd;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
-use crate::sys::{self, unmap};
+use crate::sys::unmap;
 use crate::{heap, sandbox};
 
-pub use later::{about_to_fork, forked};
+pub use later::{about_to_fork, forked, leave};
 pub use regions::punched;
 
 /// What is to be done.
@@ -103,29 +102,34 @@ fn mode() -> ShmMode {
     mode.map_or(ShmMode::Off, |(_, mode)| *mode)
 }
 
-/// Whether a file is shared memory: on tmpfs. Not asked under a seccomp filter, which may end who asks.
-pub fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
-    !sandbox::is_entered()
-        && rustix::fs::fstatfs(file).is_ok_and(|file| file.f_type as libc::c_long == TMPFS_MAGIC)
+/// What is known of memory that was mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// So much of it this process may have looked after: it writes to it, was the first to map it, and mincore(2) says what is
+    /// there. (To a process that may not write to a file it says that all is.) Another process's memory would be charged to this
+    /// one's control group when it is collapsed.
+    pub ours: usize,
+    /// It has no name: only the program's own processes can punch holes in it.
+    pub nameless: bool,
 }
 
-/// Whether mincore(2) tells the truth about a mapping of a file: to a process that may not write to the file it says that all is
-/// there. Such a process has it from one that may. faccessat2(2), Linux 5.8.
-#[expect(unsafe_code, reason = "rustix takes no empty path")]
-pub fn is_open_to_us(file: BorrowedFd<'_>) -> bool {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::EACCESS;
-    let (file, path) = (file.as_raw_fd().unsigned_abs() as usize, c"".as_ptr());
-    let access = Access::WRITE_OK.bits() as usize;
-    let arguments = [
-        file,
-        path.expose_provenance(),
-        access,
-        flags.bits() as usize,
-        0,
-        0,
-    ];
-    // SAFETY: the path is a terminated string; nothing is written.
-    unsafe { sys::request(libc::SYS_faccessat2, arguments) }.is_ok()
+/// What is known of a mapping of `length` bytes of `file` from `offset` on; `None` where the file is no shared memory. Not asked under
+/// a seccomp filter, which may end who asks.
+///
+/// Seals are what memfds and files on tmpfs and hugetlbfs have: any other file system, which may not answer, is not asked.
+pub fn look_at(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Known> {
+    if sandbox::is_entered() || rustix::fs::fcntl_get_seals(file).is_err() {
+        return None;
+    }
+    let stat = rustix::fs::fstat(file).ok()?;
+    let kind = rustix::fs::fstatfs(file).ok()?.f_type as libc::c_long;
+    let size = usize::try_from(stat.st_size).ok()?;
+    let ours = stat.st_blocks == 0 && stat.st_uid == rustix::process::geteuid().as_raw();
+    let within = size.saturating_sub(offset).min(length);
+    (kind == TMPFS_MAGIC).then_some(Known {
+        ours: if ours { within } else { 0 },
+        nameless: false,
+    })
 }
 
 /// A good address for a mapping of `length` bytes from `offset` on, as a hint for mmap(2): one PMDs can map.
@@ -183,10 +187,9 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     Some(address.expose_provenance())
 }
 
-/// The program has mapped shared memory: takes it as far up the ladder as it goes. `known`: mincore(2) says what is there, and the
-/// program writes to it.
+/// The program has mapped shared memory: takes it as far up the ladder as it goes.
 #[expect(unsafe_code, reason = "advises memory")]
-pub fn mapped(address: usize, length: usize, known: bool) {
+pub fn mapped(address: usize, length: usize, known: Known) {
     let slot = stats::slot();
     Slot::add(&slot.shm, length as u64);
     let at = with_exposed_provenance_mut(address);
@@ -196,15 +199,16 @@ pub fn mapped(address: usize, length: usize, known: bool) {
         return because(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
+    let ours = known.ours.min(length) & !(rustix::param::page_size() - 1);
     // What is not known to be there cannot be brought in before a system call.
-    if known && mode() == ShmMode::User {
-        match user::register(address, length, block()) {
+    if ours > 0 && mode() == ShmMode::User {
+        match user::register(address, ours, block()) {
             Ok(()) => return,
             Err(why) => because(why.bit()),
         }
     }
-    if known && length >= WORTH {
-        later::register(address, length);
+    if ours >= WORTH {
+        later::register(address, ours, known.nameless);
     }
 }
 
