@@ -1,12 +1,12 @@
 //! `jumbo bench shmem`: what shared memory costs in folios of each size, and on each rung of the ladder.
 //!
 //! Two things are measured. A program that maps anonymous shared memory and touches all of it (`worker`), by one thread for each CPU
-//! and by many, in each [`Way`]: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
+//! and by many, in each `Way`: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
 //! user-space population; hugetlb. And PostgreSQL (`postgres`), whose buffers are such memory.
 //!
 //! Each sample says how its memory came: by the page faults that the touches took, by the kernel's statistics of folios, by smaps.
 //! The kernel's controls and its pool are set for each sample, and put back in the end, whatever end that is
-//! ([`keeper`](crate::keeper)). Without the right to set them the controls are as they are, and what needs them is left out.
+//! (`keeper`). Without the right to set them the controls are as they are, and what needs them is left out.
 
 mod postgres;
 mod way;
