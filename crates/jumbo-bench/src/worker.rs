@@ -45,8 +45,7 @@ pub(crate) enum Task {
     Exchange(Source, pool::Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
-    /// So many bytes of shared memory touched by so many threads; where that is set, the latency of touches, and what sparse
-    /// ones take.
+    /// So many bytes of shared memory touched by so many threads; where that is set, one by one as well.
     Shared(Way, Bytes, usize, bool),
     /// Knobs of the kernel set as it is told, until the end of its input.
     Keep(Kept),
@@ -86,7 +85,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
-        Task::Shared(way, size, threads, sparse) => shmem::touch(way, size, threads, sparse),
+        Task::Shared(way, size, threads, timed) => shmem::touch(way, size, threads, timed),
         Task::Keep(kept) => return keeper::keep(kept),
     };
     say(&figures?)

@@ -50,9 +50,9 @@ pub(super) struct Database {
 /// What `pgbench` puts into a database for one of its scale, with the index.
 const OF_SCALE: u64 = 15 << 20;
 
-/// How many queries a sample is, and the clients that send them.
-const QUERIES: u32 = 100_000;
-const CLIENTS: u32 = 4;
+/// How many queries a sample is for each MiB of buffers, and the clients that send them.
+const QUERIES: u64 = 100;
+const CLIENTS: u64 = 4;
 
 /// How long starting may take, and collapsing what the server touched.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,8 +146,9 @@ impl Database {
                 Err(_) => std::thread::sleep(PAUSE),
             }
         };
-        let (clients, each) = (format!("--client={CLIENTS}"), QUERIES / CLIENTS);
-        let each = format!("--transactions={each}");
+        let queries = (self.size.0 >> 20) * QUERIES;
+        let clients = format!("--client={CLIENTS}");
+        let each = format!("--transactions={}", queries / CLIENTS);
         let jobs = "--jobs=2";
         let query = [
             "--select-only",

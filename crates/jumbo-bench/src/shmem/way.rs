@@ -32,11 +32,13 @@ pub(crate) enum Way {
 /// Nothing but shared memory differs.
 const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
 
-/// The figures that [`Way::claims`] are about: the page faults of the touches, and what came in large folios, of all
-/// sizes and of the way's own, by the kernel's statistics.
+/// The figures that [`Way::claims`] are about: the page faults of the touches; what came in large folios, of all
+/// sizes and of the way's own, by the kernel's statistics; and how much more than was touched is resident, where touches are far
+/// apart.
 pub(super) const FAULTS: &str = "touch_faults";
 pub(super) const LARGE: &str = "large_folio_bytes";
 pub(super) const SIZED: &str = "sized_folio_bytes";
+pub(super) const BLOAT: &str = "resident_x";
 
 impl Way {
     /// In the names of rows.
@@ -124,7 +126,13 @@ impl Way {
             }
             Self::Kernel(_) => vec![claim::sized(SIZED, size), faults],
             Self::Collapse => claim::huge(size),
-            Self::User(_) => vec![claim::resident(size), faults, small],
+            Self::User(block) => {
+                let base_pages = block.bytes() / PageSize::SIZE_4K.bytes();
+                // The touches of one block wait for each other, and count as page faults or not.
+                let few = claim::at_most(FAULTS, size.0 / block.bytes() * 2 + 2000);
+                let whole = claim::times(BLOAT, base_pages);
+                vec![claim::resident(size), few, small, whole]
+            }
             Self::Hugetlb => claim::hugetlb(size),
         }
     }
