@@ -95,6 +95,21 @@ static void calls(void)
     CHECK(recvmsg(pair[1], nowhere, MSG_DONTWAIT) == -1 && errno == EFAULT);
 }
 
+/* What is to be there at once is. */
+static void populated(void)
+{
+    static unsigned char there[SIZE / 4096];
+    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE;
+    void *at = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    CHECK(at != MAP_FAILED && mincore(at, SIZE, there) == 0);
+    for (size_t page = 0; page < SIZE / 4096; page++)
+        CHECK(there[page] & 1);
+    at = mremap(at, SIZE, 2 * SIZE, MREMAP_MAYMOVE);
+    CHECK(at != MAP_FAILED && munmap(at, 2 * SIZE) == 0);
+    at = shared();
+    CHECK(madvise(at, SIZE, MADV_POPULATE_WRITE) == 0 && munmap(at, SIZE) == 0);
+}
+
 static void *touch_all(void *tag)
 {
     for (size_t at = 0; at < SIZE / 2; at += 4096)
@@ -106,6 +121,7 @@ int main(void)
 {
     memory = next = shared();
     calls();
+    populated();
 
     pthread_t threads[4];
     CHECK(pthread_create(threads, NULL, wait_for_nothing, fresh()) == 0);

@@ -160,6 +160,7 @@ unsafe fn shared(
         let known = prot & PROT_WRITE != 0 && file.is_none_or(shmem::is_open_to_us);
         shmem::mapped(mapped.addr(), len, known);
         if populate {
+            shmem::user::touch(mapped.addr(), len);
             maps::populate(mapped.addr(), len);
         }
     }
