@@ -171,6 +171,7 @@ unsafe fn shared(
     if mapped != MAP_FAILED {
         shmem::mapped(mapped.addr(), len, known);
         if populate {
+            shmem::user::touch(mapped.addr(), len);
             maps::populate(mapped.addr(), len);
         }
     }

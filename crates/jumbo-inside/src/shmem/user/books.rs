@@ -87,7 +87,8 @@ pub(super) const FAILED: u32 = 2;
 /// Calls: [`Books::call`].
 pub(super) const REGISTER: u32 = 1;
 pub(super) const FILL: u32 = 2;
-pub(super) const END: u32 = 3;
+pub(super) const DROP: u32 = 3;
+pub(super) const END: u32 = 4;
 
 /// A range, where it has an end.
 pub(super) struct Entry {
@@ -170,18 +171,16 @@ impl Books {
 
     /// Removes what this range covers: entries, or an end of one. Under the lock.
     pub(super) fn remove(&self, range: &Range<usize>) {
-        let whole = range.len() < PAGE;
         let (cut_start, cut_end) = (
             range.start & !(PAGE - 1),
             range.end.saturating_add(PAGE - 1) & !(PAGE - 1),
         );
-        for entry in &self.ranges {
-            let start = entry.start.load(Ordering::Relaxed);
-            let end = entry.end.load(Ordering::Relaxed);
-            if end == 0 || range.start >= end || range.end <= start {
+        for (entry_range, entry) in self.ranges() {
+            let Range { start, end } = entry_range;
+            if range.start >= end || range.end <= start {
                 continue;
             }
-            if range.start <= start && (cut_end >= end || whole) {
+            if covers(range, &(start..end)) {
                 self.drop_entry(entry);
             } else if range.start <= start {
                 entry.start.store(cut_end, Ordering::Relaxed);
@@ -190,4 +189,12 @@ impl Books {
             }
         }
     }
+}
+
+/// Whether a range covers one that is registered; less than a page stands for all of what begins there.
+pub(super) fn covers(range: &Range<usize>, registered: &Range<usize>) -> bool {
+    let to_the_end = range.end.saturating_add(PAGE - 1) >= registered.end;
+    range.start <= registered.start
+        && range.end > registered.start
+        && (to_the_end || range.len() < PAGE)
 }

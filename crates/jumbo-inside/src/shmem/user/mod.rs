@@ -32,7 +32,7 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use books::{Books, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER};
+use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER, covers};
 
 use crate::headroom::tasks;
 use crate::ledger::shm_reason;
@@ -197,7 +197,7 @@ fn call(books: &Books, what: u32, range: &Range<usize>) -> Result<(), Reason> {
 }
 
 /// The range is about to be unmapped, moved or mapped anew; one of less than a page stands for all of the mapping that begins
-/// there.
+/// there. A mapping that grows is the kernel's from then on.
 #[inline(always)]
 pub fn forget(address: usize, length: usize) {
     if RANGES.load(Ordering::Relaxed) != 0 {
@@ -207,8 +207,17 @@ pub fn forget(address: usize, length: usize) {
 
 #[cold]
 fn remove(range: &Range<usize>) {
+    let books = &GROUND.books;
     let _blocked = Blocked::all();
-    GROUND.books.lock.with(|()| GROUND.books.remove(range));
+    books.lock.with(|()| {
+        for (registered, _) in books
+            .ranges()
+            .filter(|(registered, _)| covers(range, registered))
+        {
+            let _ = call(books, DROP, &registered);
+        }
+        books.remove(range);
+    });
 }
 
 /// A system call is about to read or write there: pages that were never touched are brought in. Whatever the address is,

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, Result};
 
-use super::books::{Books, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
+use super::books::{Books, DROP, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
 use super::{block_of, max_waste};
 use crate::ledger::stats::slot;
 use crate::ledger::{Slot, shm_reason};
@@ -146,6 +146,10 @@ impl Server {
             }
             FILL => {
                 let _ = self.fill(address, length, length, None);
+                books.answer.store(READY, Ordering::Release);
+            }
+            DROP => {
+                let _ = self.faults.unregister(address, length);
                 books.answer.store(READY, Ordering::Release);
             }
             END => return self.end(),

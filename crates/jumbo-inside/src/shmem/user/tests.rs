@@ -158,7 +158,7 @@ fn a_system_call_finds_what_was_brought_in_for_it() {
         unsafe { munmap(at(address), 4 * MIB).unwrap() };
         touch(address, 4 * MIB);
         assert_eq!(write(address, PAGE), -1, "EFAULT as ever");
-        forget(address, 4 * MIB);
+        forget(address, 1);
         assert_eq!(RANGES.load(Ordering::Relaxed), 0);
     });
 }
@@ -318,5 +318,34 @@ fn more_ranges_than_there_is_place_for_are_refused() {
         for range in ranges {
             write_pages(range, BLOCK);
         }
+    });
+}
+
+#[test]
+fn a_mapping_that_grows_is_the_kernels() {
+    in_a_process(|| {
+        let address = registered(4 * MIB);
+        write_pages(address, MIB);
+        forget(address, 4 * MIB);
+        // SAFETY: the test's own.
+        let grown = unsafe { mremap(at(address), 4 * MIB, 3 * MIB, MremapFlags::MAYMOVE) };
+        write_pages(grown.unwrap().addr(), 3 * MIB);
+        assert_eq!(counted().0, 1 << 20);
+        assert_eq!(RANGES.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn an_end_of_a_range_can_go() {
+    in_a_process(|| {
+        let address = registered(8 * MIB);
+        for (start, length) in [(0, MIB), (7 * MIB, MIB), (3 * MIB, MIB)] {
+            forget(address + start, length);
+            // SAFETY: the test's own.
+            unsafe { munmap(at(address + start), length).unwrap() };
+        }
+        write_pages(address + MIB, 2 * MIB);
+        write_pages(address + 4 * MIB, 3 * MIB);
+        assert_eq!(counted(), (5 << 20, 80));
     });
 }
