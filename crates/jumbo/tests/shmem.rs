@@ -10,6 +10,7 @@
 #[allow(dead_code, reason = "shared with the pool's tests")]
 mod host;
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,36 +66,31 @@ fn at(length: usize, part: u64) -> usize {
     (length / 1000 * part + part % 7).min(length)
 }
 
-fn same(region: &Region, model: &[u8]) {
-    assert_eq!(region.size(), Bytes(model.len() as u64));
-    let mut bytes = vec![1; model.len()];
-    region.read(0, &mut bytes).unwrap();
-    let differs = bytes
-        .iter()
-        .zip(model)
-        .position(|(ours, model)| ours != model);
-    assert_eq!(differs, None);
+/// Whether it was done. Pages of the kernel's pool may be short, which must change nothing.
+fn had_pages(done: Result<(), Error>, rung: Rung) -> bool {
+    match done {
+        Ok(()) => true,
+        Err(Error::NoPages { .. }) if rung == Rung::Hugetlb => false,
+        Err(error) => panic!("{error}"),
+    }
 }
 
-fn run(ops: &[Op], up_to: Rung) {
+/// The rung that it was run on.
+fn run(ops: &[Op], up_to: Rung) -> Rung {
     const CAPACITY: usize = 5 * PMD;
     let builder = Region::builder(Bytes(PMD as u64)).capacity(Bytes(CAPACITY as u64));
     // In files of one block, so that most of what is done is done to several.
     let builder = builder.up_to(up_to).shard(Bytes(PMD as u64));
     let mut region = builder.build(&Root::host()).unwrap();
     let rung = region.standing().rung;
-    assert!(
-        up_to != Rung::Hugetlb || rung == up_to,
-        "{:?}",
-        region.standing()
-    );
     let mut model = vec![0u8; PMD];
     for op in ops {
         match op {
             Op::Grow(part) => {
                 let to = at(CAPACITY, *part);
-                region.grow(Bytes(to as u64)).unwrap();
-                model.resize(to.max(model.len()), 0);
+                if had_pages(region.grow(Bytes(to as u64)), rung) {
+                    model.resize(to.max(model.len()), 0);
+                }
             }
             Op::Shrink(part) => {
                 let to = at(model.len(), *part).max(1);
@@ -110,15 +106,17 @@ fn run(ops: &[Op], up_to: Rung) {
             Op::Write(place, length, byte) => {
                 let start = at(model.len(), *place);
                 let range = start..(start + length).min(model.len());
-                region.write(start, &vec![*byte; range.len()]).unwrap();
-                model[range].fill(*byte);
+                if had_pages(region.write(start, &vec![*byte; range.len()]), rung) {
+                    model[range].fill(*byte);
+                }
             }
             Op::Read(place, length) => {
                 let start = at(model.len(), *place);
                 let range = start..(start + length).min(model.len());
                 let mut bytes = vec![1; range.len()];
-                region.read(start, &mut bytes).unwrap();
-                assert_eq!(bytes, model[range]);
+                if had_pages(region.read(start, &mut bytes), rung) {
+                    assert_eq!(bytes, model[range]);
+                }
             }
             Op::Collapse(blocks) => match region.collapse(*blocks) {
                 // The host's controls may forbid it; nothing is said then but that.
@@ -131,8 +129,14 @@ fn run(ops: &[Op], up_to: Rung) {
             },
         }
     }
-    same(&region, &model);
+    assert_eq!(region.size(), Bytes(model.len() as u64));
+    let mut bytes = vec![1; model.len()];
+    if had_pages(region.read(0, &mut bytes), rung) {
+        let mut both = bytes.iter().zip(&model);
+        assert_eq!(both.position(|(ours, model)| ours != model), None);
+    }
     region.free().unwrap();
+    rung
 }
 
 proptest! {
@@ -148,20 +152,21 @@ proptest! {
 fn a_region_of_hugetlb_pages_is_a_vector_too() {
     let _alone = Alone::new();
     let mut knobs = Knobs::new();
-    if !knobs.set(
-        PathBuf::from(host::POOL).join("nr_overcommit_hugepages"),
-        16,
-    ) {
+    // Fewer than a region may come to.
+    if !knobs.set(PathBuf::from(host::POOL).join("nr_overcommit_hugepages"), 4) {
         return skip("cannot let the kernel's pool of 2M pages grow");
     }
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(15));
     let ops = proptest::collection::vec(op(), 1..30);
-    runner
-        .run(&ops, |ops| {
-            run(&ops, Rung::Hugetlb);
-            Ok(())
-        })
-        .unwrap();
+    // Programs beside this test may have the pages.
+    let on_hugetlb = Cell::new(0);
+    let done = runner.run(&ops, |ops| {
+        let rung = run(&ops, Rung::Hugetlb);
+        on_hugetlb.set(on_hugetlb.get() + u32::from(rung == Rung::Hugetlb));
+        Ok(())
+    });
+    done.unwrap();
+    assert!(on_hugetlb.get() > 0);
 }
 
 /// The controls of shared memory, as `values` says; those of sizes by their KiB. `None`, and said so, where they cannot be set.

@@ -23,7 +23,7 @@ pub enum Error {
         errno: Errno,
     },
     /// Pages of the kernel's pool are not to be had for all of it.
-    #[error("no {size} pages of the kernel's pool for {bytes}: {}; hint: `jumbo pool set {size}`", no_pages(*errno))]
+    #[error("no {size} pages of the kernel's pool for {bytes}: {}; hint: `jumbo pool set {size} --overcommit SIZE`", no_pages(*errno))]
     NoPages {
         /// Their size.
         size: PageSize,

@@ -26,7 +26,9 @@ pub enum Rung {
 #[non_exhaustive]
 pub enum Why {
     /// Pages of the kernel's pool are not to be had.
-    #[error("no {size} pages of the kernel's pool: {errno}; hint: `jumbo pool set {size}`")]
+    #[error(
+        "no {size} pages of the kernel's pool: {errno}; hint: `jumbo pool set {size} --overcommit SIZE`"
+    )]
     NoPages {
         /// Their size.
         size: PageSize,
