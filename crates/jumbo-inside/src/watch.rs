@@ -1,4 +1,4 @@
-//! The thread that looks at a program from within, now and then: [`begin`], [`end`]. What it looks at is a [`Job`]: whether the
+//! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
 //! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
 //! ([`crate::shmem`]).
 //!

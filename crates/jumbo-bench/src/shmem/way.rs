@@ -85,7 +85,7 @@ impl Way {
     pub(super) fn launch(self) -> Launch {
         let mode = match self {
             Self::Base | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
-            Self::Disabled => "advise".to_owned(),
+            Self::Disabled => "auto".to_owned(),
             Self::User(size) => format!("user --shm-sizes={size}"),
             Self::Hugetlb => format!("hugetlb --shm-sizes={SIZE}"),
         };
