@@ -150,3 +150,73 @@ impl fmt::Display for Way {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::{Figures, with};
+
+    const SIZE_64K: PageSize = match PageSize::new(64 << 10) {
+        Ok(size) => size,
+        Err(_) => SIZE,
+    };
+    const WAYS: [Way; 6] = [
+        Way::Base,
+        Way::Disabled,
+        Way::Kernel(SIZE_64K),
+        Way::Collapse,
+        Way::User(SIZE_64K),
+        Way::Hugetlb,
+    ];
+
+    /// Which ways 1 GiB can have come in: by so many page faults, with so many MiB in large folios, of them in those of the way's
+    /// size, in PMD-mapped ones, in hugetlb pages, and so much more than was touched.
+    fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 6] {
+        let [large, sized, huge, hugetlb] = mib.map(|mib| f64::from(mib) * f64::from(1 << 20));
+        let found = [
+            (FAULTS, f64::from(faults)),
+            (LARGE, large),
+            (SIZED, sized),
+            (BLOAT, bloat),
+            ("resident_bytes", f64::from(1 << 30)),
+            ("huge_bytes", huge),
+            ("hugetlb_bytes", hugetlb),
+        ];
+        WAYS.map(|way| {
+            let launch = way.launch();
+            let library = f64::from(u8::from(matches!(launch, Launch::Jumbo(_))));
+            let figures = with(Figures::new(), found);
+            let figures = with(figures, [("preload_libraries", library)]);
+            claim::check(&way.claims(Bytes(1 << 30)), &launch, &figures).is_ok()
+        })
+    }
+
+    #[test]
+    fn memory_that_came_in_another_way_is_refused() {
+        for (faults, mib, bloat, right) in [
+            (262_200, [0; 4], 1.0, [1, 1, 0, 0, 0, 0]),
+            (16_400, [1024, 1024, 0, 0], 16.0, [0, 0, 1, 0, 0, 0]),
+            (262_200, [1024, 1024, 0, 0], 1.0, [0; 6]),
+            (1000, [0, 0, 1024, 0], 1.0, [0, 0, 0, 1, 0, 0]),
+            (200, [0; 4], 16.0, [0, 0, 0, 0, 1, 0]),
+            (200, [0; 4], 256.0, [0; 6]),
+            (600, [0, 0, 1024, 1024], 256.0, [0, 0, 0, 1, 0, 1]),
+        ] {
+            let found = fine(faults, mib, bloat).map(u8::from);
+            assert_eq!(found, right, "{faults} {mib:?} {bloat}");
+        }
+    }
+
+    #[test]
+    fn no_size_is_allowed_but_the_ways_own() {
+        let words = |way: Way| {
+            let set = way.controls(&[SIZE_64K, SIZE]).into_iter();
+            set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(words(Way::Kernel(SIZE_64K)), ["always", "never"]);
+        assert_eq!(words(Way::Collapse), ["never", "inherit"]);
+        for way in [Way::Base, Way::Disabled, Way::User(SIZE_64K), Way::Hugetlb] {
+            assert_eq!(words(way), ["never", "never"], "{way}");
+        }
+    }
+}
