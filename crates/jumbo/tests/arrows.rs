@@ -22,7 +22,7 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+            "headroom", "heap", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (

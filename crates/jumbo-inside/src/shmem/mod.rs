@@ -24,8 +24,10 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
+use crate::proc::is_alone;
 use crate::sys::unmap;
 use crate::{heap, sandbox};
 
@@ -178,8 +180,19 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::from_bits_retain(page);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
     let address = unsafe { mm::mmap_anonymous(null_mut(), length, prot, flags) }.ok()?;
-    // SAFETY: it makes pages resident, and changes nothing. MADV_POPULATE_WRITE, Linux 5.14.
-    if unsafe { mm::madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
+    // MADV_POPULATE_WRITE, Linux 5.14.
+    let fill = |at, length| {
+        let at = with_exposed_provenance_mut(at);
+        // SAFETY: it makes pages resident, and changes nothing.
+        unsafe { mm::madvise(at, length, Advice::LinuxPopulateWrite) }
+    };
+    let at = address.expose_provenance();
+    // The program's other threads may make a change that concerns all threads, and ours would be left out.
+    let filled = match is_alone() {
+        Some(true) => in_parallel(&fill, 1 << bit, (at, length)),
+        _ => fill(at, length),
+    };
+    if filled.is_err() {
         // SAFETY: this mapping, which no other code has seen.
         let _ = unsafe { unmap(address.expose_provenance(), length) };
         return None;

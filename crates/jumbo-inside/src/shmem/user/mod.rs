@@ -124,6 +124,7 @@ pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reaso
         if !budget::room_for(books.remaining().saturating_add(length)) {
             return Err(Reason::NoMemory);
         }
+        books.streams.begin_anew(&range);
         if !books.add(&range, block) {
             return Err(Reason::TooMany);
         }

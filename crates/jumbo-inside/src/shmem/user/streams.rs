@@ -4,6 +4,7 @@
 //! program goes through its memory in order, and more comes at once: of what such a stream has brought in already, so many
 //! percent as may be wasted. So a program that stops has no more pages that it never touched than that, but for one block.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most at once: how long a touch waits.
@@ -23,6 +24,17 @@ impl Streams {
         Self {
             streams: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64],
             oldest: AtomicUsize::new(0),
+        }
+    }
+
+    /// What comes in a range from now on is no stream's yet.
+    pub(super) fn begin_anew(&self, range: &Range<usize>) {
+        for (next, before) in &self.streams {
+            let at = next.load(Ordering::Relaxed);
+            if range.start <= at && at <= range.end {
+                next.store(0, Ordering::Relaxed);
+                before.store(0, Ordering::Relaxed);
+            }
         }
     }
 
@@ -74,6 +86,17 @@ mod tests {
         }
         assert_eq!(at, end);
         assert!(calls < 1000, "{calls} where blocks alone are 16384");
+    }
+
+    #[test]
+    fn what_is_mapped_anew_goes_on_with_no_stream() {
+        let (streams, end) = (Streams::new(), 64 << 20);
+        let mut at = 0;
+        while at < end {
+            at += streams.extend(at, BLOCK, end, BLOCK, 5);
+        }
+        streams.begin_anew(&(end..2 * end));
+        assert_eq!(streams.extend(end, BLOCK, 2 * end, BLOCK, 5), BLOCK);
     }
 
     #[test]
