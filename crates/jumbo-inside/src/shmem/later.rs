@@ -307,7 +307,7 @@ fn collapse(
     answer
 }
 
-/// How many base pages of a block are in memory, whoever has mapped them. mincore(2).
+/// How many base pages of a block are in memory, by whatever process they were mapped. mincore(2).
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 fn resident(block: Range<usize>) -> Option<usize> {
     let mut pages = [0u8; MOST];
