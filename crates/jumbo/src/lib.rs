@@ -5,6 +5,7 @@
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
 //! - [`segments`]: program text on huge pages.
+//! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: memory given back with several threads, or later.
 //! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
@@ -49,7 +50,7 @@
 //! # }
 //! ```
 //!
-//! The examples `buffer_pool`, `gather` and `status` are whole programs. No function here takes a promise that the compiler
+//! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are whole programs. No function here takes a promise that the compiler
 //! does not check, but for `Gather::add`, which is `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod gather;
@@ -61,6 +62,7 @@ pub mod pool;
 #[cfg(doctest)]
 mod promises;
 pub mod segments;
+pub mod shmem;
 pub mod status;
 pub mod teardown;
 pub mod units;
