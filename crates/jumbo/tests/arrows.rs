@@ -62,6 +62,7 @@ const OUTSIDE: Table = &[
     ("segments", &["kernel", "policy", "units", "whole_file"]),
     ("teardown", &["kernel", "units"]),
     ("pool", &["kernel", "units"]),
+    ("vmemmap", &["kernel", "units"]),
     ("gather", &["units"]),
     ("policy", &["kernel", "units"]),
     ("kernel", &["units"]),
@@ -73,6 +74,7 @@ const OUTSIDE: Table = &[
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
     ("pool", &["pool"]),
+    ("vmemmap", &["pool"]),
     ("segments", &["segments"]),
     ("gather", &["gather"]),
     ("policy", &["orders"]),

@@ -181,22 +181,9 @@ fn populate(address: usize, length: usize) -> Result<()> {
     unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
-/// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
-/// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
+/// Names the first `length` bytes of a mapping in /proc/PID/maps, where the kernel can.
 pub(super) fn name(mapping: &OwnedRange, length: usize, name: &CStr) {
-    const PR_SET_VMA: usize = 0x5356_4d41;
-    const PR_SET_VMA_ANON_NAME: usize = 0;
-    let name = name.as_ptr().expose_provenance();
-    let arguments = [
-        PR_SET_VMA,
-        PR_SET_VMA_ANON_NAME,
-        mapping.address,
-        length,
-        name,
-        0,
-    ];
-    // SAFETY: the kernel copies the name; a name changes no byte of the memory.
-    let _ = unsafe { sys::request(libc::SYS_prctl, arguments) };
+    sys::name(mapping.address, length, name);
 }
 
 impl Window {
@@ -326,19 +313,8 @@ impl Window {
 
     /// Gives anonymous memory back to the kernel; the place stays.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
-        const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
-        let address = self.address(frame);
         // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
-        unsafe {
-            match mm::madvise(at(address), self.bytes, Advice::LinuxDontNeed) {
-                // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.
-                Err(Errno::INVAL) => {
-                    let arguments = [address, self.bytes, DONTNEED_LOCKED, 0, 0, 0];
-                    sys::request(libc::SYS_madvise, arguments).map(drop)
-                }
-                answer => answer,
-            }
-        }
+        unsafe { sys::discard(self.address(frame), self.bytes) }
     }
 
     /// Keeps the whole window out of the children of fork(2).
