@@ -5,8 +5,9 @@
 //! them last. Memory is given back after that, so no reader waits for a system call. Why readers are right meanwhile:
 //! [`table`](super::table).
 //!
-//! Invariant: whenever a section becomes described, all words of its descriptors are written. So nothing depends on what the
-//! memory held, also where the kernel refused to take it back.
+//! Invariants: a head that ends, or becomes a tail, stays frozen, or is cleared; it is live again when it is a head again. Whenever
+//! a section becomes described, all words of its descriptors are written: nothing depends on what the memory held, also where
+//! the kernel refused to take it back.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -196,7 +197,6 @@ impl<S: Store> Table<S> {
                 for at in sections {
                     publish(self.store.section(at), State::absent);
                 }
-                self.set_counts(seen.place, Counts::NONE);
                 return Ok(());
             };
             // All of each section, or a part of one.
@@ -267,7 +267,6 @@ impl<S: Store> Table<S> {
                 state.described(1 << self.section_order())
             });
         }
-        self.set_counts(seen.place, Counts::NONE);
         Ok(())
     }
 
@@ -323,10 +322,6 @@ impl<S: Store> Table<S> {
                 let section = self.store.section(at);
                 is_described |= state_of(section).kind() == Kind::Described;
                 publish(section, |state| state.optimised(order));
-                if at != sections.start {
-                    set(&section.counts, Counts::NONE.0);
-                    set(&section.owner, 0);
-                }
             }
             self.set_counts(head, Counts::OWNED);
             match is_described {

@@ -14,7 +14,7 @@ use shuttle::thread;
 
 use super::table::{Place, Store, Table};
 use super::words::{Counts, Descriptor, Kind, Section, State, Word};
-use super::{Error, Geometry};
+use super::{Error, Geometry, Unsaved};
 use crate::units::PageSize;
 
 /// Pages of 128 bytes, two descriptors to each; a section of four pages.
@@ -77,8 +77,10 @@ struct Model {
     sections: Vec<Section<Number>>,
     descriptors: Vec<Descriptor<Number>>,
     lock: Mutex<()>,
-    /// The next asked for is refused.
+    /// Else descriptors are refused memory.
     has_memory: AtomicBool,
+    /// Memory that is given back is not taken.
+    is_locked: AtomicBool,
 }
 
 impl Model {
@@ -115,6 +117,9 @@ impl Store for Model {
     }
 
     fn give_back(&self, sections: Range<usize>) -> Result<(), Errno> {
+        if self.is_locked.load(Ordering::Relaxed) {
+            return Err(Errno::INVAL);
+        }
         for word in self.words(sections) {
             word.value.store(0, Ordering::SeqCst);
             word.is_gone.store(true, Ordering::Relaxed);
@@ -142,6 +147,7 @@ fn table() -> Arc<Table<Model>> {
         descriptors: (0..PAGES).map(|_| Descriptor::default()).collect(),
         lock: Mutex::new(()),
         has_memory: AtomicBool::new(true),
+        is_locked: AtomicBool::new(false),
     };
     for word in store.words(0..PAGES >> SECTION) {
         word.is_gone.store(true, Ordering::Relaxed);
@@ -268,6 +274,32 @@ fn writers_exclude_each_other_and_a_refusal_leaves_all_as_it_was() {
         reader.join().unwrap();
         at_rest(&table);
     });
+}
+
+#[test]
+fn what_memory_holds_that_was_not_taken_back_counts_for_nothing() {
+    let scenario = || {
+        let table = table();
+        table.split(0, 0).unwrap();
+        table.store.is_locked.store(true, Ordering::Relaxed);
+        let refused = Some(Unsaved::Refused(Errno::INVAL));
+        let saving = table.merge(0, WHOLE).unwrap();
+        assert_eq!((saving.pages.0, saving.why), (0, refused));
+        table.split(0, SECTION).unwrap();
+        table.split(4, 0).unwrap();
+        for page in 4..8 {
+            table.release(page).unwrap();
+        }
+        table.prepare(6, 1).unwrap();
+        assert_eq!((table.look(4), table.look(5)), (None, None));
+        assert_eq!(table.look(7).unwrap().head, 6);
+        assert!(table.raise(5, |_| 1).is_err());
+        table.store.is_locked.store(false, Ordering::Relaxed);
+        table.release(6).unwrap();
+        let mut words = table.store.words(1..2);
+        assert!(words.all(|word| word.is_gone.load(Ordering::Relaxed)));
+    };
+    shuttle::check_random(scenario, 1);
 }
 
 /// All pages of the table, counted once each, with no reference but the owner's; and no memory but of described sections.

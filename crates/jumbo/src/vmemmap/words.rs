@@ -42,7 +42,7 @@ impl Word for AtomicU64 {
 pub(super) struct Section<W> {
     /// A [`State`].
     pub(super) state: W,
-    /// Where the section is the head of an optimised page: its [`Counts`]. Else 0.
+    /// Where the section is the head of an optimised page: its [`Counts`]. Else not live.
     pub(super) counts: W,
     /// The owner word of that page.
     pub(super) owner: W,

@@ -6,6 +6,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../confined/mod.rs"]
+mod confined;
 mod host;
 mod model;
 mod processes;
