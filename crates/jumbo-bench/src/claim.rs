@@ -24,6 +24,8 @@ const BASE_PAGES: &str =
 const ALONE: &str = "measure while no other program uses the kernel's pool of 2 MiB pages: \
                      `jumbo pool show` says which do";
 
+const DESCRIBED: &str = "this is a fault of `jumbo bench`: say so where jumbo comes from";
+
 const TEXT: &str = "`jumbo run --report` shows why text is not on huge pages on this host";
 
 /// Where jumbo did not do what was asked of it.
@@ -72,6 +74,11 @@ pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
 /// So many pages of a pool.
 pub(crate) fn pages(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
     Claim::new(figure, range, ALONE)
+}
+
+/// So many bytes were kept to describe pages.
+pub(crate) fn kept(range: RangeInclusive<u64>) -> Claim {
+    Claim::new("kept_bytes", range, DESCRIBED)
 }
 
 /// The memory was free again in the end.

@@ -58,6 +58,9 @@ pub enum Error {
     /// The kernel's pool is not as it was set, or not as it was before.
     #[error("the kernel's pool of 2 MiB pages: {0}")]
     Kernel(String),
+    /// A table of page descriptors refused what it was asked.
+    #[error(transparent)]
+    Vmemmap(#[from] jumbo::vmemmap::Error),
     /// A kernel file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),

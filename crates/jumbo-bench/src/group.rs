@@ -106,6 +106,11 @@ impl<'a> Group<'a> {
         self.side(name, size, move || ask(settings, &what, &claims))
     }
 
+    /// Calls a side something else than how it is started.
+    pub(crate) fn name(&mut self, side: usize, name: &str) {
+        self.sides[side].name = name.to_owned();
+    }
+
     /// Tries a sample of `side` so often where it is not what the side's name says.
     pub(crate) fn tries(&mut self, side: usize, tries: usize) {
         self.sides[side].tries = tries;
@@ -147,7 +152,7 @@ impl<'a> Group<'a> {
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut What {
-        let units = ["ms", "us", "ns", "bytes", "misses"];
+        let units = ["ms", "us", "ns", "bytes", "misses", "pages"];
         let unit = units.into_iter().find(|unit| figure.ends_with(unit));
         let what = What {
             name: name.to_owned(),

@@ -7,7 +7,7 @@
 //!   does. `claim`: whether that is what was to be measured.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`vmemmap`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -25,6 +25,7 @@ pub mod pool;
 pub mod stats;
 pub mod table;
 pub mod text;
+pub mod vmemmap;
 pub mod worker;
 
 use std::num::NonZeroUsize;

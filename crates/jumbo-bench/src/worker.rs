@@ -16,7 +16,8 @@ use crate::exit::End;
 use crate::free::Freeing;
 use crate::pool::{Source, Supply, Way};
 use crate::text::Text;
-use crate::{Error, child, exit, free, heap, pool, text};
+use crate::vmemmap::{Huge, Kind};
+use crate::{Error, child, exit, free, heap, pool, text, vmemmap};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,10 @@ pub(crate) enum Task {
     Exchange(Source, Way, usize),
     /// Functions of a program with much text called.
     Text(Text),
+    /// So many huge pages described by a table of a kind: prepared, looked up, released.
+    Describe(Kind, Huge),
+    /// So many described, and pinned.
+    Pin(Kind, Huge),
     /// The kernel's pool set as it is told, until the end of its input.
     Keep,
 }
@@ -83,6 +88,8 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, threads) => pool::exchange(source, way, threads),
         Task::Text(what) => return text::text(&what),
+        Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
+        Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
         Task::Keep => return pool::keep(),
     };
     say(&figures?)

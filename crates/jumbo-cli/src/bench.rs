@@ -10,7 +10,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, vmemmap, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -34,6 +34,8 @@ enum Table {
     Pool(Pool),
     /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
     Text(Text),
+    /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
+    Vmemmap(Vmemmap),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -106,6 +108,13 @@ struct Text {
     size: Option<Bytes>,
 }
 
+/// No memory stands behind what is described: this takes the descriptors alone, 320 MiB of them on the plain side.
+#[derive(Debug, clap::Args)]
+struct Vmemmap {
+    #[command(flatten)]
+    common: Common,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -155,6 +164,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Text(Text { common, size })) => {
             let size = common.size(size, 256 << 20, 128 << 20);
             common.measure(|settings| text::measure(settings, size, common.quick))?;
+        }
+        Some(Table::Vmemmap(Vmemmap { common })) => {
+            common.measure(|settings| vmemmap::measure(settings, common.quick))?;
         }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
@@ -285,7 +297,8 @@ mod tests {
                 "jumbo bench free",
                 "jumbo bench exit",
                 "jumbo bench pool",
-                "jumbo bench text"
+                "jumbo bench text",
+                "jumbo bench vmemmap"
             ]
         );
     }

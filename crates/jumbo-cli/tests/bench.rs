@@ -40,7 +40,7 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit", "pool", "text"] {
+    for table in ["heap", "free", "exit", "pool", "text", "vmemmap"] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");
@@ -293,6 +293,44 @@ fn the_json_of_the_text_table() {
         let value = &table["values"][misses];
         assert_eq!(value.is_null(), is_missing("TLB misses"), "{table:#}");
     }
+}
+
+#[test]
+fn the_json_of_the_vmemmap_table() {
+    let _alone = alone();
+    let table = table(&["vmemmap", "--json", "--quick", "--rounds", "1"]);
+    assert_eq!(table["table"], "vmemmap");
+    let (mut ratios, mut values) = (Vec::new(), Vec::new());
+    for suffix in ["", "_1g"] {
+        for ratio in [
+            "prepare",
+            "release",
+            "bytes_kept",
+            "head_of_random",
+            "head_of_sequential",
+            "pin",
+            "unpin",
+        ] {
+            ratios.push(format!("{ratio}{suffix}"));
+        }
+        ratios.extend([format!("prepare{suffix}_aa"), format!("pin{suffix}_aa")]);
+        for value in ["prepare", "release"] {
+            for quantile in ["p50_ns", "p99_ns"] {
+                values.push(format!("{value}{suffix}_{quantile}"));
+                values.push(format!("plain_{value}{suffix}_{quantile}"));
+            }
+        }
+    }
+    let ratios: Vec<_> = ratios.iter().map(String::as_str).collect();
+    let mut values: Vec<_> = values.iter().map(|value| (value.as_str(), "ns")).collect();
+    values.extend([("saved_of_8", "pages"), ("saved_of_4096", "pages")]);
+    assert_whole(&table, &ratios, &values);
+    // These are counted, and no matter of time.
+    let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
+    assert_eq!(least("values", "saved_of_8"), 8.0);
+    assert_eq!(least("values", "saved_of_4096"), 4096.0);
+    assert!(least("ratios", "bytes_kept") > 100.0, "{table:#}");
+    assert!(least("ratios", "bytes_kept_1g") > 100.0, "{table:#}");
 }
 
 #[test]

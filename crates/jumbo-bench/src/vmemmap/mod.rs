@@ -1,0 +1,202 @@
+//! `jumbo bench vmemmap`: what page descriptors cost that huge pages do not pay for, against descriptors that are all there.
+//!
+//! - huge pages prepared and released, by address space alone: no memory stands behind what is described;
+//! - what all of them keep, with page tables and the section table: counted by the kernel;
+//! - `head_of`, of random pages and of one after the other;
+//! - ranges pinned and unpinned, from a tail on. The baseline counts by head as well, and learns the heads from the tails.
+//!
+//! The baseline (`plain`) is resident before anything is timed, checks nothing and takes no lock.
+
+mod plain;
+mod worker;
+
+pub(crate) use worker::{Huge, Kind, describe, pin};
+
+use jumbo::kernel::Root;
+use jumbo::units::{Bytes, counted};
+
+use crate::child::Launch;
+use crate::claim;
+use crate::group::{self, Group};
+use crate::memory::room;
+use crate::table::Table;
+use crate::worker::Task;
+use crate::{Error, Settings};
+
+/// How many base pages of 4 KiB a huge page has.
+const ORDER_2M: u32 = 9;
+const ORDER_1G: u32 = 18;
+
+/// Of a plain table, and of one descriptor.
+const DESCRIPTOR: u64 = 64;
+
+/// How many 2 MiB pages are prepared, as in the published table, and how many GiB are pinned.
+struct Size {
+    pages: usize,
+    gib: usize,
+}
+
+const FULL: Size = Size {
+    pages: 10_240,
+    gib: 16,
+};
+const QUICK: Size = Size {
+    pages: 2_560,
+    gib: 4,
+};
+
+/// 1 GiB pages prepared.
+const GIGANTIC: usize = 10;
+
+/// Measures the table; with `quick` with fewer pages.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
+    let size = if quick { QUICK } else { FULL };
+    let gib = |count: usize| Huge {
+        order: ORDER_1G,
+        pages: count,
+    };
+    let mib = |pages: usize| Huge {
+        order: ORDER_2M,
+        pages,
+    };
+    room(&Root::host(), Bytes(plain_bytes(mib(size.pages)).0 * 2))?;
+    let what = format!(
+        "{} of 2 MiB and {} of 1 GiB; {} GiB pinned",
+        counted(size.pages as u64, "page"),
+        counted(GIGANTIC as u64, "page"),
+        size.gib
+    );
+    let table = Table::new("vmemmap", what, settings)?;
+    let groups = vec![
+        lives(settings, mib(size.pages), ""),
+        lives(settings, gib(GIGANTIC), "_1g"),
+        pins(settings, mib(size.gib << 9), ""),
+        pins(settings, gib(size.gib), "_1g"),
+    ];
+    group::measure(settings, table, groups)
+}
+
+/// What a plain table takes for them.
+fn plain_bytes(huge: Huge) -> Bytes {
+    Bytes(DESCRIPTOR * (huge.pages << huge.order) as u64)
+}
+
+fn size_of(huge: Huge) -> &'static str {
+    match huge.order {
+        ORDER_2M => "2 MiB",
+        _ => "1 GiB",
+    }
+}
+
+/// Both sides: the plain table and ours.
+fn sides(group: &mut Group<'_>, huge: Huge, task: fn(Kind, Huge) -> Task) -> [usize; 2] {
+    let all = plain_bytes(huge);
+    let kept = |most: std::ops::RangeInclusive<u64>| vec![claim::kept(most)];
+    let plain = group.asks(
+        Launch::Plain,
+        task(Kind::Plain, huge),
+        all,
+        kept(all.0..=all.0 / 8 * 9),
+    );
+    // At least a hundred times less.
+    let ours = group.asks(
+        Launch::Plain,
+        task(Kind::Optimised, huge),
+        all,
+        kept(0..=all.0 / 100),
+    );
+    group.name(plain, "all descriptors");
+    group.name(ours, "jumbo::vmemmap");
+    [plain, ours]
+}
+
+fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
+    let mut group = Group::new(settings, "prepare and release");
+    let sides = sides(&mut group, huge, Task::Describe);
+    let is_published = suffix.is_empty();
+    let mut row = |name: &str, what: &str, figure, published: Option<&'static str>| {
+        let (name, what) = (
+            format!("{name}{suffix}"),
+            format!("{what}, {}", size_of(huge)),
+        );
+        let row = group.ratio((&name, &what, figure), sides);
+        row.published = published;
+    };
+    row(
+        "prepare",
+        "pages prepared",
+        "prepare_ms",
+        is_published.then_some("0.40 (2.5x slower)"),
+    );
+    row(
+        "release",
+        "pages released",
+        "release_ms",
+        is_published.then_some("0.38 (2.6x slower)"),
+    );
+    row(
+        "bytes_kept",
+        "memory kept",
+        "kept_bytes",
+        Some(match huge.order {
+            ORDER_2M => "4 (2 of 8 kept)",
+            _ => "2048 (2 of 4096 kept)",
+        }),
+    );
+    row("head_of_random", "head_of, at random", "random_ns", None);
+    row(
+        "head_of_sequential",
+        "head_of, in order",
+        "sequential_ns",
+        None,
+    );
+    group.against_itself(
+        (
+            &format!("prepare{suffix}_aa"),
+            &format!("pages prepared, {}", size_of(huge)),
+            "prepare_ms",
+        ),
+        sides[0],
+    );
+    let saved = match huge.order {
+        ORDER_2M => "saved_of_8",
+        _ => "saved_of_4096",
+    };
+    group.value(saved, "saved_pages", sides[1]);
+    for figure in [
+        "prepare_p50_ns",
+        "prepare_p99_ns",
+        "release_p50_ns",
+        "release_p99_ns",
+    ] {
+        for (of, side) in [("plain_", sides[0]), ("", sides[1])] {
+            let name = figure.replacen('_', &format!("{suffix}_"), 1);
+            group.value(&format!("{of}{name}"), figure, side);
+        }
+    }
+    group
+}
+
+fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
+    let mut group = Group::new(settings, "pin and unpin");
+    let sides = sides(&mut group, huge, Task::Pin);
+    for (name, what, figure, published) in [
+        ("pin", "pinned from a tail on", "pin_ms", "3.6"),
+        ("unpin", "unpinned", "unpin_ms", "7.1"),
+    ] {
+        let (name, what) = (
+            format!("{name}{suffix}"),
+            format!("{what}, {} pages", size_of(huge)),
+        );
+        group.ratio((&name, &what, figure), sides).published = Some(published);
+    }
+    let (name, what) = (
+        format!("pin{suffix}_aa"),
+        format!("pinned, {} pages", size_of(huge)),
+    );
+    group.against_itself((&name, &what, "pin_ms"), sides[0]);
+    group
+}
