@@ -197,7 +197,7 @@ pub(crate) fn die_with_parent() {
 }
 
 /// The command as a user would type it.
-fn line(command: &Command) -> String {
+pub(crate) fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)

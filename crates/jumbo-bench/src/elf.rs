@@ -38,7 +38,7 @@ pub(crate) fn with_segment(
     segment: Segment,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<File, Error> {
-    let folder = folder();
+    let folder = crate::on_disk();
     let made = make_in(&folder, executable, segment, fill);
     made.map_err(|error| Error::Program(folder.display().to_string(), error))
 }
@@ -68,12 +68,6 @@ fn make_in(
     let read = File::open(path)?;
     drop(file);
     Ok(read)
-}
-
-/// Where the copy is made: on a disk, if there is one.
-fn folder() -> PathBuf {
-    let on_disk = || PathBuf::from("/var/tmp");
-    std::env::var_os("TMPDIR").map_or_else(on_disk, PathBuf::from)
 }
 
 /// A file of this process, by which others start it.

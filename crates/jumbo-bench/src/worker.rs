@@ -14,9 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::End;
 use crate::free::Freeing;
-use crate::pool::{Arrays, Source, Supply, Way};
+use crate::keeper::Kept;
+use crate::pool::{self, Arrays, Source, Supply};
+use crate::shmem::{self, Way};
 use crate::text::Text;
-use crate::{Error, child, exit, free, heap, pool, text};
+use crate::{Error, child, exit, free, heap, keeper, text};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,11 +42,14 @@ pub(crate) enum Task {
     /// So many pages taken, each touched in all of its base pages, and given back, so many times.
     FirstUse(Supply, Pages, usize),
     /// A page had and given back, of a pool of so many where there is one, by so many threads, again and again.
-    Exchange(Source, Way, Pages, usize),
+    Exchange(Source, pool::Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
-    /// The kernel's pool set as it is told, until the end of its input.
-    Keep,
+    /// So many bytes of shared memory touched by so many threads; where that is set, the latency of touches, and what sparse
+    /// ones take.
+    Shared(Way, Bytes, usize, bool),
+    /// Knobs of the kernel set as it is told, until the end of its input.
+    Keep(Kept),
 }
 
 /// How long what the preload library does beside the program may take.
@@ -66,7 +71,7 @@ pub(crate) fn with<const N: usize>(mut figures: Figures, more: [(&str, f64); N])
 /// [`Error`].
 pub fn run(task: &str) -> Result<(), Error> {
     let task: Task = serde_json::from_str(task).map_err(io::Error::from)?;
-    if task != Task::Keep {
+    if !matches!(task, Task::Keep(_)) {
         // The process that gives back what it changed must outlive one that was killed.
         child::die_with_parent();
     }
@@ -81,7 +86,8 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
-        Task::Keep => return pool::keep(),
+        Task::Shared(way, size, threads, sparse) => shmem::touch(way, size, threads, sparse),
+        Task::Keep(kept) => return keeper::keep(kept),
     };
     say(&figures?)
 }

@@ -10,7 +10,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, shmem, table, text, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -34,6 +34,8 @@ enum Table {
     Pool(Pool),
     /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
     Text(Text),
+    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and PostgreSQL, whose buffers it is
+    Shmem(Shmem),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -106,6 +108,20 @@ struct Text {
     size: Option<Bytes>,
 }
 
+/// With the right to set the kernel's controls of shared memory and its pool of 2 MiB pages (root), they are set for each sample and
+/// put back in the end, also when this is interrupted or killed. Without, what needs them is left out, and said so.
+///
+/// PostgreSQL's database is made for it in the folder that TMPDIR names, or /var/tmp, by the user postgres where this is root;
+/// nothing is left of it.
+#[derive(Debug, clap::Args)]
+struct Shmem {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G, or 128M and no PostgreSQL with --quick
+    #[arg(long, value_parser = |text: &str| at_least(shmem::MIN_SIZE, text), allow_hyphen_values = true)]
+    size: Option<Bytes>,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -156,6 +172,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Text(Text { common, size })) => {
             let size = common.size(size, 256 << 20, 128 << 20);
             common.measure(|settings| text::measure(settings, size, common.quick))?;
+        }
+        Some(Table::Shmem(Shmem { common, size })) => {
+            let size = common.size(size, 1 << 30, 128 << 20);
+            common.measure(|settings| shmem::measure(settings, size, common.quick))?;
         }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
@@ -286,7 +306,8 @@ mod tests {
                 "jumbo bench free",
                 "jumbo bench exit",
                 "jumbo bench pool",
-                "jumbo bench text"
+                "jumbo bench text",
+                "jumbo bench shmem"
             ]
         );
     }

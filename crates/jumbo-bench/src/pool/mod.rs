@@ -12,16 +12,16 @@
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
 //! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
+//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`host`).
 
 #[expect(unsafe_code, reason = "refers to static memory that has no name")]
 mod fixed;
-mod keeper;
+mod host;
 mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use keeper::keep;
+pub(crate) use host::{Host, Wanted};
 pub(crate) use supply::{Arrays, Source, Supply, Way};
 pub(crate) use worker::{exchange, first_use, stream};
 
@@ -31,24 +31,21 @@ use std::num::NonZeroUsize;
 
 use jumbo::kernel::Root;
 use jumbo::pool::Thp;
-use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo::units::{Bytes, Pages, counted};
 
 use crate::child::{Launch, ask_in};
 use crate::claim::{self, Claim};
 use crate::elf::path_of;
 use crate::group::Group;
 use crate::heap::TOTAL;
+use crate::keeper::SIZE;
 use crate::memory::room;
 use crate::stats::least;
 use crate::table::{Missing, Table};
 use crate::worker::Task;
 use crate::{Error, Settings, group};
-use keeper::{Host, Wanted};
 use stream::{ALL, KERNELS};
 use supply::Provision;
-
-/// The size of the pages.
-const SIZE: PageSize = PageSize::SIZE_2M;
 
 /// The large arrays are larger than the small ones at least, and than most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
@@ -133,7 +130,7 @@ pub fn measure(
             bench.host = RefCell::new(Some(host));
             bench.sources.push(Source::Hugetlb);
         }
-        Err(Error::Kernel(why)) => missing("pages of the kernel's pool (hugetlb)", why),
+        Err(Error::Kernel(_, why)) => missing("pages of the kernel's pool (hugetlb)", why),
         Err(error) => return Err(error),
     }
     match Thp::new(&root) {

@@ -3,9 +3,9 @@
 use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
-use super::SIZE;
-use super::keeper::Wanted;
+use super::Wanted;
 use crate::claim::{self, Claim, MOST};
+use crate::keeper::SIZE;
 
 /// A pool, and how it comes by its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,8 +14,9 @@ use jumbo::units::{Bytes, Pages};
 use super::supply::{
     Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
 };
-use super::{SIZE, fixed, stream as kernels};
+use super::{fixed, stream as kernels};
 use crate::Error;
+use crate::keeper::{SIZE, kernel_pool};
 use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
 use crate::worker::{Figures, ms, with};
@@ -242,10 +243,4 @@ fn whose(
         (KERNEL_RESERVED, more(|pool| pool.reserved)),
     ];
     Ok(with(figures, counted))
-}
-
-/// The kernel's pool of [`SIZE`], where there is one.
-pub(super) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
-    let pools = hugetlb::pools(root)?.unwrap_or_default();
-    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
 }

@@ -22,7 +22,7 @@ const BENCH: [&str; 9] = [
 ];
 
 /// False, with the skip announced, where the sides cannot be what they claim to be.
-fn is_measurable(test: &str) -> bool {
+pub(crate) fn is_measurable(test: &str) -> bool {
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if !thp.is_ok_and(|text| text.contains("[madvise]")) {
         skip(test, "transparent_hugepage/enabled is not `madvise`");
@@ -33,13 +33,13 @@ fn is_measurable(test: &str) -> bool {
 }
 
 #[track_caller]
-fn table(output: &Output) -> Value {
+pub(crate) fn table(output: &Output) -> Value {
     assert!(output.status.success(), "{}", stderr(output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[track_caller]
-fn assert_ratios(table: &Value, names: &[&str]) {
+pub(crate) fn assert_ratios(table: &Value, names: &[&str]) {
     for name in names {
         let ratio = &table["ratios"][name];
         for figure in ["median", "min", "max"] {
