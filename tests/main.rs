@@ -17,6 +17,7 @@
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`reaper`]: memory given back after the program's end.
 //! - [`segments`]: text and data on huge pages.
+//! - [`shmem`]: shared memory on huge pages.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -35,6 +36,7 @@ mod pool;
 mod real_programs;
 mod reaper;
 mod segments;
+mod shmem;
 mod status;
 mod supervise;
 mod support;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::memory::assert_huge;
+use crate::shmem;
 use crate::support::build::world_readable_folder;
 use crate::support::program::ReportFile;
 use crate::support::{MIB, Program, Ran, Running, Source, assert_same, compile, host, smaps, wait};
@@ -242,10 +243,10 @@ fn postgresql_from_initdb_to_a_clean_stop() {
     if !host::root() {
         return;
     }
-    let plain = Postgres::start(&bin, false);
+    let plain = Postgres::start(&bin, None, &[]);
     let sorted = plain.work();
     plain.stop();
-    let wrapped = Postgres::start(&bin, true);
+    let wrapped = Postgres::start(&bin, Some(&[]), &[]);
     assert_eq!(wrapped.work(), sorted);
     let (ran, report) = wrapped.stop();
     let report = report.unwrap().read(&ran);
@@ -255,6 +256,41 @@ fn postgresql_from_initdb_to_a_clean_stop() {
         report.number("/peak/shared/bytes") > (20 * MIB) as f64,
         "{report:?}"
     );
+}
+
+/// As an ordinary user, with the kernel's controls as they are: the buffers that queries have filled, in each process that has
+/// mapped them.
+#[test]
+fn postgresqls_shared_buffers_are_collapsed() {
+    let Some(_held) = shmem::ready() else {
+        return;
+    };
+    let Some(bin) = postgresql() else {
+        return host::skip("PostgreSQL is not installed under /usr/lib/postgresql");
+    };
+    if !host::root() {
+        return;
+    }
+    let settings = ["shared_buffers=256MB", "huge_pages=off"];
+    let postgres = Postgres::start(&bin, Some(&["--heap=off"]), &settings);
+    let initialize = ["--initialize", "--quiet", "--scale=10"];
+    postgres.client("pgbench").args(initialize).plain().ok();
+    let select = ["--select-only", "--transactions=40000", "--no-vacuum"];
+    wait::until("the buffers to be huge", 3 * wait::MOMENT, || {
+        let bench = postgres.client("pgbench").args(select).plain().ok();
+        assert!(bench.stdout.contains("failed transactions: 0"), "{bench:?}");
+        let mut session = postgres.psql().start_plain();
+        session.write("select sum(abalance) from pgbench_accounts;\n\\echo held\n");
+        session.wait_for_line("held");
+        let resident = postgres.shared_buffers();
+        session.write("\\q\n");
+        session.wait().ok();
+        let (resident, huge) = resident;
+        (resident > 100 * MIB && huge >= resident / 10 * 9).then_some(())
+    });
+    let (ran, report) = postgres.stop();
+    let report = report.unwrap().read(&ran);
+    assert_eq!(report.at("/obtained/shmem/rung"), "collapse", "{report:?}");
 }
 
 /// The newest installed version's commands.
@@ -272,7 +308,8 @@ struct Postgres {
 }
 
 impl Postgres {
-    fn start(bin: &Path, wrapped: bool) -> Self {
+    /// Under jumbo with these options, where there are any.
+    fn start(bin: &Path, options: Option<&[&str]>, settings: &[&str]) -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = world_readable_folder();
         let everybodys = std::fs::Permissions::from_mode(0o1777);
@@ -287,7 +324,7 @@ impl Postgres {
             "--locale",
             "C",
         ]);
-        if wrapped {
+        if options.is_some() {
             initdb.jumbo()
         } else {
             initdb.plain()
@@ -298,9 +335,10 @@ impl Postgres {
             .arg("-k")
             .arg(folder.path())
             .args(["-c", "work_mem=400MB", "-c", "fsync=off"])
-            .args(["-c", "max_parallel_workers_per_gather=0"]);
-        let (running, report) = if wrapped {
-            let (running, report) = server.start_reported(&[]);
+            .args(["-c", "max_parallel_workers_per_gather=0"])
+            .args(settings.iter().flat_map(|setting| ["-c", setting]));
+        let (running, report) = if let Some(options) = options {
+            let (running, report) = server.start_reported(options);
             (running, Some(report))
         } else {
             (server.start_plain(), None)
@@ -320,6 +358,33 @@ impl Postgres {
                 .then_some(())
         });
         postgres
+    }
+
+    /// What of its shared memory is resident in one of its processes, and what of that is mapped by PMDs: in the one that has most.
+    fn shared_buffers(&self) -> (u64, u64) {
+        let file = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid"));
+        let parent: i32 = file.unwrap().lines().next().unwrap().parse().unwrap();
+        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        let children = children.unwrap();
+        let smaps = children
+            .split_whitespace()
+            .filter_map(|child| std::fs::read_to_string(format!("/proc/{child}/smaps")).ok());
+        let largest = |smaps: String| {
+            let (mut here, mut resident, mut huge) = (false, 0, 0);
+            for line in smaps.lines() {
+                let mut words = line.split_whitespace();
+                let name = words.next().unwrap_or_default();
+                let mut kib = || words.next().and_then(|kib| kib.parse::<u64>().ok());
+                match name {
+                    "Rss:" if here => resident += kib().unwrap_or(0) << 10,
+                    "ShmemPmdMapped:" if here => huge += kib().unwrap_or(0) << 10,
+                    _ if !name.ends_with(':') => here = line.contains("/dev/zero"),
+                    _ => {}
+                }
+            }
+            (resident, huge)
+        };
+        smaps.map(largest).max().unwrap_or_default()
     }
 
     fn client(&self, name: &str) -> Program {

@@ -105,7 +105,18 @@ pub(crate) fn ask(
     (launch, task): &(Launch, Task),
     claims: &[Claim],
 ) -> Result<Figures, Error> {
-    let mut worker = Talk::start(worker(launch, settings, task), Stdio::piped())?;
+    ask_in(settings.jumbo.as_os_str(), settings, (launch, task), claims)
+}
+
+/// The same in `program`, a copy of the `jumbo` executable.
+pub(crate) fn ask_in(
+    program: &OsStr,
+    settings: &Settings,
+    (launch, task): (&Launch, &Task),
+    claims: &[Claim],
+) -> Result<Figures, Error> {
+    let command = worker_in(program, launch, settings, task);
+    let mut worker = Talk::start(command, Stdio::piped())?;
     let figures: Figures = worker.hear()?;
     worker.end()?;
     claim::check(claims, launch, &figures)?;
@@ -186,7 +197,7 @@ pub(crate) fn die_with_parent() {
 }
 
 /// The command as a user would type it.
-fn line(command: &Command) -> String {
+pub(crate) fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)

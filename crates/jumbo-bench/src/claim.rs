@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, PageSize};
 
 use crate::Error;
 use crate::child::Launch;
@@ -25,6 +25,8 @@ const ALONE: &str = "measure while no other program uses the kernel's pool of 2 
                      `jumbo pool show` says which do";
 
 const DESCRIBED: &str = "this is a fault of `jumbo bench`: say so where jumbo comes from";
+const THP: &str =
+    "`jumbo thp` shows the kernel's controls; measure while no other program takes shared memory";
 
 const TEXT: &str = "`jumbo run --report` shows why text is not on huge pages on this host";
 
@@ -51,7 +53,7 @@ pub(crate) fn no_huge() -> Vec<Claim> {
 /// So much memory, and none of it on huge pages.
 pub(crate) fn base(size: Bytes) -> Vec<Claim> {
     let mut claims = no_huge();
-    claims.push(Claim::most_of("resident_bytes", MOST, size, LESS));
+    claims.push(resident(size));
     claims
 }
 
@@ -69,6 +71,32 @@ pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
 /// So much memory on pages of the kernel's pool.
 pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
     vec![Claim::most_of("hugetlb_bytes", MOST, size, ALONE)]
+}
+
+/// So much memory is resident, on whatever pages.
+pub(crate) fn resident(size: Bytes) -> Claim {
+    Claim::most_of("resident_bytes", MOST, size, LESS)
+}
+
+/// So much memory came as this figure counts it.
+pub(crate) fn sized(figure: &'static str, size: Bytes) -> Claim {
+    Claim::most_of(figure, MOST, size, THP)
+}
+
+/// So much of it did not.
+pub(crate) fn at_most(figure: &'static str, bytes: u64) -> Claim {
+    Claim::new(figure, 0..=bytes, THP)
+}
+
+/// Memory of `size` bytes came by a page fault for each block of that size; a process has some more.
+pub(crate) fn faults(figure: &'static str, size: Bytes, block: PageSize) -> Claim {
+    let blocks = size.0 / block.bytes();
+    Claim::new(figure, blocks / 100 * MOST..=blocks / 4 * 5 + 2000, THP)
+}
+
+/// So much of what a group of programs shares is on huge pages, in percent.
+pub(crate) fn shared_percent(range: RangeInclusive<u64>) -> Claim {
+    Claim::new("shared_huge_percent", range, THP)
 }
 
 /// So many pages of a pool.

@@ -55,9 +55,9 @@ pub enum Error {
     /// The text of a program cannot be brought into the page cache.
     #[error(transparent)]
     Prime(#[from] jumbo::segments::Error),
-    /// The kernel's pool is not as it was set, or not as it was before.
-    #[error("the kernel's pool of 2 MiB pages: {0}")]
-    Kernel(String),
+    /// These knobs of the kernel are not as they were set, or not as they were before.
+    #[error("{0}: {1}")]
+    Kernel(&'static str, String),
     /// A table of page descriptors refused what it was asked.
     #[error(transparent)]
     Vmemmap(#[from] jumbo::vmemmap::Error),

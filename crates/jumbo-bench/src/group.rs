@@ -15,7 +15,7 @@ use crate::child::{Launch, ask};
 use crate::claim::Claim;
 use crate::memory::{Hit, sample};
 use crate::stats::{Spread, median};
-use crate::table::{Missing, Row, Samples, Table, What};
+use crate::table::{self, Missing, Row, Samples, Table, What};
 use crate::worker::{Figures, Task};
 use crate::{Error, Settings};
 
@@ -28,8 +28,19 @@ pub(crate) struct Group<'a> {
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
+    grid: Option<Grid<'a>>,
     /// Missing from the table, under its name, where the host has not what it needs.
     pub(crate) optional: bool,
+}
+
+/// Figures of many sides, side by side: a value for each, `COLUMN_LINE`.
+pub(crate) struct Grid<'a> {
+    /// The columns' names, and the figures in them.
+    pub(crate) columns: &'a [(&'static str, &'static str)],
+    /// The sides, and what they are called in the names of values.
+    pub(crate) lines: Vec<(usize, String)>,
+    /// What is added to these names.
+    pub(crate) suffix: &'static str,
 }
 
 /// One way to do what is measured.
@@ -69,6 +80,7 @@ impl<'a> Group<'a> {
             rows: Vec::new(),
             laps: 1,
             fold: median,
+            grid: None,
             optional: false,
         }
     }
@@ -146,18 +158,21 @@ impl<'a> Group<'a> {
         self.plan((name, "", figure), [side; 2], None);
     }
 
+    /// Shows figures of many sides side by side.
+    pub(crate) fn grid(&mut self, grid: Grid<'a>) {
+        self.grid = Some(grid);
+    }
+
     fn plan(
         &mut self,
         (name, measure, figure): Named<'_>,
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut What {
-        let units = ["ms", "us", "ns", "bytes", "misses", "pages"];
-        let unit = units.into_iter().find(|unit| figure.ends_with(unit));
         let what = What {
             name: name.to_owned(),
             measure: measure.to_owned(),
-            unit: unit.unwrap_or("faults"),
+            unit: unit(figure),
             published: None,
         };
         let at = self.rows.len();
@@ -201,6 +216,28 @@ impl<'a> Group<'a> {
 
     /// Adds the rows to `table`.
     fn push(self, table: &mut Table, samples: &[Vec<Figures>]) {
+        if let Some(grid) = &self.grid {
+            let lines = grid.lines.iter().map(|(side, key)| {
+                let spreads = grid.columns.iter().map(|(column, figure)| {
+                    let figures = samples[*side].iter();
+                    let all: Vec<_> = figures
+                        .filter_map(|all| all.get(*figure).copied())
+                        .collect();
+                    let spread = (!all.is_empty()).then(|| Spread::of(&all))?;
+                    let name = format!("{column}_{key}{}", grid.suffix);
+                    table.value(name, unit(figure), spread);
+                    Some(spread)
+                });
+                (self.sides[*side].name.clone(), spreads.collect())
+            });
+            let lines = lines.collect();
+            let named = |(column, figure): &(&str, &str)| ((*column).to_owned(), unit(figure));
+            table.grids.push(table::Grid {
+                what: format!("{}{}", self.what, grid.suffix.replace('_', " ")),
+                columns: grid.columns.iter().map(named).collect(),
+                lines,
+            });
+        }
         let of_lap = |laps: &[Figures], name| {
             let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
             (self.fold)(&figures.collect::<Vec<_>>())
@@ -241,6 +278,23 @@ pub(crate) fn measure(
         }
     }
     Ok(table)
+}
+
+/// The unit in which a figure's name ends; without one it is a number of page faults.
+fn unit(figure: &str) -> &'static str {
+    let units = [
+        "ms",
+        "us",
+        "ns",
+        "bytes",
+        "misses",
+        "pages",
+        "faults/s",
+        "faults/s/CPU",
+        "x",
+    ];
+    let unit = units.into_iter().find(|unit| figure.ends_with(unit));
+    unit.unwrap_or("faults")
 }
 
 /// The order of so many sides: it rotates, and every second lap runs backwards.

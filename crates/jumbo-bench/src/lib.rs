@@ -4,24 +4,29 @@
 //!   samples come to. [`machine`]: where it was measured.
 //! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
 //! - `child`: a fresh process for each sample, started the same way but for the one thing compared. [`worker`]: what it
-//!   does. `claim`: whether that is what was to be measured.
+//!   does. `claim`: whether that is what was to be measured. `elf`: the worker with a segment more.
+//! - `keeper`: knobs of the kernel, set for a sample and put back.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`vmemmap`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`],
+//! [`vmemmap`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
 
 mod child;
 mod claim;
+mod elf;
 mod error;
 pub mod exit;
 pub mod free;
 mod group;
 pub mod heap;
+mod keeper;
 pub mod machine;
 pub mod memory;
 pub mod pool;
+pub mod shmem;
 pub mod stats;
 pub mod table;
 pub mod text;
@@ -43,6 +48,12 @@ pub struct Settings {
     pub rounds: NonZeroUsize,
     /// Shows how far a table has come.
     pub progress: ProgressBar,
+}
+
+/// Where files are made: on a disk, if there is one.
+fn on_disk() -> PathBuf {
+    let on_disk = || PathBuf::from("/var/tmp");
+    std::env::var_os("TMPDIR").map_or_else(on_disk, PathBuf::from)
 }
 
 #[cfg(test)]

@@ -28,9 +28,23 @@ pub struct Table {
     values: BTreeMap<String, Option<Value>>,
     /// The samples that waited for the host.
     pub hit: Hit,
+    /// Figures of many sides side by side, each of which is in `values` too.
+    #[serde(skip)]
+    pub grids: Vec<Grid>,
     /// What could not be measured here: rows that are left out are not left out in silence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
+}
+
+/// Some figures of some sides.
+#[derive(Clone, Debug)]
+pub struct Grid {
+    /// Of what.
+    pub what: String,
+    /// The figures' names, with their units.
+    pub columns: Vec<(String, &'static str)>,
+    /// The sides, each with its figures; `None` where it has none.
+    pub lines: Vec<(String, Vec<Option<Spread>>)>,
 }
 
 /// What could not be measured here.
@@ -131,6 +145,7 @@ impl Table {
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
             hit: Hit::default(),
+            grids: Vec::new(),
             missing: Vec::new(),
         })
     }
@@ -148,6 +163,12 @@ impl Table {
     /// Adds a figure to `values`.
     pub(crate) fn value(&mut self, name: String, unit: &'static str, spread: Spread) {
         self.values.insert(name, Some(Value { spread, unit }));
+    }
+
+    /// What is not measured here, and why.
+    pub(crate) fn missing(&mut self, what: &'static str, why: impl Into<String>) {
+        let why = why.into();
+        self.missing.push(Missing { what, why });
     }
 
     /// These figures of `values` are not to be had here.

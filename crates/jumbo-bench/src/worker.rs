@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::End;
 use crate::free::Freeing;
-use crate::pool::{Source, Supply, Way};
+use crate::keeper::Kept;
+use crate::pool::{self, Arrays, Source, Supply};
+use crate::shmem::{self, Way};
 use crate::text::Text;
 use crate::vmemmap::{Huge, Kind};
-use crate::{Error, child, exit, free, heap, pool, text, vmemmap};
+use crate::{Error, child, exit, free, heap, keeper, text, vmemmap};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,22 +38,23 @@ pub(crate) enum Task {
     Ranges(Bytes, usize, Option<u64>),
     /// So many bytes held until the end, and what that is; where that is set, beside a sibling.
     Hold(Bytes, bool, End),
-    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes: on base pages;
-    /// under `jumbo run --pool`, on pages of the kernel's pool, of which the program knows nothing; or on a region of
-    /// a pool of THPs, which it asks for it.
-    Stream(Option<Supply>, Bytes, usize, usize),
+    /// STREAM's kernels over three arrays of so many bytes in all, by so many threads, in so many passes.
+    Stream(Arrays, Bytes, usize, usize),
     /// So many pages taken, each touched in all of its base pages, and given back, so many times.
     FirstUse(Supply, Pages, usize),
-    /// A page had and given back by so many threads, again and again.
-    Exchange(Source, Way, usize),
+    /// A page had and given back, of a pool of so many where there is one, by so many threads, again and again.
+    Exchange(Source, pool::Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
     /// So many huge pages described by a table of a kind: prepared, looked up, released.
     Describe(Kind, Huge),
     /// So many described, and pinned.
     Pin(Kind, Huge),
-    /// The kernel's pool set as it is told, until the end of its input.
-    Keep,
+    /// So many bytes of shared memory touched by so many threads; where that is set, the latency of touches, and what sparse
+    /// ones take.
+    Shared(Way, Bytes, usize, bool),
+    /// Knobs of the kernel set as it is told, until the end of its input.
+    Keep(Kept),
 }
 
 /// How long what the preload library does beside the program may take.
@@ -73,7 +76,7 @@ pub(crate) fn with<const N: usize>(mut figures: Figures, more: [(&str, f64); N])
 /// [`Error`].
 pub fn run(task: &str) -> Result<(), Error> {
     let task: Task = serde_json::from_str(task).map_err(io::Error::from)?;
-    if task != Task::Keep {
+    if !matches!(task, Task::Keep(_)) {
         // The process that gives back what it changed must outlive one that was killed.
         child::die_with_parent();
     }
@@ -84,13 +87,14 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Blocks(size, count, how) => free::blocks(size, count, how),
         Task::Ranges(size, count, flush) => free::ranges(size, count, flush),
         Task::Hold(size, reaper, end) => return exit::hold(size, reaper, end),
-        Task::Stream(supply, size, threads, passes) => pool::stream(supply, size, threads, passes),
+        Task::Stream(arrays, size, threads, passes) => pool::stream(arrays, size, threads, passes),
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
-        Task::Exchange(source, way, threads) => pool::exchange(source, way, threads),
+        Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
         Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
         Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
-        Task::Keep => return pool::keep(),
+        Task::Shared(way, size, threads, sparse) => shmem::touch(way, size, threads, sparse),
+        Task::Keep(kept) => return keeper::keep(kept),
     };
     say(&figures?)
 }

@@ -10,7 +10,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, vmemmap, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, shmem, table, text, vmemmap, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -34,6 +34,8 @@ enum Table {
     Pool(Pool),
     /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
     Text(Text),
+    /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and PostgreSQL, whose buffers it is
+    Shmem(Shmem),
     /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
     Vmemmap(Vmemmap),
     /// The program that a table measures
@@ -88,7 +90,7 @@ struct Exit {
 struct Pool {
     #[command(flatten)]
     common: Common,
-    /// Bytes of STREAM's three arrays; 1536M, or 192M with --quick
+    /// Bytes of STREAM's three arrays; 1536M, or 96M with --quick
     #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads take and give pages: a row for each number. STREAM runs with the most of
@@ -105,6 +107,20 @@ struct Text {
     common: Common,
     /// Bytes of text; 256M, or 128M with --quick
     #[arg(long, value_parser = |text: &str| at_least(text::MIN_SIZE, text), allow_hyphen_values = true)]
+    size: Option<Bytes>,
+}
+
+/// With the right to set the kernel's controls of shared memory and its pool of 2 MiB pages (root), they are set for each sample and
+/// put back in the end, also when this is interrupted or killed. Without, what needs them is left out, and said so.
+///
+/// PostgreSQL's database is made for it in the folder that TMPDIR names, or /var/tmp, by the user postgres where this is root;
+/// nothing is left of it.
+#[derive(Debug, clap::Args)]
+struct Shmem {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G, or 128M and no PostgreSQL with --quick
+    #[arg(long, value_parser = |text: &str| at_least(shmem::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
 }
 
@@ -153,17 +169,22 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             exit.common.measure(measure)?;
         }
         Some(Table::Pool(pool)) => {
-            let size = pool.common.size(pool.size, 1536 << 20, 192 << 20);
+            let size = pool.common.size(pool.size, 1536 << 20, 96 << 20);
             let threads = match pool.threads.is_empty() {
                 true => up_to_cpus(),
                 false => pool.threads,
             };
-            let measure = |settings: &_| pool::measure(settings, size, &threads);
+            let quick = pool.common.quick;
+            let measure = |settings: &_| pool::measure(settings, size, &threads, quick);
             pool.common.measure(measure)?;
         }
         Some(Table::Text(Text { common, size })) => {
             let size = common.size(size, 256 << 20, 128 << 20);
             common.measure(|settings| text::measure(settings, size, common.quick))?;
+        }
+        Some(Table::Shmem(Shmem { common, size })) => {
+            let size = common.size(size, 1 << 30, 128 << 20);
+            common.measure(|settings| shmem::measure(settings, size, common.quick))?;
         }
         Some(Table::Vmemmap(Vmemmap { common })) => {
             common.measure(|settings| vmemmap::measure(settings, common.quick))?;
@@ -298,6 +319,7 @@ mod tests {
                 "jumbo bench exit",
                 "jumbo bench pool",
                 "jumbo bench text",
+                "jumbo bench shmem",
                 "jumbo bench vmemmap"
             ]
         );

@@ -1,5 +1,5 @@
-//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The table of
-//! the pool is among the tests of `jumbo pool`, since it sets the kernel's.
+//! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The tables of
+//! the pool and of shared memory are among the tests of `jumbo pool`, since they set the kernel's.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit", "pool", "text", "vmemmap"] {
+    for table in ["heap", "free", "exit", "pool", "text", "shmem", "vmemmap"] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");
@@ -58,6 +58,7 @@ fn wrong_options_are_named() {
         (["pool", "--size", "1M"], "--size"),
         (["pool", "--threads", "1,257"], "--threads"),
         (["text", "--size", "1M"], "--size"),
+        (["shmem", "--size", "1M"], "--size"),
     ] {
         let output = run(&arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -67,7 +68,7 @@ fn wrong_options_are_named() {
             "{message}"
         );
     }
-    for table in ["heap", "free", "exit", "pool", "text"] {
+    for table in ["heap", "free", "exit", "pool", "text", "shmem"] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));

@@ -8,6 +8,8 @@
 //! - [`gather`]: memory given back by several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
 //! - [`segments`]: the program's text and data, moved to huge pages.
+//! - [`shmem`]: memory that the program shares, on huge pages.
+//! - [`watch`]: the thread that looks, now and then, what of it has become worth while.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
 //! - [`orders`]: what the launcher tells the library, in one environment variable.
 //! - [`pool`]: the rules of a pool of huge pages, for the heap and for `jumbo::pool`.
@@ -32,6 +34,8 @@ mod promises;
 pub mod reaper;
 pub mod sandbox;
 pub mod segments;
+pub mod shmem;
 pub mod sync;
 pub mod sys;
 pub mod units;
+pub mod watch;

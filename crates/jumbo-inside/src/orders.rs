@@ -123,6 +123,10 @@ orders! {
     data: DataMode = DataMode::Auto, mode;
     /// The libraries whose text does too (`--libs`): patterns of file names, with [`Orders::BETWEEN`] between them.
     libs: Option<&'a str> = None, text;
+    /// How shared memory comes on huge pages (`--shm`).
+    shm: ShmMode = ShmMode::Auto, mode;
+    /// In which sizes (`--shm-sizes`): their sum in bytes, each a power of two. 0: what each way takes by itself.
+    shm_sizes: usize = 0, number;
     /// Where the ledger is mapped from, if the launcher wants one.
     ledger: Option<&'a str> = None, text;
 }
@@ -178,6 +182,22 @@ pub enum TextMode {
     Shared,
     /// A copy for each process, at the start.
     Private,
+    /// As it is.
+    Off,
+}
+
+/// How a program's shared memory comes on huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShmMode {
+    /// As with `Advise`; and what the program has touched is collapsed.
+    Auto,
+    /// As the kernel's controls have it: the mappings are aligned and advised.
+    Advise,
+    /// Hugetlb pages for anonymous mappings of whole ones, populated when they are made.
+    Hugetlb,
+    /// The first touch of a block brings in the whole block, by userfaultfd(2).
+    User,
     /// As it is.
     Off,
 }
@@ -244,6 +264,16 @@ impl Mode for FreeMode {
 impl Mode for ReaperMode {
     const ALL: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("on", Self::On), ("off", Self::Off)];
+}
+
+impl Mode for ShmMode {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("advise", Self::Advise),
+        ("hugetlb", Self::Hugetlb),
+        ("user", Self::User),
+        ("off", Self::Off),
+    ];
 }
 
 impl Mode for DataMode {
@@ -393,19 +423,19 @@ mod tests {
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool,
-            text in 0usize..5, data in 0usize..3, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
+            text in 0usize..5, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
             let (heap, text) = (HeapMode::ALL[heap].1, TextMode::ALL[text].1);
-            let data = DataMode::ALL[data].1;
+            let (data, shm) = (DataMode::ALL[data].1, ShmMode::ALL[shm].1);
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });
             let orders = Orders {
                 heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans, filters, launched_under, text, data, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans, filters, launched_under, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());

@@ -9,12 +9,13 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, segments, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
-    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_STACK, MREMAP_FIXED,
-    MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
+    MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_STACK,
+    MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
+use rustix::fd::BorrowedFd;
 
 use crate::reaper::auto;
 use crate::{next, threads};
@@ -50,6 +51,7 @@ pub unsafe extern "C" fn mmap(
     let map = || unsafe { any(addr, len, prot, flags, fd, off) };
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
         gather::about_to_map_at(addr.addr(), len);
+        shmem::unmapped(addr.addr(), len);
         return segments::changing(|| pending(map, flags, prot, len));
     }
     pending(map, flags, prot, len)
@@ -88,10 +90,14 @@ unsafe fn any(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
-    segments::resume();
+    watch::resume();
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
-    let mapped = if large && pmd != 0 && sandbox::allows_advice() {
+    let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
+        // SAFETY: the caller's promise.
+        unsafe { shared(addr, len, prot, flags, fd, off) }
+    } else if large && pmd != 0 && flags & libc::MAP_TYPE == MAP_PRIVATE && sandbox::allows_advice()
+    {
         // SAFETY: the caller's promise.
         unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
     } else {
@@ -109,6 +115,60 @@ unsafe fn any(
         auto::mapped_file(mapped, flags, fd);
     }
     mapped
+}
+
+/// Memory that processes share.
+///
+/// # Safety
+/// As for [`mmap`].
+unsafe fn shared(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's promise, for whatever address and flags below.
+    let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
+    let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
+    let anonymous = flags & MAP_ANONYMOUS != 0;
+    // SAFETY: a number of the program's; it is asked about, and not kept.
+    let file = (!anonymous && fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
+    let is_memory = || anonymous || file.is_some_and(shmem::is_shared_memory);
+    if flags & special != 0 || prot & PROT_EXEC != 0 || !is_memory() {
+        return map(addr, flags);
+    }
+    let writable = prot == PROT_READ | PROT_WRITE;
+    let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
+    let plain = flags & !(MAP_NORESERVE | MAP_POPULATE) == MAP_SHARED | MAP_ANONYMOUS;
+    if plain
+        && writable
+        && anywhere
+        && let Some(address) = shmem::map_hugetlb(len)
+    {
+        return with_exposed_provenance_mut(address);
+    }
+    let offset = if anonymous { 0 } else { off };
+    let hint = usize::try_from(offset).ok().filter(|_| anywhere);
+    let hint = hint.and_then(|offset| shmem::place(len, offset));
+    // What is populated by mmap itself would be in base pages before it could be advised.
+    let populate = anonymous && writable && populates(flags);
+    let kept = if populate { !MAP_POPULATE } else { !0 };
+    let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
+    if mapped != MAP_FAILED {
+        let known = prot & PROT_WRITE != 0 && file.is_none_or(shmem::is_open_to_us);
+        shmem::mapped(mapped.addr(), len, known);
+        if populate {
+            maps::populate(mapped.addr(), len);
+        }
+    }
+    mapped
+}
+
+/// Whether mmap(2) is to make pages resident, and no more than that.
+fn populates(flags: c_int) -> bool {
+    flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE
 }
 
 /// Where text that the program maps itself, from a file, can be mapped by PMDs: as far from a PMD's bounds as it is in
@@ -187,10 +247,13 @@ unsafe fn anonymous(
         maps::left_alone(len);
         return map(addr, flags);
     }
-    let place = anywhere && flags & MAP_PRIVATE != 0;
-    let hint = if place { maps::place_large(len) } else { None };
+    let hint = if anywhere {
+        maps::place_large(len)
+    } else {
+        None
+    };
     // What is populated by mmap itself would be in base pages before it could be advised.
-    let populate = flags & (MAP_POPULATE | MAP_NONBLOCK | MAP_LOCKED) == MAP_POPULATE && writable;
+    let populate = writable && populates(flags);
     let mapped = map(
         hint.map_or(addr, with_exposed_provenance_mut),
         if populate {
@@ -223,7 +286,9 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     if flags & MREMAP_FIXED != 0 {
         gather::about_to_map_at(to.addr(), new);
+        shmem::unmapped(to.addr(), new);
     }
+    shmem::unmapped(addr.addr(), old.max(1));
     let remap = |flags| {
         // SAFETY: the same call.
         segments::changing(|| unsafe { (next::mremap.get())(addr, old, new, flags, to) })
@@ -287,6 +352,7 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
 /// As for munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
+    shmem::unmapped(addr.addr(), len);
     // SAFETY: the caller may unmap the range.
     if gather::is_large(len) && unsafe { gather::unmap(addr.addr(), len) } {
         return 0;
@@ -399,7 +465,7 @@ pub extern "C" fn munlockall() -> c_int {
 /// So much is about to be locked: it may be text, which is not replaced then, for the lock would be lost.
 fn locked(len: usize) {
     if len >= PMD.load(Ordering::Relaxed) {
-        segments::end();
+        watch::end();
     }
 }
 
@@ -451,6 +517,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     }
     if advice == libc::MADV_MERGEABLE {
         gather::merged();
+    }
+    if advice == libc::MADV_REMOVE {
+        shmem::punched();
     }
     if advice == libc::MADV_DONTNEED && gather::is_large(len) {
         // SAFETY: the caller drops what the range holds.

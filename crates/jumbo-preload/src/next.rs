@@ -144,6 +144,8 @@ next! {
     setgroups: fn(_count: usize, _groups: *const libc::gid_t) -> c_int, else failed();
     initgroups: fn(_user: *const c_char, _group: libc::gid_t) -> c_int, else failed();
     capset: fn(_header: *mut c_void, _data: *const c_void) -> c_int, else failed();
+    shmdt: fn(_at: *const c_void) -> c_int, else failed();
+    fallocate: fn(_descriptor: c_int, _mode: c_int, _offset: libc::off_t, _length: libc::off_t) -> c_int, else failed();
     shmat: fn(_id: c_int, _at: *const c_void, _flags: c_int) -> *mut c_void, else failed_map();
     flock: fn(_descriptor: c_int, _operation: c_int) -> c_int, else failed();
     fcntl: fn(_descriptor: c_int, _command: c_int, _argument: c_ulong) -> c_int, else failed();

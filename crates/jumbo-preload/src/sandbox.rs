@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_long, c_ulong};
 
 use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::{gather, heap};
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, watch};
 
 use crate::reaper::{auto, renewed};
 use crate::{environment, glibc, mimalloc, next, sharing, threads};
@@ -223,8 +223,8 @@ unsafe extern "C" fn watched(
             call()
         }
         libc::SYS_exit => {
-            if segments::is_watched() && rustix::thread::gettid() == rustix::process::getpid() {
-                segments::end();
+            if watch::is_watched() && rustix::thread::gettid() == rustix::process::getpid() {
+                watch::end();
             }
             call()
         }
@@ -284,7 +284,7 @@ fn entering<T>(
     filter: Option<c_long>,
 ) -> T {
     heap::before_confinement();
-    segments::end();
+    watch::end();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.
     let is_first = !sandbox::is_untried();

@@ -8,7 +8,7 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::{gather, heap, segments};
+use jumbo_inside::{gather, heap, shmem, watch};
 
 use crate::reaper::{auto, renewed, without};
 use crate::{next, threads};
@@ -97,7 +97,7 @@ macro_rules! identities {
         pub extern "C" fn $name($($argument: c_uint),*) -> c_int {
             // SAFETY: the same call.
             let call = || unsafe { (next::$name.get())($($argument),*) };
-            segments::end();
+            watch::end();
             renewed(Ids::$ids, &[$($argument),*], call)
         }
     )*};
@@ -114,13 +114,13 @@ identities! {
     setresgid(real, effective, saved): Group;
 }
 
-/// setgroups(2): the C library has its own threads make it, and knows not of that of [`segments`].
+/// setgroups(2): the C library has its own threads make it, and knows not of that of [`watch`].
 ///
 /// # Safety
 /// As for setgroups(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> c_int {
-    segments::end();
+    watch::end();
     // SAFETY: the same call.
     unsafe { (next::setgroups.get())(count, groups) }
 }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> 
 /// As for initgroups(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn initgroups(user: *const c_char, group: libc::gid_t) -> c_int {
-    segments::end();
+    watch::end();
     // SAFETY: the same call.
     unsafe { (next::initgroups.get())(user, group) }
 }
@@ -155,12 +155,82 @@ pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_i
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     // How long it is only the kernel knows.
     gather::about_to_map_at(at.addr(), 1);
+    let length = if at.is_null() { segment(id) } else { None };
+    let hint = length.and_then(|length| shmem::place(length, 0));
+    let hint = hint.map(core::ptr::with_exposed_provenance);
     // SAFETY: the same call.
-    let attached = unsafe { (next::shmat.get())(id, at, flags) };
+    let mut attached = unsafe { (next::shmat.get())(id, hint.unwrap_or(at), flags) };
+    if attached == libc::MAP_FAILED && hint.is_some() {
+        // SAFETY: the same call.
+        attached = unsafe { (next::shmat.get())(id, at, flags) };
+    }
     if attached != libc::MAP_FAILED {
         auto::acquire(State::SysvSegment);
+        if let Some(length) = length {
+            shmem::mapped(attached.addr(), length, flags & libc::SHM_RDONLY == 0);
+        }
     }
     attached
+}
+
+/// How long a segment is, if it is one of base pages that is covered.
+fn segment(id: c_int) -> Option<usize> {
+    /// `shm_perm.mode` of a segment on hugetlb pages (linux/shm.h).
+    const SHM_HUGETLB: libc::c_ushort = 0o4000;
+    if !shmem::covers(usize::MAX) {
+        return None;
+    }
+    let before = next::errno();
+    let mut segment = core::mem::MaybeUninit::<libc::shmid_ds>::uninit();
+    // SAFETY: IPC_STAT writes a whole `shmid_ds`, or fails.
+    let length = unsafe {
+        match libc::shmctl(id, libc::IPC_STAT, segment.as_mut_ptr()) {
+            0 => {
+                let segment = segment.assume_init();
+                (segment.shm_perm.mode & SHM_HUGETLB == 0).then_some(segment.shm_segsz)
+            }
+            _ => None,
+        }
+    };
+    next::set_errno(before);
+    length.filter(|length| shmem::covers(*length))
+}
+
+/// shmdt(2).
+///
+/// # Safety
+/// As for shmdt(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmdt(at: *const c_void) -> c_int {
+    shmem::unmapped(at.addr(), 1);
+    // SAFETY: the same call.
+    unsafe { (next::shmdt.get())(at) }
+}
+
+/// fallocate(2): a hole in shared memory is not filled again.
+#[unsafe(no_mangle)]
+pub extern "C" fn fallocate(
+    descriptor: c_int,
+    mode: c_int,
+    offset: libc::off_t,
+    length: libc::off_t,
+) -> c_int {
+    if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
+        shmem::punched();
+    }
+    // SAFETY: the same call.
+    unsafe { (next::fallocate.get())(descriptor, mode, offset, length) }
+}
+
+/// fallocate(2), by its other name.
+#[unsafe(no_mangle)]
+pub extern "C" fn fallocate64(
+    descriptor: c_int,
+    mode: c_int,
+    offset: libc::off_t,
+    length: libc::off_t,
+) -> c_int {
+    fallocate(descriptor, mode, offset, length)
 }
 
 /// io_setup(2) as libaio has it: the C library has none. Made here, since libaio may not be there, or not

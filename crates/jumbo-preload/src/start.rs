@@ -7,7 +7,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeldLocks, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, shmem, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -92,6 +92,12 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         maps::cover(orders.pmd);
         flags |= flag::MAPS;
     }
+    shmem::start(shmem::Settings {
+        mode: orders.shm,
+        sizes: orders.shm_sizes,
+        pmd: orders.pmd,
+        max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
+    });
     let mode = match orders.free {
         FreeMode::Sync => Some(gather::Mode::Sync),
         FreeMode::Background => Some(gather::Mode::Background),
@@ -169,7 +175,8 @@ static HELD: AtomicU8 = AtomicU8::new(0);
 static NESTED: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" fn before_fork() {
-    segments::about_to_fork();
+    watch::about_to_fork();
+    shmem::about_to_fork();
     heap::about_to_fork();
     streams::lock();
     mimalloc::before_fork();
@@ -203,7 +210,9 @@ unsafe extern "C" fn after_fork_child() {
     streams::reset();
     // SAFETY: this is the child.
     unsafe {
+        watch::forked();
         heap::forked(process());
+        shmem::forked();
         reaper::forked();
     }
 }

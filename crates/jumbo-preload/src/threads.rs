@@ -12,14 +12,14 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 use jumbo_inside::gather;
-use jumbo_inside::{sandbox, segments};
+use jumbo_inside::{sandbox, watch};
 
 use crate::next;
 
 /// Ends the threads that are not the program's, before a call that they would stand in the way of.
 pub(crate) fn end_ours() {
     gather::end_workers();
-    segments::end();
+    watch::end();
 }
 
 /// pthread_exit(3).
@@ -69,7 +69,7 @@ fn leave() {
     // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
     if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
         gather::end_workers_for_good();
-        segments::end();
+        watch::end();
     }
     // Where the program has called none of ours so far.
     next::prepare();

@@ -20,16 +20,22 @@ type Table = &'static [(&'static str, &'static [&'static str])];
 /// Inside the programs. `ledger` holds the quota of a run's pool, and `headroom` says what the run may still charge to it.
 const INSIDE: Table = &[
     (
+        "shmem",
+        &[
+            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+        ],
+    ),
+    (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "segments",
-            "sync", "sys",
+            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
+            "watch",
         ],
     ),
     (
         "segments",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys",
+            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
@@ -42,6 +48,7 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
+    ("watch", &["headroom", "proc", "sandbox", "sync", "sys"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),

@@ -20,7 +20,7 @@ const HUGE: usize = 2 << 20;
 /// One allocation.
 pub(crate) struct Block(Vec<u8>);
 
-/// One private anonymous mapping. Not unmapped when dropped: how long that takes is measured.
+/// One anonymous mapping, private but where it says otherwise. Not unmapped when dropped: how long that takes is measured.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
@@ -69,13 +69,31 @@ pub(crate) fn numbers(bytes: &mut [u8]) -> &mut [f64] {
 impl Mapping {
     /// `mmap`.
     pub(crate) fn new(size: Bytes) -> Result<Self, Error> {
-        Self::map(size.0, 0)
+        Self::map(size.0, libc::MAP_PRIVATE)
+    }
+
+    /// `mmap` of shared memory.
+    pub(crate) fn shared(size: Bytes) -> Result<Self, Error> {
+        Self::map(size.0, libc::MAP_SHARED)
+    }
+
+    /// The same, at an address that PMDs can map.
+    pub(crate) fn shared_aligned(size: Bytes) -> Result<Self, Error> {
+        let place = Self::aligned(size, HUGE)?;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let at = place.start.as_ptr().cast();
+        // SAFETY: it takes the place of a mapping that no other code knows.
+        if unsafe { libc::mmap(at, place.length, rw, flags, -1, 0) } == libc::MAP_FAILED {
+            return Err(last_error());
+        }
+        Ok(place)
     }
 
     /// `mmap` of one page of the kernel's pool of that size.
     pub(crate) fn hugetlb(size: PageSize) -> Result<Self, Error> {
         let log2 = size.bytes().trailing_zeros().cast_signed();
-        let flags = libc::MAP_HUGETLB | log2 << libc::MAP_HUGE_SHIFT;
+        let flags = libc::MAP_PRIVATE | libc::MAP_HUGETLB | log2 << libc::MAP_HUGE_SHIFT;
         Self::map(size.bytes(), flags)
     }
 
@@ -107,7 +125,7 @@ impl Mapping {
 
     fn map(size: u64, flags: libc::c_int) -> Result<Self, Error> {
         let length = usize::try_from(size).unwrap_or(usize::MAX);
-        let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = flags | libc::MAP_ANONYMOUS;
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other memory.
         let start = unsafe { libc::mmap(null_mut(), length, rw, flags, -1, 0) };
@@ -151,6 +169,12 @@ impl Mapping {
     pub(crate) fn touch_first(&mut self) {
         // SAFETY: no mapping is empty, and this one is ours.
         unsafe { self.start.write_volatile(1) };
+    }
+
+    /// What is in it. Shared memory is shared with no process that writes to it.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is ours, can be written, and holds zeroes where nothing was written.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
     /// Where it is.

@@ -18,7 +18,7 @@ mod watch;
 
 pub(crate) use block::{Block, Mapping, numbers};
 pub use warm::Hit;
-pub(crate) use warm::sample;
+pub(crate) use warm::{own_times, sample};
 pub(crate) use watch::Watch;
 
 use std::ops::Range;

@@ -87,13 +87,23 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
 
 /// The system time of all processes that this one has waited for, and of those that they have waited for.
 fn system_ms() -> Result<f64, Error> {
+    times(libc::RUSAGE_CHILDREN).map(|[_, system]| system)
+}
+
+/// The user and the system time of this process, in milliseconds.
+pub(crate) fn own_times() -> Result<[f64; 2], Error> {
+    times(libc::RUSAGE_SELF)
+}
+
+fn times(whose: libc::c_int) -> Result<[f64; 2], Error> {
     // SAFETY: the structure is integers only, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a whole `rusage` where `usage` is.
-    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) } != 0 {
+    if unsafe { libc::getrusage(whose, &raw mut usage) } != 0 {
         return Err(Error::Map(io::Error::last_os_error()));
     }
-    Ok(usage.ru_stime.tv_sec as f64 * 1e3 + usage.ru_stime.tv_usec as f64 / 1e3)
+    let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
+    Ok([ms(usage.ru_utime), ms(usage.ru_stime)])
 }
 
 #[cfg(test)]

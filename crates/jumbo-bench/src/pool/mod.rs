@@ -2,7 +2,8 @@
 //!
 //! - STREAM's kernels over arrays on base pages, on a preallocated pool and on a dynamic one, which has no page
 //!   until it is asked: an unmodified program, whose pages come from the kernel's pool by `jumbo run --pool`; and one
-//!   whose arrays are a region of a pool of THPs;
+//!   whose arrays are a region of a pool of THPs; and one whose arrays are static, as in the original, plain and under
+//!   `jumbo run --data`;
 //! - the first use of a surplus page against that of a persistent one;
 //! - `take` and `give` against `mmap` and `munmap`, by several threads;
 //! - a whole heap on a pool, with mimalloc over it, against the plain one.
@@ -11,39 +12,40 @@
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
 //! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
+//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`host`).
 
-mod keeper;
+#[expect(unsafe_code, reason = "refers to static memory that has no name")]
+mod fixed;
+mod host;
 mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use keeper::keep;
-pub(crate) use supply::{Source, Supply, Way};
+pub(crate) use host::{Host, Wanted};
+pub(crate) use supply::{Arrays, Source, Supply, Way};
 pub(crate) use worker::{exchange, first_use, stream};
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::num::NonZeroUsize;
 
 use jumbo::kernel::Root;
 use jumbo::pool::Thp;
-use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo::units::{Bytes, Pages, counted};
 
-use crate::child::{Launch, ask};
+use crate::child::{Launch, ask_in};
 use crate::claim::{self, Claim};
+use crate::elf::path_of;
 use crate::group::Group;
 use crate::heap::TOTAL;
+use crate::keeper::SIZE;
 use crate::memory::room;
 use crate::stats::least;
 use crate::table::{Missing, Table};
 use crate::worker::Task;
 use crate::{Error, Settings, group};
-use keeper::{Host, Wanted};
 use stream::{ALL, KERNELS};
 use supply::Provision;
-
-/// The size of the pages.
-const SIZE: PageSize = PageSize::SIZE_2M;
 
 /// The large arrays are larger than the small ones at least, and than most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
@@ -56,22 +58,48 @@ const SMALL: Bytes = Bytes(24 << 20);
 const LAPS: usize = 3;
 const LARGE: Bytes = Bytes(1 << 30);
 
-/// How many pages are used for the first time, and how often that is repeated.
-const FIRST: Pages = Pages(128);
-const TIMES: usize = 5;
+/// How much is done.
+#[derive(Clone, Copy)]
+struct Work {
+    /// Passes over the small arrays.
+    passes: usize,
+    /// How many pages are used for the first time.
+    first: Pages,
+    /// How many pages a pool has whose pages are had and given back.
+    exchanged: Pages,
+}
 
-/// How many pages a pool has whose pages are had and given back.
-const EXCHANGED: Pages = Pages(64);
+/// All of it, and less, to be done soon.
+const WORK: [Work; 2] = [
+    Work {
+        passes: 200,
+        first: Pages(128),
+        exchanged: Pages(64),
+    },
+    Work {
+        passes: 50,
+        first: Pages(32),
+        exchanged: Pages(16),
+    },
+];
+
+/// How often the first use of pages is repeated.
+const TIMES: usize = 5;
 
 /// What a heap takes beside what the program asks for.
 const BESIDE: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with STREAM's three arrays of `size` bytes in all. So many threads take and give, a row for each
-/// number; STREAM runs with the most of them.
+/// number; STREAM runs with the most of them. With less work where `quick` is set.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(settings: &Settings, size: Bytes, threads: &[NonZeroUsize]) -> Result<Table, Error> {
+pub fn measure(
+    settings: &Settings,
+    size: Bytes,
+    threads: &[NonZeroUsize],
+    quick: bool,
+) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(SIZE).bytes(SIZE);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
@@ -87,15 +115,22 @@ pub fn measure(settings: &Settings, size: Bytes, threads: &[NonZeroUsize]) -> Re
     let mut missing = |what, why| table.missing.push(Missing { what, why });
     let mut bench = Bench {
         settings,
+        work: WORK[usize::from(quick)],
         host: RefCell::new(None),
         sources: Vec::new(),
+        fixed: None,
     };
+    match fixed::program(&settings.jumbo, size) {
+        Ok(program) => bench.fixed = Some(program),
+        Err(error @ Error::Program(..)) => missing("static arrays", error.to_string()),
+        Err(error) => return Err(error),
+    }
     match Host::take(settings, size.whole_pages(SIZE)) {
         Ok(host) => {
             bench.host = RefCell::new(Some(host));
             bench.sources.push(Source::Hugetlb);
         }
-        Err(Error::Kernel(why)) => missing("pages of the kernel's pool (hugetlb)", why),
+        Err(Error::Kernel(_, why)) => missing("pages of the kernel's pool (hugetlb)", why),
         Err(error) => return Err(error),
     }
     match Thp::new(&root) {
@@ -117,10 +152,13 @@ pub fn measure(settings: &Settings, size: Bytes, threads: &[NonZeroUsize]) -> Re
 /// What the sides have in common.
 struct Bench<'a> {
     settings: &'a Settings,
+    work: Work,
     /// `None` where the kernel's pool is not to be had.
     host: RefCell<Option<Host>>,
     /// The sources that are to be had.
     sources: Vec<Source>,
+    /// The program with static arrays, where it can be made.
+    fixed: Option<File>,
 }
 
 impl<'a> Bench<'a> {
@@ -129,32 +167,42 @@ impl<'a> Bench<'a> {
         &'a self,
         group: &mut Group<'a>,
         name: String,
-        what: (Launch, Task),
+        (launch, task): (Launch, Task),
         (wanted, size): (Wanted, Bytes),
         claims: Vec<Claim>,
     ) -> usize {
+        let program = match (&task, &self.fixed) {
+            (Task::Stream(Arrays::Static | Arrays::StaticBase, ..), Some(program)) => {
+                path_of(program)
+            }
+            _ => self.settings.jumbo.clone(),
+        };
         group.side(name, size, move || {
             if let Some(host) = &mut *self.host.borrow_mut() {
                 host.provide(wanted)?;
             }
-            ask(self.settings, &what, &claims)
+            let program = program.as_os_str();
+            ask_in(program, self.settings, (&launch, &task), &claims)
         })
     }
 
-    /// The baseline, the baseline again, and for each source the preallocated and the dynamic side.
+    /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
     fn streams(&'a self, size: Bytes, threads: usize) -> Group<'a> {
-        let (small, arrays, passes) = match size {
-            SMALL => ("_small", "small", 200),
-            _ => ("", "large", 6),
-        };
+        let (small, arrays) = named(size);
+        let passes = if size == SMALL { self.work.passes } else { 6 };
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
-        let on = |supply| Task::Stream(supply, size, threads, passes);
-        let (name, plain) = ("base pages".to_owned(), (Launch::Plain, on(None)));
+        let on = |arrays| Task::Stream(arrays, size, threads, passes);
+        let plain = (Launch::Plain, on(Arrays::Base));
+        let name = "base pages".to_owned();
         let needs = (Wanted::default(), size);
         let base = self.side(&mut group, name, plain, needs, claim::base(size));
         let all = format!("all kernels, {arrays} arrays");
         group.against_itself((&format!("stream{small}_aa"), &all, ALL), base);
+
+        if self.fixed.is_some() {
+            self.fixed(&mut group, size, &on);
+        }
 
         for &source in &self.sources {
             let mut side = |called, provision| {
@@ -163,13 +211,13 @@ impl<'a> Bench<'a> {
                 let (name, what, taken, claims) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
-                        (on_pool(size, ""), on(Some(supply))),
+                        (on_pool(size, ""), on(Arrays::Supplied(supply))),
                         pool_of(size),
                         supply.claims_of_heap(size),
                     ),
                     Source::Thp => (
                         format!("region of a {pool} pool"),
-                        (Launch::Plain, on(Some(supply))),
+                        (Launch::Plain, on(Arrays::Supplied(supply))),
                         size,
                         supply.claims(size.whole_pages(SIZE)),
                     ),
@@ -218,15 +266,37 @@ impl<'a> Bench<'a> {
         group
     }
 
+    /// Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
+    fn fixed(&'a self, group: &mut Group<'a>, size: Bytes, on: &dyn Fn(Arrays) -> Task) {
+        let (small, arrays) = named(size);
+        let needs = (Wanted::default(), size);
+        let plain = (Launch::Plain, on(Arrays::StaticBase));
+        let name = "static, base pages".to_owned();
+        let base = self.side(group, name, plain, needs, claim::base(size));
+        let data = (Launch::Jumbo(DATA_ALONE.to_owned()), on(Arrays::Static));
+        let name = "static, jumbo run --data".to_owned();
+        let advised = self.side(group, name, data, needs, claim::huge(size));
+        let mut row = |name: &str, what: &str, figure| {
+            let name = format!("{name}static{small}");
+            group.ratio((&name, what, figure), [base, advised]);
+        };
+        row("", &format!("all kernels, static {arrays} arrays"), ALL);
+        if small.is_empty() {
+            row("start_", "static arrays touched", "start_ms");
+            row("faults_", "page faults, static arrays", "faults");
+        }
+    }
+
     fn first_uses(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "first use");
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = Supply::of(source, provision);
-                let what = (Launch::Plain, Task::FirstUse(supply, FIRST, TIMES));
-                let needs = (supply.wanted(FIRST), FIRST.bytes(SIZE));
+                let first = self.work.first;
+                let what = (Launch::Plain, Task::FirstUse(supply, first, TIMES));
+                let needs = (supply.wanted(first), first.bytes(SIZE));
                 let name = format!("{called} ({})", source.name());
-                self.side(&mut group, name, what, needs, supply.claims(FIRST))
+                self.side(&mut group, name, what, needs, supply.claims(first))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
@@ -258,10 +328,12 @@ impl<'a> Bench<'a> {
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
         let mut side = |way: Way| {
-            let what = (Launch::Plain, Task::Exchange(source, way, threads));
-            let wanted = Supply::of(source, Provision::Held).wanted(EXCHANGED);
-            let needs = (wanted, EXCHANGED.bytes(SIZE));
-            self.side(group, way.name(source), what, needs, way.claims(source))
+            let pages = self.work.exchanged;
+            let what = (Launch::Plain, Task::Exchange(source, way, pages, threads));
+            let wanted = Supply::of(source, Provision::Held).wanted(pages);
+            let needs = (wanted, pages.bytes(SIZE));
+            let claims = way.claims(source, pages);
+            self.side(group, way.name(source), what, needs, claims)
         };
         let (take, zeroed) = (side(Way::Take), side(Way::TakeZeroed));
         // The kernel's ways: without a touch, if that gives a page, and with it.
@@ -316,6 +388,17 @@ impl<'a> Bench<'a> {
         group
     }
 }
+
+/// What is added to the names of rows about STREAM's arrays, and what those are called.
+fn named(size: Bytes) -> (&'static str, &'static str) {
+    match size {
+        SMALL => ("_small", "small"),
+        _ => ("", "large"),
+    }
+}
+
+/// Nothing but data differs.
+const DATA_ALONE: &str = "--data=on --text=off --heap=off --maps=off --free=off --reaper=off";
 
 /// `jumbo run --pool` for a program that asks for `size` bytes.
 fn on_pool(size: Bytes, heap: &str) -> Launch {

@@ -1,17 +1,32 @@
-//! Where pages come from, and what a sample must show of it: [`Supply`], [`Way`].
+//! Where pages come from, and what a sample must show of it: [`Arrays`], [`Supply`], [`Way`].
 
 use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
-use super::keeper::Wanted;
-use super::{EXCHANGED, SIZE};
+use super::Wanted;
 use crate::claim::{self, Claim, MOST};
+use crate::keeper::SIZE;
 
 /// A pool, and how it comes by its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Supply {
     pub(super) source: Source,
     pub(super) provision: Provision,
+}
+
+/// Where STREAM's arrays are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Arrays {
+    /// In memory from `calloc`, on base pages.
+    Base,
+    /// In memory from `calloc`, of whose supply from the kernel's pool (`jumbo run --pool`) the program knows nothing; or in a
+    /// region of a pool of THPs, which it asks for it.
+    Supplied(Supply),
+    /// In static memory, on base pages.
+    StaticBase,
+    /// In static memory, on the pages that it has.
+    Static,
 }
 
 /// What a pool's pages are.
@@ -135,11 +150,11 @@ impl Way {
         format!("{how} ({})", source.name())
     }
 
-    /// Of a program with one page in hand.
-    pub(super) fn claims(self, source: Source) -> Vec<Claim> {
+    /// Of a program with one page in hand, of a pool of `pages` where it has a pool.
+    pub(super) fn claims(self, source: Source, pages: Pages) -> Vec<Claim> {
         match self {
             Self::Take | Self::TakeZeroed => {
-                let mut claims = source.claims(EXCHANGED.bytes(SIZE));
+                let mut claims = source.claims(pages.bytes(SIZE));
                 claims.extend(taken(1, 0));
                 claims
             }
@@ -224,7 +239,7 @@ mod tests {
     #[test]
     fn a_mapping_without_a_page_is_refused() {
         let of = |way: Way, source, huge, promised| {
-            fine(&way.claims(source), [huge; 2], [0, 0, 0, promised])
+            fine(&way.claims(source, PAGES), [huge; 2], [0, 0, 0, promised])
         };
         let map = |huge, promised| of(Way::Map, Source::Hugetlb, huge, promised);
         assert!(map(0, 1) && !map(0, 0));

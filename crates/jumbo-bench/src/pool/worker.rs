@@ -12,10 +12,11 @@ use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
 
 use super::supply::{
-    KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
+    Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
 };
-use super::{EXCHANGED, SIZE, stream as kernels};
+use super::{fixed, stream as kernels};
 use crate::Error;
+use crate::keeper::{SIZE, kernel_pool};
 use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
 use crate::worker::{Figures, ms, with};
@@ -29,7 +30,7 @@ const BATCH: u64 = 32;
 /// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
 /// kernel, and the minor page faults from nothing to the end.
 pub(crate) fn stream(
-    supply: Option<Supply>,
+    arrays: Arrays,
     size: Bytes,
     threads: usize,
     passes: usize,
@@ -39,22 +40,30 @@ pub(crate) fn stream(
     let mut _ballast = None;
     let mut supplied_pool = None;
     let kernel = kernel_pool(&root)?;
-    match supply {
-        None => base_pages_only()?,
-        Some(supply) if supply.source == Source::Hugetlb => _ballast = ballast(&root, supply)?,
-        Some(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
+    match arrays {
+        Arrays::Base | Arrays::StaticBase => base_pages_only()?,
+        Arrays::Static => {}
+        Arrays::Supplied(supply) if supply.source == Source::Hugetlb => {
+            _ballast = ballast(&root, supply)?;
+        }
+        Arrays::Supplied(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
     }
+    let of_program = match arrays {
+        Arrays::Static | Arrays::StaticBase => Some(fixed::arrays(&root, size)?),
+        Arrays::Base | Arrays::Supplied(_) => None,
+    };
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
 
     let (before, clock) = (faults()?, Instant::now());
     let (mut block, mut region);
-    let memory = match &supplied_pool {
-        None => {
+    let memory = match (of_program, &supplied_pool) {
+        (Some(bss), _) => bss,
+        (None, None) => {
             // By `calloc`.
             block = vec![0; usize::try_from(size.0).unwrap_or(usize::MAX)];
             &mut block[..]
         }
-        Some(pool) => {
+        (None, Some(pool)) => {
             region = pool.region(pages, Populate::UpFront)?;
             region.bytes_mut(0..usize::try_from(pages.0).unwrap_or(usize::MAX))?
         }
@@ -106,16 +115,21 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Fi
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// A page had and given back, by so many threads: the time by the number of pages of all threads, and what the process
+/// A page of a pool of `pages` had and given back, by so many threads: the time by the number of pages of all threads, and what the process
 /// had with one page in hand.
-pub(crate) fn exchange(source: Source, way: Way, threads: usize) -> Result<Figures, Error> {
+pub(crate) fn exchange(
+    source: Source,
+    way: Way,
+    pages: Pages,
+    threads: usize,
+) -> Result<Figures, Error> {
     let root = Root::host();
     let figures = |page_ns, before, pool| {
         let figures = whose(had(&root)?, before, pool)?;
         Ok(with(figures, [("page_ns", page_ns)]))
     };
     if matches!(way, Way::Take | Way::TakeZeroed) {
-        let (pool, _) = supplied(&root, Supply::of(source, Provision::Held), EXCHANGED)?;
+        let (pool, _) = supplied(&root, Supply::of(source, Provision::Held), pages)?;
         let take = || match way {
             Way::TakeZeroed => pool.take_zeroed(),
             _ => pool.take(),
@@ -229,10 +243,4 @@ fn whose(
         (KERNEL_RESERVED, more(|pool| pool.reserved)),
     ];
     Ok(with(figures, counted))
-}
-
-/// The kernel's pool of [`SIZE`], where there is one.
-pub(super) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
-    let pools = hugetlb::pools(root)?.unwrap_or_default();
-    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
 }

@@ -1,30 +1,24 @@
 //! `Program`: one with much text, made when it is measured.
 //!
-//! It is a copy of the `jumbo` executable, a worker like any other, with one segment more: functions of 64 bytes
-//! each that return their number. So no compiler is needed where it is measured. The segment's addresses are congruent to its place
-//! in the file, as a linker lays them out with `-z common-page-size=2M`: the page cache can map it by PMDs.
-//!
-//! The file has no name: it goes with the process that measures, however that ends.
+//! It is a copy of the `jumbo` executable ([`elf`](crate::elf)) with one segment more: functions of 64 bytes each that return their
+//! number.
 
 use std::cell::Cell;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
 use jumbo::kernel::Root;
 use jumbo::segments::prime::prime;
 use jumbo::segments::running::Running;
 use jumbo::units::Bytes;
-use rustix::fs::{Advice, CWD, Mode, OFlags, fadvise, openat};
+use rustix::fs::{Advice, fadvise};
 
 use crate::Error;
+use crate::elf::{HUGE, Segment, path_of, with_segment};
 
 /// What each function takes: a line of the processor's cache.
 pub(super) const FUNCTION: u64 = 64;
-
-/// What a PMD maps where the page cache has folios of that size; where it is more, the claim of the side fails.
-pub(super) const HUGE: u64 = 2 << 20;
 
 /// How the page cache holds the text of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,36 +44,14 @@ pub(super) struct Program {
 impl Program {
     /// Makes one from `executable`.
     pub(super) fn make(executable: &Path, size: Bytes) -> Result<Self, Error> {
-        let folder = folder();
-        let made = Self::make_in(&folder, executable, size);
-        made.map_err(|error| Error::Program(folder.display().to_string(), error))
-    }
-
-    fn make_in(folder: &Path, executable: &Path, size: Bytes) -> io::Result<Self> {
         let size = Bytes(size.0.next_multiple_of(HUGE));
-        let mut bytes = fs::read(executable)?;
-        let offset = (bytes.len() as u64).next_multiple_of(HUGE);
-        add_segment(&mut bytes, offset, size.0)
-            .ok_or_else(|| io::Error::other("this is no executable for 64 bits"))?;
-
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = openat(CWD, folder, flags, Mode::RWXU)?;
-        let path = path_of(&file);
-        let mut file = BufWriter::with_capacity(1 << 20, File::from(file));
-        file.write_all(&bytes)?;
-        file.seek(SeekFrom::Start(offset))?;
-        for number in 0..u32::try_from(size.0 / FUNCTION).unwrap_or(u32::MAX) {
-            file.write_all(&function(number))?;
-        }
-        let file = file.into_inner()?;
-        // Pages that are not on the disk yet cannot be dropped.
-        file.sync_data()?;
-        // One that is open to be written cannot be executed.
-        let read = File::open(path)?;
-        drop(file);
+        let count = u32::try_from(size.0 / FUNCTION).unwrap_or(u32::MAX);
+        let file = with_segment(executable, Segment::Text(size), |file| {
+            (0..count).try_for_each(|number| file.write_all(&function(number)))
+        })?;
         Ok(Self {
             size,
-            file: read,
+            file,
             cached: Cell::new(Cached::Dropped),
         })
     }
@@ -132,17 +104,6 @@ impl Program {
 const NO_HUGE_FOLIOS: &str =
     "let TMPDIR name a folder on ext4 or xfs: other file systems have no huge folios for text";
 
-/// Where the program is made: on a disk, if there is one.
-fn folder() -> PathBuf {
-    let on_disk = || PathBuf::from("/var/tmp");
-    std::env::var_os("TMPDIR").map_or_else(on_disk, PathBuf::from)
-}
-
-/// A file of this process, for others.
-fn path_of(file: &impl AsRawFd) -> PathBuf {
-    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
-}
-
 /// The function that returns `number`.
 fn function(number: u32) -> [u8; 64] {
     let mut code = [0; 64];
@@ -163,59 +124,15 @@ fn function(number: u32) -> [u8; 64] {
     code
 }
 
-/// An entry of the program headers: `Elf64_Phdr`.
-const ENTRY: usize = 56;
-const PT_LOAD: u32 = 1;
-const PT_NOTE: u32 = 4;
-const READ_EXECUTE: u32 = 5;
-
-/// Makes the note of an ELF executable a segment of text, of `size` bytes from `offset` on; `None` where it has none.
-fn add_segment(file: &mut [u8], offset: u64, size: u64) -> Option<()> {
-    let is_elf = file.starts_with(b"\x7fELF\x02\x01");
-    let first = usize::try_from(word(file, 32)?).ok()?;
-    let count = usize::from(u16::from_le_bytes(file.get(56..58)?.try_into().ok()?));
-    let table = file.get_mut(first..first + ENTRY * count)?;
-    let mut entries: Vec<[u8; ENTRY]> = table
-        .chunks_exact(ENTRY)
-        .filter_map(|entry| entry.try_into().ok())
-        .collect();
-    let kind = |entry: &[u8; ENTRY]| u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-    let ends = entries.iter().filter(|entry| kind(entry) == PT_LOAD);
-    let end = ends
-        .map(|entry| Some(word(entry, 16)? + word(entry, 40)?))
-        .max()??;
-    let address = end.next_multiple_of(HUGE);
-
-    let note = entries.iter().position(|entry| kind(entry) == PT_NOTE)?;
-    entries.remove(note);
-    // Segments stand in the order of their addresses.
-    let last = entries.iter().rposition(|entry| kind(entry) == PT_LOAD)?;
-    let mut segment = [0; ENTRY];
-    segment[..4].copy_from_slice(&PT_LOAD.to_le_bytes());
-    segment[4..8].copy_from_slice(&READ_EXECUTE.to_le_bytes());
-    let fields = [offset, address, address, size, size, HUGE];
-    for (place, field) in segment[8..].chunks_exact_mut(8).zip(fields) {
-        place.copy_from_slice(&field.to_le_bytes());
-    }
-    entries.insert(last + 1, segment);
-    table.copy_from_slice(entries.as_flattened());
-    is_elf.then_some(())
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..at + 8)?;
-    bytes.try_into().ok().map(u64::from_le_bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::FileExt as _;
-    use std::process::Command;
 
     use super::*;
 
     #[test]
-    fn a_program_with_more_text_still_runs_and_leaves_no_file() {
+    fn a_program_has_all_functions_and_is_cached_as_it_is_told() {
         let executable = std::env::current_exe().unwrap();
         let program = Program::make(&executable, Bytes(HUGE + 1)).unwrap();
         assert_eq!(program.size, Bytes(2 * HUGE));
@@ -229,24 +146,8 @@ mod tests {
             last,
             function(u32::try_from(2 * HUGE / FUNCTION).unwrap() - 1)
         );
-        assert!(
-            fs::read_link(program.path())
-                .unwrap()
-                .to_string_lossy()
-                .ends_with("(deleted)")
-        );
-        let ran = Command::new(program.path()).arg("--list").output().unwrap();
-        let list = String::from_utf8(ran.stdout).unwrap();
-        assert!(list.contains("a_program_with_more_text"), "{list}");
         for cached in [Cached::Base, Cached::AsRead, Cached::Dropped, Cached::Base] {
             program.cache(cached).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_is_no_executable_gets_no_segment() {
-        for mut file in [Vec::new(), vec![0; 4096], b"#!/bin/sh\nexit\n".repeat(9)] {
-            assert_eq!(add_segment(&mut file, HUGE, HUGE), None);
         }
     }
 }

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::PathBuf;
 
 use jumbo::kernel::{Root, hugetlb, thp};
-use jumbo::policy::{DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, TextMode};
+use jumbo::policy::{
+    DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, ShmMode, TextMode,
+};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sandbox;
 
@@ -107,6 +109,7 @@ impl Settings {
                 free: FreeMode::Off,
                 text: TextMode::Off,
                 data: DataMode::Off,
+                shm: ShmMode::Off,
                 reaper: ReaperMode::Off,
                 ..Orders::default()
             },

@@ -19,6 +19,7 @@ mod program;
 mod report;
 mod sample;
 mod segments;
+mod shmem;
 mod shortfall;
 mod supervise;
 mod text;

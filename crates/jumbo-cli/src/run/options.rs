@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jumbo::policy::{
-    DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, TextMode,
+    DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, ShmMode,
+    TextMode,
 };
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, PageSize};
 use serde::{Deserialize, Deserializer};
 
 /// The most that --max-waste can be, in percent: as much again as was asked for.
@@ -93,10 +94,32 @@ pub(super) struct Options {
     #[serde(deserialize_with = "patterns")]
     pub(super) libs: Option<Patterns>,
 
+    /// Shared memory on huge pages: auto, advise, hugetlb, user or off [default: auto]
+    ///
+    /// Of mmap(MAP_SHARED), memfd_create, shm_open and shmget, in mappings of at least what a PMD maps. `advise`: aligned
+    /// and advised; the rest is up to the kernel's controls (`jumbo thp`), which most hosts have at `never`. `auto`: that, and
+    /// in mappings of 32 MiB and more what the program has touched is collapsed onto huge pages, by a thread that spends a
+    /// tenth of a CPU on it. It needs no privilege, and the PMD size at `inherit`, as it is by default. `hugetlb`: anonymous mappings of whole
+    /// hugetlb pages get pages of the kernel's pool (`jumbo pool`), populated at once; a program that unmaps or protects
+    /// parts of such a page gets EINVAL. `user`: the first touch of a block brings in the whole block
+    /// (userfaultfd), where the kernel's controls allow nothing at all. A system call that jumbo does not see then fails with EFAULT
+    /// where it is given memory that was never touched.
+    #[arg(long, value_name = "MODE", value_parser = mode::<ShmMode>(), hide_possible_values = true)]
+    pub(super) shm: Option<ShmMode>,
+
+    /// The sizes that --shm uses, such as 64K,2M [default: what a PMD maps; 64K with --shm=user]
+    ///
+    /// With `auto`, blocks are collapsed if what a PMD maps is among them. With `hugetlb`, a mapping gets the largest of them
+    /// that it is whole pages of. With `user`, a touch brings in the largest. Which sizes the kernel takes for advised memory its
+    /// own controls say, for all programs: `jumbo thp set`.
+    #[arg(long, value_name = "SIZE,...", value_parser = sizes)]
+    #[serde(deserialize_with = "some_sizes")]
+    pub(super) shm_sizes: Option<Sizes>,
+
     /// The most memory to spend for it, in percent [default: 5]
     ///
     /// What may become resident beyond what the program asked for, in percent of what it has on huge
-    /// pages: the ends of blocks that do not fill a huge page.
+    /// pages: the ends of blocks that do not fill a huge page, and what was not touched of a block of shared memory.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)),
         allow_negative_numbers = true)]
     pub(super) max_waste: Option<u32>,
@@ -175,6 +198,10 @@ pub(super) enum Switch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Patterns(pub(super) String);
 
+/// Sizes of folios: their sum in bytes, as it stands in the orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes(pub(super) usize);
+
 /// The form of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -196,6 +223,8 @@ impl Options {
             text: self.text.or(profile.text),
             data: self.data.or(profile.data),
             libs: self.libs.or(profile.libs),
+            shm: self.shm.or(profile.shm),
+            shm_sizes: self.shm_sizes.or(profile.shm_sizes),
             max_waste: self.max_waste.or(profile.max_waste),
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
@@ -216,6 +245,8 @@ impl Options {
             maps: self.maps.map_or(usual.maps, |maps| maps == Switch::On),
             text: self.text.unwrap_or(usual.text),
             data: self.data.unwrap_or(usual.data),
+            shm: self.shm.unwrap_or(usual.shm),
+            shm_sizes: self.shm_sizes.map_or(usual.shm_sizes, |sizes| sizes.0),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),
@@ -252,6 +283,21 @@ fn libs(typed: &str) -> Result<Patterns, String> {
 fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
     let text = String::deserialize(deserializer)?;
     libs(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// `"64K,2M"`.
+fn sizes(typed: &str) -> Result<Sizes, String> {
+    let mut sum = 0;
+    for name in typed.split(',') {
+        let size: PageSize = name.parse().map_err(|error| format!("{error}"))?;
+        sum |= usize::try_from(size.bytes()).map_err(|error| error.to_string())?;
+    }
+    Ok(Sizes(sum))
+}
+
+fn some_sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Sizes>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    sizes(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 /// A size as it is typed: `"512M"`.

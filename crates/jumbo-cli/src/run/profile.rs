@@ -129,7 +129,7 @@ fn keys() -> Vec<String> {
 /// The key that is spelled most like this one.
 fn nearest(key: &str) -> String {
     let spelled = key.replace('_', "-");
-    let likeness = |known: &String| strsim::jaro(known, &spelled);
+    let likeness = |known: &String| strsim::normalized_damerau_levenshtein(known, &spelled);
     let best = keys()
         .into_iter()
         .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
@@ -139,14 +139,14 @@ fn nearest(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::options::{Patterns, ReportFormat, Switch};
-    use jumbo::policy::{DataMode, FreeMode, HeapMode, ReaperMode, TextMode};
+    use crate::run::options::{Patterns, ReportFormat, Sizes, Switch};
+    use jumbo::policy::{DataMode, FreeMode, HeapMode, ReaperMode, ShmMode, TextMode};
     use jumbo::units::Bytes;
 
     #[test]
     fn every_option_can_be_set() {
         let profile = parse(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nmax-waste = 10\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
@@ -159,6 +159,8 @@ mod tests {
             text: Some(TextMode::Shared),
             data: Some(DataMode::Off),
             libs: Some(Patterns(String::from("libLLVM*/libclang*"))),
+            shm: Some(ShmMode::User),
+            shm_sizes: Some(Sizes((2 << 20) + (64 << 10))),
             max_waste: Some(10),
             free: Some(FreeMode::Background),
             free_workers: Some(2),

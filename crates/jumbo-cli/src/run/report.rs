@@ -22,6 +22,7 @@ use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::segments;
+use super::shmem;
 use super::shortfall::{self, Shortfall};
 use super::supervise::End;
 use super::text;
@@ -310,6 +311,7 @@ impl<'a> Report<'a> {
                 "max_waste": asked.max_waste,
                 "text": asked.text,
                 "data": asked.data,
+                "shm": asked.shm,
                 "follow": asked.follow,
                 "free": asked.free,
                 "reaper": asked.reaper,
@@ -324,6 +326,7 @@ impl<'a> Report<'a> {
                 "images": counted.images,
                 "ledger": total.json(),
                 "text": segments::json(self),
+                "shmem": shmem::json(self),
                 "reapers": reapers.collect::<Vec<_>>(),
                 "supervised": seen.supervised.as_ref().map(held::json),
             },

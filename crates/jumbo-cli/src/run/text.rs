@@ -11,6 +11,7 @@ use super::held;
 use super::report::{KINDS, Report, status};
 use super::sample::{Process, Sampled};
 use super::segments;
+use super::shmem;
 use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
@@ -93,6 +94,7 @@ fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         }
     )?;
     segments::write(out, report)?;
+    shmem::write(out, report)?;
     if let Some(pool) = report.pool() {
         let also = |bytes: u64, what: &str| match bytes {
             0 => String::new(),

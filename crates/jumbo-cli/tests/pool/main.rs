@@ -5,7 +5,8 @@
 //! - [`cut_short`]: killed and interrupted at every step.
 //! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
 //! - [`thp`]: the same of the tables of transparent huge pages, and of HVO.
-//! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well.
+//! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well. [`shared`]: `jumbo bench shmem`, which sets
+//!   its controls too.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -15,6 +16,7 @@ mod hosts;
 #[path = "../../../../tests/support/inherited.rs"]
 mod inherited;
 mod measured;
+mod shared;
 mod steered;
 mod support;
 mod thp;

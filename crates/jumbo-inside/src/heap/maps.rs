@@ -64,11 +64,52 @@ pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
     max_waste: 0,
     pmd: 0,
 });
-/// Where the next large mapping goes; wraps around.
-static CURSOR: AtomicUsize = AtomicUsize::new(0);
+/// Where the next large mapping goes.
+static LARGE: Cursor = Cursor::new(PACK_END, LARGE_END);
+/// Where the next large shared one goes: apart, since of those none is moved or copied here.
+static SHARED: Cursor = Cursor::new(LARGE_END, MAPS_END);
 
-/// Addresses for small mappings; those for large ones follow.
-const PACK_END: usize = MAPS_BASE + (MAPS_END - MAPS_BASE) / 2;
+/// Addresses for small mappings; those for large ones follow, and then those for shared ones.
+const PACK_END: usize = MAPS_BASE + (MAPS_END - MAPS_BASE) / 4;
+const LARGE_END: usize = MAPS_END - (MAPS_END - MAPS_BASE) / 4;
+
+/// Addresses that are given out one behind the other, and from the start again.
+#[derive(Debug)]
+struct Cursor {
+    next: AtomicUsize,
+    start: usize,
+    end: usize,
+}
+
+impl Cursor {
+    const fn new(start: usize, end: usize) -> Self {
+        Self {
+            next: AtomicUsize::new(start),
+            start,
+            end,
+        }
+    }
+
+    fn place(&self, random: usize, pmd: usize) {
+        let offset = random % ((self.end - self.start) / 2 / pmd) * pmd;
+        self.next.store(self.start + offset, Ordering::Relaxed);
+    }
+
+    fn take(&self, length: usize, most: usize) -> Option<usize> {
+        let pmd = PMD.load(Ordering::Relaxed);
+        if !active() || length < pmd || length > most {
+            return None;
+        }
+        let step = length.next_multiple_of(pmd);
+        let next = |at: usize| match at + step > self.end {
+            true => self.start + step,
+            false => at + step,
+        };
+        let before =
+            (self.next).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
+        before.ok().map(|at| next(at) - step)
+    }
+}
 
 pub(super) fn place(settings: Settings, random: usize) {
     let pmd = settings.pmd;
@@ -79,31 +120,24 @@ pub(super) fn place(settings: Settings, random: usize) {
         pack.max_waste = settings.max_waste;
         pack.pmd = pmd;
     });
-    CURSOR.store(PACK_END + offset(MAPS_END - PACK_END), Ordering::Relaxed);
+    LARGE.place(random, pmd);
+    SHARED.place(random, pmd);
 }
 
-/// True where `address` is one that was given out here.
+/// True where `address` is one that was given out here, for memory of the program's own.
 pub const fn is_placed(address: usize) -> bool {
-    address.wrapping_sub(MAPS_BASE) < MAPS_END - MAPS_BASE
+    address.wrapping_sub(MAPS_BASE) < LARGE_END - MAPS_BASE
 }
 
 /// A good address for a mapping of `length` bytes, as a hint for mmap(2): the kernel takes another
 /// one where this is in use. `None` where the mapping is too small to be huge.
 pub fn place_large(length: usize) -> Option<usize> {
-    let pmd = PMD.load(Ordering::Relaxed);
-    if !active() || length < pmd || length > (MAPS_END - PACK_END) / 8 {
-        return None;
-    }
-    let step = length.next_multiple_of(pmd);
-    let next = |at: usize| {
-        if at + step > MAPS_END {
-            PACK_END + step
-        } else {
-            at + step
-        }
-    };
-    let before = CURSOR.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
-    before.ok().map(|at| next(at) - step)
+    LARGE.take(length, (LARGE_END - PACK_END) / 8)
+}
+
+/// As [`place_large`], for memory that processes share: databases have all of theirs in one mapping.
+pub fn place_shared(length: usize) -> Option<usize> {
+    SHARED.take(length, (MAPS_END - LARGE_END) / 2)
 }
 
 /// Fresh private memory of `length` bytes for a mapping that is too small to be huge alone, or `None`

@@ -35,8 +35,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::gather::{self, Leaving};
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::PoolOrder;
-use crate::segments;
 use crate::sync::{Lock, thread_pointer};
+use crate::watch;
 use backing::Backing;
 use memory::Deferred;
 use supply::{Before, SUPPLY};
@@ -376,7 +376,7 @@ pub fn lock_future(locked: bool) {
 pub fn about_to_fork() {
     if SUPPLY.will_move(Before::Fork) {
         gather::end_workers();
-        segments::end();
+        watch::end();
         give_up();
     }
 }
@@ -408,7 +408,7 @@ fn evacuate(before: Before) {
     }
     if SUPPLY.will_move(before) {
         gather::end_workers();
-        segments::end();
+        watch::end();
         give_up();
     }
     let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());

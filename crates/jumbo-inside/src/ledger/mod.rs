@@ -119,6 +119,32 @@ counters! {
     data_moved: AtomicU64 as u64, sum;
     /// The program's bss that was advised.
     data_advised: AtomicU64 as u64, sum;
+    /// Shared mappings of a PMD at least that the program made.
+    shm: AtomicU64 as u64, sum;
+    /// What of them the kernel took the advice for.
+    shm_advised: AtomicU64 as u64, sum;
+    /// Collapsed onto huge pages once they were touched, in blocks of what a PMD maps.
+    shm_collapsed: AtomicU64 as u64, sum;
+    /// Blocks that no huge page was to be had for (a count).
+    shm_fallback: AtomicU64 as u64, sum;
+    /// Blocks that a memory cgroup's limit left no room for (a count).
+    shm_fallback_charge: AtomicU64 as u64, sum;
+    /// On hugetlb pages.
+    shm_hugetlb: AtomicU64 as u64, sum;
+    /// Mappings that hugetlb pages were asked for, and not to be had (a count).
+    shm_hugetlb_fallback: AtomicU64 as u64, sum;
+    /// Brought in by the user-space rung: in blocks of [`Slot::shm_user_block`].
+    shm_user: AtomicU64 as u64, sum;
+    /// Blocks that it brought in (a count): so often the kernel was entered, where each base page would have been a fault.
+    shm_user_alloc: AtomicU64 as u64, sum;
+    /// Blocks that it left to the kernel, for want of memory (a count).
+    shm_user_fallback: AtomicU64 as u64, sum;
+    /// Blocks that a memory cgroup's limit left no room for (a count).
+    shm_user_fallback_charge: AtomicU64 as u64, sum;
+    /// The size of its blocks.
+    shm_user_block: AtomicU64 as u64, most;
+    /// Why it was not more: bits of [`shm_reason`].
+    shm_reasons: AtomicU32 as u32, bits;
     /// What became of the reaper: a code of [`crate::reaper::State`].
     reaper: AtomicU32 as u32, last;
     /// The reaper's process ID, as its process's namespace has it; 0 where none was started.
@@ -159,6 +185,32 @@ pub mod pool_reason {
     pub const STUCK_THREADS: u32 = 1 << 12;
     /// More was asked for at once than the pool and its overcommit.
     pub const LARGER: u32 = 1 << 13;
+}
+
+/// Bits of [`Slot::shm_reasons`].
+pub mod shm_reason {
+    /// The kernel does not take the advice: a kernel without huge pages for shared memory, or told so by the program.
+    pub const REFUSED: u32 = 1;
+    /// The PMD size's `shmem_enabled` does not allow a collapse.
+    pub const NOT_ALLOWED: u32 = 1 << 1;
+    /// No huge page was free.
+    pub const NO_HUGE: u32 = 1 << 2;
+    /// No memory, no descriptor or no thread was to be had.
+    pub const NO_MEMORY: u32 = 1 << 3;
+    /// The program runs under a seccomp filter.
+    pub const FILTER: u32 = 1 << 4;
+    /// No hugetlb page of that size, or too few, or a cgroup's limit of them.
+    pub const NO_HUGETLB: u32 = 1 << 5;
+    /// The mapping is not of whole hugetlb pages, or wanted at a place of the program's.
+    pub const NOT_WHOLE: u32 = 1 << 6;
+    /// userfaultfd(2) is not to be had: a kernel without it, or not for user mode.
+    pub const NO_USERFAULTFD: u32 = 1 << 7;
+    /// The thread that looks had to go, and did not come again.
+    pub const ENDED: u32 = 1 << 8;
+    /// More mappings than are looked after.
+    pub const TOO_MANY: u32 = 1 << 9;
+    /// Blocks were touched in part, or have holes.
+    pub const IN_PART: u32 = 1 << 10;
 }
 
 /// Bits of [`Slot::text_reasons`].

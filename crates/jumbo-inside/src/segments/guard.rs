@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
-use super::watch;
+use super::later;
 use crate::ledger::text_reason as reason;
 use crate::sys::{wait, wake};
 
@@ -18,7 +18,7 @@ static CHANGING: AtomicU32 = AtomicU32::new(0);
 /// Makes a call that may change what is mapped as text, and not while text is being replaced.
 #[inline(always)]
 pub fn changing<T>(call: impl FnOnce() -> T) -> T {
-    if watch::may_move() {
+    if later::may_move() {
         kept_out(call)
     } else {
         call()

@@ -11,7 +11,7 @@
 //! 5. as it is.
 //!
 //! What costs nothing is done at the start. `auto` pays for a copy only in a program that has lived, and touched so much text that it can
-//! gain (`watch`): a thread looks, made for that.
+//! gain ([`later`]): the thread of [`crate::watch`] looks.
 //!
 //! Text of which a page was written to (relocations, breakpoints, a probe, a program that patches itself) stays where it is. A move
 //! is one system call, so that each thread finds either the old mapping or the new one, with the same bytes; nothing is
@@ -26,19 +26,18 @@ mod find;
 mod guard;
 mod headers;
 pub mod image;
+mod later;
 mod memory;
 mod private;
 #[cfg(test)]
 #[expect(unsafe_code, reason = "runs code that it has mapped")]
 mod tests;
-mod watch;
 
 pub use guard::changing;
 pub use headers::Program;
-pub use watch::{about_to_fork, end, is_watched, resume};
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use find::{Found, Segment};
 use rustix::process::{Resource, getrlimit};
@@ -49,6 +48,7 @@ use crate::orders::{DataMode, TextMode};
 use crate::sandbox;
 use crate::sync::now;
 use crate::sys::{Pagemap, Pages};
+use crate::watch::{Stop, Stopped};
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +139,7 @@ pub unsafe fn start(settings: &'static Settings) {
                 |segment: &&Segment| segment.is_alike_everywhere(pmd) && segment.len() >= WORTH;
             found.iter().filter(worth).for_each(image::reserve);
         }
-        watch::begin(settings);
+        later::begin(settings);
     }
 }
 
@@ -271,47 +271,11 @@ impl Looking {
     }
 }
 
-/// Whether what is under way is to be given up.
-#[derive(Debug)]
-struct Stop {
-    now: Option<&'static AtomicBool>,
-    soon: Option<&'static AtomicBool>,
-}
-
-impl Stop {
-    const fn never() -> Self {
-        Self {
-            now: None,
-            soon: None,
-        }
-    }
-
-    /// When `now` is set; a wait also when `soon` is.
-    const fn at(now: &'static AtomicBool, soon: &'static AtomicBool) -> Self {
-        Self {
-            now: Some(now),
-            soon: Some(soon),
-        }
-    }
-
-    fn is_never(&self) -> bool {
-        self.now.is_none()
-    }
-
-    fn check(&self) -> Result<(), u32> {
-        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
-        match self.now.is_some_and(is_set) {
-            true => Err(reason::ENDED),
-            false => Ok(()),
-        }
-    }
-
-    /// Before a wait.
-    fn check_before_wait(&self) -> Result<(), u32> {
-        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
-        match self.soon.is_some_and(is_set) {
-            true => Err(reason::NOT_YET),
-            false => self.check(),
+impl From<Stopped> for u32 {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Ended => reason::ENDED,
+            Stopped::NotYet => reason::NOT_YET,
         }
     }
 }

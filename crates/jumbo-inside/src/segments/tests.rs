@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 

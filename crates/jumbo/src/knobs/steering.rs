@@ -85,6 +85,24 @@ impl<'a> Steering<'a> {
         })
     }
 
+    /// The same for knobs whose values now are what has to be put back, whatever was left before.
+    ///
+    /// # Errors
+    /// As [`Steering::begin`].
+    pub fn of(
+        root: &'a Root,
+        locked: &'a Locked,
+        knobs: Vec<Knob>,
+        command: &str,
+    ) -> Result<Self, ApplyError> {
+        let saved = |knob: &Knob| {
+            let (knob, value) = (knob.clone(), knob.read(root)?);
+            Ok(Saved { knob, value })
+        };
+        let saved: Result<_, FileError> = knobs.iter().map(saved).collect();
+        Self::begin(root, locked, knobs, saved?, command, false)
+    }
+
     /// The process that was killed before it could put back what was before; that is done by this steering, at
     /// its end.
     pub fn goes_on_for(&self) -> Option<u32> {

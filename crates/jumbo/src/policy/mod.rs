@@ -14,7 +14,7 @@ pub mod variables;
 
 pub use jumbo_inside::orders::{
     DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, MAX_POOL, Mode, Orders, PoolOrder, ReaperMode,
-    TextMode,
+    ShmMode, TextMode,
 };
 pub use plan::{Host, Memory, Plan, Tunable};
 pub use pool::{PoolError, PoolRequest};

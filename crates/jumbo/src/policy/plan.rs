@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{DataMode, HeapMode, Orders, PoolRequest, Reach, TextMode, variables};
+use super::{DataMode, HeapMode, Orders, PoolRequest, Reach, ShmMode, TextMode, variables};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -96,6 +96,7 @@ impl Plan {
             maps: asked.maps && thp,
             text: if thp { asked.text } else { TextMode::Off },
             data: if thp { asked.data } else { DataMode::Off },
+            shm: if thp { asked.shm } else { ShmMode::Off },
             tunable: matches!(tunable, Tunable::Set(_)),
             small_pages: host.thp_never,
             pmd: pmd.unwrap_or(asked.pmd),
@@ -124,20 +125,19 @@ impl Plan {
     /// they cannot be read. `thp_disabled`: the
     /// process was told to do without THP (PR_SET_THP_DISABLE), which its children inherit.
     pub fn memory(&self, reach: &Reach, thp: Option<&Thp>, thp_disabled: bool) -> Vec<Memory> {
-        let general = if let Some(reason) = reach.reason() {
+        let none = if let Some(reason) = reach.reason() {
             Some(reason)
         } else if thp_disabled {
             Some(String::from(
                 "THP is switched off for this process and its children (PR_SET_THP_DISABLE)",
             ))
+        } else if thp.is_none() && !self.thp {
+            Some(String::from("this kernel has no transparent huge pages"))
         } else {
-            match thp {
-                None if self.thp => None,
-                None => Some(String::from("this kernel has no transparent huge pages")),
-                Some(thp) if advisable(thp).is_empty() => Some(why_no_size(thp)),
-                Some(_) => None,
-            }
+            None
         };
+        let no_size = || thp.filter(|thp| advisable(thp).is_empty()).map(why_no_size);
+        let general = none.clone().or_else(no_size);
         // It is asked for what a PMD maps, whatever comes of it.
         let asked = || PageSize::new(self.orders.pmd as u64).into_iter().collect();
         let sizes = thp.map_or_else(asked, advisable);
@@ -192,10 +192,10 @@ impl Plan {
                     "bss advised; whole huge pages of data copied at the start, with --data=on all of them",
                 ),
             ),
-            Memory::left(
-                "shared memory",
-                "jumbo run leaves it to the host's shmem_enabled",
-            ),
+            match &none {
+                Some(reason) => Memory::left("shared memory", reason),
+                None => self.shared(),
+            },
             Memory::left("stack", "the main thread's stack is left to the kernel"),
         ]
     }
@@ -231,6 +231,35 @@ impl Plan {
             what: "text",
             sizes: PageSize::new(self.orders.pmd as u64).into_iter().collect(),
             how,
+        }
+    }
+
+    /// What becomes of shared memory. What the kernel's controls allow comes first, whatever it is.
+    fn shared(&self) -> Memory {
+        let how = match self.orders.shm {
+            ShmMode::Off => return Memory::left("shared memory", "--shm=off"),
+            ShmMode::Advise => "aligned and advised; the rest is up to the host's shmem_enabled",
+            ShmMode::Auto => {
+                "aligned and advised; collapsed once it was touched, in mappings of 32 MiB and more"
+            }
+            ShmMode::Hugetlb => {
+                "anonymous mappings of whole hugetlb pages from the kernel's pool; the rest aligned and advised"
+            }
+            ShmMode::User => "whole blocks at the first touch, by userfaultfd",
+        };
+        let pmd = self.orders.pmd;
+        let sizes = match (self.orders.shm, self.orders.shm_sizes) {
+            (ShmMode::User, 0) => 64 << 10,
+            (_, 0) => pmd,
+            (_, sizes) => sizes,
+        };
+        let bits = (0..usize::BITS).map(|bit| sizes & 1 << bit);
+        Memory {
+            what: "shared memory",
+            sizes: bits
+                .filter_map(|size| PageSize::new(size as u64).ok())
+                .collect(),
+            how: how.to_owned(),
         }
     }
 

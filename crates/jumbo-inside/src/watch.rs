@@ -1,5 +1,6 @@
-//! The thread that looks whether a program has lived long enough, and touched enough text, for a copy to be worth while:
-//! [`begin`], [`end`].
+//! The thread that looks at a program from within, now and then: [`begin`], [`end`]. What it looks at is a [`Job`]: whether the
+//! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
+//! ([`crate::shmem`]).
 //!
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
@@ -13,27 +14,18 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use core::time::Duration;
 
 use rustix::mm::{Advice, madvise};
-use rustix::time::{ClockId, clock_gettime};
 
-use super::{Settings, Stop, because, move_all};
 use crate::headroom::tasks;
-use crate::ledger::text_reason as reason;
-use crate::orders::TextMode;
+use crate::sync::now;
 use crate::sys::{Blocked, Thread, request, wait, wake};
 use crate::{proc, sandbox};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
-/// The CPU time that a program has used before any copy is made.
-const LIVED: Duration = Duration::from_secs(1);
-/// The most that a copy costs, measured: making an image takes 0.2 to 0.6 ms for each MiB.
-const COST: Duration = Duration::from_micros(600);
-/// A copy may take one part in so many of the CPU time that the program has used.
-const SHARE: u32 = 50;
 /// Between two looks.
-const SHORTEST: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_mins(1);
-/// How long a fork waits for a move: it is over sooner, but where text has to be read from a disk.
+pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
+pub(crate) const LONGEST: Duration = Duration::from_mins(1);
+/// How long a fork waits for a job: it is over sooner, but where text has to be read from a disk.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// So many more tasks the program could have, or there is no thread.
 const TASKS: usize = 16;
@@ -56,17 +48,18 @@ static STACK_OF_THREAD: Stack = Stack {
 };
 
 static THREAD: Thread = Thread::none();
+/// There was a thread, or is: the stack is as it has to be.
+static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
-static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
+/// What there is to do: one for each mechanism.
+static JOBS: [AtomicPtr<Job>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 /// None is to be made any more.
 static OVER: AtomicBool = AtomicBool::new(false);
-/// The CPU time before which it does not try again, in milliseconds.
-static LEAST: AtomicU64 = AtomicU64::new(0);
 /// What it sleeps on: another number has it look at what it is to do.
 static CALLS: AtomicU32 = AtomicU32::new(0);
 /// It ended for a fork, and is to come again.
@@ -76,23 +69,116 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// One is being made or ended.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Makes the thread.
-pub(super) fn begin(settings: &'static Settings) {
+/// Something to look at.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// Its place among the jobs.
+    place: usize,
+    /// Looks, and says after how long it wants to look again; `None`: it is done.
+    look: fn(&Stop) -> Option<Duration>,
+    /// Why there is no thread for it, or none any more.
+    without: fn(Without),
+    /// The process that it is for; 0: none.
+    process: AtomicI32,
+    /// When it is due: [`now`], in nanoseconds.
+    due: AtomicU64,
+}
+
+/// Why there is no thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Without {
+    /// A seccomp filter.
+    Filter,
+    /// No memory, or no task.
+    Room,
+    /// A kernel without what it needs.
+    Kernel,
+    /// It had to go.
+    Ended,
+}
+
+impl Job {
+    pub(crate) const fn new(
+        place: usize,
+        look: fn(&Stop) -> Option<Duration>,
+        without: fn(Without),
+    ) -> Self {
+        Self {
+            place,
+            look,
+            without,
+            process: AtomicI32::new(0),
+            due: AtomicU64::new(0),
+        }
+    }
+
+    /// Looks, if it is due; how long until it is, if it ever is.
+    fn run(&self, stop: &Stop) -> Option<Duration> {
+        if self.process.load(Ordering::Relaxed) != process() {
+            return None;
+        }
+        let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
+        let left = due.saturating_sub(now());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        let next = (self.look)(stop);
+        match next {
+            Some(wait) => self.set_due(wait),
+            None => self.process.store(0, Ordering::Relaxed),
+        }
+        next
+    }
+
+    fn set_due(&self, wait: Duration) {
+        let due = now().saturating_add(wait).as_nanos();
+        let due = u64::try_from(due).unwrap_or(u64::MAX);
+        self.due.store(due, Ordering::Relaxed);
+    }
+}
+
+/// All jobs that were begun, by this process or by one that it was forked from.
+fn jobs() -> impl Iterator<Item = &'static Job> {
+    JOBS.iter().filter_map(|job| {
+        // SAFETY: null, or a static that was stored there.
+        unsafe { job.load(Ordering::Acquire).as_ref() }
+    })
+}
+
+/// Says to the jobs of this process why there is no thread.
+fn because(why: Without) {
+    let mine = |job: &&Job| job.process.load(Ordering::Relaxed) == process();
+    jobs().filter(mine).for_each(|job| (job.without)(why));
+}
+
+/// Has the thread look after `wait`, and makes it if there is none.
+pub(crate) fn begin(job: &'static Job, wait: Duration) {
+    job.set_due(wait);
+    job.process.store(process(), Ordering::Release);
+    if let Some(place) = JOBS.get(job.place) {
+        place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
+    }
+    if is_watched() {
+        call(None);
+        // It may just be leaving.
+        AGAIN.store(true, Ordering::Release);
+        return;
+    }
     let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
     // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
     if unsafe { madvise(stack, STACK, Advice::LinuxWipeOnFork) }.is_err() {
-        return because(reason::NO_MEMORY);
+        return because(Without::Room);
     }
-    SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
+    IS_PREPARED.store(true, Ordering::Release);
     make();
 }
 
 fn make() {
     if sandbox::is_entered() {
-        return because(reason::FILTER);
+        return because(Without::Filter);
     }
     if tasks().is_some_and(|tasks| tasks < TASKS) {
-        return because(reason::NO_MEMORY);
+        return because(Without::Room);
     }
     // No handler may find it busy; and a thread is born with its maker's mask.
     let _blocked = Blocked::all();
@@ -109,7 +195,7 @@ fn make() {
         // SAFETY: signals are blocked. The one that was before has been joined, or was another process's, and the stack is its
         // alone; both values are static.
         if !unsafe { THREAD.start(Thread::FLAGS, stack, &look) } {
-            because(reason::NO_MEMORY);
+            because(Without::Room);
         }
     }
     BUSY.store(false, Ordering::SeqCst);
@@ -117,12 +203,6 @@ fn make() {
 
 fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
-}
-
-/// Whether text may be replaced while the program runs.
-#[inline(always)]
-pub(super) fn may_move() -> bool {
-    !SETTINGS.load(Ordering::Relaxed).is_null()
 }
 
 /// Whether there is a thread, of this process or of one that shares the memory.
@@ -135,7 +215,7 @@ pub fn is_watched() -> bool {
 pub fn end() {
     // Where there never was one, or is none any more, no call is made.
     let none =
-        SETTINGS.load(Ordering::Acquire).is_null() || OVER.load(Ordering::Acquire) && !is_watched();
+        !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire) && !is_watched();
     if none || MAKER.load(Ordering::Relaxed) != process() {
         return;
     }
@@ -146,8 +226,8 @@ pub fn end() {
         rustix::thread::sched_yield();
     }
     if is_watched() {
-        because(reason::ENDED);
-        call(&ENDING);
+        because(Without::Ended);
+        call(Some(&ENDING));
         THREAD.join();
     }
 }
@@ -155,14 +235,14 @@ pub fn end() {
 /// Before fork(2): the thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there
 /// would be a waste of addresses.
 pub fn about_to_fork() {
-    let never = SETTINGS.load(Ordering::Acquire).is_null() || OVER.load(Ordering::Acquire);
+    let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
     if never || MAKER.load(Ordering::Relaxed) != process() {
         return;
     }
     // A program that forks often is left alone for ever longer.
     let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
     if is_watched() {
-        call(&LEAVING);
+        call(Some(&LEAVING));
         THREAD.join_for(PATIENCE);
     }
     if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
@@ -170,8 +250,10 @@ pub fn about_to_fork() {
     }
 }
 
-fn call(how: &AtomicBool) {
-    how.store(true, Ordering::Release);
+fn call(how: Option<&AtomicBool>) {
+    if let Some(how) = how {
+        how.store(true, Ordering::Release);
+    }
     CALLS.fetch_add(1, Ordering::Release);
     wake(&CALLS);
 }
@@ -186,9 +268,22 @@ pub fn resume() {
 
 #[cold]
 fn come_again() {
-    if AGAIN.swap(false, Ordering::AcqRel) && MAKER.load(Ordering::Relaxed) == process() {
+    let again = AGAIN.swap(false, Ordering::AcqRel) && !is_watched();
+    if again && MAKER.load(Ordering::Relaxed) == process() {
         make();
     }
+}
+
+/// In the child of a fork, which has no thread: nothing of the parent's concerns it.
+///
+/// # Safety
+/// This is the child, with one thread.
+pub unsafe fn forked() {
+    for flag in [&OVER, &AGAIN, &BUSY, &ENDING, &LEAVING] {
+        flag.store(false, Ordering::Relaxed);
+    }
+    FORKS.store(0, Ordering::Relaxed);
+    MAKER.store(0, Ordering::Relaxed);
 }
 
 /// What the thread does.
@@ -198,63 +293,19 @@ fn look() {
     let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
     // SAFETY: the range is all; the table that is closed is a copy, of nothing.
     if unsafe { request(libc::SYS_close_range, all) }.is_err() {
-        return because(reason::UNKNOWN);
+        return because(Without::Kernel);
     }
-    let _ = rustix::thread::set_name(c"jumbo-text");
-    // SAFETY: null, or a static that was stored there.
-    let Some(settings) = (unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }) else {
-        return;
-    };
+    let _ = rustix::thread::set_name(c"jumbo-watch");
     let stop = Stop::at(&ENDING, &LEAVING);
-    let mut least = LIVED.max(Duration::from_millis(LEAST.load(Ordering::Relaxed)));
-    while has_used(least, &stop) {
-        let Some(found) = settings.find() else {
-            return because(reason::UNKNOWN);
-        };
-        let mebibytes = found
-            .iter()
-            .map(|segment| segment.len() >> 20)
-            .sum::<usize>();
-        let cost = COST.saturating_mul(u32::try_from(mebibytes).unwrap_or(u32::MAX));
-        let worth = cost.saturating_mul(SHARE);
-        if worth > least {
-            least = worth;
-            continue;
-        }
-        least = least.saturating_mul(2);
-        let milliseconds = u64::try_from(least.as_millis()).unwrap_or(u64::MAX);
-        LEAST.store(milliseconds, Ordering::Relaxed);
-        let evidence = settings.mode == TextMode::Auto;
-        let later = move_all(&found, settings, &stop, evidence);
-        if !later && settings.libs.is_none() {
-            return;
-        }
-        because(reason::NOT_YET);
-    }
-}
-
-/// Waits until the process has used so much CPU time. False where the thread is to end before.
-fn has_used(least: Duration, stop: &Stop) -> bool {
-    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-    let (mut before, mut idle) = (Duration::ZERO, SHORTEST);
     loop {
         let calls = CALLS.load(Ordering::Acquire);
         if stop.check_before_wait().is_err() || has_no_leader() {
-            return false;
+            return;
         }
-        let used = clock_gettime(ClockId::ProcessCPUTime);
-        let used = Duration::try_from(used).unwrap_or(Duration::MAX);
-        if used >= least {
-            return true;
-        }
-        // Not before all CPUs together could have used it; and ever less often where the program sleeps.
-        let soonest = (least - used) / cpus.max(1);
-        idle = match used.saturating_sub(before) < SHORTEST {
-            true => idle.saturating_mul(2),
-            false => SHORTEST,
+        match jobs().filter_map(|job| job.run(&stop)).min() {
+            Some(soonest) => wait(&CALLS, calls, soonest.clamp(SHORTEST, LONGEST)),
+            None => return,
         };
-        before = used;
-        wait(&CALLS, calls, soonest.max(idle).clamp(SHORTEST, LONGEST));
     }
 }
 
@@ -270,4 +321,58 @@ fn has_no_leader() -> bool {
         .rposition(|byte| *byte == b')')
         .and_then(|at| text.get(at + 2));
     state == Some(&b'Z')
+}
+
+/// Whether what is under way is to be given up.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    now: Option<&'static AtomicBool>,
+    soon: Option<&'static AtomicBool>,
+}
+
+/// Why a job stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// For good.
+    Ended,
+    /// For now.
+    NotYet,
+}
+
+impl Stop {
+    pub(crate) const fn never() -> Self {
+        Self {
+            now: None,
+            soon: None,
+        }
+    }
+
+    /// When `now` is set; a wait also when `soon` is.
+    pub(crate) const fn at(now: &'static AtomicBool, soon: &'static AtomicBool) -> Self {
+        Self {
+            now: Some(now),
+            soon: Some(soon),
+        }
+    }
+
+    pub(crate) fn is_never(&self) -> bool {
+        self.now.is_none()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Stopped> {
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
+        match self.now.is_some_and(is_set) {
+            true => Err(Stopped::Ended),
+            false => Ok(()),
+        }
+    }
+
+    /// Before a wait.
+    pub(crate) fn check_before_wait(&self) -> Result<(), Stopped> {
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
+        match self.soon.is_some_and(is_set) {
+            true => Err(Stopped::NotYet),
+            false => self.check(),
+        }
+    }
 }

@@ -1,0 +1,201 @@
+//! Knobs of the kernel, changed for a measurement and put back however that ends: [`Keeper`] here, [`keep`] in a process of
+//! its own.
+//!
+//! The keeper takes orders from the process that measures on its standard input, and puts everything back at the end of
+//! that, which comes when that process ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
+//! that `jumbo pool --undo` or `jumbo thp --undo` puts back, by the record that stands in the journal before the first write.
+
+use std::io;
+use std::process::Stdio;
+
+use jumbo::host_pools::{Shortage, steer};
+use jumbo::kernel::process::Signals;
+use jumbo::kernel::thp::Thp;
+use jumbo::kernel::{Root, hugetlb};
+use jumbo::knobs::{Group, Journal, Knob, Steering, Value};
+use jumbo::units::{PageSize, counted};
+use serde::{Deserialize, Serialize};
+
+use crate::child::{self, Launch, Talk};
+use crate::worker::{Task, say};
+use crate::{Error, Settings};
+
+/// What the journal calls it.
+const COMMAND: &str = "jumbo bench";
+
+/// The size of the pages of the kernel's pool.
+pub(crate) const SIZE: PageSize = PageSize::SIZE_2M;
+
+/// What one keeper changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kept {
+    /// The kernel's pool of pages of [`SIZE`].
+    Pool,
+    /// The control of shared memory of each folio size.
+    Shmem,
+}
+
+/// What the keeper says, once when it has the knobs and after each order: nothing, or why they are not as was
+/// ordered, or are not to be had at all.
+type Answer = Result<(), String>;
+
+/// Knobs, and the right to set them.
+pub(crate) struct Keeper {
+    kept: Kept,
+    talk: Talk,
+    /// What they were set to.
+    now: Vec<(Knob, Value)>,
+}
+
+impl Kept {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "the kernel's pool of 2 MiB pages",
+            Self::Shmem => "the kernel's controls of shared memory",
+        }
+    }
+
+    /// What there is to say where they could not be put back.
+    fn not_back(self) -> &'static str {
+        match self {
+            Self::Pool => "not all of it could be put back; `jumbo pool --undo` tries again",
+            Self::Shmem => "not all of them could be put back; `jumbo thp --undo` tries again",
+        }
+    }
+}
+
+impl Keeper {
+    /// Takes the knobs; [`Error::Kernel`] says why they are not to be had.
+    pub(crate) fn take(settings: &Settings, kept: Kept) -> Result<Self, Error> {
+        let command = child::worker(&Launch::Plain, settings, &Task::Keep(kept));
+        let mut keeper = Self {
+            kept,
+            talk: Talk::start(command, Stdio::inherit())?,
+            now: Vec::new(),
+        };
+        keeper.hear()?;
+        Ok(keeper)
+    }
+
+    /// Sets them; [`Error::Kernel`] says why they cannot be so.
+    pub(crate) fn set(&mut self, wanted: Vec<(Knob, Value)>) -> Result<(), Error> {
+        let mut new = wanted.clone();
+        new.retain(|order| !self.now.contains(order));
+        if new.is_empty() {
+            return Ok(());
+        }
+        self.now = wanted;
+        self.talk.say(&new)?;
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Result<(), Error> {
+        let answer: Answer = self.talk.hear()?;
+        answer.map_err(|why| Error::Kernel(self.kept.name(), why))
+    }
+
+    /// Has them put back. Where that is not called, the end of the keeper's input has them put back.
+    pub(crate) fn give_back(mut self) -> Result<(), Error> {
+        let ended = self.talk.end();
+        ended.map_err(|_| Error::Kernel(self.kept.name(), self.kept.not_back().to_owned()))
+    }
+}
+
+/// Takes the knobs and sets them as each line of the standard input says; puts them back at the end of that.
+pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
+    // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
+    let _ = rustix::process::setsid();
+    let _deaf = Signals::take()?;
+    match serve(&Root::host(), kept) {
+        Ok(put_back) => put_back.map_err(|why| Error::Kernel(kept.name(), why)),
+        Err(refused) => say(&Answer::Err(refused.to_string())),
+    }
+}
+
+/// What became of the knobs in the end; the outer error is why they are not to be had.
+fn serve(root: &Root, kept: Kept) -> Result<Answer, Box<dyn std::error::Error>> {
+    let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
+    let journal = Journal::of_user(root).ok_or(no_folder)?;
+    match kept {
+        Kept::Pool => {
+            let pool = kernel_pool(root)?;
+            let pool = pool.ok_or_else(|| format!("the kernel has no pool of {SIZE} pages"))?;
+            Knob::persistent(SIZE, None).writable(root)?;
+            let locked = journal.lock(&Group::pool(SIZE), COMMAND)?;
+            let steering = steer(root, &locked, &pool, COMMAND, false)?;
+            Ok(until_the_end(root, kept, steering))
+        }
+        Kept::Shmem => {
+            let knobs: Vec<_> = sizes(root)?.into_iter().map(control).collect();
+            let first = knobs.first();
+            let first = first.ok_or("the kernel has none (before Linux 6.12)")?;
+            first.writable(root)?;
+            let locked = journal.lock(&Group::thp(), COMMAND)?;
+            let steering = Steering::of(root, &locked, knobs, COMMAND)?;
+            Ok(until_the_end(root, kept, steering))
+        }
+    }
+}
+
+fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Answer {
+    // Whatever goes wrong ends the orders, and nothing but that.
+    let _ = obey(root, &mut steering);
+    match steering.put_back(&mut ()) {
+        Ok(undone) if undone.complete => Ok(()),
+        Ok(_) => Err(kept.not_back().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Does as it is told until there are no more orders.
+fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
+    say(&Answer::Ok(()))?;
+    for order in io::stdin().lines() {
+        let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
+        let mut orders = wanted.into_iter();
+        say(&orders.try_for_each(|(knob, to)| set(root, steering, &knob, to)))?;
+    }
+    Ok(())
+}
+
+fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
+    let written = steering.set(knob, to.clone(), &mut ());
+    let step = written.map_err(|error| error.to_string())?.step;
+    let after = step.after.clone().unwrap_or_else(|| step.before.clone());
+    let reached = match (after.number(), to.number()) {
+        (Some(after), Some(to)) => after >= to,
+        _ => after == to,
+    };
+    if reached {
+        return Ok(());
+    }
+    let came = match to.number() {
+        Some(to) => format!("{after} of {} came", counted(to, "page")),
+        None => format!("{knob} is {after}, and not {to}"),
+    };
+    let shortage = Shortage::of(root, &[step], false);
+    let reasons = shortage.map_or(Vec::new(), |short| short.reasons);
+    let why: Vec<_> = std::iter::once(came).chain(reasons).collect();
+    Err(why.join("; "))
+}
+
+/// The kernel's pool of [`SIZE`], where there is one.
+pub(crate) fn kernel_pool(root: &Root) -> Result<Option<hugetlb::Pool>, Error> {
+    let pools = hugetlb::pools(root)?.unwrap_or_default();
+    Ok(pools.into_iter().find(|pool| pool.size == SIZE))
+}
+
+/// The folio sizes that have a control of shared memory (Linux 6.12).
+pub(crate) fn sizes(root: &Root) -> Result<Vec<PageSize>, Error> {
+    let sizes = Thp::read_controls(root)?.map_or_else(Default::default, |thp| thp.sizes);
+    let controlled = sizes
+        .into_iter()
+        .filter(|(_, has)| has.shmem_enabled.is_some());
+    Ok(controlled.map(|(size, _)| size).collect())
+}
+
+/// That control.
+pub(crate) fn control(size: PageSize) -> Knob {
+    Knob::thp(Some(size), "shmem_enabled")
+}

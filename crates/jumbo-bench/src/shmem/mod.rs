@@ -1,0 +1,244 @@
+//! `jumbo bench shmem`: what shared memory costs in folios of each size, and on each rung of the ladder.
+//!
+//! Two things are measured. A program that maps anonymous shared memory and touches all of it (`worker`), by one thread for each CPU
+//! and by many, in each [`Way`]: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
+//! user-space population; hugetlb. And PostgreSQL (`postgres`), whose buffers are such memory.
+//!
+//! Each sample says how its memory came: by the page faults that the touches took, by the kernel's statistics of folios, by smaps.
+//! The kernel's controls and its pool are set for each sample, and put back in the end, whatever end that is
+//! ([`keeper`](crate::keeper)). Without the right to set them the controls are as they are, and what needs them is left out.
+
+mod postgres;
+mod way;
+mod worker;
+
+pub(crate) use way::Way;
+pub(crate) use worker::touch;
+
+use std::cell::RefCell;
+
+use jumbo::kernel::Root;
+use jumbo::knobs::{Knob, Value};
+use jumbo::units::{Bytes, PageSize, Pages, counted};
+
+use crate::child::ask;
+use crate::group::{Grid, Group};
+use crate::keeper::{Keeper, Kept, SIZE, sizes};
+use crate::memory::{footprint, room};
+use crate::pool::{Host, Wanted};
+use crate::table::{Missing, Table};
+use crate::worker::{Figures, Task};
+use crate::{Error, Settings, group};
+use postgres::{Buffers, Database};
+
+/// The least size: each of many threads touches whole huge pages.
+pub const MIN_SIZE: Bytes = Bytes(64 << 20);
+
+const POSTGRES: &str = "PostgreSQL";
+
+/// As many threads as the published figures were measured with.
+const MANY: usize = 32;
+
+/// The sizes of folios that have rows.
+const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
+/// The size of the blocks of user-space population.
+const BLOCK_KIB: u64 = 64;
+
+/// What the columns of the published table are, and what is beside it here.
+const COLUMNS: [(&str, &str); 7] = [
+    ("user_ms", "user_ms"),
+    ("system_ms", "system_ms"),
+    ("faults_per_s_per_cpu", "touch_faults/s/CPU"),
+    ("faults_per_s", "touch_faults/s"),
+    ("unmap_ms", "unmap_ms"),
+    ("first_touch_p99_us", "first_touch_p99_us"),
+    ("bloat", "resident_x"),
+];
+
+/// Measures the table, with `size` bytes of shared memory; without PostgreSQL where `quick` is set.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
+    let root = Root::host();
+    let size = size.whole_pages(SIZE).bytes(SIZE);
+    // The memory, and the pages that the kernel's pool may hold for the next side; of a database the page cache too.
+    room(&root, footprint(size) + size)?;
+    let mut table = Table::new("shmem", format!("{size} of shared memory"), settings)?;
+    let mut bench = Bench {
+        settings,
+        sizes: sizes(&root)?,
+        controls: RefCell::new(None),
+        host: RefCell::new(None),
+        ways: Vec::new(),
+    };
+    bench.take(size, &mut table.missing)?;
+    bench.try_out(&mut table.missing)?;
+    let mut database = None;
+    match quick {
+        true => table.missing(POSTGRES, "left out with --quick"),
+        false => match Database::make(settings, size) {
+            Ok(made) => database = Some(made),
+            Err(error) if error.is_of_host() => table.missing(POSTGRES, error.to_string()),
+            Err(error) => return Err(error),
+        },
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut groups = vec![
+        bench.touches(size, cpus, ""),
+        bench.touches(size, MANY, "_32_threads"),
+    ];
+    groups.extend(database.as_ref().map(|database| bench.queries(database)));
+    let table = group::measure(settings, table, groups)?;
+    let Bench { controls, host, .. } = bench;
+    controls.into_inner().map_or(Ok(()), Keeper::give_back)?;
+    host.into_inner().map_or(Ok(()), Host::give_back)?;
+    Ok(table)
+}
+
+/// What the sides have in common.
+struct Bench<'a> {
+    settings: &'a Settings,
+    /// The folio sizes that have a control of shared memory.
+    sizes: Vec<PageSize>,
+    /// `None` where these cannot be set.
+    controls: RefCell<Option<Keeper>>,
+    /// `None` where the kernel's pool cannot be set.
+    host: RefCell<Option<Host>>,
+    /// The ways that are to be had here, beside base pages.
+    ways: Vec<Way>,
+}
+
+impl<'a> Bench<'a> {
+    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and lists the ways that could be had with them.
+    fn take(&mut self, size: Bytes, missing: &mut Vec<Missing>) -> Result<(), Error> {
+        let mut without = |what, why| missing.push(Missing { what, why });
+        self.ways = vec![Way::Disabled, Way::Collapse];
+        let folio = |kib: u64| PageSize::new(kib << 10).ok();
+        self.ways.extend(folio(BLOCK_KIB).map(Way::User));
+        match Keeper::take(self.settings, Kept::Shmem) {
+            Ok(keeper) => {
+                self.controls = RefCell::new(Some(keeper));
+                let sizes = FOLIOS_KIB.into_iter().filter_map(folio);
+                let sizes = sizes.filter(|size| self.sizes.contains(size));
+                self.ways.extend(sizes.map(Way::Kernel));
+            }
+            Err(Error::Kernel(_, why)) => without("folio sizes by the kernel's controls", why),
+            Err(error) => return Err(error),
+        }
+        match Host::take(self.settings, pages_of(size)) {
+            Ok(host) => {
+                self.host = RefCell::new(Some(host));
+                self.ways.push(Way::Hugetlb);
+            }
+            Err(Error::Kernel(_, why)) => without("pages of the kernel's pool (hugetlb)", why),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Leaves out the ways that are not to be had.
+    fn try_out(&mut self, missing: &mut Vec<Missing>) -> Result<(), Error> {
+        for way in std::mem::take(&mut self.ways) {
+            match self.sample(way, MIN_SIZE, 1, false) {
+                Ok(_) => self.ways.push(way),
+                Err(error) if error.is_of_host() => missing.push(Missing {
+                    what: way.rung(),
+                    why: error.of_side(&way.to_string()).to_string(),
+                }),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(
+        &self,
+        way: Way,
+        size: Bytes,
+        threads: usize,
+        sparse: bool,
+    ) -> Result<Figures, Error> {
+        self.provide(way.controls(&self.sizes), way.pages(size))?;
+        let task = Task::Shared(way, size, threads, sparse);
+        ask(self.settings, &(way.launch(), task), &way.claims(size))
+    }
+
+    /// Sets the kernel's controls and its pool, where that is allowed.
+    fn provide(&self, controls: Vec<(Knob, Value)>, pages: Wanted) -> Result<(), Error> {
+        if let Some(keeper) = &mut *self.controls.borrow_mut() {
+            keeper.set(controls)?;
+        }
+        if let Some(host) = &mut *self.host.borrow_mut() {
+            host.provide(pages)?;
+        }
+        Ok(())
+    }
+
+    /// All of the memory touched by so many threads: in base pages, in those again, and in each way.
+    fn touches(&'a self, size: Bytes, threads: usize, suffix: &'static str) -> Group<'a> {
+        let mut group = Group::new(self.settings, "touch");
+        let by = counted(threads as u64, "thread");
+        // Once is enough: one thread does it.
+        let sparse = suffix.is_empty();
+        let mut lines = Vec::new();
+        let mut side = |group: &mut Group<'a>, way: Way| {
+            let side = group.side(way.to_string(), size, move || {
+                self.sample(way, size, threads, sparse)
+            });
+            lines.push((side, way.key()));
+            side
+        };
+        let base = side(&mut group, Way::Base);
+        let (touch, unmap) = (format!("touch of {size}, {by}"), format!("unmap of {size}"));
+        group.against_itself((&format!("touch_aa{suffix}"), &touch, "touch_ms"), base);
+        group.against_itself((&format!("unmap_aa{suffix}"), &unmap, "unmap_ms"), base);
+        for &way in &self.ways {
+            let side = side(&mut group, way);
+            let key = way.key();
+            let name = format!("{key}{suffix}");
+            let row = group.ratio((&name, &touch, "touch_ms"), [base, side]);
+            row.published = way.published();
+            if way == Way::Collapse {
+                let name = format!("unmap_{}{suffix}", key.trim_start_matches("collapse_"));
+                group.ratio((&name, &unmap, "unmap_ms"), [base, side]);
+            }
+        }
+        group.grid(Grid {
+            columns: &COLUMNS[..if sparse { 7 } else { 5 }],
+            lines,
+            suffix,
+        });
+        group
+    }
+
+    /// `pgbench -S`: plain, plain again, under `jumbo run`, and on PostgreSQL's own huge pages.
+    fn queries(&'a self, database: &'a Database) -> Group<'a> {
+        let mut group = Group::new(self.settings, POSTGRES);
+        group.optional = true;
+        let mut side = |buffers: Buffers| {
+            group.side(buffers.name(), database.size, move || {
+                let pages = match buffers {
+                    Buffers::Own => Wanted::persistent(pages_of(database.shared())),
+                    Buffers::Plain | Buffers::Jumbo => Wanted::default(),
+                };
+                // As found by default: none allowed, and the PMD size as the top says.
+                self.provide(Way::Collapse.controls(&self.sizes), pages)?;
+                database.sample(buffers)
+            })
+        };
+        let (plain, jumbo) = (side(Buffers::Plain), side(Buffers::Jumbo));
+        let own = self.host.borrow().is_some().then(|| side(Buffers::Own));
+        let what = "pgbench -S, a query";
+        group.against_itself(("pgbench_aa", what, "query_us"), plain);
+        group.ratio(("pgbench", what, "query_us"), [plain, jumbo]);
+        if let Some(own) = own {
+            group.ratio(("pgbench_vs_own", what, "query_us"), [own, jumbo]);
+        }
+        group
+    }
+}
+
+fn pages_of(size: Bytes) -> Pages {
+    size.whole_pages(SIZE)
+}

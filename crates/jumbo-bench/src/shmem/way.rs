@@ -1,0 +1,144 @@
+//! How shared memory comes, and what a sample must show of it: [`Way`].
+
+use std::fmt;
+
+use jumbo::knobs::{Knob, Value};
+use jumbo::units::{Bytes, PageSize};
+use serde::{Deserialize, Serialize};
+
+use crate::child::Launch;
+use crate::claim::{self, Claim};
+use crate::keeper::{SIZE, control};
+use crate::pool::Wanted;
+
+/// How shared memory comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Way {
+    /// In base pages.
+    Base,
+    /// As the kernel's controls have it under `jumbo run`, and they allow no size.
+    Disabled,
+    /// In folios of this size, which the kernel's control allows to all programs.
+    Kernel(PageSize),
+    /// A touch for each PMD, then MADV_COLLAPSE, by the program itself.
+    Collapse,
+    /// In blocks of this size, by `jumbo run --shm=user`.
+    User(PageSize),
+    /// In pages of the kernel's pool, by `jumbo run --shm=hugetlb`.
+    Hugetlb,
+}
+
+/// Nothing but shared memory differs.
+const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
+
+/// The figures that [`Way::claims`] are about: the page faults of the touches, and what came in large folios, of all
+/// sizes and of the way's own, by the kernel's statistics.
+pub(super) const FAULTS: &str = "touch_faults";
+pub(super) const LARGE: &str = "large_folio_bytes";
+pub(super) const SIZED: &str = "sized_folio_bytes";
+
+impl Way {
+    /// In the names of rows.
+    pub(super) fn key(self) -> String {
+        let size = self.block().to_string().to_lowercase();
+        match self {
+            Self::Base => "base".to_owned(),
+            Self::Disabled => "disabled".to_owned(),
+            Self::Kernel(_) => format!("kernel_{size}"),
+            Self::Collapse => format!("collapse_{size}"),
+            Self::User(_) => format!("user_{size}"),
+            Self::Hugetlb => format!("hugetlb_{size}"),
+        }
+    }
+
+    /// What a first touch brings in.
+    pub(super) fn block(self) -> PageSize {
+        match self {
+            Self::Base | Self::Disabled => PageSize::SIZE_4K,
+            Self::Kernel(size) | Self::User(size) => size,
+            Self::Collapse | Self::Hugetlb => SIZE,
+        }
+    }
+
+    /// What is missing where it is not to be had.
+    pub(super) fn rung(self) -> &'static str {
+        match self {
+            Self::Base | Self::Disabled => "sizes off",
+            Self::Kernel(_) => "a folio size by the kernel's controls",
+            Self::Collapse => "touch and collapse",
+            Self::User(_) => "user-space population (--shm=user)",
+            Self::Hugetlb => "hugetlb (--shm=hugetlb)",
+        }
+    }
+
+    pub(super) fn published(self) -> Option<&'static str> {
+        match self {
+            Self::Kernel(size) if size.kib() == 64 => Some("6.4"),
+            Self::Disabled => Some("0.985"),
+            _ => None,
+        }
+    }
+
+    pub(super) fn launch(self) -> Launch {
+        let mode = match self {
+            Self::Base | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
+            Self::Disabled => "advise".to_owned(),
+            Self::User(size) => format!("user --shm-sizes={size}"),
+            Self::Hugetlb => format!("hugetlb --shm-sizes={SIZE}"),
+        };
+        Launch::Jumbo(format!("--shm={mode} {SHM_ALONE}"))
+    }
+
+    /// What the kernel's controls are to be, of all `sizes`. Of those that are not used none is allowed; what is collapsed
+    /// has the PMD size's at its default.
+    pub(super) fn controls(self, sizes: &[PageSize]) -> Vec<(Knob, Value)> {
+        let word = |size| match self {
+            Self::Kernel(allowed) if allowed == size => "always",
+            Self::Collapse if size == SIZE => "inherit",
+            _ => "never",
+        };
+        let all = sizes.iter();
+        all.map(|&size| (control(size), word(size).into()))
+            .collect()
+    }
+
+    /// What the kernel's pool must have beyond what it had.
+    pub(super) fn pages(self, size: Bytes) -> Wanted {
+        match self {
+            Self::Hugetlb => Wanted::persistent(size.whole_pages(SIZE)),
+            _ => Wanted::default(),
+        }
+    }
+
+    /// Of a program that touched all of `size`.
+    pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
+        // A touch of a block is one page fault, whatever it brings in; others of the process beside.
+        let faults = claim::faults(FAULTS, size, self.block());
+        let small = claim::at_most(LARGE, size.0 / 100);
+        match self {
+            Self::Base | Self::Disabled => {
+                let mut claims = claim::base(size);
+                claims.extend([faults, small]);
+                claims
+            }
+            Self::Kernel(_) => vec![claim::sized(SIZED, size), faults],
+            Self::Collapse => claim::huge(size),
+            Self::User(_) => vec![claim::resident(size), faults, small],
+            Self::Hugetlb => claim::hugetlb(size),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Base => f.write_str("4 KiB pages"),
+            Self::Disabled => f.write_str("jumbo run, sizes off"),
+            Self::Kernel(size) => write!(f, "kernel, {size}"),
+            Self::Collapse => write!(f, "touch and collapse, {SIZE}"),
+            Self::User(size) => write!(f, "jumbo run --shm=user, {size}"),
+            Self::Hugetlb => write!(f, "jumbo run --shm=hugetlb, {SIZE}"),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The program that is measured: it maps shared memory, touches it by several threads, and unmaps it.
+
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::thp::Thp;
+use jumbo::kernel::{Root, task};
+use jumbo::units::{Bytes, PageSize};
+use jumbo_inside::sys::collapse;
+
+use super::way::{FAULTS, LARGE, SIZED, Way};
+use crate::Error;
+use crate::keeper::SIZE;
+use crate::memory::{Mapping, base_pages_only, had_in, own_times};
+use crate::worker::{Figures, ms, with};
+
+/// Of so much memory, at most, touches are timed one by one.
+const TIMED: Bytes = Bytes(256 << 20);
+/// In so much memory one byte is touched for each ...
+const SPARSE: Bytes = Bytes(64 << 20);
+/// ... of these.
+const STEP: usize = 1 << 20;
+
+/// What so many touches take, by so many threads, and what memory came by them. Where that is set, what the slowest of a hundred
+/// first touches takes, and how much more than was touched is resident where touches are far apart.
+pub(crate) fn touch(way: Way, size: Bytes, threads: usize, sparse: bool) -> Result<Figures, Error> {
+    let root = Root::host();
+    if way == Way::Base {
+        base_pages_only()?;
+    }
+    let folios = Folios::read(&root)?;
+    let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
+    let (before, [user, system], clock) = (faults()?, own_times()?, Instant::now());
+    let mut memory = map(way, size)?;
+    touch_all(memory.bytes(), way, threads)?;
+    let touched = clock.elapsed();
+    let ([user_after, system_after], after) = (own_times()?, faults()?);
+    let (user, system) = (user_after - user, system_after - system);
+
+    let pages = size.0 as f64 / rustix::param::page_size() as f64;
+    let mut figures = had_in(&root, &[memory.addresses()])?;
+    figures.extend(Folios::read(&root)?.since(&folios, way.block()));
+    if memory
+        .bytes()
+        .iter()
+        .step_by(rustix::param::page_size())
+        .any(|&byte| byte != 1)
+    {
+        return Err(Error::Corrupt(
+            "a touch of shared memory is lost".to_owned(),
+        ));
+    }
+    let clock = Instant::now();
+    memory.unmap()?;
+    let unmapped = clock.elapsed();
+    // What is collapsed, and when, is up to the program.
+    if sparse && way != Way::Collapse {
+        let timed = Bytes(TIMED.0.min(size.0));
+        figures.insert("first_touch_p99_us".to_owned(), slowest(way, timed)?);
+        figures.insert("resident_x".to_owned(), bloat(&root, way)?);
+    }
+    let taken = [
+        ("touch_ms", ms(touched)),
+        ("user_ms", user),
+        ("system_ms", system),
+        ("unmap_ms", ms(unmapped)),
+        (FAULTS, after.saturating_sub(before) as f64),
+        ("touch_faults/s", pages / touched.as_secs_f64()),
+        ("touch_faults/s/CPU", pages / ((user + system) / 1e3)),
+    ];
+    Ok(with(figures, taken))
+}
+
+fn map(way: Way, size: Bytes) -> Result<Mapping, Error> {
+    match way {
+        Way::Collapse => Mapping::shared_aligned(size),
+        _ => Mapping::shared(size),
+    }
+}
+
+/// Touches each base page; each thread those of a part of its own, in the order of their addresses.
+fn touch_all(memory: &mut [u8], way: Way, threads: usize) -> Result<(), Error> {
+    let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
+    let part = memory.len().div_ceil(threads).next_multiple_of(huge);
+    let work = |part: &mut [u8]| {
+        for block in part.chunks_mut(huge).filter(|_| way == Way::Collapse) {
+            block[0] = 1;
+            collapse(block.as_ptr().addr(), block.len())?;
+        }
+        for page in part.chunks_mut(rustix::param::page_size()) {
+            page[0] = 1;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let parts = memory.chunks_mut(part);
+        let threads: Vec<_> = parts.map(|part| scope.spawn(|| work(part))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            let died = || Err(Error::Corrupt("a thread died".to_owned()));
+            thread.join().unwrap_or_else(|_| died())
+        })
+    })
+}
+
+/// What of a hundred first touches of a block the slowest takes, in microseconds.
+fn slowest(way: Way, size: Bytes) -> Result<f64, Error> {
+    let mut memory = map(way, size)?;
+    let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
+    let time = |block: &mut [u8]| {
+        let clock = Instant::now();
+        block[0] = 1;
+        clock.elapsed()
+    };
+    let mut times: Vec<Duration> = memory.bytes().chunks_mut(block).map(time).collect();
+    memory.unmap()?;
+    times.sort_unstable();
+    let at = (times.len() * 99).div_ceil(100).saturating_sub(1);
+    Ok(ms(times.get(at).copied().unwrap_or_default()) * 1e3)
+}
+
+/// How many times as much as was touched is resident, where one byte is touched in each [`STEP`].
+fn bloat(root: &Root, way: Way) -> Result<f64, Error> {
+    let mut memory = map(way, SPARSE)?;
+    let mut touched = 0.0;
+    for step in memory.bytes().chunks_mut(STEP) {
+        step[0] = 1;
+        touched += rustix::param::page_size() as f64;
+    }
+    let had = had_in(root, &[memory.addresses()])?;
+    memory.unmap()?;
+    Ok(had["resident_bytes"] / touched)
+}
+
+/// What the kernel has counted of large folios for shared memory, all programs' together: by size.
+struct Folios(Vec<(PageSize, u64)>);
+
+impl Folios {
+    fn read(root: &Root) -> Result<Self, Error> {
+        let sizes = Thp::read(root)?.map_or_else(Default::default, |thp| thp.sizes);
+        let counted = sizes.into_iter().map(|(size, has)| {
+            let count = has.stats.get("shmem_alloc").copied();
+            (size, count.unwrap_or(0) * size.bytes())
+        });
+        Ok(Self(counted.collect()))
+    }
+
+    /// What came since then: of all sizes, and of `sized`.
+    fn since(&self, before: &Self, sized: PageSize) -> Figures {
+        let more = self.0.iter().zip(&before.0);
+        let more: Vec<_> = more
+            .map(|(now, then)| (now.0, now.1.saturating_sub(then.1)))
+            .collect();
+        let all: u64 = more.iter().map(|(_, bytes)| bytes).sum();
+        let own = more.iter().find(|(size, _)| *size == sized);
+        let figures = [
+            (LARGE, all as f64),
+            (SIZED, own.map_or(0, |own| own.1) as f64),
+        ];
+        with(Figures::new(), figures)
+    }
+}

@@ -1,0 +1,161 @@
+//! `jumbo bench shmem` from outside: the shape of what it prints, and the kernel's controls and its pool as they were after
+//! any end; never how long anything took.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::measured::{assert_ratios, is_measurable, table};
+use crate::support::{Before, Host, assert_as, now, skip, until};
+
+/// As small and short as it can be; with PostgreSQL where `--quick` is not added.
+const BENCH: [&str; 6] = [
+    env!("CARGO_BIN_EXE_jumbo"),
+    "bench",
+    "shmem",
+    "--json",
+    "--rounds=1",
+    "--size=128M",
+];
+
+const FOLDER: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Each control of shared memory, with its value.
+fn controls() -> Vec<(PathBuf, String)> {
+    let sizes = fs::read_dir(FOLDER).unwrap();
+    let files = sizes.map(|size| size.unwrap().path().join("shmem_enabled"));
+    let mut all: Vec<_> = files
+        .filter_map(|file| Some((file.clone(), fs::read_to_string(file).ok()?)))
+        .collect();
+    all.sort();
+    all
+}
+
+/// What needs no privilege, where the kernel's controls are at their defaults.
+const ANY_USER: [&str; 7] = [
+    "touch_aa",
+    "unmap_aa",
+    "disabled",
+    "collapse_2m",
+    "unmap_2m",
+    "touch_aa_32_threads",
+    "collapse_2m_32_threads",
+];
+
+fn is_missing(table: &Value, what: &str) -> bool {
+    let missing = table["missing"].as_array();
+    let mut missing = missing.into_iter().flatten();
+    missing.any(|missing| missing["what"].as_str().unwrap().contains(what))
+}
+
+#[test]
+fn shared_memory_is_measured_in_each_way_and_all_is_as_it_was() {
+    let test = "shared_memory_is_measured_in_each_way_and_all_is_as_it_was";
+    let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
+        return;
+    };
+    let (before, set) = (Before::now(), controls());
+    let table = table(&host.command(&BENCH).output().unwrap());
+    assert_as(&before, "measured");
+    assert_eq!(controls(), set);
+    assert_eq!(table["table"], "shmem");
+    assert_ratios(&table, &ANY_USER);
+    let sized = [
+        "kernel_16k",
+        "kernel_64k",
+        "kernel_256k",
+        "kernel_2m",
+        "hugetlb_2m",
+    ];
+    assert_ratios(&table, &sized);
+    let value = |name: &str| table["values"][name]["median"].as_f64();
+    for way in ["base", "kernel_64k"] {
+        for column in [
+            "user_ms",
+            "system_ms",
+            "faults_per_s",
+            "faults_per_s_per_cpu",
+        ] {
+            for threads in ["", "_32_threads"] {
+                let name = format!("{column}_{way}{threads}");
+                assert!(
+                    value(&name).is_some_and(|value| value >= 0.0),
+                    "{name}: {table:#}"
+                );
+            }
+        }
+        assert!(value(&format!("first_touch_p99_us_{way}")).unwrap() > 0.0);
+    }
+    let bloat = ["base", "kernel_64k", "kernel_2m", "hugetlb_2m"];
+    let bloat = bloat.map(|way| value(&format!("bloat_{way}")));
+    assert_eq!(bloat, [1.0, 16.0, 256.0, 256.0].map(Some), "{table:#}");
+    if !is_missing(&table, "--shm=user") {
+        assert_ratios(&table, &["user_64k", "user_64k_32_threads"]);
+    }
+    if is_missing(&table, "PostgreSQL") {
+        return skip(
+            test,
+            &format!("PostgreSQL is not measured: {:#}", table["missing"]),
+        );
+    }
+    assert_ratios(&table, &["pgbench_aa", "pgbench", "pgbench_vs_own"]);
+}
+
+#[test]
+fn without_the_right_to_set_the_controls_the_rest_is_measured() {
+    let test = "without_the_right_to_set_the_controls_the_rest_is_measured";
+    let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {
+        return;
+    };
+    // As in a container, in which they are read-only for root as well.
+    let script = "for f; do [ $f != -- ] || break; mount --bind $f $f && mount -o remount,bind,ro $f || exit; done
+        shift 2; shift; exec \"$@\"";
+    let mut words = vec![
+        "sh",
+        "-c",
+        script,
+        "sh",
+        FOLDER,
+        "/sys/kernel/mm/hugepages",
+        "--",
+    ];
+    words.extend(BENCH);
+    words.push("--quick");
+    let table = table(&host.command(&words).output().unwrap());
+    assert!(
+        is_missing(&table, "folio sizes") && is_missing(&table, "hugetlb"),
+        "{table:#}"
+    );
+    assert!(is_missing(&table, "PostgreSQL"), "{table:#}");
+    assert_ratios(&table, &ANY_USER);
+    assert!(table["ratios"]["kernel_64k"].is_null(), "{table:#}");
+}
+
+#[test]
+fn a_killed_measurement_leaves_the_controls_as_they_were() {
+    let Some(host) = Host::take("a_killed_measurement_leaves_the_controls_as_they_were") else {
+        return;
+    };
+    let (before, set) = (Before::now(), controls());
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut bench = host
+        .command(&BENCH)
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It is made with the controls and the pool as the last way needs them.
+    let left = || fs::read_dir(folder.path()).unwrap().count();
+    until("a database", || (left() > 0).then_some(()));
+    assert!(controls() != set && now().persistent() > before.pool.persistent());
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    until("the controls to be as they were", || {
+        (controls() == set).then_some(())
+    });
+    assert_as(&before, "killed");
+    until("the database to be gone", || (left() == 0).then_some(()));
+}

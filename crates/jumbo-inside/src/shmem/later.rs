@@ -1,0 +1,290 @@
+//! *Touch and collapse*: shared memory that the program has touched is collapsed onto huge pages, block by block: [`look`].
+//!
+//! A block is collapsed when all of it is resident, but for what `--max-waste` allows; and where the program has punched a hole, not
+//! even for that: a collapse would fill the hole. It needs no privilege, and the PMD size's `shmem_enabled` at `inherit`,
+//! `always`, `within_size` or `advise` (Linux 6.1; Documentation/admin-guide/mm/transhuge.rst).
+//!
+//! Nothing is kept about a block: whether it is huge is asked of the kernel, each time.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mm::{self, Advice};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::because;
+use super::regions::{self, REGIONS, Region, SELDOM};
+use crate::headroom::{Enough, headroom};
+use crate::ledger::{Slot, shm_reason as reason, stats};
+use crate::sandbox;
+use crate::sys::{self, Pagemap, Pages};
+use crate::watch::{self, Job, Stop, Without};
+
+/// What a mapping lives, at least, before it is looked at.
+const LIVED: Duration = Duration::from_secs(1);
+/// How much CPU time one look takes at most.
+const LOOK: Duration = Duration::from_millis(50);
+/// The thread may use one part in so many of a CPU.
+const SHARE: u32 = 10;
+/// So many blocks are collapsed by one call, at most: for each call the kernel asks all CPUs for the pages that they keep apart.
+const BATCH: usize = 8;
+/// Memory that is left when a block is collapsed: a huge page is taken before the base pages go back.
+const ROOM: usize = 64 << 20;
+/// The base page that this is written for: [`crate::heap`] has it too.
+const BASE_PAGE: usize = 4096;
+/// The most base pages in a block: as many as 4 KiB of mincore(2)'s answer.
+const MOST: usize = 4096;
+
+static JOB: Job = Job::new(1, look, without);
+static PMD: AtomicUsize = AtomicUsize::new(0);
+/// How many base pages of a block may be missing.
+static MISSING: AtomicUsize = AtomicUsize::new(0);
+/// How long it waits when there is nothing to do, in milliseconds.
+static IDLE: AtomicU64 = AtomicU64::new(0);
+
+pub(super) fn start(pmd: usize, max_waste: usize) {
+    let pages = pmd / BASE_PAGE;
+    if rustix::param::page_size() == BASE_PAGE && (2..=MOST).contains(&pages) {
+        MISSING.store(pages.saturating_mul(max_waste) / 100, Ordering::Relaxed);
+        PMD.store(pmd, Ordering::Release);
+    }
+}
+
+/// Has a mapping looked after.
+pub(super) fn register(address: usize, length: usize) {
+    if PMD.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    if !regions::add(address, length) {
+        return because(reason::TOO_MANY);
+    }
+    IDLE.store(0, Ordering::Relaxed);
+    watch::begin(&JOB, LIVED);
+}
+
+/// Before fork(2), for which the thread is gone: another process may look after what this one did.
+pub fn about_to_fork() {
+    if PMD.load(Ordering::Relaxed) != 0 && !sandbox::is_entered() {
+        regions::release_all();
+    }
+}
+
+/// In the child of a fork: it looks after what it shares with its parent, if no process does.
+///
+/// # Safety
+/// This is the child, with one thread, and [`watch::forked`] was called.
+#[expect(unsafe_code, reason = "its caller's promise")]
+pub unsafe fn forked() {
+    // A filter may end who asks.
+    let looks = PMD.load(Ordering::Relaxed) != 0 && !sandbox::is_entered();
+    if looks && regions::is_neglected() {
+        IDLE.store(0, Ordering::Relaxed);
+        watch::begin(&JOB, LIVED);
+    }
+}
+
+fn without(why: Without) {
+    because(match why {
+        Without::Filter => reason::FILTER,
+        Without::Room | Without::Kernel => reason::NO_MEMORY,
+        Without::Ended => reason::ENDED,
+    });
+}
+
+/// What came of one look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// All was seen.
+    Whole,
+    /// There is more to do.
+    More,
+    /// No memory is to be had now.
+    Short,
+}
+
+/// The thread's look at all mappings that this process looks after.
+fn look(stop: &Stop) -> Option<Duration> {
+    let began = used();
+    let mut outcome = None;
+    let before = stats::slot().shm_collapsed.load(Ordering::Relaxed);
+    if sandbox::is_entered() {
+        regions::release_all();
+        return None;
+    }
+    let pagemap = Pagemap::open().ok();
+    for region in REGIONS.iter().filter(|region| region.range().is_some()) {
+        if !region.claim() {
+            continue;
+        }
+        let seen = visit(region, pagemap.as_ref(), began, stop);
+        outcome = Some(seen);
+        if seen != Look::Whole {
+            break;
+        }
+    }
+    let took = used().saturating_sub(began);
+    let rest = took.saturating_mul(SHARE);
+    let worked = stats::slot().shm_collapsed.load(Ordering::Relaxed) != before;
+    Some(match outcome {
+        Some(Look::More) => rest,
+        Some(Look::Whole) if worked => rest.max(LIVED / 2),
+        Some(_) => rest.max(idle()),
+        None => SELDOM,
+    })
+}
+
+/// Ever longer, until something is to be done again.
+fn idle() -> Duration {
+    let before = Duration::from_millis(IDLE.load(Ordering::Relaxed));
+    let next = (before * 2).clamp(LIVED, SELDOM);
+    IDLE.store(
+        u64::try_from(next.as_millis()).unwrap_or(u64::MAX),
+        Ordering::Relaxed,
+    );
+    next
+}
+
+/// Collapses what can be of a mapping, from where the last visit ended.
+fn visit(region: &Region, pagemap: Option<&Pagemap>, began: Duration, stop: &Stop) -> Look {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let Some((start, length)) = region.range() else {
+        return Look::Whole;
+    };
+    let has_room = headroom(Enough::for_touching(ROOM)).is_some_and(|room| room.least() >= ROOM);
+    if !has_room {
+        because(reason::NO_MEMORY);
+        return Look::Short;
+    }
+    let first = start.next_multiple_of(pmd);
+    let mut block = first.max(region.next.load(Ordering::Relaxed));
+    while block + pmd <= start + length {
+        if stop.check_before_wait().is_err() || used().saturating_sub(began) > LOOK {
+            region.next.store(block, Ordering::Relaxed);
+            return Look::More;
+        }
+        // The program may have unmapped it meanwhile, which changes nothing for what is mapped there now: see `collapse`.
+        if region.range() != Some((start, length)) {
+            return Look::Whole;
+        }
+        let end = start + length;
+        let most = end.min(block + BATCH * pmd);
+        let mut run = block..block;
+        let mut gone = false;
+        while run.end + pmd <= most {
+            match is_wanted(run.end..run.end + pmd, pagemap) {
+                Ok(true) => run.end += pmd,
+                Ok(false) => break,
+                Err(_) => {
+                    gone = true;
+                    break;
+                }
+            }
+        }
+        if gone {
+            // By a way that was not seen.
+            region.forget();
+            return Look::Whole;
+        }
+        block = run.end.max(block + pmd);
+        let Some(error) = collapse(run, pagemap) else {
+            continue;
+        };
+        because(match error {
+            Errno::INVAL => reason::NOT_ALLOWED,
+            Errno::BUSY => reason::NO_MEMORY,
+            _ => reason::NO_HUGE,
+        });
+        match error {
+            Errno::INVAL => {
+                region.forget();
+                return Look::Whole;
+            }
+            Errno::AGAIN => {}
+            _ => {
+                region.next.store(block, Ordering::Relaxed);
+                return Look::Short;
+            }
+        }
+    }
+    region.next.store(0, Ordering::Relaxed);
+    Look::Whole
+}
+
+/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
+fn used() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+fn is_huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> bool {
+    huge(range, pagemap) == range.len()
+}
+
+fn huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> usize {
+    pagemap.map_or(0, |map| map.count(range.clone(), Pages::Huge).unwrap_or(0))
+}
+
+/// Whether a block is there, and not huge.
+fn is_wanted(block: Range<usize>, pagemap: Option<&Pagemap>) -> Result<bool, Errno> {
+    if is_huge(&block, pagemap) {
+        return Ok(false);
+    }
+    let resident = resident(block.clone())?;
+    let missing = match regions::has_holes() {
+        true => 0,
+        false => MISSING.load(Ordering::Relaxed),
+    };
+    if resident == 0 || resident + missing < block.len() / BASE_PAGE {
+        if resident > 0 {
+            because(reason::IN_PART);
+        }
+        return Ok(false);
+    }
+    // Another process may have collapsed it, and this one not yet have mapped it.
+    read(block.start);
+    Ok(!is_huge(&block, pagemap))
+}
+
+/// Collapses blocks; the error, if that was not possible for all of them.
+///
+/// Harmless whatever is mapped there by now: no byte changes, and what is wholly resident stays as large.
+fn collapse(run: Range<usize>, pagemap: Option<&Pagemap>) -> Option<Errno> {
+    if run.is_empty() {
+        return None;
+    }
+    let slot = stats::slot();
+    let error = sys::collapse(run.start, run.len()).err();
+    let done = match error {
+        None => run.len(),
+        Some(_) => huge(&run, pagemap),
+    };
+    Slot::add(&slot.shm_collapsed, done as u64);
+    let left = (run.len() - done) / PMD.load(Ordering::Relaxed).max(1);
+    let count = match error {
+        Some(Errno::BUSY) => &slot.shm_fallback_charge,
+        _ => &slot.shm_fallback,
+    };
+    Slot::add(count, left as u64);
+    error
+}
+
+/// How many base pages of a block are in memory, whoever has mapped them. mincore(2).
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+fn resident(block: Range<usize>) -> Result<usize, Errno> {
+    let mut pages = [0u8; MOST];
+    let answer = (&raw mut pages).expose_provenance();
+    let arguments = [block.start, block.len(), answer, 0, 0, 0];
+    // SAFETY: the kernel writes a byte for each page of the block, of which there are at most as many as `pages` has.
+    unsafe { sys::request(libc::SYS_mincore, arguments) }?;
+    Ok(pages.iter().filter(|page| **page & 1 != 0).count())
+}
+
+/// Maps the page at an address, which is in memory, as a read would, but without a signal where it is not. MADV_POPULATE_READ,
+/// Linux 5.14.
+#[expect(unsafe_code, reason = "advises memory")]
+fn read(address: usize) {
+    let at = core::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: it makes a page resident, and changes nothing.
+    let _ = unsafe { mm::madvise(at, BASE_PAGE, Advice::LinuxPopulateRead) };
+}

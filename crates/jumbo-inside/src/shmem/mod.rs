@@ -1,0 +1,191 @@
+//! The program's shared memory on huge pages: [`start`], [`mapped`].
+//!
+//! A ladder, for each shared mapping of a PMD at least that the program makes: anonymous, of a memfd, of a file on tmpfs, of
+//! System V:
+//!
+//! 1. hugetlb pages ([`map_hugetlb`]), where they were asked for;
+//! 2. user-space population (`user`), where it was asked for;
+//! 3. *touch and collapse* (`later`): what the program has touched is collapsed, by the thread of [`crate::watch`];
+//! 4. the kernel's controls as they are: the mapping is aligned and advised, and the kernel uses the folio sizes that its
+//!    controls allow.
+//!
+//! Memory that has a name (a descriptor, a key) is advised and collapsed, and never replaced: its size, its seals, what
+//! write(2) and other processes find in it stay as they are.
+//!
+//! Invariant: no byte of shared memory is changed here.
+
+mod later;
+mod regions;
+
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use rustix::fd::BorrowedFd;
+use rustix::fs::{Access, AtFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use crate::ledger::{Slot, shm_reason as reason, stats};
+use crate::orders::{Mode as _, ShmMode};
+use crate::sys::unmap;
+use crate::{heap, sandbox};
+
+pub use later::{about_to_fork, forked};
+pub use regions::{punched, unmapped};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How.
+    pub mode: ShmMode,
+    /// In which sizes: see [`crate::orders::Orders::shm_sizes`].
+    pub sizes: usize,
+    /// The PMD size.
+    pub pmd: usize,
+    /// How much of a block may not have been touched when it is collapsed, in percent.
+    pub max_waste: usize,
+}
+
+/// The length from which on shared mappings are covered; larger than any where they are not.
+static LEAST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The place of the mode among [`ShmMode::ALL`].
+static MODE: AtomicUsize = AtomicUsize::new(usize::MAX);
+static SIZES: AtomicUsize = AtomicUsize::new(0);
+
+/// Below that nothing is collapsed: no program was faster for it.
+const WORTH: usize = 32 << 20;
+
+/// `f_type` of tmpfs, which memfds are on too (linux/magic.h).
+const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
+
+/// Starts covering shared mappings.
+pub fn start(settings: Settings) {
+    let place = |mode| ShmMode::ALL.iter().position(|(_, other)| *other == mode);
+    if settings.mode == ShmMode::Off || !settings.pmd.is_power_of_two() {
+        return;
+    }
+    MODE.store(
+        place(settings.mode).unwrap_or(usize::MAX),
+        Ordering::Relaxed,
+    );
+    SIZES.store(settings.sizes, Ordering::Relaxed);
+    let allowed = match settings.sizes {
+        0 => true,
+        sizes => sizes & settings.pmd != 0,
+    };
+    if settings.mode != ShmMode::Advise && allowed {
+        later::start(settings.pmd, settings.max_waste);
+    }
+    LEAST.store(settings.pmd, Ordering::Release);
+}
+
+/// Whether a mapping with these arguments of mmap(2) is one of shared memory that is covered.
+#[inline(always)]
+pub fn is_covered(length: usize, flags: i32) -> bool {
+    length >= LEAST.load(Ordering::Relaxed)
+        && matches!(
+            flags & libc::MAP_TYPE,
+            libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE
+        )
+}
+
+/// Whether a segment of so many bytes is covered.
+pub fn covers(length: usize) -> bool {
+    length >= LEAST.load(Ordering::Relaxed) && !sandbox::is_entered()
+}
+
+fn mode() -> ShmMode {
+    let mode = ShmMode::ALL.get(MODE.load(Ordering::Relaxed));
+    mode.map_or(ShmMode::Off, |(_, mode)| *mode)
+}
+
+/// Whether a file is shared memory: on tmpfs. Not asked under a seccomp filter, which may end who asks.
+pub fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
+    !sandbox::is_entered()
+        && rustix::fs::fstatfs(file).is_ok_and(|file| file.f_type as libc::c_long == TMPFS_MAGIC)
+}
+
+/// Whether mincore(2) tells the truth about a mapping of a file: to a process that may not write to the file it says that all is
+/// there. Such a process has it from one that may. faccessat2(2), Linux 5.8.
+pub fn is_open_to_us(file: BorrowedFd<'_>) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::EACCESS;
+    rustix::fs::accessat(file, c"", Access::WRITE_OK, flags).is_ok()
+}
+
+/// A good address for a mapping of `length` bytes from `offset` on, as a hint for mmap(2): one PMDs can map.
+pub fn place(length: usize, offset: usize) -> Option<usize> {
+    let past = offset & (LEAST.load(Ordering::Relaxed).checked_sub(1)?);
+    let address = heap::maps::place_shared(length.checked_add(past)?)?;
+    Some(address + past)
+}
+
+/// Anonymous shared memory on hugetlb pages, all of it there; `None` where they were not asked for, or are not to be had. It is
+/// readable and writable.
+///
+/// It is populated at once: what the hugetlb limit of a cgroup refuses would be a SIGBUS later.
+pub fn map_hugetlb(length: usize) -> Option<usize> {
+    if mode() != ShmMode::Hugetlb || sandbox::is_entered() {
+        return None;
+    }
+    let pmd = LEAST.load(Ordering::Relaxed);
+    let sizes = match SIZES.load(Ordering::Relaxed) {
+        0 => pmd,
+        sizes => sizes,
+    };
+    let mut why = reason::NOT_WHOLE;
+    let bits = (0..usize::BITS).rev().filter(|bit| sizes & 1 << bit != 0);
+    for bit in bits.filter(|bit| length.is_multiple_of(1 << bit)) {
+        match populated(length, bit) {
+            Some(address) => {
+                Slot::add(&stats::slot().shm, length as u64);
+                Slot::add(&stats::slot().shm_hugetlb, length as u64);
+                return Some(address);
+            }
+            None => why = reason::NO_HUGETLB,
+        }
+    }
+    Slot::add(&stats::slot().shm_hugetlb_fallback, 1);
+    because(why);
+    None
+}
+
+#[expect(unsafe_code, reason = "maps memory")]
+fn populated(length: usize, bit: u32) -> Option<usize> {
+    let (prot, page) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        bit << libc::MAP_HUGE_SHIFT,
+    );
+    let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::from_bits_retain(page);
+    // SAFETY: a new mapping, where the kernel likes, replaces none.
+    let address = unsafe { mm::mmap_anonymous(null_mut(), length, prot, flags) }.ok()?;
+    // SAFETY: it makes pages resident, and changes nothing. MADV_POPULATE_WRITE, Linux 5.14.
+    if unsafe { mm::madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
+        // SAFETY: this mapping, which no other code has seen.
+        let _ = unsafe { unmap(address.expose_provenance(), length) };
+        return None;
+    }
+    Some(address.expose_provenance())
+}
+
+/// The program has mapped shared memory: takes it as far up the ladder as it goes. `known`: mincore(2) says what is there, and the
+/// program writes to it.
+#[expect(unsafe_code, reason = "advises memory")]
+pub fn mapped(address: usize, length: usize, known: bool) {
+    let slot = stats::slot();
+    Slot::add(&slot.shm, length as u64);
+    let at = with_exposed_provenance_mut(address);
+    let length = length.next_multiple_of(rustix::param::page_size());
+    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
+    if unsafe { mm::madvise(at, length, Advice::LinuxHugepage) }.is_err() {
+        return because(reason::REFUSED);
+    }
+    Slot::add(&slot.shm_advised, length as u64);
+    if known && length >= WORTH {
+        later::register(address, length);
+    }
+}
+
+/// Writes down why there is not more.
+fn because(why: u32) {
+    let reasons: &AtomicU32 = &stats::slot().shm_reasons;
+    reasons.fetch_or(why, Ordering::Relaxed);
+}
