@@ -100,7 +100,7 @@ pub fn run(task: &str) -> Result<(), Error> {
 }
 
 /// Tells the process that measures.
-pub(crate) fn say(what: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn say<T: Serialize>(what: &T) -> Result<(), Error> {
     let line = serde_json::to_string(what).map_err(io::Error::from)?;
     Ok(writeln!(io::stdout(), "{line}")?)
 }

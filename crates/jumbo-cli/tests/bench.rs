@@ -1,5 +1,5 @@
 //! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The tables of
-//! the pool and of shared memory are among the tests of `jumbo pool`, since they set the kernel's.
+//! the pool, of shared memory and of page descriptors are among the tests of `jumbo pool`, since they set the kernel's.
 
 #![allow(
     clippy::unwrap_used,
@@ -294,44 +294,6 @@ fn the_json_of_the_text_table() {
         let value = &table["values"][misses];
         assert_eq!(value.is_null(), is_missing("TLB misses"), "{table:#}");
     }
-}
-
-#[test]
-fn the_json_of_the_vmemmap_table() {
-    let _alone = alone();
-    let table = table(&["vmemmap", "--json", "--quick", "--rounds", "1"]);
-    assert_eq!(table["table"], "vmemmap");
-    let (mut ratios, mut values) = (Vec::new(), Vec::new());
-    for suffix in ["", "_1g"] {
-        for ratio in [
-            "prepare",
-            "release",
-            "bytes_kept",
-            "head_of_random",
-            "head_of_sequential",
-            "pin",
-            "unpin",
-        ] {
-            ratios.push(format!("{ratio}{suffix}"));
-        }
-        ratios.extend([format!("prepare{suffix}_aa"), format!("pin{suffix}_aa")]);
-        for value in ["prepare", "release"] {
-            for quantile in ["p50_ns", "p99_ns"] {
-                values.push(format!("{value}{suffix}_{quantile}"));
-                values.push(format!("plain_{value}{suffix}_{quantile}"));
-            }
-        }
-    }
-    let ratios: Vec<_> = ratios.iter().map(String::as_str).collect();
-    let mut values: Vec<_> = values.iter().map(|value| (value.as_str(), "ns")).collect();
-    values.extend([("saved_of_8", "pages"), ("saved_of_4096", "pages")]);
-    assert_whole(&table, &ratios, &values);
-    // These are counted, and no matter of time.
-    let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
-    assert_eq!(least("values", "saved_of_8"), 8.0);
-    assert_eq!(least("values", "saved_of_4096"), 4096.0);
-    assert!(least("ratios", "bytes_kept") > 100.0, "{table:#}");
-    assert!(least("ratios", "bytes_kept_1g") > 100.0, "{table:#}");
 }
 
 #[test]

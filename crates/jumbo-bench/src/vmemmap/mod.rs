@@ -5,23 +5,29 @@
 //! - `head_of`, of random pages and of one after the other;
 //! - ranges pinned and unpinned, from a tail on. The baseline counts by head as well, and learns the heads from the tails.
 //!
+//! - the kernel's own pool, grown and shrunk with its optimisation (HVO) off and on (`kernel`): put back in the end.
+//!
 //! The baseline (`plain`) is resident before anything is timed, checks nothing and takes no lock.
 
+mod kernel;
 mod plain;
 mod worker;
 
 pub(crate) use worker::{Huge, Kind, describe, pin};
 
+use std::cell::RefCell;
+
 use jumbo::kernel::Root;
-use jumbo::units::{Bytes, counted};
+use jumbo::units::{Bytes, Pages, counted};
 
 use crate::child::Launch;
 use crate::claim;
 use crate::group::{self, Group};
 use crate::memory::room;
-use crate::table::Table;
+use crate::table::{Missing, Table};
 use crate::worker::Task;
 use crate::{Error, Settings};
+use kernel::Kernel;
 
 /// How many base pages of 4 KiB a huge page has.
 const ORDER_2M: u32 = 9;
@@ -34,16 +40,23 @@ const DESCRIPTOR: u64 = 64;
 struct Size {
     pages: usize,
     gib: usize,
+    /// At most, of the kernel's pool.
+    kernel: Pages,
 }
 
 const FULL: Size = Size {
     pages: 10_240,
     gib: 16,
+    kernel: Pages(4096),
 };
 const QUICK: Size = Size {
     pages: 2_560,
     gib: 4,
+    kernel: Pages(256),
 };
+
+/// What the series of 2021 has: 2.5 times as long to make a page, 2.6 times as long to free one.
+const SLOWER: [&str; 2] = ["0.40", "0.38"];
 
 /// 1 GiB pages prepared.
 const GIGANTIC: usize = 10;
@@ -69,14 +82,27 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         counted(GIGANTIC as u64, "page"),
         size.gib
     );
-    let table = Table::new("vmemmap", what, settings)?;
-    let groups = vec![
+    let mut table = Table::new("vmemmap", what, settings)?;
+    let host = match Kernel::take(settings, size.kernel) {
+        Ok(kernel) => Some(RefCell::new(kernel)),
+        Err(Error::Kernel(of, why)) => {
+            let what = "the kernel's own pool with HVO";
+            let why = format!("{of}: {why}");
+            table.missing.push(Missing { what, why });
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    let mut groups = vec![
         lives(settings, mib(size.pages), ""),
         lives(settings, gib(GIGANTIC), "_1g"),
         pins(settings, mib(size.gib << 9), ""),
         pins(settings, gib(size.gib), "_1g"),
     ];
-    group::measure(settings, table, groups)
+    groups.extend(host.as_ref().map(|kernel| resizes(settings, kernel)));
+    let table = group::measure(settings, table, groups)?;
+    host.map_or(Ok(()), |kernel| kernel.into_inner().give_back())?;
+    Ok(table)
 }
 
 /// What a plain table takes for them.
@@ -129,13 +155,13 @@ fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
         "prepare",
         "pages prepared",
         "prepare_ms",
-        is_published.then_some("0.40 (2.5x slower)"),
+        is_published.then_some(SLOWER[0]),
     );
     row(
         "release",
         "pages released",
         "release_ms",
-        is_published.then_some("0.38 (2.6x slower)"),
+        is_published.then_some(SLOWER[1]),
     );
     row(
         "bytes_kept",
@@ -198,5 +224,42 @@ fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
         format!("pinned, {} pages", size_of(huge)),
     );
     group.against_itself((&name, &what, "pin_ms"), sides[0]);
+    group
+}
+
+fn resizes<'a>(settings: &'a Settings, kernel: &'a RefCell<Kernel>) -> Group<'a> {
+    let mut group = Group::new(settings, "the kernel's pool");
+    group.optional = true;
+    let size = kernel.borrow().bytes();
+    let [off, on] = [("HVO off", false), ("HVO on", true)]
+        .map(|(name, on)| group.side(name, size, move || kernel.borrow_mut().sample(on)));
+    for (name, what, figure, published) in [
+        (
+            "kernel_grow",
+            "the kernel's pool grown, 2 MiB",
+            "grow_ms",
+            SLOWER[0],
+        ),
+        (
+            "kernel_shrink",
+            "the kernel's pool shrunk, 2 MiB",
+            "shrink_ms",
+            SLOWER[1],
+        ),
+    ] {
+        group.ratio((name, what, figure), [off, on]).published = Some(published);
+    }
+    let what = "the kernel's pool grown, 2 MiB";
+    group.against_itself(("kernel_grow_aa", what, "grow_ms"), off);
+    group.value("kernel_saved_of_8", "saved_of_8_pages", on);
+    for figure in [
+        "grow_p50_us",
+        "grow_p99_us",
+        "shrink_p50_us",
+        "shrink_p99_us",
+    ] {
+        group.value(figure, figure, on);
+        group.value(&format!("plain_{figure}"), figure, off);
+    }
     group
 }
