@@ -50,6 +50,8 @@ pub(crate) enum Task {
     Describe(Kind, Huge),
     /// So many described, and pinned.
     Pin(Kind, Huge),
+    /// Pages of a pool taken and given back, described where that is set.
+    TakeGive(bool),
     /// So many bytes of shared memory touched by so many threads; where that is set, the latency of touches, and what sparse
     /// ones take.
     Shared(Way, Bytes, usize, bool),
@@ -93,6 +95,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Text(what) => return text::text(&what),
         Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
         Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
+        Task::TakeGive(is_described) => vmemmap::take_give(is_described),
         Task::Shared(way, size, threads, sparse) => shmem::touch(way, size, threads, sparse),
         Task::Keep(kept) => return keeper::keep(kept),
     };

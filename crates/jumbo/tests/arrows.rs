@@ -68,7 +68,7 @@ const OUTSIDE: Table = &[
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
     ("teardown", &["kernel", "units"]),
-    ("pool", &["kernel", "units"]),
+    ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),
     ("gather", &["units"]),
     ("policy", &["kernel", "units"]),

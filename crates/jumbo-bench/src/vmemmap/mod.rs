@@ -5,25 +5,29 @@
 //! - `head_of`, of random pages and of one after the other;
 //! - ranges pinned and unpinned, from a tail on. The baseline counts by head as well, and learns the heads from the tails.
 //!
+//! - whole pages of a pool that describes them, taken and given back, against one that does not (`exchange`);
 //! - the kernel's own pool, grown and shrunk with its optimisation (HVO) off and on (`kernel`): put back in the end.
 //!
 //! The baseline (`plain`) is resident before anything is timed, checks nothing and takes no lock.
 
+mod exchange;
 mod kernel;
 mod plain;
 mod worker;
 
+pub(crate) use exchange::take_give;
 pub(crate) use worker::{Huge, Kind, describe, pin};
 
 use std::cell::RefCell;
 
 use jumbo::kernel::Root;
-use jumbo::units::{Bytes, Pages, counted};
+use jumbo::units::{Bytes, PageSize, Pages, counted};
 
 use crate::child::Launch;
 use crate::claim;
 use crate::group::{self, Group};
 use crate::memory::room;
+use crate::stats::least;
 use crate::table::{Missing, Table};
 use crate::worker::Task;
 use crate::{Error, Settings};
@@ -57,6 +61,9 @@ const QUICK: Size = Size {
 
 /// What the series of 2021 has: 2.5 times as long to make a page, 2.6 times as long to free one.
 const SLOWER: [&str; 2] = ["0.40", "0.38"];
+
+/// A take and give is so short that where its memory lies is half of it: the best of so many processes is a sample.
+const LAPS: usize = 3;
 
 /// 1 GiB pages prepared.
 const GIGANTIC: usize = 10;
@@ -98,6 +105,7 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         lives(settings, gib(GIGANTIC), "_1g"),
         pins(settings, mib(size.gib << 9), ""),
         pins(settings, gib(size.gib), "_1g"),
+        exchanges(settings),
     ];
     groups.extend(host.as_ref().map(|kernel| resizes(settings, kernel)));
     let table = group::measure(settings, table, groups)?;
@@ -224,6 +232,29 @@ fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
         format!("pinned, {} pages", size_of(huge)),
     );
     group.against_itself((&name, &what, "pin_ms"), sides[0]);
+    group
+}
+
+/// A pool that describes its pages gives whole ones as fast as one that does not.
+fn exchanges(settings: &Settings) -> Group<'_> {
+    let mut group = Group::new(settings, "take and give").laps(LAPS, least);
+    let size = exchange::PAGES.bytes(PageSize::SIZE_2M);
+    let side = |group: &mut Group<'_>, name: &str, is_described: bool| {
+        let folios = u64::from(is_described);
+        let mut claims = claim::huge(size);
+        claims.push(claim::pages(exchange::FOLIOS, folios..=folios));
+        let task = Task::TakeGive(is_described);
+        let side = group.asks(Launch::Plain, task, size, claims);
+        group.name(side, name);
+        side
+    };
+    let plain = side(&mut group, "pool without folios", false);
+    let ours = side(&mut group, "pool", true);
+    let what = "a page taken and given";
+    group.ratio(("take_give", what, "page_ns"), [plain, ours]);
+    group.against_itself(("take_give_aa", what, "page_ns"), plain);
+    // Where there are no THPs the rest is as true.
+    group.optional = true;
     group
 }
 

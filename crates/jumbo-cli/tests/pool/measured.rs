@@ -162,6 +162,7 @@ fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
     assert_eq!(table["values"]["saved_of_8"]["unit"], "pages");
     assert!(least("ratios", "bytes_kept") > 100.0, "{table:#}");
     assert!(least("ratios", "bytes_kept_1g") > 100.0, "{table:#}");
+    assert_ratios(&table, &["take_give", "take_give_aa"]);
     match switch {
         Some(_) => {
             assert!(table["missing"].is_null(), "{table:#}");

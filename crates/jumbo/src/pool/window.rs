@@ -20,6 +20,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::NodeSet;
 use super::error::SetupError;
+use super::folio::Part;
 use super::frame::{Frame, Links, MAX_FRAMES};
 use crate::kernel::sys;
 use crate::units::{Bytes, PageSize, Pages};
@@ -235,6 +236,11 @@ impl Window {
         &self.mapping
     }
 
+    /// Its first address.
+    pub(super) fn first_address(&self) -> usize {
+        self.mapping.address
+    }
+
     /// In bytes, of all nodes.
     pub(super) fn length(&self) -> usize {
         self.nodes.len() as usize * self.per_node as usize * self.bytes
@@ -289,6 +295,21 @@ impl Window {
     pub(super) fn bytes_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
         // SAFETY: as for `bytes`; the frame is the only one of its number and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(at(self.address(frame)).cast(), self.bytes) }
+    }
+
+    /// The bytes of a part of a populated page.
+    pub(super) fn folio<'a>(&'a self, part: &'a Part) -> &'a [u8] {
+        let at = at(self.mapping.address + part.offset());
+        // SAFETY: the page that it is a part of is held for as long as the part is, so it is populated as for `bytes`; the part is
+        // borrowed, and no other part has any of its bytes.
+        unsafe { std::slice::from_raw_parts(at.cast(), part.length()) }
+    }
+
+    /// The bytes of a part of a populated page, to write.
+    pub(super) fn folio_mut<'a>(&'a self, part: &'a mut Part) -> &'a mut [u8] {
+        let at = at(self.mapping.address + part.offset());
+        // SAFETY: as for `folio`; the part is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), part.length()) }
     }
 
     /// Makes the place readable and writable.
