@@ -261,7 +261,7 @@ impl<S: Store> Table<S> {
         }
         self.write(seen.pages(), to, self.owner_of(seen.place));
         self.set_counts(Place::Descriptor(seen.head), Counts::OWNED);
-        // The head's section is the first of them: who sees a later one finds its head.
+        // The head's section is the first of them: a reader that sees a later one finds its head.
         for at in sections {
             publish(self.store.section(at), |state| {
                 state.described(1 << self.section_order())

@@ -13,8 +13,8 @@
 //!   the mark keeps the second load behind it. Marks are stored with Release, and only after the state that ends the one
 //!   before. So a reader that saw a mark of a later time sees a later state as well, and begins again. Zeroes that the kernel put there are
 //!   no store; but the state is stored before the system call, which has interrupted each processor that had the page by the
-//!   time the zeroes can be seen. States never repeat ([`State`]), so no change in between goes unseen, and who begins again
-//!   knows that another thread has finished a change: readers are lock-free.
+//!   time the zeroes can be seen. States never repeat ([`State`]), so no change in between goes unseen, and a reader that begins
+//!   again knows that another thread has finished a change: readers are lock-free.
 //! - **A reference holds the page together.** A writer *freezes* a page: it replaces the owner's count of one by [`Counts::FROZEN`], which fails
 //!   while any reference is out. Freezing and `get` are replacements of one word, so one of them is first. A `get` that is second
 //!   finds no live count and looks again. A `get` that raised the count looks again as well: if the page is in another

@@ -5,11 +5,12 @@ use std::io::{BufRead as _, BufReader};
 use jumbo::gather::OwnedMapping;
 use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
-use jumbo::units::{Bytes, Order, PageSize};
+use jumbo::pool::{self, Placement, Pool, Thp};
+use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Error, Geometry, Vmemmap};
 
 use crate::confined::{Group, finish, start};
-use crate::host::skip;
+use crate::host::{Alone, skip};
 
 const LIMIT: u64 = 64 << 20;
 const HUGE: u64 = 2 << 20;
@@ -18,13 +19,27 @@ const HELD: u64 = 4;
 
 #[test]
 fn a_restore_at_the_limit_is_an_error() {
+    assert_refused_and_alive("limits::role");
+}
+
+#[test]
+fn a_folio_of_a_page_that_cannot_be_split_is_an_error() {
+    if Thp::new(&Root::host()).is_err() {
+        return skip("no THP");
+    }
+    assert_refused_and_alive("limits::pool_role");
+}
+
+/// Runs a test of this file in a group with a limit.
+fn assert_refused_and_alive(role: &str) {
+    let _alone = Alone::new();
     let Some(group) = Group::new("memory") else {
         return skip("no memory controller, or no right to make a cgroup");
     };
     assert!(group.set(&["memory.max", "memory.limit_in_bytes"], LIMIT));
     // Nothing there is to be swapped instead.
     group.set(&["memory.swap.max", "memory.memsw.limit_in_bytes"], 0);
-    let child = start("limits::role", |command| {
+    let child = start(role, |command| {
         command.env("JUMBO_VMEMMAP_ROLE", "limit");
     });
     group.add(&child);
@@ -48,15 +63,52 @@ fn fill() -> Vec<OwnedMapping> {
     filled
 }
 
-/// What the process of the test above does.
+/// Whether this is the process of one of the tests above, in its group.
+fn is_begun() -> bool {
+    let mut line = String::new();
+    std::env::var_os("JUMBO_VMEMMAP_ROLE").is_some()
+        && BufReader::new(std::io::stdin())
+            .read_line(&mut line)
+            .is_ok()
+}
+
+/// A pool whose pages are there: two of them are split from its table's own reserve, the third is not.
 #[test]
-fn role() {
-    if std::env::var_os("JUMBO_VMEMMAP_ROLE").is_none() {
+fn pool_role() {
+    if !is_begun() {
         return;
     }
-    let mut line = String::new();
-    let mut input = BufReader::new(std::io::stdin());
-    input.read_line(&mut line).unwrap();
+    let pool = Pool::new(Thp::new(&Root::host()).unwrap(), Placement::ANYWHERE);
+    assert_eq!(pool.resize(Pages(3)).stopped, None);
+    let _filled = fill();
+    let folios: Vec<_> = (0..4)
+        .map_while(|_| pool.take_folio(Order(8)).ok())
+        .collect();
+    assert_eq!((folios.len(), pool.split().pages), (4, Pages(2)));
+    let error = pool.take_folio(Order(8)).unwrap_err();
+    assert!(
+        matches!(error, pool::Error::Split(Error::Memory { .. })),
+        "{error}"
+    );
+    pool.verify().unwrap();
+    assert_eq!(pool.counters().used(), Pages(2));
+    // The page is whole, and usable.
+    let mut page = pool.take().unwrap();
+    page.bytes_mut().fill(1);
+    drop((folios, page));
+    assert_eq!(
+        (pool.counters().free, pool.split().pages),
+        (Pages(3), Pages(0))
+    );
+    println!("an error and alive");
+}
+
+/// A table of its own.
+#[test]
+fn role() {
+    if !is_begun() {
+        return;
+    }
 
     let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_2M).unwrap();
     let vmemmap = Vmemmap::new(0..64 * HUGE, geometry).unwrap();
