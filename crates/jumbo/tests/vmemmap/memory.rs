@@ -69,6 +69,24 @@ fn all_base_pages_of_descriptors_come_and_go() {
     assert_eq!(resident(&vmemmap).descriptors, Bytes(0));
 }
 
+/// A table for pages that are never split has a section for each.
+#[test]
+fn sections_are_as_large_as_is_asked() {
+    let geometry = Geometry::new(PageSize::SIZE_4K, PageSize::SIZE_1G).unwrap();
+    let vmemmap = Vmemmap::new(0..64 * GIB, geometry).unwrap();
+    vmemmap.hold(0);
+    for page in 0..64 {
+        let saving = vmemmap.prepare(page * GIB, Order(18)).unwrap();
+        assert_eq!((saving.pages, saving.of), (Pages(4096), Pages(4096)));
+    }
+    assert_eq!(resident(&vmemmap).total(), Bytes(4096));
+    vmemmap.split(GIB, Order(9)).unwrap();
+    assert_eq!(resident(&vmemmap).descriptors, Bytes(16 << 20));
+    assert_eq!(vmemmap.order_of(GIB + 5), Some(Order(9)));
+    vmemmap.merge(GIB, Order(18)).unwrap();
+    assert_eq!(resident(&vmemmap).total(), Bytes(4096));
+}
+
 #[test]
 fn the_reserve_is_held_and_let_go() {
     let vmemmap = Vmemmap::new(0..GIB, of_4k()).unwrap();
