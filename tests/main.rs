@@ -18,6 +18,7 @@
 //! - [`reaper`]: memory given back after the program's end.
 //! - [`segments`]: text and data on huge pages.
 //! - [`shmem`]: shared memory on huge pages.
+//! - [`shmem_user`]: that from user space.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -37,6 +38,7 @@ mod real_programs;
 mod reaper;
 mod segments;
 mod shmem;
+mod shmem_user;
 mod status;
 mod supervise;
 mod support;

@@ -88,6 +88,11 @@ pub(crate) fn at_most(figure: &'static str, bytes: u64) -> Claim {
     Claim::new(figure, 0..=bytes, THP)
 }
 
+/// So many times as much, within a tenth.
+pub(crate) fn times(figure: &'static str, times: u64) -> Claim {
+    Claim::new(figure, times * 9 / 10..=times * 11 / 10, DRY_RUN)
+}
+
 /// Memory of `size` bytes came by a page fault for each block of that size; a process has some more.
 pub(crate) fn faults(figure: &'static str, size: Bytes, block: PageSize) -> Claim {
     let blocks = size.0 / block.bytes();

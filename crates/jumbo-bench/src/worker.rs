@@ -52,8 +52,7 @@ pub(crate) enum Task {
     Pin(Kind, Huge),
     /// Pages of a pool taken and given back, described where that is set.
     TakeGive(bool),
-    /// So many bytes of shared memory touched by so many threads; where that is set, the latency of touches, and what sparse
-    /// ones take.
+    /// So many bytes of shared memory touched by so many threads; where that is set, one by one as well.
     Shared(Way, Bytes, usize, bool),
     /// Knobs of the kernel set as it is told, until the end of its input.
     Keep(Kept),
@@ -96,7 +95,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
         Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
         Task::TakeGive(is_described) => vmemmap::take_give(is_described),
-        Task::Shared(way, size, threads, sparse) => shmem::touch(way, size, threads, sparse),
+        Task::Shared(way, size, threads, timed) => shmem::touch(way, size, threads, timed),
         Task::Keep(kept) => return keeper::keep(kept),
     };
     say(&figures?)

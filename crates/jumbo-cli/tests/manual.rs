@@ -58,6 +58,8 @@ fn there_is_a_page_for_every_command() {
         "pool-hvo",
         "thp",
         "thp-set",
+        "thp-save",
+        "thp-restore",
         "text",
         "text-align",
         "text-inspect",

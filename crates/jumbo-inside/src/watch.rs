@@ -1,4 +1,4 @@
-//! The thread that looks at a program from within, now and then: [`begin`], [`end`]. What it looks at is a [`Job`]: whether the
+//! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
 //! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
 //! ([`crate::shmem`]).
 //!
@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use core::time::Duration;
 
 use rustix::mm::{Advice, madvise};
+use rustix::process::{Resource, getrlimit};
 
 use crate::headroom::tasks;
 use crate::sync::now;
@@ -22,6 +23,7 @@ use crate::{proc, sandbox};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+const SCHED_BATCH: usize = libc::SCHED_BATCH.unsigned_abs() as usize;
 /// Between two looks.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 pub(crate) const LONGEST: Duration = Duration::from_mins(1);
@@ -29,6 +31,8 @@ pub(crate) const LONGEST: Duration = Duration::from_mins(1);
 const PATIENCE: Duration = Duration::from_millis(200);
 /// So many more tasks the program could have, or there is no thread.
 const TASKS: usize = 16;
+/// A user that may have fewer processes is left alone: how many there are is not known.
+const PROCESSES: u64 = 1024;
 
 /// Where the thread runs. The kernel empties it in the child of a fork, however that was made, which so has no thread.
 #[repr(C, align(4096))]
@@ -68,6 +72,18 @@ static AGAIN: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// One is being made or ended.
 static BUSY: AtomicBool = AtomicBool::new(false);
+
+/// What ends the threads of another mechanism, which are as this one is and have to go when it has to.
+static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Such threads: what ends them, for good, and returns at once where there are none.
+#[derive(Debug)]
+pub(crate) struct Others(pub(crate) fn());
+
+/// Has these threads end with this one.
+pub(crate) fn with(others: &'static Others) {
+    OTHERS.store(core::ptr::from_ref(others).cast_mut(), Ordering::Release);
+}
 
 /// Something to look at.
 #[derive(Debug)]
@@ -135,6 +151,18 @@ impl Job {
         let due = u64::try_from(due).unwrap_or(u64::MAX);
         self.due.store(due, Ordering::Relaxed);
     }
+
+    /// Makes it due after that time, if it is not due sooner. True where that is sooner than it was.
+    fn hasten(&self, wait: Duration) -> bool {
+        let is_new = self.process.load(Ordering::Relaxed) != process();
+        let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
+        let sooner = is_new || now().saturating_add(wait) < due;
+        if sooner {
+            self.set_due(wait);
+        }
+        self.process.store(process(), Ordering::Release);
+        sooner
+    }
 }
 
 /// All jobs that were begun, by this process or by one that it was forked from.
@@ -151,18 +179,30 @@ fn because(why: Without) {
     jobs().filter(mine).for_each(|job| (job.without)(why));
 }
 
-/// Has the thread look after `wait`, and makes it if there is none.
+/// Whether the thread is that of another process, which shares its memory with this one.
+pub(crate) fn is_anothers() -> bool {
+    is_watched() && MAKER.load(Ordering::Relaxed) != process()
+}
+
+/// Has the thread look after `wait` at the latest, and makes it if there is none.
 pub(crate) fn begin(job: &'static Job, wait: Duration) {
-    job.set_due(wait);
-    job.process.store(process(), Ordering::Release);
+    if is_anothers() {
+        return;
+    }
+    let sooner = job.hasten(wait);
     if let Some(place) = JOBS.get(job.place) {
         place.store(core::ptr::from_ref(job).cast_mut(), Ordering::Release);
     }
     if is_watched() {
-        call(None);
+        if sooner {
+            call(None);
+        }
         // It may just be leaving.
         AGAIN.store(true, Ordering::Release);
         return;
+    }
+    if OVER.load(Ordering::Acquire) {
+        return because(Without::Ended);
     }
     let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
     // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
@@ -177,13 +217,18 @@ fn make() {
     if sandbox::is_entered() {
         return because(Without::Filter);
     }
-    if tasks().is_some_and(|tasks| tasks < TASKS) {
+    let few = getrlimit(Resource::Nproc).current;
+    if few.is_some_and(|most| most < PROCESSES) || tasks().is_some_and(|tasks| tasks < TASKS) {
         return because(Without::Room);
     }
     // No handler may find it busy; and a thread is born with its maker's mask.
     let _blocked = Blocked::all();
     if BUSY.swap(true, Ordering::SeqCst) {
         return;
+    }
+    // Another thread, or a handler, may have made it since the caller looked.
+    if is_watched() {
+        return BUSY.store(false, Ordering::SeqCst);
     }
     MAKER.store(process(), Ordering::Relaxed);
     ENDING.store(false, Ordering::Release);
@@ -213,6 +258,10 @@ pub fn is_watched() -> bool {
 
 /// Ends the thread, if there is one, for good. A move that is under way is given up, or has just been made.
 pub fn end() {
+    // SAFETY: null, or a static that was stored there.
+    if let Some(Others(end)) = unsafe { OTHERS.load(Ordering::Acquire).as_ref() } {
+        end();
+    }
     // Where there never was one, or is none any more, no call is made.
     let none =
         !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire) && !is_watched();
@@ -279,7 +328,8 @@ fn come_again() {
 /// # Safety
 /// This is the child, with one thread.
 pub unsafe fn forked() {
-    for flag in [&OVER, &AGAIN, &BUSY, &ENDING, &LEAVING] {
+    // What ended it for good holds for the child too.
+    for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
         flag.store(false, Ordering::Relaxed);
     }
     FORKS.store(0, Ordering::Relaxed);
@@ -296,6 +346,18 @@ fn look() {
         return because(Without::Kernel);
     }
     let _ = rustix::thread::set_name(c"jumbo-watch");
+    // Whatever its maker has: nothing that keeps another thread from its CPU.
+    let priority = 0u32;
+    let batch = [
+        0,
+        SCHED_BATCH,
+        (&raw const priority).expose_provenance(),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: sched_setscheduler(2) reads a `struct sched_param`, which is one number.
+    let _ = unsafe { request(libc::SYS_sched_setscheduler, batch) };
     let stop = Stop::at(&ENDING, &LEAVING);
     loop {
         let calls = CALLS.load(Ordering::Acquire);
@@ -310,7 +372,7 @@ fn look() {
 }
 
 /// Whether the first thread has ended by itself, past the C library: the process ends with its last thread, and this may be it.
-fn has_no_leader() -> bool {
+pub(crate) fn has_no_leader() -> bool {
     let mut text = [0u8; 128];
     let read =
         proc::open(c"/proc/self/stat").and_then(|file| rustix::io::read(&file, &mut text[..]));

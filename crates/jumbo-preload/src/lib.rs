@@ -12,11 +12,13 @@
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,
 //! mremap, mprotect, dlclose, sbrk, brk, mlock, mlock2, mlockall, munlockall, madvise; prctl, syscall; unshare, setns, capset,
-//! setuid and its kin, setgroups, initgroups, shmat, io_setup, flock, fcntl, fcntl64; pthread_create, thrd_create, pthread_exit, thrd_exit.
+//! setuid and its kin, setgroups, initgroups, shmat, io_setup, flock, fcntl, fcntl64; pthread_create, thrd_create, pthread_exit, thrd_exit;
+//! read, write and their kin (see [`buffers`]).
 
 #![no_std]
 
 mod alloc;
+mod buffers;
 mod bytes;
 mod end;
 mod environment;

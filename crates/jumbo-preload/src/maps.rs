@@ -3,7 +3,7 @@
 //! Both `mmap` and `mmap64` are defined: programs built with large-file support (CPython among them)
 //! import the second name.
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -135,9 +135,21 @@ unsafe fn shared(
     let anonymous = flags & MAP_ANONYMOUS != 0;
     // SAFETY: a number of the program's; it is asked about, and not kept.
     let file = (!anonymous && fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
-    let is_memory = || anonymous || file.is_some_and(shmem::is_shared_memory);
-    if flags & special != 0 || prot & PROT_EXEC != 0 || !is_memory() {
+    let offset = if anonymous { 0 } else { off };
+    let offset = usize::try_from(offset).ok();
+    let known = match (file, offset) {
+        _ if flags & special != 0 || prot & PROT_EXEC != 0 => None,
+        (Some(file), Some(offset)) => shmem::look_at(file, offset, len),
+        _ => anonymous.then_some(shmem::Known {
+            ours: len,
+            nameless: true,
+        }),
+    };
+    let Some(mut known) = known else {
         return map(addr, flags);
+    };
+    if prot & PROT_WRITE == 0 || flags & MAP_LOCKED != 0 {
+        known.ours = 0;
     }
     let writable = prot == PROT_READ | PROT_WRITE;
     let anywhere = addr.is_null() && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) == 0;
@@ -149,17 +161,17 @@ unsafe fn shared(
     {
         return with_exposed_provenance_mut(address);
     }
-    let offset = if anonymous { 0 } else { off };
-    let hint = usize::try_from(offset).ok().filter(|_| anywhere);
-    let hint = hint.and_then(|offset| shmem::place(len, offset));
+    let hint = offset
+        .filter(|_| anywhere)
+        .and_then(|offset| shmem::place(len, offset));
     // What is populated by mmap itself would be in base pages before it could be advised.
     let populate = anonymous && writable && populates(flags);
     let kept = if populate { !MAP_POPULATE } else { !0 };
     let mapped = map(hint.map_or(addr, with_exposed_provenance_mut), flags & kept);
     if mapped != MAP_FAILED {
-        let known = prot & PROT_WRITE != 0 && file.is_none_or(shmem::is_open_to_us);
         shmem::mapped(mapped.addr(), len, known);
         if populate {
+            shmem::user::touch(mapped.addr(), len);
             maps::populate(mapped.addr(), len);
         }
     }
@@ -381,6 +393,21 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     segments::changing(|| unsafe { (next::dlclose.get())(handle) })
 }
 
+/// ioctl(2): a program that answers page faults itself is left alone. Declared with the one argument that there is at most.
+///
+/// # Safety
+/// As for ioctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+    /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
+    const REGISTER: c_ulong = 0xc020_aa00;
+    if request == REGISTER {
+        shmem::leave();
+    }
+    // SAFETY: the same call.
+    unsafe { (next::ioctl.get())(fd, request, argument) }
+}
+
 /// sbrk(2).
 ///
 /// # Safety
@@ -464,7 +491,7 @@ pub extern "C" fn munlockall() -> c_int {
 
 /// So much is about to be locked: it may be text, which is not replaced then, for the lock would be lost.
 fn locked(len: usize) {
-    if len >= PMD.load(Ordering::Relaxed) {
+    if len >= PMD.load(Ordering::Relaxed).max(1 << 20) {
         watch::end();
     }
 }
@@ -478,6 +505,7 @@ pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
     locked(len);
+    shmem::user::touch(addr.addr(), len);
     // SAFETY: the same call.
     unsafe { (next::mlock.get())(addr, len) }
 }
@@ -491,6 +519,7 @@ pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) 
     gather::about_to_allocate(len);
     heap::changed(addr.addr());
     locked(len);
+    shmem::user::touch(addr.addr(), len);
     // SAFETY: the same call.
     unsafe { (next::mlock2.get())(addr, len, flags) }
 }
@@ -517,6 +546,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     }
     if advice == libc::MADV_MERGEABLE {
         gather::merged();
+    }
+    if [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE].contains(&advice) {
+        shmem::user::touch(addr.addr(), len);
     }
     if advice == libc::MADV_REMOVE {
         shmem::punched();

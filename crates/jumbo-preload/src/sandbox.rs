@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_long, c_ulong};
 
 use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::{gather, heap};
-use jumbo_inside::{sandbox, watch};
+use jumbo_inside::{sandbox, shmem, watch};
 
 use crate::reaper::{auto, renewed};
 use crate::{environment, glibc, mimalloc, next, sharing, threads};
@@ -223,7 +223,8 @@ unsafe extern "C" fn watched(
             call()
         }
         libc::SYS_exit => {
-            if watch::is_watched() && rustix::thread::gettid() == rustix::process::getpid() {
+            let ours = watch::is_watched() || shmem::user::is_serving();
+            if ours && rustix::thread::gettid() == rustix::process::getpid() {
                 watch::end();
             }
             call()

@@ -155,8 +155,10 @@ pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_i
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     // How long it is only the kernel knows.
     gather::about_to_map_at(at.addr(), 1);
-    let length = if at.is_null() { segment(id) } else { None };
-    let hint = length.and_then(|length| shmem::place(length, 0));
+    shmem::unmapped(at.addr(), 1);
+    let plain = at.is_null() && flags & !libc::SHM_RDONLY == 0;
+    let known = if plain { segment(id) } else { None };
+    let hint = known.and_then(|(length, _)| shmem::place(length, 0));
     let hint = hint.map(core::ptr::with_exposed_provenance);
     // SAFETY: the same call.
     let mut attached = unsafe { (next::shmat.get())(id, hint.unwrap_or(at), flags) };
@@ -166,15 +168,18 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
     }
     if attached != libc::MAP_FAILED {
         auto::acquire(State::SysvSegment);
-        if let Some(length) = length {
-            shmem::mapped(attached.addr(), length, flags & libc::SHM_RDONLY == 0);
+        if let Some((length, mut known)) = known {
+            if flags & libc::SHM_RDONLY != 0 {
+                known.ours = 0;
+            }
+            shmem::mapped(attached.addr(), length, known);
         }
     }
     attached
 }
 
-/// How long a segment is, if it is one of base pages that is covered.
-fn segment(id: c_int) -> Option<usize> {
+/// How long a segment is, if it is one of base pages that is covered; and whether it is this process's.
+fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
     /// `shm_perm.mode` of a segment on hugetlb pages (linux/shm.h).
     const SHM_HUGETLB: libc::c_ushort = 0o4000;
     if !shmem::covers(usize::MAX) {
@@ -183,17 +188,24 @@ fn segment(id: c_int) -> Option<usize> {
     let before = next::errno();
     let mut segment = core::mem::MaybeUninit::<libc::shmid_ds>::uninit();
     // SAFETY: IPC_STAT writes a whole `shmid_ds`, or fails.
-    let length = unsafe {
+    let segment = unsafe {
         match libc::shmctl(id, libc::IPC_STAT, segment.as_mut_ptr()) {
             0 => {
                 let segment = segment.assume_init();
-                (segment.shm_perm.mode & SHM_HUGETLB == 0).then_some(segment.shm_segsz)
+                (segment.shm_perm.mode & SHM_HUGETLB == 0).then_some(segment)
             }
             _ => None,
         }
     };
     next::set_errno(before);
-    length.filter(|length| shmem::covers(*length))
+    let segment = segment.filter(|segment| shmem::covers(segment.shm_segsz))?;
+    let ours = segment.shm_nattch == 0
+        && segment.shm_cpid == rustix::process::getpid().as_raw_nonzero().get();
+    let known = shmem::Known {
+        ours: if ours { segment.shm_segsz } else { 0 },
+        nameless: false,
+    };
+    Some((segment.shm_segsz, known))
 }
 
 /// shmdt(2).

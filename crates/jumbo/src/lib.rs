@@ -6,6 +6,7 @@
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
 //! - [`vmemmap`]: metadata of pages that huge pages do not pay for.
 //! - [`segments`]: program text on huge pages.
+//! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: memory given back with several threads, or later.
 //! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
@@ -50,7 +51,7 @@
 //! # }
 //! ```
 //!
-//! The examples `buffer_pool`, `gather` and `status` are whole programs. No function here takes a promise that the compiler
+//! The examples `buffer_pool`, `gather`, `shared_buffers` and `status` are whole programs. No function here takes a promise that the compiler
 //! does not check, but for `Gather::add`, which is `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod gather;
@@ -62,6 +63,7 @@ pub mod pool;
 #[cfg(doctest)]
 mod promises;
 pub mod segments;
+pub mod shmem;
 pub mod status;
 pub mod teardown;
 pub mod units;

@@ -44,3 +44,14 @@
 //! drop(page);
 //! bytes[0] = 1;
 //! ```
+//!
+//! Nor are bytes of a region that was cut off:
+//!
+//! ```compile_fail,E0502
+//! #![forbid(unsafe_code)]
+//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
+//! let mut region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! let bytes = region.bytes(4096..8192).unwrap();
+//! region.shrink(Bytes(4096)).unwrap();
+//! bytes[0].store(1, std::sync::atomic::Ordering::Relaxed);
+//! ```

@@ -22,7 +22,7 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "sandbox", "sync", "sys", "watch",
+            "headroom", "heap", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
@@ -67,6 +67,7 @@ const OUTSIDE: Table = &[
     ("status", &["kernel", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
+    ("shmem", &["gather", "kernel", "policy", "units"]),
     ("teardown", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),
@@ -81,6 +82,7 @@ const OUTSIDE: Table = &[
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
     ("pool", &["pool"]),
+    ("shmem", &["pool", "sys"]),
     ("vmemmap", &["pool"]),
     ("segments", &["segments"]),
     ("gather", &["gather"]),

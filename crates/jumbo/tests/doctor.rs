@@ -342,6 +342,29 @@ fn shared_memory_on_small_pages_is_counted_once_for_all_who_map_it() {
 }
 
 #[test]
+fn files_of_dev_shm_obey_its_mount_and_not_the_table() {
+    let mounts = |huge: &str| {
+        format!(
+            "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=1k{huge}\n22 27 0:21 / /proc rw - proc proc rw\n"
+        )
+    };
+    let with = |shmem: &str, huge: &str| {
+        let fake = Fake::healthy();
+        fake.thp(2 << 20, "madvise", shmem);
+        fake.write("proc/self/mountinfo", mounts(huge));
+        fake.process(7, "postgres", &[("RssShmem", GIB)], &[]);
+        findings(&fake)
+    };
+    let found = with("advise", "");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].id, found[0].cost), ("dev-shm", Cost::Unknown));
+    assert!(found[0].hint.contains("remount,huge=within_size /dev/shm"));
+    assert_eq!(with("advise", ",huge=advise"), []);
+    assert_eq!(with("force", ""), [], "no mount is asked then");
+    assert_eq!(with("never", "")[0].id, "small-shared");
+}
+
+#[test]
 fn a_program_that_switched_thp_off() {
     let finding = only(|fake| {
         fake.process(7, "redis-server", &[("RssAnon", GIB)], &[]);

@@ -67,6 +67,23 @@ fn a_gibibyte_is_gathered() {
 }
 
 #[test]
+fn shared_buffers_are_on_hugetlb_pages_or_collapsed() {
+    let _alone = host::Alone::new();
+    let said = run("shared_buffers");
+    let rungs = ["Hugetlb", "Collapse", "Kernel"];
+    let rung = rungs
+        .iter()
+        .find(|rung| said.contains(&format!("on the rung {rung}")));
+    // Where the PMD size's control is `never` there is none, and the example says so.
+    let huge =
+        said.contains("256 MiB of it huge") || (rung.is_none() && said.contains("not Collapse"));
+    assert!(
+        huge && said.contains("emptied: true; 258 MiB freed by"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_process_sees_what_of_it_is_huge() {
     let said = run("status");
     let (before, after) = said.split_once("with 64 MiB").expect(&said);

@@ -123,6 +123,18 @@ fn deny_overrules_every_size() {
 }
 
 #[test]
+fn force_leaves_the_sizes_that_inherit() {
+    let fake = Fake::new(4096);
+    fake.thp(2 << 20, "always", "force")
+        .thp_size(64, "never", "always")
+        .thp_size(2048, "never", "inherit");
+    let thp = Thp::read(&fake.root()).unwrap().unwrap();
+    let size = PageSize::new(64 << 10).unwrap();
+    assert!(thp.shared(size).unwrap().is("never"));
+    assert!(thp.shared(PageSize::SIZE_2M).unwrap().is("force"));
+}
+
+#[test]
 fn base_pages_of_64_kib() {
     let fake = Fake::new(64 << 10);
     fake.thp(512 << 20, "madvise", "never")

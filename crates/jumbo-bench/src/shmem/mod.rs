@@ -1,12 +1,12 @@
 //! `jumbo bench shmem`: what shared memory costs in folios of each size, and on each rung of the ladder.
 //!
 //! Two things are measured. A program that maps anonymous shared memory and touches all of it (`worker`), by one thread for each CPU
-//! and by many, in each [`Way`]: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
+//! and by many, in each `Way`: the kernel's controls, size by size; `jumbo run` with all of them off; touch and collapse;
 //! user-space population; hugetlb. And PostgreSQL (`postgres`), whose buffers are such memory.
 //!
 //! Each sample says how its memory came: by the page faults that the touches took, by the kernel's statistics of folios, by smaps.
 //! The kernel's controls and its pool are set for each sample, and put back in the end, whatever end that is
-//! ([`keeper`](crate::keeper)). Without the right to set them the controls are as they are, and what needs them is left out.
+//! (`keeper`). Without the right to set them the controls are as they are, and what needs them is left out.
 
 mod postgres;
 mod way;
@@ -79,8 +79,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         true => table.missing(POSTGRES, "left out with --quick"),
         false => match Database::make(settings, size) {
             Ok(made) => database = Some(made),
-            Err(error) if error.is_of_host() => table.missing(POSTGRES, error.to_string()),
-            Err(error) => return Err(error),
+            Err(error) => table.missing(POSTGRES, error.to_string()),
         },
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -152,15 +151,9 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn sample(
-        &self,
-        way: Way,
-        size: Bytes,
-        threads: usize,
-        sparse: bool,
-    ) -> Result<Figures, Error> {
+    fn sample(&self, way: Way, size: Bytes, threads: usize, timed: bool) -> Result<Figures, Error> {
         self.provide(way.controls(&self.sizes), way.pages(size))?;
-        let task = Task::Shared(way, size, threads, sparse);
+        let task = Task::Shared(way, size, threads, timed);
         ask(self.settings, &(way.launch(), task), &way.claims(size))
     }
 
@@ -180,11 +173,11 @@ impl<'a> Bench<'a> {
         let mut group = Group::new(self.settings, "touch");
         let by = counted(threads as u64, "thread");
         // Once is enough: one thread does it.
-        let sparse = suffix.is_empty();
+        let timed = suffix.is_empty();
         let mut lines = Vec::new();
         let mut side = |group: &mut Group<'a>, way: Way| {
             let side = group.side(way.to_string(), size, move || {
-                self.sample(way, size, threads, sparse)
+                self.sample(way, size, threads, timed)
             });
             lines.push((side, way.key()));
             side
@@ -205,7 +198,7 @@ impl<'a> Bench<'a> {
             }
         }
         group.grid(Grid {
-            columns: &COLUMNS[..if sparse { 7 } else { 5 }],
+            columns: &COLUMNS[..if timed { 7 } else { 5 }],
             lines,
             suffix,
         });

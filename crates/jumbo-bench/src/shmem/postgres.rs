@@ -50,9 +50,9 @@ pub(super) struct Database {
 /// What `pgbench` puts into a database for one of its scale, with the index.
 const OF_SCALE: u64 = 15 << 20;
 
-/// How many queries a sample is, and the clients that send them.
-const QUERIES: u32 = 60_000;
-const CLIENTS: u32 = 4;
+/// How many queries a sample is for each MiB of buffers, and the clients that send them.
+const QUERIES: u64 = 100;
+const CLIENTS: u64 = 4;
 
 /// How long starting may take, and collapsing what the server touched.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,6 +105,8 @@ impl Database {
             folder,
             _broom: broom,
         };
+        // It may be where that user may not look.
+        run(database.as_user(Command::new(&database.jumbo).arg("--version")))?;
         let options = ["--pgdata=data", "--auth=trust", "--no-sync", "--locale=C"];
         database.client("initdb", &options)?;
         let mut server = database.start(Buffers::Plain)?;
@@ -144,8 +146,9 @@ impl Database {
                 Err(_) => std::thread::sleep(PAUSE),
             }
         };
-        let (clients, each) = (format!("--client={CLIENTS}"), QUERIES / CLIENTS);
-        let each = format!("--transactions={each}");
+        let queries = (self.size.0 >> 20) * QUERIES;
+        let clients = format!("--client={CLIENTS}");
+        let each = format!("--transactions={}", queries / CLIENTS);
         let jobs = "--jobs=2";
         let query = [
             "--select-only",
@@ -206,18 +209,7 @@ impl Database {
 
     /// Runs one of PostgreSQL's commands, and returns what it printed.
     fn client(&self, name: &str, arguments: &[&str]) -> Result<String, Error> {
-        let mut command = Command::new(self.bin.join(name));
-        command.args(arguments);
-        let mut command = self.as_user(&command);
-        let ended = command.stdin(Stdio::null()).output();
-        let line = line(&command);
-        let ended = ended.map_err(|error| Error::Start(line.clone(), error))?;
-        if !ended.status.success() {
-            let said = String::from_utf8_lossy(&ended.stderr);
-            let last = said.lines().last().unwrap_or("no message").to_owned();
-            return Err(Error::Failed(line, ended.status, last));
-        }
-        Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+        run(self.as_user(Command::new(self.bin.join(name)).args(arguments)))
     }
 
     /// The same command in the folder, as the user who may, and ended with this process.
@@ -243,6 +235,19 @@ impl Database {
             .env("PGDATABASE", "postgres");
         whole
     }
+}
+
+/// Runs a command to its end, and returns what it printed.
+fn run(mut command: Command) -> Result<String, Error> {
+    let ended = command.stdin(Stdio::null()).output();
+    let line = line(&command);
+    let ended = ended.map_err(|error| Error::Start(line.clone(), error))?;
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let last = said.lines().last().unwrap_or("no message").to_owned();
+        return Err(Error::Failed(line, ended.status, last));
+    }
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
 }
 
 /// A server that runs. It is stopped when this is dropped.

@@ -32,11 +32,13 @@ pub(crate) enum Way {
 /// Nothing but shared memory differs.
 const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
 
-/// The figures that [`Way::claims`] are about: the page faults of the touches, and what came in large folios, of all
-/// sizes and of the way's own, by the kernel's statistics.
+/// The figures that [`Way::claims`] are about: the page faults of the touches; what came in large folios, of all
+/// sizes and of the way's own, by the kernel's statistics; and how much more than was touched is resident, where touches are far
+/// apart.
 pub(super) const FAULTS: &str = "touch_faults";
 pub(super) const LARGE: &str = "large_folio_bytes";
 pub(super) const SIZED: &str = "sized_folio_bytes";
+pub(super) const BLOAT: &str = "resident_x";
 
 impl Way {
     /// In the names of rows.
@@ -83,7 +85,7 @@ impl Way {
     pub(super) fn launch(self) -> Launch {
         let mode = match self {
             Self::Base | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
-            Self::Disabled => "advise".to_owned(),
+            Self::Disabled => "auto".to_owned(),
             Self::User(size) => format!("user --shm-sizes={size}"),
             Self::Hugetlb => format!("hugetlb --shm-sizes={SIZE}"),
         };
@@ -124,7 +126,13 @@ impl Way {
             }
             Self::Kernel(_) => vec![claim::sized(SIZED, size), faults],
             Self::Collapse => claim::huge(size),
-            Self::User(_) => vec![claim::resident(size), faults, small],
+            Self::User(block) => {
+                let base_pages = block.bytes() / PageSize::SIZE_4K.bytes();
+                // The touches of one block wait for each other, and count as page faults or not.
+                let few = claim::at_most(FAULTS, size.0 / block.bytes() * 2 + 2000);
+                let whole = claim::times(BLOAT, base_pages);
+                vec![claim::resident(size), few, small, whole]
+            }
             Self::Hugetlb => claim::hugetlb(size),
         }
     }
@@ -139,6 +147,76 @@ impl fmt::Display for Way {
             Self::Collapse => write!(f, "touch and collapse, {SIZE}"),
             Self::User(size) => write!(f, "jumbo run --shm=user, {size}"),
             Self::Hugetlb => write!(f, "jumbo run --shm=hugetlb, {SIZE}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::{Figures, with};
+
+    const SIZE_64K: PageSize = match PageSize::new(64 << 10) {
+        Ok(size) => size,
+        Err(_) => SIZE,
+    };
+    const WAYS: [Way; 6] = [
+        Way::Base,
+        Way::Disabled,
+        Way::Kernel(SIZE_64K),
+        Way::Collapse,
+        Way::User(SIZE_64K),
+        Way::Hugetlb,
+    ];
+
+    /// Which ways 1 GiB can have come in: by so many page faults, with so many MiB in large folios, of them in those of the way's
+    /// size, in PMD-mapped ones, in hugetlb pages, and so much more than was touched.
+    fn fine(faults: u32, mib: [u32; 4], bloat: f64) -> [bool; 6] {
+        let [large, sized, huge, hugetlb] = mib.map(|mib| f64::from(mib) * f64::from(1 << 20));
+        let found = [
+            (FAULTS, f64::from(faults)),
+            (LARGE, large),
+            (SIZED, sized),
+            (BLOAT, bloat),
+            ("resident_bytes", f64::from(1 << 30)),
+            ("huge_bytes", huge),
+            ("hugetlb_bytes", hugetlb),
+        ];
+        WAYS.map(|way| {
+            let launch = way.launch();
+            let library = f64::from(u8::from(matches!(launch, Launch::Jumbo(_))));
+            let figures = with(Figures::new(), found);
+            let figures = with(figures, [("preload_libraries", library)]);
+            claim::check(&way.claims(Bytes(1 << 30)), &launch, &figures).is_ok()
+        })
+    }
+
+    #[test]
+    fn memory_that_came_in_another_way_is_refused() {
+        for (faults, mib, bloat, right) in [
+            (262_200, [0; 4], 1.0, [1, 1, 0, 0, 0, 0]),
+            (16_400, [1024, 1024, 0, 0], 16.0, [0, 0, 1, 0, 0, 0]),
+            (262_200, [1024, 1024, 0, 0], 1.0, [0; 6]),
+            (1000, [0, 0, 1024, 0], 1.0, [0, 0, 0, 1, 0, 0]),
+            (200, [0; 4], 16.0, [0, 0, 0, 0, 1, 0]),
+            (200, [0; 4], 256.0, [0; 6]),
+            (600, [0, 0, 1024, 1024], 256.0, [0, 0, 0, 1, 0, 1]),
+        ] {
+            let found = fine(faults, mib, bloat).map(u8::from);
+            assert_eq!(found, right, "{faults} {mib:?} {bloat}");
+        }
+    }
+
+    #[test]
+    fn no_size_is_allowed_but_the_ways_own() {
+        let words = |way: Way| {
+            let set = way.controls(&[SIZE_64K, SIZE]).into_iter();
+            set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(words(Way::Kernel(SIZE_64K)), ["always", "never"]);
+        assert_eq!(words(Way::Collapse), ["never", "inherit"]);
+        for way in [Way::Base, Way::Disabled, Way::User(SIZE_64K), Way::Hugetlb] {
+            assert_eq!(words(way), ["never", "never"], "{way}");
         }
     }
 }

@@ -7,7 +7,7 @@ use jumbo::kernel::{Root, task};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sys::collapse;
 
-use super::way::{FAULTS, LARGE, SIZED, Way};
+use super::way::{BLOAT, FAULTS, LARGE, SIZED, Way};
 use crate::Error;
 use crate::keeper::SIZE;
 use crate::memory::{Mapping, base_pages_only, had_in, own_times};
@@ -20,13 +20,16 @@ const SPARSE: Bytes = Bytes(64 << 20);
 /// ... of these.
 const STEP: usize = 1 << 20;
 
-/// What so many touches take, by so many threads, and what memory came by them. Where that is set, what the slowest of a hundred
-/// first touches takes, and how much more than was touched is resident where touches are far apart.
-pub(crate) fn touch(way: Way, size: Bytes, threads: usize, sparse: bool) -> Result<Figures, Error> {
+/// What so many touches take, by so many threads, what memory came by them, and how much more than was touched is resident where
+/// touches are far apart. Where that is set, what the slowest of a hundred first touches takes.
+pub(crate) fn touch(way: Way, size: Bytes, threads: usize, timed: bool) -> Result<Figures, Error> {
     let root = Root::host();
     if way == Way::Base {
         base_pages_only()?;
     }
+    // What is collapsed, and when, is up to the program.
+    let is_by_touch = way != Way::Collapse;
+    let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
     let folios = Folios::read(&root)?;
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
     let (before, [user, system], clock) = (faults()?, own_times()?, Instant::now());
@@ -52,11 +55,10 @@ pub(crate) fn touch(way: Way, size: Bytes, threads: usize, sparse: bool) -> Resu
     let clock = Instant::now();
     memory.unmap()?;
     let unmapped = clock.elapsed();
-    // What is collapsed, and when, is up to the program.
-    if sparse && way != Way::Collapse {
-        let timed = Bytes(TIMED.0.min(size.0));
-        figures.insert("first_touch_p99_us".to_owned(), slowest(way, timed)?);
-        figures.insert("resident_x".to_owned(), bloat(&root, way)?);
+    figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
+    if timed && is_by_touch {
+        let part = Bytes(TIMED.0.min(size.0));
+        figures.insert("first_touch_p99_us".to_owned(), slowest(way, part)?);
     }
     let taken = [
         ("touch_ms", ms(touched)),

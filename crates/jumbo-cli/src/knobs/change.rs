@@ -119,7 +119,7 @@ pub(crate) fn set(
     group: &Group,
     how: &How,
     values: &[(Knob, Value)],
-    note: fn(&Root, &Plan) -> Option<String>,
+    note: impl Fn(&Root, &Plan) -> Option<String>,
 ) -> anyhow::Result<ExitCode> {
     if how.undo {
         return undo::main(root, std::slice::from_ref(group), &how.manner, false);

@@ -37,6 +37,25 @@ fn text(fake: &Fake, name: &str) -> String {
     fake.text(&format!("{THP}/{name}")).unwrap()
 }
 
+/// The chosen word of a knob, which is listed among the others from here on, as the kernel does after a write.
+fn word(fake: &Fake, name: &str) -> String {
+    let text = text(fake, name);
+    let word = text.split(['[', ']']).nth(1).unwrap_or(text.trim());
+    let words = match name {
+        "enabled" => "always madvise never",
+        "shmem_enabled" => "always within_size advise never deny force",
+        size if size.ends_with("shmem_enabled") => "always inherit within_size advise never",
+        _ => "always inherit madvise never",
+    };
+    let mark = |each| match each == word {
+        true => format!("[{each}]"),
+        false => String::from(each),
+    };
+    let listed: Vec<_> = words.split(' ').map(mark).collect();
+    fake.write(&format!("{THP}/{name}"), &(listed.join(" ") + "\n"));
+    word.to_owned()
+}
+
 #[test]
 fn a_dry_run_writes_nothing() {
     let fake = fake();
@@ -98,6 +117,163 @@ fn tables_are_set_read_back_kept_and_undone() {
     assert_eq!(set.map(|name| text(&fake, name)), ["never", "never", "511"]);
     let nothing = fake.any(&["thp", "--undo"]).output().unwrap();
     assert!(stderr(&nothing).contains("no change of the THP tables is recorded"));
+}
+
+#[test]
+fn shared_memory_is_set_by_a_word_or_an_option() {
+    let fake = fake();
+    let sizes = ["64", "2048"].map(|size| format!("hugepages-{size}kB/shmem_enabled"));
+    let now = || [word(&fake, &sizes[0]), word(&fake, &sizes[1])];
+    let json = fake.says(&["thp", "set", "shmem", "64K=always,2M=inherit", "--json"]);
+    let set: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(set["steps"].as_array().unwrap().len(), 2, "{set:#}");
+    assert_eq!(now(), ["always", "inherit"]);
+    fake.says(&["thp", "set", "--shmem", "64K=advise", "anon", "64K=madvise"]);
+    assert_eq!(now(), ["advise", "inherit"]);
+    assert_eq!(text(&fake, "hugepages-64kB/enabled"), "madvise");
+    fake.says(&["thp", "--undo"]);
+    fake.says(&["thp", "--undo"]);
+    assert!(now().iter().all(|text| text == "never"), "{:?}", now());
+}
+
+#[test]
+fn force_comes_after_the_sizes_and_goes_before_them() {
+    let fake = fake();
+    let order = |words: &[&str]| -> Vec<String> {
+        let text = fake.says(&[&["thp"], words, &["--dry-run", "--json"]].concat());
+        let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let steps = plan["steps"].as_array().unwrap().iter();
+        steps
+            .map(|step| step["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let set = ["set", "shmem=force", "2M.shmem=inherit"];
+    let sizes_first = ["shmem_enabled of 2M", "shmem_enabled"];
+    assert_eq!(order(&set), sizes_first);
+    fake.says(&[&["thp"], &set[..]].concat());
+    assert_eq!(order(&["--undo"]), ["shmem_enabled", "shmem_enabled of 2M"]);
+    word(&fake, "shmem_enabled");
+    let leave = ["set", "64K.shmem=inherit", "shmem=never"];
+    assert_eq!(order(&leave), ["shmem_enabled", "shmem_enabled of 64K"]);
+}
+
+#[test]
+fn tables_are_saved_and_restored_as_one_change() {
+    const BOOT: &str = "etc/tmpfiles.d/jumbo-thp.conf";
+    let fake = fake();
+    let (all, shared) = (fake.path("all.json"), fake.path("shared.json"));
+    let [all, shared] = [&all, &shared].map(|path| path.to_str().unwrap());
+    fake.says(&["thp", "save", all]);
+    fake.says(&["thp", "save", "--shmem", shared]);
+    let saved: serde_json::Value =
+        serde_json::from_str(&fake.text("shared.json").unwrap()).unwrap();
+    assert_eq!(saved["version"], 1);
+    let values = saved["values"].as_object().unwrap();
+    assert_eq!(
+        values.keys().collect::<Vec<_>>(),
+        ["2M.shmem", "64K.shmem", "shmem"]
+    );
+    let again = fake.any(&["thp", "save", all]).output().unwrap();
+    assert_eq!(again.status.code(), Some(1));
+    assert!(stderr(&again).contains("is there already"));
+
+    fake.says(&[
+        "thp",
+        "set",
+        "enabled=always",
+        "shmem=advise",
+        "64K.shmem=always",
+    ]);
+    let tops = || {
+        word(&fake, "hugepages-64kB/shmem_enabled");
+        [word(&fake, "enabled"), word(&fake, "shmem_enabled")]
+    };
+    assert_eq!(tops(), ["always", "advise"]);
+    let before = fake.everything();
+    let plan = fake.says(&["thp", "restore", all, "--dry-run"]);
+    assert_eq!(plan.matches(" -> never").count(), 3, "{plan}");
+    assert_eq!(fake.everything(), before);
+    fake.says(&["thp", "restore", all, "--shmem"]);
+
+    assert_eq!(tops(), ["always", "never"]);
+    fake.says(&["thp", "--undo"]);
+    assert_eq!(tops(), ["always", "advise"]);
+    fake.says(&["thp", "restore", shared]);
+    assert_eq!(tops(), ["always", "never"]);
+    let done = fake.says(&["thp", "restore", shared]);
+    assert!(done.contains("already as asked"), "{done}");
+
+    let kept = fake.says(&["thp", "save", "--persist", "--anon"]);
+    assert!(kept.contains("transparent_hugepage=always"), "{kept}");
+    assert_eq!(fake.text(BOOT).unwrap().lines().count(), 4, "{kept}");
+    fake.says(&["thp", "--undo"]);
+    assert_eq!(fake.text(BOOT), None);
+
+    for (text, expected) in [
+        ("{}", "is no table of THP"),
+        (
+            r#"{"version": 2, "kernel": "", "values": {"64K": "never"}}"#,
+            "up to version 1",
+        ),
+        (
+            r#"{"version": 1, "kernel": "", "values": {"64Q": "never"}}"#,
+            "which is no knob",
+        ),
+        (
+            r#"{"version": 1, "kernel": "", "values": {"64K": 1}}"#,
+            "no value of it",
+        ),
+        (
+            r#"{"version": 1, "kernel": "", "values": {"32K": "never"}}"#,
+            "No such file",
+        ),
+    ] {
+        fake.write("bad.json", text);
+        let before = fake.everything();
+        let bad = fake.path("bad.json");
+        let bad = fake
+            .any(&["thp", "restore", bad.to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert_eq!(bad.status.code(), Some(1), "{text}");
+        assert!(stderr(&bad).contains(expected), "{text}: {}", stderr(&bad));
+        assert_eq!(fake.everything(), before);
+    }
+}
+
+#[test]
+fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
+    let fake = fake();
+    let words = "always inherit within_size advise [never]\n";
+    fake.write(&format!("{THP}/hugepages-8kB/shmem_enabled"), words);
+    fake.write(&format!("{THP}/hugepages-64kB/stats/shmem_alloc"), "17\n");
+    fake.write(
+        "proc/self/mountinfo",
+        "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=1k,huge=advise\n",
+    );
+    let anon = fake.any(&["thp", "set", "8K=always"]).output().unwrap();
+    assert_eq!(anon.status.code(), Some(1));
+    assert!(
+        stderr(&anon).contains("hint: 8K.shmem=always"),
+        "{}",
+        stderr(&anon)
+    );
+    fake.says(&["thp", "set", "8K.shmem=always"]);
+    let shown = fake.says(&["thp", "show", "--shmem"]);
+    for expected in [
+        "shmem_alloc: folios that",
+        "17",
+        "/dev/shm: huge=advise",
+        "thp_shmem=8K:always (6.13)",
+        "transparent_hugepage_tmpfs=advise (6.14)",
+    ] {
+        assert!(shown.contains(expected), "{expected}: {shown}");
+    }
+    let anon = fake.says(&["thp", "show", "--anon"]);
+    assert!(
+        !anon.contains("\n  8K") && !anon.contains("/dev/shm"),
+        "{anon}"
+    );
 }
 
 #[test]
@@ -193,6 +369,7 @@ impl Knobs {
             format!("{size}/shmem_enabled"),
             max,
             HVO.to_owned(),
+            format!("{THP}/shmem_enabled"),
         ];
         let read = |file: String| Some((file.clone(), read(&file)?));
         files.into_iter().map(read).collect::<Option<_>>().map(Self)
@@ -270,6 +447,14 @@ fn the_kernel_takes_and_gives_back_what_is_set() {
     assert_eq!(hvo["steps"][0]["after"], u64::from(other == "on"));
     assert!(!knobs.is());
     assert_eq!(json(&["pool", "--undo", "--json"])["complete"], true);
+    assert!(knobs.is());
+
+    // The kernel takes `force` only while no size below the PMD size inherits it.
+    json(&["thp", "set", "64K.shmem=inherit", "--json"]);
+    json(&["thp", "set", "shmem=force", "64K.shmem=never", "--json"]);
+    assert!(read(&knobs.0[4].0).unwrap().contains("[force]"));
+    assert_eq!(json(&["thp", "--undo", "--json"])["complete"], true);
+    assert_eq!(json(&["thp", "--undo", "--json"])["complete"], true);
     assert!(knobs.is());
 
     // More base pages than a huge page has.

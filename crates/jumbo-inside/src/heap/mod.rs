@@ -27,7 +27,7 @@ pub mod managed;
 pub mod maps;
 mod memory;
 pub mod supply;
-mod warm;
+pub(crate) mod warm;
 mod window;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

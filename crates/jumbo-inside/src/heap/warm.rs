@@ -1,4 +1,4 @@
-//! A large pool made resident by several threads at once: [`in_parallel`].
+//! Memory made resident by several threads at once: [`in_parallel`].
 //!
 //! The first touch of memory in a virtual machine costs many times a later one, because the host has to
 //! back it; so it is done beforehand and by all CPUs. The threads are the kernel's alone ([`Thread`]), and are gone when
@@ -10,22 +10,24 @@ use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use rustix::io::{Errno, Result};
 
 use super::memory;
-use super::supply::Supply;
 use crate::sys::{Blocked, Thread};
 
 /// More do not help: the kernel's zeroing is bound by memory.
 const THREADS: usize = 8;
 const STACK: usize = 64 << 10;
 
-/// Fills a range in pieces, by all CPUs. Where a piece fails the rest is left out, and what was filled stays. Only while
-/// the process has one thread.
-pub(super) fn in_parallel(supply: &Supply, address: usize, length: usize) -> Result<()> {
+/// Fills a range in pieces of whole pages, by all CPUs. Where a piece fails the rest is left out, and what was filled stays. Only
+/// while the process has one thread.
+pub(crate) fn in_parallel(
+    fill: &(impl Fn(usize, usize) -> Result<()> + Sync),
+    page: usize,
+    (address, length): (usize, usize),
+) -> Result<()> {
     let cpus = rustix::thread::sched_getaffinity(None);
     let cpus = cpus
         .map_or(1, |cpus| cpus.count() as usize)
         .clamp(1, THREADS);
     // Pieces small enough that no thread works long on the last one while the others wait, and few enough mappings.
-    let page = supply.page();
     let step = (length / cpus / 8).next_multiple_of(page).max(page);
     let (next, end) = (AtomicUsize::new(address), address + length);
     let failed = AtomicI32::new(0);
@@ -36,7 +38,7 @@ pub(super) fn in_parallel(supply: &Supply, address: usize, length: usize) -> Res
             if at >= end {
                 return;
             }
-            if let Err(errno) = supply.fill(at, step.min(end - at)) {
+            if let Err(errno) = fill(at, step.min(end - at)) {
                 failed.store(errno.raw_os_error(), Ordering::Release);
             }
         }

@@ -135,7 +135,8 @@ counters! {
     shm_hugetlb_fallback: AtomicU64 as u64, sum;
     /// Brought in by the user-space rung: in blocks of [`Slot::shm_user_block`].
     shm_user: AtomicU64 as u64, sum;
-    /// Blocks that it brought in (a count): so often the kernel was entered, where each base page would have been a fault.
+    /// Blocks that it brought in (a count): so often the kernel was entered at the most, where each base page would have been a
+    /// fault.
     shm_user_alloc: AtomicU64 as u64, sum;
     /// Blocks that it left to the kernel, for want of memory (a count).
     shm_user_fallback: AtomicU64 as u64, sum;

@@ -11,7 +11,7 @@
 //! 5. as it is.
 //!
 //! What costs nothing is done at the start. `auto` pays for a copy only in a program that has lived, and touched so much text that it can
-//! gain ([`later`]): the thread of [`crate::watch`] looks.
+//! gain (`later`): the thread of [`crate::watch`] looks.
 //!
 //! Text of which a page was written to (relocations, breakpoints, a probe, a program that patches itself) stays where it is. A move
 //! is one system call, so that each thread finds either the old mapping or the new one, with the same bytes; nothing is

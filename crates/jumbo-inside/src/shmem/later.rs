@@ -7,7 +7,7 @@
 //! Nothing is kept about a block: whether it is huge is asked of the kernel, each time.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::io::Errno;
@@ -41,6 +41,8 @@ static JOB: Job = Job::new(1, look, without);
 static PMD: AtomicUsize = AtomicUsize::new(0);
 /// How many base pages of a block may be missing.
 static MISSING: AtomicUsize = AtomicUsize::new(0);
+/// Nothing is collapsed any more.
+static OVER: AtomicBool = AtomicBool::new(false);
 /// How long it waits when there is nothing to do, in milliseconds.
 static IDLE: AtomicU64 = AtomicU64::new(0);
 
@@ -53,15 +55,23 @@ pub(super) fn start(pmd: usize, max_waste: usize) {
 }
 
 /// Has a mapping looked after.
-pub(super) fn register(address: usize, length: usize) {
-    if PMD.load(Ordering::Acquire) == 0 {
+pub(super) fn register(address: usize, length: usize, lax: bool) {
+    if PMD.load(Ordering::Acquire) == 0 || OVER.load(Ordering::Relaxed) || watch::is_anothers() {
         return;
     }
-    if !regions::add(address, length) {
+    if !regions::add(address, length, lax) {
         return because(reason::TOO_MANY);
     }
     IDLE.store(0, Ordering::Relaxed);
     watch::begin(&JOB, LIVED);
+}
+
+/// The program answers page faults itself from now on (userfaultfd(2)): a look of ours would be a fault to answer, or fill what it
+/// wants to. Nothing is collapsed any more.
+pub fn leave() {
+    if !OVER.swap(true, Ordering::Relaxed) && PMD.load(Ordering::Relaxed) != 0 {
+        watch::end();
+    }
 }
 
 /// Before fork(2), for which the thread is gone: another process may look after what this one did.
@@ -78,7 +88,8 @@ pub fn about_to_fork() {
 #[expect(unsafe_code, reason = "its caller's promise")]
 pub unsafe fn forked() {
     // A filter may end who asks.
-    let looks = PMD.load(Ordering::Relaxed) != 0 && !sandbox::is_entered();
+    let over = OVER.load(Ordering::Relaxed);
+    let looks = PMD.load(Ordering::Relaxed) != 0 && !over && !sandbox::is_entered();
     if looks && regions::is_neglected() {
         IDLE.store(0, Ordering::Relaxed);
         watch::begin(&JOB, LIVED);
@@ -113,8 +124,13 @@ fn look(stop: &Stop) -> Option<Duration> {
         regions::release_all();
         return None;
     }
-    let pagemap = Pagemap::open().ok();
+    let pagemap = asked();
+    let mut soonest = SELDOM;
     for region in REGIONS.iter().filter(|region| region.range().is_some()) {
+        if region.age() < LIVED {
+            soonest = LIVED;
+            continue;
+        }
         if !region.claim() {
             continue;
         }
@@ -127,12 +143,22 @@ fn look(stop: &Stop) -> Option<Duration> {
     let took = used().saturating_sub(began);
     let rest = took.saturating_mul(SHARE);
     let worked = stats::slot().shm_collapsed.load(Ordering::Relaxed) != before;
-    Some(match outcome {
+    let next = match outcome {
         Some(Look::More) => rest,
         Some(Look::Whole) if worked => rest.max(LIVED / 2),
         Some(_) => rest.max(idle()),
         None => SELDOM,
-    })
+    };
+    Some(next.min(soonest.max(rest)))
+}
+
+/// The kernel's word on which pages are huge, where it has one: PAGEMAP_SCAN is Linux 6.7, and /proc may not be there, or not be
+/// for a process that is not dumpable.
+fn asked() -> Option<Pagemap> {
+    let at = core::ptr::from_ref(&PMD).addr() & !(BASE_PAGE - 1);
+    Pagemap::open()
+        .ok()
+        .filter(|map| map.count(at..at + BASE_PAGE, Pages::Present).is_ok())
 }
 
 /// Ever longer, until something is to be done again.
@@ -158,8 +184,10 @@ fn visit(region: &Region, pagemap: Option<&Pagemap>, began: Duration, stop: &Sto
         return Look::Short;
     }
     let first = start.next_multiple_of(pmd);
+    let (end, lax) = (start + length, region.is_lax());
     let mut block = first.max(region.next.load(Ordering::Relaxed));
-    while block + pmd <= start + length {
+    let (mut refused, mut done) = (None, 0);
+    while block + pmd <= end {
         if stop.check_before_wait().is_err() || used().saturating_sub(began) > LOOK {
             region.next.store(block, Ordering::Relaxed);
             return Look::More;
@@ -168,47 +196,45 @@ fn visit(region: &Region, pagemap: Option<&Pagemap>, began: Duration, stop: &Sto
         if region.range() != Some((start, length)) {
             return Look::Whole;
         }
-        let end = start + length;
         let most = end.min(block + BATCH * pmd);
         let mut run = block..block;
-        let mut gone = false;
-        while run.end + pmd <= most {
-            match is_wanted(run.end..run.end + pmd, pagemap) {
-                Ok(true) => run.end += pmd,
-                Ok(false) => break,
-                Err(_) => {
-                    gone = true;
+        while run.end + pmd <= most && is_wanted(run.end..run.end + pmd, pagemap, lax) {
+            run.end += pmd;
+        }
+        block = run.end.max(block + pmd);
+        if run.is_empty() {
+            continue;
+        }
+        let mut answer = collapse(run.clone(), region, pagemap, &mut done);
+        if answer.is_err() && run.len() > pmd {
+            // One of them may be another mapping by now, or locked for a moment.
+            for at in run.step_by(pmd) {
+                answer = collapse(at..at + pmd, region, pagemap, &mut done);
+                if matches!(answer, Err(Errno::BUSY | Errno::NOMEM)) {
                     break;
                 }
             }
         }
-        if gone {
-            // By a way that was not seen.
-            region.forget();
-            return Look::Whole;
-        }
-        block = run.end.max(block + pmd);
-        let Some(error) = collapse(run, pagemap) else {
-            continue;
-        };
-        because(match error {
-            Errno::INVAL => reason::NOT_ALLOWED,
-            Errno::BUSY => reason::NO_MEMORY,
-            _ => reason::NO_HUGE,
-        });
-        match error {
-            Errno::INVAL => {
-                region.forget();
-                return Look::Whole;
-            }
-            Errno::AGAIN => {}
-            _ => {
+        match answer {
+            Ok(()) | Err(Errno::AGAIN) => {}
+            Err(Errno::INVAL) => refused = Some(()),
+            Err(error) => {
+                because(match error {
+                    Errno::BUSY => reason::NO_MEMORY,
+                    _ => reason::NO_HUGE,
+                });
                 region.next.store(block, Ordering::Relaxed);
                 return Look::Short;
             }
         }
     }
     region.next.store(0, Ordering::Relaxed);
+    if refused.is_some() {
+        because(reason::NOT_ALLOWED);
+        if done == 0 && huge(&(first..end), pagemap) == 0 {
+            region.forget();
+        }
+    }
     Look::Whole
 }
 
@@ -226,58 +252,70 @@ fn huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> usize {
 }
 
 /// Whether a block is there, and not huge.
-fn is_wanted(block: Range<usize>, pagemap: Option<&Pagemap>) -> Result<bool, Errno> {
-    if is_huge(&block, pagemap) {
-        return Ok(false);
+fn is_wanted(block: Range<usize>, pagemap: Option<&Pagemap>, lax: bool) -> bool {
+    // Without its last page it may reach beyond the end of a file, where a touch has to be a SIGBUS. And memory of which little was
+    // touched is soon looked at.
+    let last = block.end - BASE_PAGE..block.end;
+    if resident(last) != Some(1) || is_huge(&block, pagemap) {
+        return false;
     }
-    let resident = resident(block.clone())?;
-    let missing = match regions::has_holes() {
-        true => 0,
-        false => MISSING.load(Ordering::Relaxed),
+    let pages = block.len() / BASE_PAGE;
+    let missing = if lax {
+        MISSING.load(Ordering::Relaxed)
+    } else {
+        0
     };
-    if resident == 0 || resident + missing < block.len() / BASE_PAGE {
-        if resident > 0 {
-            because(reason::IN_PART);
-        }
-        return Ok(false);
+    if resident(block.clone()).is_none_or(|there| there + missing < pages) {
+        because(reason::IN_PART);
+        return false;
     }
     // Another process may have collapsed it, and this one not yet have mapped it.
     read(block.start);
-    Ok(!is_huge(&block, pagemap))
+    !is_huge(&block, pagemap)
 }
 
-/// Collapses blocks; the error, if that was not possible for all of them.
+/// Collapses blocks; the error of the last that could not be. What became huge is added to `done`.
 ///
 /// Harmless whatever is mapped there by now: no byte changes, and what is wholly resident stays as large.
-fn collapse(run: Range<usize>, pagemap: Option<&Pagemap>) -> Option<Errno> {
-    if run.is_empty() {
-        return None;
-    }
+fn collapse(
+    run: Range<usize>,
+    region: &Region,
+    pagemap: Option<&Pagemap>,
+    done: &mut usize,
+) -> Result<(), Errno> {
     let slot = stats::slot();
-    let error = sys::collapse(run.start, run.len()).err();
-    let done = match error {
-        None => run.len(),
+    let answer = sys::collapse(run.start, run.len());
+    let became = match pagemap {
         Some(_) => huge(&run, pagemap),
+        // Counted once, whatever the kernel says each time.
+        None if answer.is_ok() && region.counted.load(Ordering::Relaxed) < run.end => {
+            region.counted.store(run.end, Ordering::Relaxed);
+            run.len()
+        }
+        None => 0,
     };
-    Slot::add(&slot.shm_collapsed, done as u64);
-    let left = (run.len() - done) / PMD.load(Ordering::Relaxed).max(1);
-    let count = match error {
-        Some(Errno::BUSY) => &slot.shm_fallback_charge,
-        _ => &slot.shm_fallback,
-    };
-    Slot::add(count, left as u64);
-    error
+    *done += became;
+    Slot::add(&slot.shm_collapsed, became as u64);
+    let single = run.len() == PMD.load(Ordering::Relaxed);
+    if answer.is_err() && single && pagemap.is_some() {
+        let count = match answer {
+            Err(Errno::BUSY) => &slot.shm_fallback_charge,
+            _ => &slot.shm_fallback,
+        };
+        Slot::add(count, 1);
+    }
+    answer
 }
 
-/// How many base pages of a block are in memory, whoever has mapped them. mincore(2).
+/// How many base pages of a block are in memory, by whatever process they were mapped. mincore(2).
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
-fn resident(block: Range<usize>) -> Result<usize, Errno> {
+fn resident(block: Range<usize>) -> Option<usize> {
     let mut pages = [0u8; MOST];
     let answer = (&raw mut pages).expose_provenance();
     let arguments = [block.start, block.len(), answer, 0, 0, 0];
     // SAFETY: the kernel writes a byte for each page of the block, of which there are at most as many as `pages` has.
-    unsafe { sys::request(libc::SYS_mincore, arguments) }?;
-    Ok(pages.iter().filter(|page| **page & 1 != 0).count())
+    unsafe { sys::request(libc::SYS_mincore, arguments) }.ok()?;
+    Some(pages.iter().filter(|page| **page & 1 != 0).count())
 }
 
 /// Maps the page at an address, which is in memory, as a read would, but without a signal where it is not. MADV_POPULATE_READ,

@@ -4,7 +4,7 @@
 //! System V:
 //!
 //! 1. hugetlb pages ([`map_hugetlb`]), where they were asked for;
-//! 2. user-space population (`user`), where it was asked for;
+//! 2. user-space population ([`user`]), where it was asked for;
 //! 3. *touch and collapse* (`later`): what the program has touched is collapsed, by the thread of [`crate::watch`];
 //! 4. the kernel's controls as they are: the mapping is aligned and advised, and the kernel uses the folio sizes that its
 //!    controls allow.
@@ -16,21 +16,23 @@
 
 mod later;
 mod regions;
+pub mod user;
 
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
-use rustix::fs::{Access, AtFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
+use crate::proc::is_alone;
 use crate::sys::unmap;
 use crate::{heap, sandbox};
 
-pub use later::{about_to_fork, forked};
-pub use regions::{punched, unmapped};
+pub use later::{about_to_fork, forked, leave};
+pub use regions::punched;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +56,9 @@ static SIZES: AtomicUsize = AtomicUsize::new(0);
 /// Below that nothing is collapsed: no program was faster for it.
 const WORTH: usize = 32 << 20;
 
+/// What a touch brings in where no size was asked for.
+const BLOCK: usize = 64 << 10;
+
 /// `f_type` of tmpfs, which memfds are on too (linux/magic.h).
 const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
 
@@ -68,6 +73,7 @@ pub fn start(settings: Settings) {
         Ordering::Relaxed,
     );
     SIZES.store(settings.sizes, Ordering::Relaxed);
+    user::allow_waste(settings.max_waste);
     let allowed = match settings.sizes {
         0 => true,
         sizes => sizes & settings.pmd != 0,
@@ -98,17 +104,34 @@ fn mode() -> ShmMode {
     mode.map_or(ShmMode::Off, |(_, mode)| *mode)
 }
 
-/// Whether a file is shared memory: on tmpfs. Not asked under a seccomp filter, which may end who asks.
-pub fn is_shared_memory(file: BorrowedFd<'_>) -> bool {
-    !sandbox::is_entered()
-        && rustix::fs::fstatfs(file).is_ok_and(|file| file.f_type as libc::c_long == TMPFS_MAGIC)
+/// What is known of memory that was mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// So much of it this process may have looked after: it writes to it, was the first to map it, and mincore(2) says what is
+    /// there. (To a process that may not write to a file it says that all is.) Another process's memory would be charged to this
+    /// one's control group when it is collapsed.
+    pub ours: usize,
+    /// It has no name: only the program's own processes can punch holes in it.
+    pub nameless: bool,
 }
 
-/// Whether mincore(2) tells the truth about a mapping of a file: to a process that may not write to the file it says that all is
-/// there. Such a process has it from one that may. faccessat2(2), Linux 5.8.
-pub fn is_open_to_us(file: BorrowedFd<'_>) -> bool {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::EACCESS;
-    rustix::fs::accessat(file, c"", Access::WRITE_OK, flags).is_ok()
+/// What is known of a mapping of `length` bytes of `file` from `offset` on; `None` where the file is no shared memory. Not asked under
+/// a seccomp filter, which may end who asks.
+///
+/// Seals are what memfds and files on tmpfs and hugetlbfs have: any other file system, which may not answer, is not asked.
+pub fn look_at(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Known> {
+    if sandbox::is_entered() || rustix::fs::fcntl_get_seals(file).is_err() {
+        return None;
+    }
+    let stat = rustix::fs::fstat(file).ok()?;
+    let kind = rustix::fs::fstatfs(file).ok()?.f_type as libc::c_long;
+    let size = usize::try_from(stat.st_size).ok()?;
+    let ours = stat.st_blocks == 0 && stat.st_uid == rustix::process::geteuid().as_raw();
+    let within = size.saturating_sub(offset).min(length);
+    (kind == TMPFS_MAGIC).then_some(Known {
+        ours: if ours { within } else { 0 },
+        nameless: false,
+    })
 }
 
 /// A good address for a mapping of `length` bytes from `offset` on, as a hint for mmap(2): one PMDs can map.
@@ -157,8 +180,19 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::from_bits_retain(page);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
     let address = unsafe { mm::mmap_anonymous(null_mut(), length, prot, flags) }.ok()?;
-    // SAFETY: it makes pages resident, and changes nothing. MADV_POPULATE_WRITE, Linux 5.14.
-    if unsafe { mm::madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
+    // MADV_POPULATE_WRITE, Linux 5.14.
+    let fill = |at, length| {
+        let at = with_exposed_provenance_mut(at);
+        // SAFETY: it makes pages resident, and changes nothing.
+        unsafe { mm::madvise(at, length, Advice::LinuxPopulateWrite) }
+    };
+    let at = address.expose_provenance();
+    // The program's other threads may make a change that concerns all threads, and ours would be left out.
+    let filled = match is_alone() {
+        Some(true) => in_parallel(&fill, 1 << bit, (at, length)),
+        _ => fill(at, length),
+    };
+    if filled.is_err() {
         // SAFETY: this mapping, which no other code has seen.
         let _ = unsafe { unmap(address.expose_provenance(), length) };
         return None;
@@ -166,10 +200,9 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     Some(address.expose_provenance())
 }
 
-/// The program has mapped shared memory: takes it as far up the ladder as it goes. `known`: mincore(2) says what is there, and the
-/// program writes to it.
+/// The program has mapped shared memory: takes it as far up the ladder as it goes.
 #[expect(unsafe_code, reason = "advises memory")]
-pub fn mapped(address: usize, length: usize, known: bool) {
+pub fn mapped(address: usize, length: usize, known: Known) {
     let slot = stats::slot();
     Slot::add(&slot.shm, length as u64);
     let at = with_exposed_provenance_mut(address);
@@ -179,9 +212,30 @@ pub fn mapped(address: usize, length: usize, known: bool) {
         return because(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
-    if known && length >= WORTH {
-        later::register(address, length);
+    let ours = known.ours.min(length) & !(rustix::param::page_size() - 1);
+    // What is not known to be there cannot be brought in before a system call.
+    if ours > 0 && mode() == ShmMode::User {
+        match user::register(address, ours, block()) {
+            Ok(()) => return,
+            Err(why) => because(why.bit()),
+        }
     }
+    if ours >= WORTH {
+        later::register(address, ours, known.nameless);
+    }
+}
+
+/// What a touch brings in: the largest size that was asked for.
+fn block() -> usize {
+    let sizes = SIZES.load(Ordering::Relaxed);
+    sizes.checked_ilog2().map_or(BLOCK, |bit| 1 << bit)
+}
+
+/// The program is about to unmap a range, or to map something else there.
+#[inline(always)]
+pub fn unmapped(address: usize, length: usize) {
+    regions::unmapped(address, length);
+    user::forget(address, length);
 }
 
 /// Writes down why there is not more.

@@ -3,6 +3,7 @@
 //! A mapping that the program makes is inherited by the processes that it forks. One of them is enough to look after it: the
 //! one whose word stands in a page that they share as well.
 
+use core::ops::Range;
 use core::ptr::{null_mut, with_exposed_provenance};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -22,6 +23,12 @@ pub(super) struct Region {
     length: AtomicUsize,
     /// The address of its [`AtomicU64`] among the notes.
     note: AtomicUsize,
+    /// When it was mapped: [`now`], in milliseconds.
+    born: AtomicU64,
+    /// Some of its pages may be missing from a block that is collapsed.
+    lax: AtomicBool,
+    /// Up to where blocks were counted, where the kernel does not say which are huge.
+    pub(super) counted: AtomicUsize,
     /// Where the next look begins.
     pub(super) next: AtomicUsize,
 }
@@ -64,6 +71,9 @@ impl Region {
             start: AtomicUsize::new(0),
             length: AtomicUsize::new(0),
             note: AtomicUsize::new(0),
+            born: AtomicU64::new(0),
+            lax: AtomicBool::new(false),
+            counted: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
         }
     }
@@ -73,6 +83,40 @@ impl Region {
         let length = self.length.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         (length != 0).then_some((start, length))
+    }
+
+    /// How long it has been there.
+    pub(super) fn age(&self) -> Duration {
+        let born = Duration::from_millis(self.born.load(Ordering::Relaxed));
+        now().saturating_sub(born)
+    }
+
+    /// Whether pages may be missing from a block of it: not of memory that has a name, in which another program may have punched a
+    /// hole; and not where the program or one that shares it has.
+    pub(super) fn is_lax(&self) -> bool {
+        let note = self.note.load(Ordering::Relaxed);
+        let notes = notes_at(note & !(PAGE - 1));
+        let has_holes = notes.is_none_or(|notes| notes.punched.load(Ordering::Relaxed) != 0);
+        self.lax.load(Ordering::Relaxed) && !has_holes
+    }
+
+    /// A part of it is unmapped: what is left of it goes on, the larger end.
+    fn cut(&self, (start, length): (usize, usize), cut: Range<usize>) {
+        let (before, after) = (
+            start..cut.start.max(start),
+            cut.end.min(start + length)..start + length,
+        );
+        let left = if before.len() >= after.len() {
+            before
+        } else {
+            after
+        };
+        if left.is_empty() {
+            return self.forget();
+        }
+        self.length.store(0, Ordering::Relaxed);
+        self.start.store(left.start, Ordering::Relaxed);
+        self.length.store(left.len(), Ordering::Release);
     }
 
     /// It is looked after no more, by this process.
@@ -132,11 +176,14 @@ fn process() -> u32 {
         .unsigned_abs()
 }
 
-#[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
 fn notes() -> Option<&'static Notes> {
-    let notes = with_exposed_provenance::<Notes>(NOTES.load(Ordering::Acquire));
+    notes_at(NOTES.load(Ordering::Acquire))
+}
+
+#[expect(unsafe_code, reason = "an atomic reference has no safe form in core")]
+fn notes_at(page: usize) -> Option<&'static Notes> {
     // SAFETY: null, or a page that was mapped for them, of zeroes then, and is never unmapped.
-    unsafe { notes.as_ref() }
+    unsafe { with_exposed_provenance::<Notes>(page).as_ref() }
 }
 
 /// A page that forked children share.
@@ -153,8 +200,8 @@ fn make_notes() -> Option<&'static Notes> {
     notes()
 }
 
-/// Has a mapping looked after; false where there are too many.
-pub(super) fn add(address: usize, length: usize) -> bool {
+/// Has a mapping looked after; false where there are too many. `lax`: see [`Region::is_lax`].
+pub(super) fn add(address: usize, length: usize, lax: bool) -> bool {
     let Some(notes) = make_notes() else {
         return false;
     };
@@ -171,6 +218,10 @@ pub(super) fn add(address: usize, length: usize) -> bool {
         let word = core::ptr::from_ref(word).expose_provenance();
         region.note.store(word, Ordering::Relaxed);
     }
+    let born = u64::try_from(now().as_millis()).unwrap_or(u64::MAX);
+    region.born.store(born, Ordering::Relaxed);
+    region.lax.store(lax, Ordering::Relaxed);
+    region.counted.store(0, Ordering::Relaxed);
     region.next.store(0, Ordering::Relaxed);
     region.length.store(length, Ordering::Release);
     SOME.store(true, Ordering::Release);
@@ -179,7 +230,7 @@ pub(super) fn add(address: usize, length: usize) -> bool {
 
 /// The program is about to unmap a range, or to map something else there.
 #[inline(always)]
-pub fn unmapped(address: usize, length: usize) {
+pub(super) fn unmapped(address: usize, length: usize) {
     if SOME.load(Ordering::Relaxed) {
         forget(address, length);
     }
@@ -189,9 +240,13 @@ pub fn unmapped(address: usize, length: usize) {
 fn forget(address: usize, length: usize) {
     let end = address.saturating_add(length);
     for region in &REGIONS {
-        let overlaps = |(start, length): (usize, usize)| start < end && address < start + length;
-        if region.range().is_some_and(overlaps) {
-            region.forget();
+        let overlaps =
+            |(start, length): &(usize, usize)| *start < end && address < *start + *length;
+        match region.range().filter(overlaps) {
+            // Of which only the first address is known.
+            Some(_) if length <= 1 => region.forget(),
+            Some(range) => region.cut(range, address..end),
+            None => {}
         }
     }
 }
@@ -199,16 +254,14 @@ fn forget(address: usize, length: usize) {
 /// The program has punched a hole in memory, which may be shared: blocks with holes are left alone from now on.
 #[inline(always)]
 pub fn punched() {
-    if SOME.load(Ordering::Relaxed)
-        && let Some(notes) = notes()
-    {
-        notes.punched.store(1, Ordering::Relaxed);
+    if SOME.load(Ordering::Relaxed) {
+        for region in &REGIONS {
+            let note = region.note.load(Ordering::Relaxed);
+            if let Some(notes) = notes_at(note & !(PAGE - 1)) {
+                notes.punched.store(1, Ordering::Relaxed);
+            }
+        }
     }
-}
-
-/// Whether it has.
-pub(super) fn has_holes() -> bool {
-    notes().is_none_or(|notes| notes.punched.load(Ordering::Relaxed) != 0)
 }
 
 /// This process looks after nothing from now on.

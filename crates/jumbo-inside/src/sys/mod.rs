@@ -5,6 +5,7 @@
 //! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
 //! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move.
 //! - [`copy_words`], [`copy_bytes`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
+//! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
 //! - [`request`]: any other system call.
@@ -19,6 +20,7 @@ mod place;
 mod remap;
 mod signals;
 mod task;
+mod userfault;
 mod vma;
 
 pub use batch::Batch;
@@ -29,6 +31,7 @@ pub use place::{map_at, reserve, unmap};
 pub use remap::{is_mapped, move_back, move_mapping};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
+pub use userfault::Userfault;
 pub use vma::{Maps, Vma};
 
 use rustix::fd::{AsRawFd, OwnedFd};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use procfs_core::process::MountInfos;
+use serde::Serialize;
 
 use super::{FileError, Root, parse};
 
@@ -20,6 +21,39 @@ pub fn by_device(root: &Root) -> Result<BTreeMap<(u32, u32), String>, FileError>
     let mounts = mounts.filter_map(|info| Some((device(&info.majmin)?, info.fs_type)));
     Ok(mounts.collect())
 }
+
+/// A tmpfs, whose files obey its `huge=` and not `shmem_enabled`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Tmpfs {
+    /// Where.
+    pub path: String,
+    /// `never` where it was mounted without (tmpfs(5), Documentation/filesystems/tmpfs.rst).
+    pub huge: String,
+}
+
+/// Each tmpfs that this process sees; of those at the same place the one that can be reached.
+///
+/// # Errors
+/// [`FileError`] where the file cannot be read or understood.
+pub fn tmpfs(root: &Root) -> Result<Vec<Tmpfs>, FileError> {
+    let infos: MountInfos = parse(root, "proc/self/mountinfo")?;
+    let mut found: BTreeMap<String, String> = BTreeMap::new();
+    for info in infos {
+        let path = info.mount_point.display().to_string();
+        // A later mount hides an earlier one.
+        found.remove(&path);
+        if info.fs_type == "tmpfs" {
+            let huge = info.super_options.get("huge").cloned().flatten();
+            found.insert(path, huge.unwrap_or_else(|| "never".to_owned()));
+        }
+    }
+    let found = found.into_iter();
+    Ok(found.map(|(path, huge)| Tmpfs { path, huge }).collect())
+}
+
+/// Where `shm_open` has its files.
+pub const DEV_SHM: &str = "/dev/shm";
 
 /// True of file systems that another host or a program answers for, or does not.
 pub fn may_not_answer(kind: &str) -> bool {

@@ -292,7 +292,7 @@ fn process_mrelease() -> Feature {
 }
 
 fn userfaultfd(root: &Root) -> Feature {
-    match sys::userfault_user_mode() {
+    match sys::Userfault::open() {
         Ok(_) => {
             let path = "proc/sys/vm/unprivileged_userfaultfd";
             let open_to_all = matches!(root.read_u64(path), Ok(1));

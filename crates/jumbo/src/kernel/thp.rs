@@ -5,6 +5,7 @@
 //! that the top-level ones are all there is, and rule the PMD size alone.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::Serialize;
 
@@ -23,6 +24,12 @@ pub struct Choice {
     /// Every word, in the kernel's order.
     pub options: Vec<String>,
 }
+
+/// A size that another control overrules.
+static NEVER: LazyLock<Choice> = LazyLock::new(|| Choice {
+    current: "never".to_owned(),
+    options: Vec::new(),
+});
 
 /// All of the folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -144,13 +151,16 @@ impl Thp {
         }
     }
 
-    /// What `shmem_enabled` says for shared memory of that size: `inherit` resolved, and overruled by
-    /// the top-level `deny` and `force`.
+    /// What `shmem_enabled` says for anonymous shared memory of that size: `inherit` resolved, and overruled by the
+    /// top-level `deny`, and by `force`, which leaves the sizes at `inherit` alone.
     pub fn shared(&self, size: PageSize) -> Option<&Choice> {
         let top = self.shmem_enabled.as_ref();
         let own = self.sizes.get(&size);
         match own.and_then(|control| control.shmem_enabled.as_ref()) {
-            Some(_) if top.is_some_and(|top| top.is("deny") || top.is("force")) => top,
+            Some(_) if top.is_some_and(|top| top.is("deny")) => top,
+            Some(own) if top.is_some_and(|top| top.is("force")) && !own.is("inherit") => {
+                Some(&NEVER)
+            }
             Some(choice) if choice.is("inherit") => top,
             None if size == self.pmd_size => top,
             choice => choice,

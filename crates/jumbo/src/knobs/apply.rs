@@ -227,8 +227,8 @@ pub fn undo(
     Work::new(root, locked, compact, watcher).put_back(record)
 }
 
-/// The writes that put `record` back from where things stand: those that give memory back first, as
-/// those that want some may need it.
+/// The writes that put `record` back from where things stand, in the order in which the kernel takes them: those that give
+/// memory back first, as those that want some may need it.
 ///
 /// # Errors
 /// [`FileError`] where a knob cannot be read.
@@ -240,7 +240,7 @@ pub fn undo_steps(root: &Root, record: &Record) -> Result<Vec<Step>, FileError> 
             steps.push(Step::new(knob.clone(), now, value.clone()));
         }
     }
-    steps.sort_by_key(Step::grows);
+    steps.sort_by_key(Step::turn);
     Ok(steps)
 }
 

@@ -82,6 +82,11 @@ impl Knob {
         }
     }
 
+    /// True where it takes words, and no number.
+    pub fn takes_word(&self) -> bool {
+        self.form == Form::Word
+    }
+
     /// Whether it could be written.
     ///
     /// # Errors

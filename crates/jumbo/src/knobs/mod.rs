@@ -6,6 +6,7 @@
 //! next boot, by files whose change is part of the plan, and of what is undone.
 //!
 //! - [`knob`]: knobs and values. [`known`]: the knobs that there are, and their [`Group`]s.
+//! - [`thp`]: the THP tables as one, to keep and to put back.
 //! - [`plan`]: what is to be written. [`journal`]: what was before.
 //! - [`mod@apply`]: writing, reading back, putting back. [`steering`]: many writes under one record.
 //! - [`boot`]: the setting for the next boot.
@@ -38,6 +39,7 @@ pub mod knob;
 pub mod known;
 pub mod plan;
 pub mod steering;
+pub mod thp;
 
 pub use apply::{Applied, ApplyError, Doing, Undone, Watcher, apply, undo};
 pub use boot::{Boot, FileChange};

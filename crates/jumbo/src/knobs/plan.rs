@@ -65,6 +65,18 @@ impl Step {
         self.knob.form == Form::Pages && self.to.number() > self.before.number()
     }
 
+    /// When it is written, beside others. What gives memory back is first, as what wants some may need it. The kernel takes
+    /// `force` for shared memory only while no size but the PMD size inherits it, and lets no other size inherit it then:
+    /// so `force` goes before the sizes are set, and comes after.
+    pub(super) fn turn(&self) -> (bool, u8) {
+        let rank = match &self.to {
+            _ if self.knob != Knob::thp(None, "shmem_enabled") => 1,
+            Value::Word(word) if word == "force" => 2,
+            _ => 0,
+        };
+        (self.grows(), rank)
+    }
+
     /// How many pages did not come; none where nothing was read back.
     pub fn missing(&self) -> u64 {
         let after = self.after.as_ref().unwrap_or(&self.to);
@@ -107,6 +119,7 @@ impl Plan {
             }
             plan.add(knob, before, to);
         }
+        plan.steps.sort_by_key(Step::turn);
         Ok(plan)
     }
 

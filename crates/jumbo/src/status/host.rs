@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::kernel::cgroup::Limits;
 use crate::kernel::hugetlb::{self, Mount, Pool};
 use crate::kernel::memory::{Events, Memory, Metadata, Zone};
+use crate::kernel::mounts::{self, Tmpfs};
 use crate::kernel::thp::{self, Thp};
 use crate::kernel::{self, FileError, Root};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
@@ -33,6 +34,8 @@ pub struct Host {
     pub pools: Option<Vec<Pool>>,
     /// hugetlbfs mounts.
     pub mounts: Vec<Mount>,
+    /// tmpfs mounts, whose files obey their `huge=`.
+    pub tmpfs: Vec<Tmpfs>,
     /// The THP controls; `None` where the kernel lacks THP.
     pub thp: Option<Thp>,
     /// The control group's limits on this process.
@@ -143,7 +146,8 @@ impl Host {
         let zones = Missing::or_default(Zone::read_all(root), "free memory by block size", m);
         let hvo = Missing::or_default(hugetlb::optimize_vmemmap(root), "whether HVO is on", m);
         let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
-        let mounts = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
+        let hugetlbfs = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
+        let tmpfs = Missing::or_default(mounts::tmpfs(root), "tmpfs mounts", m);
         let limits = Missing::or_default(Limits::read(root, &sizes), "control group limits", m);
         Self {
             kernel: root
@@ -158,7 +162,8 @@ impl Host {
             optimize_vmemmap: hvo,
             formable: formable(&zones, pmd_size, &sizes, base_page),
             pools,
-            mounts,
+            mounts: hugetlbfs,
+            tmpfs,
             thp,
             limits,
             events,

@@ -48,10 +48,15 @@ impl Knobs {
             return false;
         }
         if self.0.iter().all(|(known, _)| known != path) {
-            self.0.push((path.to_owned(), before.trim().to_owned()));
+            self.0.push((path.to_owned(), chosen(&before).to_owned()));
         }
         true
     }
+}
+
+/// The `[chosen]` word of a knob that lists its values, or all of one that does not.
+fn chosen(text: &str) -> &str {
+    text.split(['[', ']']).nth(1).unwrap_or(text.trim())
 }
 
 impl Drop for Knobs {

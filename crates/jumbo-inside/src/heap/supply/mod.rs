@@ -208,7 +208,8 @@ impl Supply {
         }
         self.keep_spares();
         let brought = if self.parallel.load(Ordering::Relaxed) {
-            warm::in_parallel(self, address, length)
+            let fill = |at, length| self.fill(at, length);
+            warm::in_parallel(&fill, self.page(), (address, length))
         } else {
             self.fill(address, length)
         };

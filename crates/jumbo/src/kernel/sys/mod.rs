@@ -5,15 +5,13 @@ mod numa;
 mod pidfd;
 pub(crate) mod ptrace;
 mod scratch;
-mod userfault;
 
 pub(crate) use anonymous::{discard, name};
-pub(crate) use jumbo_inside::sys::{collapse, collapse_in, request};
+pub(crate) use jumbo_inside::sys::{Userfault, collapse, collapse_in, request};
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pidfd::release;
 pub(crate) use pidfd::send_signal;
 pub(crate) use scratch::Scratch;
-pub(crate) use userfault::userfault_user_mode;
 
 use rustix::io::{Errno, Result};
 

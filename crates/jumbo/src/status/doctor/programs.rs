@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Cost, Finding, LARGE, Snapshot};
+use crate::kernel::mounts::DEV_SHM;
 use crate::status::Task;
 use crate::units::Bytes;
 
@@ -14,6 +15,7 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     heaps
         .chain(disabled)
         .chain(small_shared(snapshot))
+        .chain(dev_shm(snapshot))
         .collect()
 }
 
@@ -69,6 +71,35 @@ fn disabled(task: &Task) -> Option<Finding> {
         .of(task.pid, "status THP_enabled", 0)
         .of(task.pid, "status RssAnon", small)
         .hint(hint)
+    })
+}
+
+/// A program with large shared memory on base pages, while the table gives shared memory more and /dev/shm does not. What
+/// of it is in files there is not known here.
+fn dev_shm(snapshot: &Snapshot) -> Option<Finding> {
+    let host = &snapshot.host;
+    let thp = host.thp.as_ref()?;
+    let mut mounts = host.tmpfs.iter().filter(|mount| mount.path == DEV_SHM);
+    let mount = mounts.next().filter(|mount| mount.huge == "never")?;
+    let given = thp.shared(thp.pmd_size)?;
+    // Either overrules every mount.
+    let overruled = ["never", "deny", "force"].iter().any(|word| given.is(word));
+    let tasks = snapshot.tasks.largest.iter();
+    let small = tasks.map(|task| (task.small_shmem().unwrap_or(task.memory.shmem), task));
+    let (small, task) = small.max_by_key(|(small, _)| *small)?;
+    (small >= LARGE && !overruled).then(|| {
+        Finding::new(
+            "dev-shm",
+            Cost::Unknown,
+            format!(
+                "files of {DEV_SHM} (shm_open) stay on small pages, whatever shmem_enabled says; {} may have some",
+                who(task)
+            ),
+        )
+        .evidence(format!("/proc/self/mountinfo {DEV_SHM} huge"), &mount.huge)
+        .evidence(format!("{THP}/shmem_enabled"), &given.current)
+        .of(task.pid, "status RssShmem", task.memory.shmem)
+        .hint(format!("`mount -o remount,huge=within_size {DEV_SHM}`: files that are made from then on obey it"))
     })
 }
 

@@ -1,0 +1,279 @@
+//! `jumbo thp`: the tables of transparent huge pages.
+//!
+//! - [`show`]: look. [`save`]: keep them in a file, and put back what a file has. Setting is here.
+
+mod save;
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use jumbo::kernel::{Root, thp};
+use jumbo::knobs::thp::{Side, Table};
+use jumbo::knobs::{Group, Knob, Plan, Value};
+use jumbo::units::PageSize;
+
+use crate::knobs::{How, Manner, change, undo, usage};
+
+/// Show and set which folio sizes the kernel uses for anonymous and shared memory
+///
+/// A change is a plan: --dry-run prints it and writes nothing. What was before is recorded first, each
+/// write is read back, and --undo puts back the last change, however it ended; once more, all changes
+/// before it. Ctrl-C puts back at once.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
+#[command(mut_arg("force", |force| force.requires("undo")))]
+#[command(after_help = "Examples:
+  jumbo thp                                    # the tables, and what came of them
+  jumbo thp set enabled=madvise defrag=defer+madvise --dry-run
+  jumbo thp set 64K=madvise 64K.shmem=advise --persist
+  jumbo thp set shmem 64K=always,2M=inherit
+  jumbo thp save before.json && jumbo thp restore before.json
+  jumbo thp --undo
+
+Exit status: 0 done; 3 a part of it; 1 failed, nothing changed; 2 wrong usage; 128+N signal N
+ended it, and what was changed was put back.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    /// Put back what the last change of these tables recorded
+    #[arg(long)]
+    undo: bool,
+
+    #[command(flatten)]
+    manner: Manner,
+
+    /// A folder that stands in for /
+    #[arg(long, global = true, hide = true, default_value = "/")]
+    root: PathBuf,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Show(show::Args),
+    Set(SetArgs),
+    Save(save::SaveArgs),
+    Restore(save::RestoreArgs),
+}
+
+/// Which memory.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Which {
+    /// The controls of anonymous memory alone
+    #[arg(long, conflicts_with = "shmem")]
+    anon: bool,
+
+    /// The controls of shared memory alone
+    #[arg(long)]
+    shmem: bool,
+}
+
+impl Which {
+    fn side(self) -> Option<Side> {
+        match (self.anon, self.shmem) {
+            (true, _) => Some(Side::Anon),
+            (_, true) => Some(Side::Shmem),
+            _ => None,
+        }
+    }
+}
+
+/// Set any number of knobs, all or none
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("wish").required(true).multiple(true).args(["values", "forget", "undo"]))]
+#[command(mut_arg("persist", |persist| persist.requires("values")))]
+#[command(mut_arg("force", |force| force.requires("undo")))]
+#[command(
+    after_help = "Knobs, with the words that they take (those of this kernel: jumbo thp show --json):
+  enabled=      anonymous memory: always, madvise (where a program asks), never
+  shmem=        shared memory: always, within_size (of the file), advise, never
+  SIZE=         anonymous memory in folios of SIZE; inherit: as `enabled` says
+  SIZE.shmem=   shared memory in folios of SIZE; inherit: as `shmem` says.
+                8K is a size of shared memory only
+  defrag=       what a fault does when no huge page is free:
+                always, defer, defer+madvise, madvise, never
+  max_ptes_none=     untouched base pages that khugepaged fills for one huge page
+  use_zero_page=     1: a read of untouched memory maps the huge page of zeroes
+  shrink_underused=  1: huge pages of mostly zeroes are split when memory is short
+
+Behind the word `shmem` (or with --shmem) SIZE= is of shared memory, behind `anon` of anonymous
+memory. A comma is as good as a blank. Files of a tmpfs, as in /dev/shm, obey the `huge=` of their mount
+and not this table; System V segments (shmget) obey `shmem` alone, in the PMD size.
+
+Examples:
+  jumbo thp set enabled=madvise
+  jumbo thp set 64K=always 64K.shmem=within_size --dry-run
+  jumbo thp set shmem 64K=always,2M=inherit
+  jumbo thp set --undo"
+)]
+struct SetArgs {
+    /// Which knob gets which value; any number of them
+    #[arg(value_name = "KNOB=VALUE", conflicts_with = "undo")]
+    values: Vec<String>,
+
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    how: How,
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let root = Root::at(&args.root);
+    match &args.command {
+        None if args.undo => undo::main(&root, &[Group::thp()], &args.manner, false),
+        None => show::main(&root, None, args.manner.json),
+        Some(Command::Show(args)) => show::main(&root, args.which.side(), args.json),
+        Some(Command::Set(args)) => set(&root, args),
+        Some(Command::Save(args)) => save::save(&root, args),
+        Some(Command::Restore(args)) => save::restore(&root, args),
+    }
+}
+
+fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
+    let side = args.which.side().unwrap_or(Side::Anon);
+    let values = assignments(&args.values, side).unwrap_or_else(|wrong| usage(&wrong));
+    for (index, (knob, value)) in values.iter().enumerate() {
+        if values[..index].iter().any(|(other, _)| other == knob) {
+            usage(&format!("{knob} is given twice"));
+        }
+        shared_only(root, knob, value)?;
+    }
+    give(root, &args.how, &values)
+}
+
+/// Gives the knobs these values, as one change.
+fn give(root: &Root, how: &How, values: &[(Knob, Value)]) -> anyhow::Result<ExitCode> {
+    change::set(root, &Group::thp(), how, values, |root, _: &Plan| {
+        let table = table(root, None).ok().filter(|_| how.persist)?;
+        in_command_line(&table.with(values), root)
+    })
+}
+
+/// What there is now.
+fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
+    let thp = thp::Thp::read(root)?.context(NO_THP)?;
+    let kernel = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    Ok(Table::of(&thp, kernel.trim(), side))
+}
+
+const NO_THP: &str = "this kernel has no THP (CONFIG_TRANSPARENT_HUGEPAGE)";
+
+/// The arguments of the kernel that say what `table` does, in words.
+fn in_command_line(table: &Table, root: &Root) -> Option<String> {
+    let arguments = table.arguments(show::huge_of_dev_shm(root).as_deref());
+    let arguments: Vec<_> = arguments
+        .into_iter()
+        .map(|argument| argument.text)
+        .collect();
+    let joined = arguments.join(" ");
+    (!joined.is_empty()).then(|| format!("the kernel's command line has it too: {joined}"))
+}
+
+/// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and no error of the kernel's
+/// says why.
+fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
+    let controls = thp::Thp::read_controls(root)?.context(NO_THP)?;
+    let sizes = controls.sizes.iter();
+    let mut sizes = sizes.filter(|(_, of)| of.enabled.is_none() && of.shmem_enabled.is_some());
+    match sizes.find(|(size, _)| Knob::thp(Some(**size), "enabled") == *knob) {
+        Some((size, _)) => bail!(
+            "no folio of anonymous memory has {size}: it is a size of shared memory only\nhint: {size}.shmem={value}"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// `enabled=madvise 64K.shmem=advise`, `shmem 64K=always,2M=inherit`: a SIZE without more is of `side`, until a word says another.
+fn assignments(words: &[String], mut side: Side) -> Result<Vec<(Knob, Value)>, String> {
+    let mut values = Vec::new();
+    for word in words.iter().flat_map(|words| words.split(',')) {
+        match word {
+            "anon" => side = Side::Anon,
+            "shmem" => side = Side::Shmem,
+            word => values.push(assignment(word, side)?),
+        }
+    }
+    match values.is_empty() && !words.is_empty() {
+        true => Err("there is no KNOB=VALUE, such as 64K=always".to_owned()),
+        false => Ok(values),
+    }
+}
+
+/// `enabled=madvise`, `64K.shmem=advise`.
+fn assignment(text: &str, side: Side) -> Result<(Knob, Value), String> {
+    let wrong =
+        || format!("`{text}` is not KNOB=VALUE, such as enabled=madvise or 64K.shmem=advise");
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let of_side =
+        (side == Side::Shmem && name.parse::<PageSize>().is_ok()).then(|| format!("{name}.shmem"));
+    let knob = Knob::thp_named(of_side.as_deref().unwrap_or(name)).ok_or_else(wrong)?;
+    let value = match knob.takes_word() {
+        true => value.into(),
+        false => {
+            let number: Result<u64, _> = value.parse();
+            number
+                .map_err(|_| format!("{name} takes a whole number"))?
+                .into()
+        }
+    };
+    Ok((knob, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(words: &[&str]) -> Result<Vec<String>, String> {
+        let words: Vec<_> = words.iter().map(ToString::to_string).collect();
+        let values = assignments(&words, Side::Anon)?.into_iter();
+        Ok(values
+            .map(|(knob, _)| knob.file.replace(thp::FOLDER, ""))
+            .collect())
+    }
+
+    #[test]
+    fn knobs_are_named_shortly() {
+        let file = |text| files(&[text]).unwrap().concat();
+        assert_eq!(file("enabled=always"), "/enabled");
+        assert_eq!(file("shmem=never"), "/shmem_enabled");
+        assert_eq!(file("64K=never"), "/hugepages-64kB/enabled");
+        assert_eq!(file("64K.shmem=never"), "/hugepages-64kB/shmem_enabled");
+        for bad in [
+            "",
+            "64K",
+            "63K=never",
+            "64K.shm=never",
+            "use_zero_page=yes",
+            "=1",
+            "shmem",
+        ] {
+            assert!(files(&[bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_word_says_of_which_memory_the_sizes_behind_it_are() {
+        let words = [
+            "64K=never",
+            "shmem",
+            "64K=always,2M=inherit",
+            "shmem=advise",
+            "anon",
+            "32K=never",
+        ];
+        assert_eq!(
+            files(&words).unwrap(),
+            [
+                "/hugepages-64kB/enabled",
+                "/hugepages-64kB/shmem_enabled",
+                "/hugepages-2048kB/shmem_enabled",
+                "/shmem_enabled",
+                "/hugepages-32kB/enabled"
+            ]
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! `jumbo thp save` and `restore`: the tables in a file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow};
+use jumbo::kernel::Root;
+use jumbo::knobs::thp::Table;
+use jumbo::knobs::{Boot, Group, Plan, boot};
+use jumbo::whole_file::{self, Existing};
+
+use super::{Which, give, in_command_line, table};
+use crate::knobs::change::{Change, change};
+use crate::knobs::{How, Manner};
+use crate::view;
+
+/// Keep the tables as they are now: in a file, or for the next boot
+///
+/// The file is JSON: each knob by the name that `jumbo thp set` has for it.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.hide(true)))]
+#[command(mut_arg("dry_run", |dry_run| dry_run.requires("persist")))]
+#[command(mut_arg("json", |json| json.requires("persist")))]
+#[command(after_help = "Examples:
+  jumbo thp save before.json
+  jumbo thp save --shmem                       # on standard output
+  jumbo thp save --persist --dry-run           # what tmpfiles.d would get")]
+pub(super) struct SaveArgs {
+    /// The file, which must not be there yet; none: standard output
+    file: Option<PathBuf>,
+
+    /// Have the next boot set it up so, in tmpfiles.d
+    #[arg(long)]
+    persist: bool,
+
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// Put back the tables of a file, all or none
+///
+/// It is a change as any other: recorded, read back, and undone by `jumbo thp --undo`.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.hide(true)))]
+pub(super) struct RestoreArgs {
+    /// What `jumbo thp save` wrote
+    file: PathBuf,
+
+    /// Set it up at the next boot too, in tmpfiles.d
+    #[arg(long)]
+    persist: bool,
+
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    manner: Manner,
+}
+
+pub(super) fn save(root: &Root, args: &SaveArgs) -> anyhow::Result<ExitCode> {
+    let side = args.which.side();
+    let now = table(root, side)?;
+    match &args.file {
+        Some(file) if !args.manner.dry_run => write(file, &now)?,
+        None if !args.persist => view::json(&now)?,
+        _ => {}
+    }
+    if !args.persist {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let group = Group::thp();
+    change(root, &args.manner, || {
+        let table = table(root, side)?;
+        let values = table.knobs(side)?.into_iter();
+        let values: Vec<_> = values.map(|(knob, value)| (knob.file, value)).collect();
+        let boot: Boot = boot::persist(root, &group, &values, &[])?;
+        let notes = in_command_line(&table, root).into_iter().collect();
+        Ok(Change::new(Plan::new(group.clone()), boot, notes))
+    })
+}
+
+fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(table)? + "\n";
+    let name = file.display();
+    let written = whole_file::write(file, text.as_bytes(), 0o644, Existing::Keep);
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            anyhow!("{name} is there already\nhint: another name; no table is written over")
+        }
+        _ => anyhow!("cannot write {name}: {error}"),
+    })
+}
+
+pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCode> {
+    let name = args.file.display();
+    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read {name}"))?;
+    let hint = "hint: `jumbo thp save` writes such a file";
+    let wrong = |error: String| anyhow!("{name} is no table of THP: {error}\n{hint}");
+    let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let values = table.knobs(args.which.side());
+    let values = values.map_err(|error| wrong(error.to_string()))?;
+    let Manner {
+        dry_run,
+        force,
+        json,
+    } = args.manner;
+    let how = How {
+        persist: args.persist,
+        forget: false,
+        undo: false,
+        manner: Manner {
+            dry_run,
+            force,
+            json,
+        },
+    };
+    give(root, &how, &values)
+}

@@ -1,0 +1,200 @@
+//! What the rung knows: [`Books`], and where it is kept: [`GROUND`].
+#![expect(unsafe_code, reason = "stacks of threads")]
+
+use core::cell::UnsafeCell;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use super::budget::Budget;
+use super::streams::Streams;
+use crate::sync::Lock;
+use crate::sys::Thread;
+
+/// The most threads that answer: one for each CPU, for each fills on its own.
+pub(super) const THREADS: usize = 4;
+/// The most ranges.
+const RANGES: usize = 64;
+/// The base page that this is written for.
+pub(super) const PAGE: usize = 4096;
+const STACK: usize = 64 << 10;
+
+/// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was made, which so knows of
+/// no thread and no range. Its memory is registered nowhere, either.
+#[repr(C)]
+pub(super) struct Ground {
+    pub(super) books: Books,
+    /// A page that is touched to call a thread of ours.
+    pub(super) bell: Page<[AtomicU32; 1024]>,
+    stacks: [Page<UnsafeCell<[u8; STACK]>>; THREADS],
+}
+
+#[repr(C, align(4096))]
+pub(super) struct Page<T>(pub(super) T);
+
+// SAFETY: a stack is its thread's alone; the rest are atomics and a lock.
+unsafe impl Sync for Ground {}
+
+/// Zeroes that no page stands for before there is a range.
+pub(super) static GROUND: Ground = Ground {
+    books: Books::new(),
+    bell: Page([const { AtomicU32::new(0) }; 1024]),
+    stacks: [const { Page(UnsafeCell::new([0; STACK])) }; THREADS],
+};
+
+impl Ground {
+    /// Where the stack of a thread begins, and its size.
+    pub(super) fn stack(&self, thread: usize) -> (usize, usize) {
+        let stack = self.stacks.get(thread).map(core::ptr::from_ref);
+        (stack.map_or(0, <*const _>::expose_provenance), STACK)
+    }
+
+    pub(super) fn bell(&self) -> usize {
+        core::ptr::from_ref(&self.bell).expose_provenance()
+    }
+}
+
+/// What all threads read and write. Zeroes are what it is in a new process.
+#[repr(C, align(4096))]
+pub(super) struct Books {
+    /// How many ranges there are. The first word, for machine code to look at.
+    pub(super) count: AtomicUsize,
+    ranges: [Entry; RANGES],
+    pub(super) streams: Streams,
+    pub(super) budget: Budget,
+    /// Held by who changes ranges or calls a thread of ours, with signals blocked.
+    pub(super) lock: Lock<()>,
+    pub(super) threads: [Thread; THREADS],
+    /// The process that made them: a child that shares the memory (vfork(2)) is another.
+    pub(super) maker: AtomicI32,
+    /// What became of the start: 0, [`READY`], or an errno and [`FAILED`].
+    pub(super) started: AtomicU32,
+    /// The threads are to leave.
+    pub(super) ending: AtomicBool,
+    /// None is to be made any more.
+    pub(super) over: AtomicBool,
+    /// What a thread is called for, with what, and its answer.
+    pub(super) call: AtomicU32,
+    pub(super) address: AtomicUsize,
+    pub(super) length: AtomicUsize,
+    pub(super) answer: AtomicU32,
+}
+
+/// It is done, or serves.
+pub(super) const READY: u32 = 1;
+/// Added to an errno.
+pub(super) const FAILED: u32 = 2;
+
+/// Calls: [`Books::call`].
+pub(super) const REGISTER: u32 = 1;
+pub(super) const FILL: u32 = 2;
+pub(super) const DROP: u32 = 3;
+pub(super) const END: u32 = 4;
+
+/// A range, where it has an end.
+pub(super) struct Entry {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// The size of its blocks.
+    pub(super) block: AtomicUsize,
+    /// How much of it was brought in.
+    pub(super) filled: AtomicUsize,
+}
+
+impl Books {
+    const fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            ranges: [const {
+                Entry {
+                    start: AtomicUsize::new(0),
+                    end: AtomicUsize::new(0),
+                    block: AtomicUsize::new(0),
+                    filled: AtomicUsize::new(0),
+                }
+            }; RANGES],
+            streams: Streams::new(),
+            budget: Budget::new(),
+            lock: Lock::new(()),
+            threads: [const { Thread::none() }; THREADS],
+            maker: AtomicI32::new(0),
+            started: AtomicU32::new(0),
+            ending: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            call: AtomicU32::new(0),
+            address: AtomicUsize::new(0),
+            length: AtomicUsize::new(0),
+            answer: AtomicU32::new(0),
+        }
+    }
+
+    /// The ranges. One that is being changed may be found wrong: nothing is ever filled that is not registered with the
+    /// kernel.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (Range<usize>, &Entry)> {
+        self.ranges.iter().filter_map(|entry| {
+            let end = entry.end.load(Ordering::Acquire);
+            let range = entry.start.load(Ordering::Relaxed)..end;
+            (!range.is_empty()).then_some((range, entry))
+        })
+    }
+
+    /// How much of all ranges has not come in yet.
+    pub(super) fn remaining(&self) -> usize {
+        let left = |(range, entry): (Range<usize>, &Entry)| {
+            range
+                .len()
+                .saturating_sub(entry.filled.load(Ordering::Relaxed))
+        };
+        self.ranges().map(left).fold(0, usize::saturating_add)
+    }
+
+    /// Ends an entry, by whatever thread.
+    pub(super) fn drop_entry(&self, entry: &Entry) {
+        if entry.end.swap(0, Ordering::AcqRel) != 0 {
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Adds a range in place of those that it covers. False where there are too many. Under the lock.
+    pub(super) fn add(&self, range: &Range<usize>, block: usize) -> bool {
+        self.remove(range);
+        let mut entries = self.ranges.iter();
+        let Some(entry) = entries.find(|entry| entry.end.load(Ordering::Relaxed) == 0) else {
+            return false;
+        };
+        entry.start.store(range.start, Ordering::Relaxed);
+        entry.block.store(block, Ordering::Relaxed);
+        entry.filled.store(0, Ordering::Relaxed);
+        entry.end.store(range.end, Ordering::Release);
+        self.count.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Removes what this range covers: entries, or an end of one. Under the lock.
+    pub(super) fn remove(&self, range: &Range<usize>) {
+        let (cut_start, cut_end) = (
+            range.start & !(PAGE - 1),
+            range.end.saturating_add(PAGE - 1) & !(PAGE - 1),
+        );
+        for (entry_range, entry) in self.ranges() {
+            let Range { start, end } = entry_range;
+            if range.start >= end || range.end <= start {
+                continue;
+            }
+            if covers(range, &(start..end)) {
+                self.drop_entry(entry);
+            } else if range.start <= start {
+                entry.start.store(cut_end, Ordering::Relaxed);
+            } else if cut_end >= end {
+                entry.end.store(cut_start, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Whether a range covers one that is registered; less than a page stands for all of what begins there.
+pub(super) fn covers(range: &Range<usize>, registered: &Range<usize>) -> bool {
+    let to_the_end = range.end.saturating_add(PAGE - 1) >= registered.end;
+    range.start <= registered.start
+        && range.end > registered.start
+        && (to_the_end || range.len() < PAGE)
+}

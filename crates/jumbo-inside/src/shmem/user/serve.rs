@@ -1,0 +1,251 @@
+//! The threads that answer: [`first`].
+//!
+//! They have a descriptor table of their own, and the userfaultfd is in it alone: the program cannot close it, find it or
+//! hand it on. The kernel closes it with the last of them, however that ends, and with it the ranges: a touch never waits
+//! for a thread that is not there.
+#![expect(unsafe_code, reason = "makes threads on stacks of their own")]
+
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, Result};
+
+use super::books::{Books, DROP, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
+use super::{block_of, max_waste};
+use crate::ledger::stats::slot;
+use crate::ledger::{Slot, shm_reason};
+use crate::sys::{Thread, Userfault, request, wake};
+use crate::watch::has_no_leader;
+
+/// `CLOSE_RANGE_UNSHARE` of close_range(2).
+const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+/// How often the first thread looks whether it is the last of the process: at first, and at the most.
+const SHORTEST: i64 = 1;
+const LONGEST: i64 = 64;
+
+struct Server {
+    books: &'static Books,
+    faults: Userfault,
+    /// Readable when the threads are to leave.
+    leave: OwnedFd,
+}
+
+/// What the first thread does: opens the userfaultfd, makes the others, serves, and is the last to leave.
+pub(super) fn first() {
+    let books = &GROUND.books;
+    let server = Server::open(books).and_then(|server| Ok((server.wait_queue()?, server)));
+    let started = match &server {
+        Ok(_) => READY,
+        Err(errno) => FAILED + errno.raw_os_error().unsigned_abs(),
+    };
+    books.started.store(started, Ordering::Release);
+    wake(&books.started);
+    let Ok((queue, server)) = server else {
+        return;
+    };
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
+    let more = (cpus as usize).clamp(1, THREADS);
+    let work = || {
+        name();
+        if let Ok(queue) = server.wait_queue() {
+            server.serve(&queue, false);
+        }
+    };
+    let others = || books.threads.iter().enumerate().take(more).skip(1);
+    for (at, thread) in others() {
+        // SAFETY: this thread has all signals blocked, as its maker had. The stack is that thread's alone, and it is joined
+        // below, before `server` and `work` go; so was the one that was before.
+        unsafe { thread.start(Thread::FLAGS, GROUND.stack(at), &work) };
+    }
+    name();
+    server.serve(&queue, true);
+    server.end();
+    for (_, thread) in others() {
+        thread.join();
+    }
+}
+
+fn name() {
+    let _ = rustix::thread::set_name(c"jumbo-shmem");
+}
+
+impl Server {
+    fn open(books: &'static Books) -> Result<Self> {
+        // Linux 5.9.
+        let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
+        // SAFETY: the range is all; the table that is closed is a copy, of nothing.
+        unsafe { request(libc::SYS_close_range, all)? };
+        let this = Self {
+            books,
+            faults: Userfault::open()?,
+            leave: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        };
+        this.faults.register(GROUND.bell(), PAGE)?;
+        Ok(this)
+    }
+
+    /// What a thread sleeps on. EPOLLEXCLUSIVE, Linux 4.5: a touch wakes one of them.
+    fn wait_queue(&self) -> Result<OwnedFd> {
+        let (queue, none) = (epoll::create(CreateFlags::CLOEXEC)?, EventData::new_u64(0));
+        let touches = EventFlags::IN | EventFlags::EXCLUSIVE;
+        epoll::add(&queue, &self.faults, none, touches)?;
+        epoll::add(&queue, &self.leave, none, EventFlags::IN)?;
+        Ok(queue)
+    }
+
+    fn serve(&self, queue: &OwnedFd, is_first: bool) {
+        let mut seconds = SHORTEST;
+        while !self.books.ending.load(Ordering::Acquire) {
+            match self.faults.next() {
+                Ok(Some(address)) if address & !(PAGE - 1) == GROUND.bell() => self.answer(),
+                Ok(Some(address)) => self.resolve(address & !(PAGE - 1)),
+                Ok(None) => {
+                    let limit = Timespec {
+                        tv_sec: seconds,
+                        tv_nsec: 0,
+                    };
+                    let mut event = [epoll::Event {
+                        flags: EventFlags::empty(),
+                        data: EventData::new_u64(0),
+                    }];
+                    let came = epoll::wait(queue, &mut event, is_first.then_some(&limit));
+                    match came {
+                        Ok(1..) => seconds = SHORTEST,
+                        Ok(0) if has_no_leader() => self.end(),
+                        Ok(0) => seconds = (seconds * 2).min(LONGEST),
+                        Err(Errno::INTR) => {}
+                        Err(_) => self.end(),
+                    }
+                }
+                Err(_) => self.end(),
+            }
+        }
+    }
+
+    /// All threads are to leave: who waits goes on when the userfaultfd is closed.
+    fn end(&self) {
+        self.books.ending.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.leave, &1u64.to_ne_bytes());
+    }
+
+    /// Does what a thread of the program asks for.
+    fn answer(&self) {
+        let books = self.books;
+        let address = books.address.load(Ordering::Relaxed);
+        let length = books.length.load(Ordering::Relaxed);
+        match books.call.swap(0, Ordering::Acquire) {
+            REGISTER => {
+                let answer = match self.faults.register(address, length) {
+                    Ok(()) => READY,
+                    Err(errno) => FAILED + errno.raw_os_error().unsigned_abs(),
+                };
+                books.answer.store(answer, Ordering::Release);
+            }
+            FILL => {
+                let _ = self.fill(address, length, length, None);
+                books.answer.store(READY, Ordering::Release);
+            }
+            DROP => {
+                let _ = self.faults.unregister(address, length);
+                books.answer.store(READY, Ordering::Release);
+            }
+            END => return self.end(),
+            _ => {}
+        }
+        match self.faults.zero(GROUND.bell(), PAGE).1 {
+            Ok(()) | Err(Errno::EXIST) => self.faults.wake(GROUND.bell(), PAGE),
+            Err(_) => self.end(),
+        }
+    }
+
+    /// Brings in the block of a page that was touched, or more; or at least the page.
+    fn resolve(&self, page: usize) {
+        let found = self.books.ranges().find(|(range, _)| range.contains(&page));
+        let Some((range, entry)) = found else {
+            return self.resolve_page(page, page, PAGE);
+        };
+        let block = entry.block.load(Ordering::Relaxed).max(PAGE);
+        let touched = block_of(page, block, &range);
+        let (start, first) = (touched.start, touched.len());
+        let streams = &self.books.streams;
+        let length = streams.extend(start, first, range.end, block, max_waste());
+        if !self.books.budget.take(length, || self.books.remaining()) {
+            return self.leave_to_the_kernel(&range, entry, block);
+        }
+        let mut answer = self.fill(start, length, first, Some(page));
+        if answer.0 == 0 && answer.1.is_err() && length > first {
+            // Not one mapping, perhaps.
+            answer = self.fill(start, first, first, Some(page));
+        }
+        entry.filled.fetch_add(answer.0, Ordering::Relaxed);
+        if answer.1.is_err() {
+            self.resolve_page(page, start, first);
+        }
+    }
+
+    /// There is no room for whole blocks of a range.
+    fn leave_to_the_kernel(&self, range: &Range<usize>, entry: &Entry, block: usize) {
+        let slot = slot();
+        Slot::add(&slot.shm_user_fallback_charge, (range.len() / block) as u64);
+        slot.shm_reasons
+            .fetch_or(shm_reason::NO_MEMORY, Ordering::Relaxed);
+        self.books.drop_entry(entry);
+        if self.faults.unregister(range.start, range.len()).is_err() {
+            self.end();
+        }
+    }
+
+    /// Fills what is not there: of the first `first` bytes all, of the rest until it comes to a page that is; and no more where
+    /// the page that was `touched` is there by now. How much it filled. All who wait for any of it are woken.
+    fn fill(
+        &self,
+        start: usize,
+        length: usize,
+        first: usize,
+        touched: Option<usize>,
+    ) -> (usize, Result<()>) {
+        let (mut at, end, mut filled) = (start, start + length, 0);
+        let mut result = Ok(());
+        while at < end && result.is_ok() {
+            let (done, answer) = self.faults.zero(at, end - at);
+            (at, filled) = (at + done, filled + done);
+            match answer {
+                // Another of these threads is at this block.
+                Err(Errno::EXIST) if touched == Some(at) => break,
+                // A process that shares the memory was here.
+                Err(Errno::EXIST) if at < start + first => at += PAGE,
+                Err(Errno::EXIST) => break,
+                answer => result = answer,
+            }
+        }
+        // Before the program goes on, and perhaps ends.
+        count(filled);
+        self.faults.wake(start, length);
+        (filled, result)
+    }
+
+    /// Brings in one page. Where that is not to be had either the kernel decides about its block from now on.
+    fn resolve_page(&self, page: usize, start: usize, length: usize) {
+        match self.fill(page, PAGE, PAGE, None).1 {
+            // Or not registered any more: moved, or unmapped.
+            Ok(()) | Err(Errno::NOENT | Errno::AGAIN) => {}
+            Err(_) => {
+                Slot::add(&slot().shm_user_fallback, 1);
+                if self.faults.unregister(start, length).is_err() {
+                    self.end();
+                }
+            }
+        }
+    }
+}
+
+/// So much was brought in, for one touch: blocks, the last of them in part.
+fn count(bytes: usize) {
+    let slot = slot();
+    let block = slot.shm_user_block.load(Ordering::Relaxed).max(PAGE as u64);
+    Slot::add(&slot.shm_user, bytes as u64);
+    Slot::add(&slot.shm_user_alloc, (bytes as u64).div_ceil(block));
+}

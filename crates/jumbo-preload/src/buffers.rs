@@ -1,0 +1,157 @@
+//! Calls that read or write memory of the program's: read(2) and its kin.
+//!
+//! A system call into shared memory that comes in by blocks ([`jumbo_inside::shmem::user`]) and was never touched would fail
+//! with EFAULT: so it is brought in before. Where there is no such memory a call costs a comparison and a jump.
+//!
+//! All of them are points at which a thread can be cancelled, which unwinds its stack, and Rust's frames take no part in
+//! that. So ours are not there any more when the call is made: each function is a few instructions that jump on to
+//! the next definition, with registers and stack as they were.
+
+use core::arch::naked_asm;
+use core::ffi::{c_int, c_uint};
+
+use jumbo_inside::shmem::user::touch;
+use jumbo_inside::sys::copy_words;
+
+use crate::next;
+
+/// Defines functions: the name, and what looks at their first three arguments.
+macro_rules! buffers {
+    ($($name:ident: $look:ident;)*) => {$(
+        #[doc = concat!("The C library's ", stringify!($name), ".")]
+        ///
+        /// # Safety
+        /// As for the C library's.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
+            naked_asm!(
+                "endbr64",
+                "mov rax, [rip + {ranges}]",
+                "cmp qword ptr [rax], 0",
+                "je 2f",
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+                "call {look}",
+                "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "2:",
+                "jmp [rip + {next}]",
+                ranges = sym RANGES,
+                look = sym $look,
+                next = sym next::$name,
+            );
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "hint #34",
+                "adrp x16, {ranges}",
+                "ldr x16, [x16, :lo12:{ranges}]",
+                "ldr x16, [x16]",
+                "cbz x16, 2f",
+                "stp x0, x1, [sp, #-64]!", "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
+                "str x30, [sp, #48]",
+                "bl {look}",
+                "ldr x30, [sp, #48]",
+                "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]", "ldp x0, x1, [sp], #64",
+                "2:",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                ranges = sym RANGES,
+                look = sym $look,
+                next = sym next::$name,
+            );
+        }
+    )*};
+}
+
+/// Where the number of ranges stands, for the machine code above.
+static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
+
+buffers! {
+    read: one;
+    write: one;
+    pread: one;
+    pread64: one;
+    pwrite: one;
+    pwrite64: one;
+    recv: one;
+    send: one;
+    recvfrom: one;
+    sendto: one;
+    readv: several;
+    writev: several;
+    preadv: several;
+    preadv64: several;
+    preadv2: several;
+    preadv64v2: several;
+    pwritev: several;
+    pwritev64: several;
+    pwritev2: several;
+    pwritev64v2: several;
+    recvmsg: message;
+    sendmsg: message;
+    recvmmsg: messages;
+    sendmmsg: messages;
+    fread: elements;
+    fread_unlocked: elements;
+    fwrite: elements;
+    fwrite_unlocked: elements;
+}
+
+/// A descriptor, an address, a length.
+extern "C" fn one(_descriptor: c_int, address: usize, length: usize) {
+    touch(address, length);
+}
+
+/// An address, the size of an element, how many.
+extern "C" fn elements(address: usize, size: usize, count: usize) {
+    touch(address, size.saturating_mul(count));
+}
+
+/// A descriptor, the address of an array of `struct iovec`, its length.
+extern "C" fn several(_descriptor: c_int, vectors: usize, count: c_int) {
+    touch_vectors(vectors, usize::try_from(count).unwrap_or(0));
+}
+
+/// A descriptor, the address of a `struct msghdr`.
+extern "C" fn message(_descriptor: c_int, header: usize) {
+    touch_message(header);
+}
+
+/// A descriptor, the address of an array of `struct mmsghdr`, its length.
+extern "C" fn messages(_descriptor: c_int, headers: usize, count: c_uint) {
+    const SIZE: usize = size_of::<libc::mmsghdr>();
+    // UIO_MAXIOV: the kernel takes no more.
+    for at in 0..(count as usize).min(1024) {
+        touch_message(headers.wrapping_add(at * SIZE));
+    }
+}
+
+/// The words of `struct msghdr`: name, its length, vectors, how many, control data, its length.
+fn touch_message(header: usize) {
+    let mut words = [0; 6];
+    touch(header, size_of_val(&words));
+    // An address that cannot be read is the kernel's to refuse.
+    if copy_words(header, &mut words) == Ok(words.len()) {
+        let [name, name_length, vectors, count, control, length] = words;
+        touch(name, name_length & u32::MAX as usize);
+        touch_vectors(vectors, count);
+        touch(control, length);
+    }
+}
+
+fn touch_vectors(vectors: usize, count: usize) {
+    const SIZE: usize = size_of::<libc::iovec>();
+    // UIO_MAXIOV: more are an error.
+    if count > 1024 {
+        return;
+    }
+    touch(vectors, count * SIZE);
+    for at in 0..count {
+        let mut vector = [0; 2];
+        if copy_words(vectors.wrapping_add(at * SIZE), &mut vector) != Ok(vector.len()) {
+            return;
+        }
+        touch(vector[0], vector[1]);
+    }
+}

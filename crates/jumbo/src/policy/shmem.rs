@@ -1,0 +1,456 @@
+//! Which folio sizes the kernel may use for shared memory, and in which order it tries them: [`Controls`].
+//!
+//! The words are those of `shmem_enabled` (Documentation/admin-guide/mm/transhuge.rst, "Hugepages in tmpfs/shmem"); what
+//! follows from them is that of Linux 6.12 to 6.18, and the kernel is asked whether it holds: `tests/shmem_policy.rs`
+//! compares each combination with what the kernel counts.
+//!
+//! What decides is not only the table:
+//! - A mapping obeys the **table of sizes** where its file has no name: `mmap(MAP_SHARED|MAP_ANONYMOUS)`, a memfd, and a file
+//!   of tmpfs that was removed before it was mapped. `inherit` is what the file's mount says, which for
+//!   the first two is the top-level value.
+//! - A file of **tmpfs** that has a name (`shm_open`) obeys the `huge=` of its mount, and System V shared memory the top-level
+//!   value, as if it were one of a mount. Either knows the PMD size and no other.
+//! - `deny` and `force` overrule every mount. `force` leaves of the table the sizes at `inherit`.
+//! - `write(2)` and `fallocate(2)` map nothing, so they obey the mount alone, for a memfd too: see [`Kind::Anonymous`].
+//!
+//! Invariant: of the sizes that are tried each is allowed, fits the mapping, and is larger than the next.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::kernel::thp::Thp;
+use crate::units::{Bytes, PageSize};
+
+/// When huge folios may be used: what the top-level value, the `huge=` of a mount and the value of a size have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Always.
+    Always,
+    /// Where the whole folio is within the object's size. At the top and of a mount, also where it was advised.
+    WithinSize,
+    /// Where it was advised (MADV_HUGEPAGE).
+    Advise,
+    /// Never.
+    Never,
+}
+
+/// `shmem_enabled` at the top.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Top {
+    /// No huge folio anywhere, whatever a mount or a size says.
+    Deny,
+    /// Huge folios everywhere, in the sizes that are at `inherit`.
+    Force,
+    /// As a mount without a name, which anonymous shared memory is on.
+    #[serde(untagged)]
+    Rule(Rule),
+}
+
+/// `hugepages-*kB/shmem_enabled` (6.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OfSize {
+    /// As the mount says.
+    Inherit,
+    /// As this says.
+    #[serde(untagged)]
+    Rule(Rule),
+}
+
+/// What kind of object is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `mmap(MAP_SHARED|MAP_ANONYMOUS)`, or a memfd that is mapped. What `write(2)` allocates in a memfd obeys the top-level value
+    /// alone, in sizes that follow from the length written (6.14).
+    Anonymous,
+    /// `shmget(2)`.
+    SystemV,
+    /// A file on a tmpfs that was mounted with this `huge=`.
+    File {
+        /// The mount's.
+        mount: Rule,
+        /// It had no name any more when it was mapped.
+        removed: bool,
+    },
+}
+
+/// What was advised for the mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing.
+    None,
+    /// MADV_HUGEPAGE.
+    Huge,
+    /// MADV_NOHUGEPAGE.
+    NoHuge,
+}
+
+/// An object and one mapping of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// What it is.
+    pub kind: Kind,
+    /// The size of the object.
+    pub size: Bytes,
+    /// The addresses of the mapping.
+    pub range: Range<u64>,
+    /// Where in the object it begins, in bytes.
+    pub offset: u64,
+    /// What was advised for it.
+    pub advice: Advice,
+}
+
+/// The controls of a host for shared memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Controls {
+    /// At the top.
+    pub top: Top,
+    /// By size.
+    pub sizes: BTreeMap<PageSize, OfSize>,
+    /// What one PMD maps.
+    pub pmd: PageSize,
+    /// The base page.
+    pub base: PageSize,
+}
+
+/// Why MADV_COLLAPSE makes no huge folio, by the control that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The top-level value.
+    #[error("shmem_enabled is `deny`")]
+    Deny,
+    /// The value of the PMD size.
+    #[error("shmem_enabled of {0} is `never`")]
+    Never(PageSize),
+    /// The value of the PMD size, where `force` leaves those that inherit.
+    #[error("shmem_enabled is `force`, and that of {0} is not `inherit`")]
+    NotInherited(PageSize),
+    /// The value of the PMD size is `advise`.
+    #[error("shmem_enabled of {0} is `advise`, and nothing was advised")]
+    NotAdvised(PageSize),
+    /// The value of the PMD size is `within_size`.
+    #[error("shmem_enabled of {0} is `within_size`, and the object is smaller")]
+    Small(PageSize),
+    /// The mapping.
+    #[error("MADV_NOHUGEPAGE was advised")]
+    NoHuge,
+    /// The mapping and the place in the object.
+    #[error("no whole {0} of the object lies at a multiple of it in the mapping")]
+    Misaligned(PageSize),
+}
+
+impl Rule {
+    /// By the kernel's word.
+    pub fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "always" => Self::Always,
+            "within_size" => Self::WithinSize,
+            "advise" => Self::Advise,
+            "never" => Self::Never,
+            _ => return None,
+        })
+    }
+}
+
+impl Top {
+    /// By the kernel's word.
+    pub fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "deny" => Self::Deny,
+            "force" => Self::Force,
+            word => Self::Rule(Rule::of(word)?),
+        })
+    }
+}
+
+impl OfSize {
+    /// By the kernel's word.
+    pub fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "inherit" => Self::Inherit,
+            word => Self::Rule(Rule::of(word)?),
+        })
+    }
+}
+
+impl Mapped {
+    /// Where in the object the byte at `address` is.
+    fn place(&self, address: u64) -> u64 {
+        self.offset + (address - self.range.start)
+    }
+
+    /// True where the folio of `size` that has `address` can be mapped as a whole: it is within the mapping, and begins at
+    /// a multiple of its size in the object and in memory.
+    fn suits(&self, size: PageSize, address: u64) -> bool {
+        let start = size.align_down(address);
+        let end = start.saturating_add(size.bytes());
+        let skew = self.range.start.wrapping_sub(self.offset);
+        size.align_down(skew) == skew && self.range.start <= start && end <= self.range.end
+    }
+}
+
+impl Controls {
+    /// Those of a table that was read on a host with base pages of `base`. `None` where the kernel has no huge folios for
+    /// shared memory, or a word that is not known here.
+    pub fn of(thp: &Thp, base: PageSize) -> Option<Self> {
+        let top = Top::of(&thp.shmem_enabled.as_ref()?.current)?;
+        let sizes = thp.sizes.iter().filter_map(|(size, control)| {
+            let word = &control.shmem_enabled.as_ref()?.current;
+            Some(OfSize::of(word).map(|value| (*size, value)))
+        });
+        let mut sizes: BTreeMap<_, _> = sizes.collect::<Option<_>>()?;
+        if sizes.is_empty() {
+            // Before 6.12 the top-level value rules the PMD size, and there is no other.
+            sizes.insert(thp.pmd_size, OfSize::Inherit);
+        }
+        let pmd = thp.pmd_size;
+        Some(Self {
+            top,
+            sizes,
+            pmd,
+            base,
+        })
+    }
+
+    /// True where a folio of `size` with the byte at this place lies within the object, whose last base page counts as a
+    /// whole one.
+    fn holds(&self, mapped: &Mapped, size: PageSize, place: u64) -> bool {
+        let end = size.align_down(place).saturating_add(size.bytes());
+        end <= self.base.align_up(mapped.size.0).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the controls allow a folio of `size` where the byte at `address` is touched first; whether it fits there is
+    /// another matter.
+    pub fn allows(&self, mapped: &Mapped, size: PageSize, address: u64) -> bool {
+        let place = mapped.place(address);
+        if mapped.advice == Advice::NoHuge {
+            return false;
+        }
+        // What the file's mount says.
+        let mount = match (self.top, mapped.kind) {
+            (Top::Deny, _) => return false,
+            (Top::Force, _) => None,
+            (_, Kind::File { mount, .. }) => Some(mount),
+            (Top::Rule(rule), _) => Some(rule),
+        };
+        let advised = mapped.advice == Advice::Huge;
+        // A mount is asked about the PMD size alone, whichever size inherits its answer; and it takes advice for an object
+        // that is too small, which a size does not.
+        let mounted = mount.is_none_or(|rule| match rule {
+            Rule::Always => true,
+            Rule::WithinSize => advised || self.holds(mapped, self.pmd, place),
+            Rule::Advise => advised,
+            Rule::Never => false,
+        });
+        if !mapped.kind.has_table() {
+            return size == self.pmd && mounted;
+        }
+        match self.sizes.get(&size) {
+            None => false,
+            Some(OfSize::Inherit) => mounted,
+            Some(OfSize::Rule(_)) if mount.is_none() => false,
+            Some(OfSize::Rule(Rule::Always)) => true,
+            Some(OfSize::Rule(Rule::WithinSize)) => self.holds(mapped, size, place),
+            Some(OfSize::Rule(Rule::Advise)) => advised,
+            Some(OfSize::Rule(Rule::Never)) => false,
+        }
+    }
+
+    /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
+    /// and a base page where none is, or where the memory control group does not allow the folio that was found.
+    ///
+    /// `has_pages` says of a range of the object, in bytes, whether a page of it is there already: a folio begins where none is.
+    pub fn tried(
+        &self,
+        mapped: &Mapped,
+        address: u64,
+        has_pages: impl Fn(Range<u64>) -> bool,
+    ) -> Vec<PageSize> {
+        let place = mapped.place(address);
+        let is_free = |size: PageSize| {
+            let start = size.align_down(place);
+            !has_pages(start..start.saturating_add(size.bytes()))
+        };
+        let sizes = self.sizes.keys().rev().copied();
+        let fits = |size: &PageSize| {
+            self.allows(mapped, *size, address) && mapped.suits(*size, address) && is_free(*size)
+        };
+        sizes.filter(fits).collect()
+    }
+
+    /// Whether MADV_COLLAPSE (6.1) makes a huge folio of the block that has `address`, where at least one page of it is
+    /// there. It makes the PMD size and no other, and takes `inherit` for allowed, whatever the mount says.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the kernel answers EINVAL.
+    pub fn collapses(&self, mapped: &Mapped, address: u64) -> Result<(), Refusal> {
+        let pmd = self.pmd;
+        if mapped.advice == Advice::NoHuge {
+            return Err(Refusal::NoHuge);
+        }
+        if self.top == Top::Deny {
+            return Err(Refusal::Deny);
+        }
+        if mapped.kind.has_table() {
+            let advised = mapped.advice == Advice::Huge;
+            // A collapse of any block of a mapping counts as one at its beginning.
+            let within = self.holds(mapped, pmd, mapped.offset);
+            let own = match self.sizes.get(&pmd) {
+                Some(OfSize::Inherit) => None,
+                Some(OfSize::Rule(_)) if self.top == Top::Force => {
+                    return Err(Refusal::NotInherited(pmd));
+                }
+                Some(OfSize::Rule(rule)) => Some(*rule),
+                None => Some(Rule::Never),
+            };
+            match own {
+                None | Some(Rule::Always) => {}
+                Some(Rule::WithinSize) if within => {}
+                Some(Rule::WithinSize) => return Err(Refusal::Small(pmd)),
+                Some(Rule::Advise) if advised => {}
+                Some(Rule::Advise) => return Err(Refusal::NotAdvised(pmd)),
+                Some(Rule::Never) => return Err(Refusal::Never(pmd)),
+            }
+        }
+        match mapped.suits(pmd, address) {
+            true => Ok(()),
+            false => Err(Refusal::Misaligned(pmd)),
+        }
+    }
+}
+
+impl Kind {
+    /// True where mappings obey the table of sizes; else the PMD size is all there is.
+    fn has_table(self) -> bool {
+        match self {
+            Self::Anonymous => true,
+            Self::SystemV => false,
+            Self::File { removed, .. } => removed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::fake::host;
+
+    const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
+    const PMD: PageSize = PageSize::SIZE_2M;
+
+    /// The controls of a host with these values, those of sizes by KiB.
+    fn controls<'a>(top: &'a str, sizes: &[(u64, &'a str)]) -> Option<Controls> {
+        let files = [
+            (format!("{FOLDER}/enabled"), "never"),
+            (format!("{FOLDER}/hpage_pmd_size"), "2097152"),
+            (format!("{FOLDER}/shmem_enabled"), top),
+        ];
+        let size = |(kib, value): &(u64, _)| {
+            let file = format!("{FOLDER}/hugepages-{kib}kB/shmem_enabled");
+            (file, *value)
+        };
+        let files: Vec<_> = files.into_iter().chain(sizes.iter().map(size)).collect();
+        let files = files.iter().map(|(file, text)| (file.as_str(), *text));
+        let files: Vec<_> = files.collect();
+        let (_folder, root) = host(&files);
+        Controls::of(&Thp::read_controls(&root).unwrap()?, PageSize::SIZE_4K)
+    }
+
+    fn mapped(size: u64, advice: Advice) -> Mapped {
+        let start = 1 << 30;
+        Mapped {
+            kind: Kind::Anonymous,
+            size: Bytes(size),
+            range: start..start + size,
+            offset: 0,
+            advice,
+        }
+    }
+
+    #[test]
+    fn the_largest_that_fits_is_tried_first_and_no_size_that_is_not_configured() {
+        let controls = controls(
+            "advise",
+            &[
+                (16, "never"),
+                (64, "always"),
+                (256, "inherit"),
+                (2048, "always"),
+            ],
+        );
+        let controls = controls.unwrap();
+        let tried = |size, advice| -> Vec<u64> {
+            let mapped = mapped(size, advice);
+            let tried = controls.tried(&mapped, mapped.range.start + 5, |_| false);
+            tried.iter().map(|size| size.kib()).collect()
+        };
+        assert_eq!(tried(4 << 20, Advice::Huge), [2048, 256, 64]);
+        assert_eq!(tried(4 << 20, Advice::None), [2048, 64]);
+        assert_eq!(tried(1 << 20, Advice::None), [64]);
+        assert_eq!(tried(32 << 10, Advice::Huge), [0; 0]);
+        assert_eq!(tried(4 << 20, Advice::NoHuge), [0; 0]);
+        // A page is there, 128 KiB behind.
+        let mapped = mapped(4 << 20, Advice::Huge);
+        let taken = |range: Range<u64>| range.contains(&(128 << 10));
+        let small = PageSize::new(64 << 10).unwrap();
+        assert_eq!(controls.tried(&mapped, mapped.range.start, taken), [small]);
+    }
+
+    #[test]
+    fn a_kernel_without_sizes_has_the_top_level_value() {
+        let old = controls("within_size", &[]).unwrap();
+        assert_eq!(old.sizes, [(PMD, OfSize::Inherit)].into());
+        let large = mapped(4 << 20, Advice::None);
+        assert_eq!(old.tried(&large, large.range.start, |_| false), [PMD]);
+        assert_eq!(controls("sometimes", &[]), None);
+        assert_eq!(controls("never", &[(64, "sometimes")]), None);
+    }
+
+    #[test]
+    fn what_keeps_a_block_from_being_collapsed_is_named() {
+        let why = |top, of_pmd, size, advice| {
+            let controls = controls(top, &[(2048, of_pmd)]).unwrap();
+            let mapped = mapped(size, advice);
+            controls.collapses(&mapped, mapped.range.start).err()
+        };
+        let large = 4 << 20;
+        // The default of every distribution.
+        assert_eq!(why("never", "inherit", large, Advice::None), None);
+        assert_eq!(
+            why("deny", "always", large, Advice::Huge),
+            Some(Refusal::Deny)
+        );
+        assert_eq!(
+            why("force", "always", large, Advice::Huge),
+            Some(Refusal::NotInherited(PMD))
+        );
+        assert_eq!(
+            why("always", "never", large, Advice::Huge),
+            Some(Refusal::Never(PMD))
+        );
+        assert_eq!(
+            why("never", "advise", large, Advice::None),
+            Some(Refusal::NotAdvised(PMD))
+        );
+        assert_eq!(why("never", "advise", large, Advice::Huge), None);
+        assert_eq!(
+            why("never", "within_size", 1 << 20, Advice::Huge),
+            Some(Refusal::Small(PMD))
+        );
+        assert_eq!(
+            why("never", "inherit", 1 << 20, Advice::None),
+            Some(Refusal::Misaligned(PMD))
+        );
+        assert_eq!(
+            why("never", "inherit", large, Advice::NoHuge),
+            Some(Refusal::NoHuge)
+        );
+    }
+}

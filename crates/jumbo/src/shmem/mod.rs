@@ -1,0 +1,414 @@
+//! Anonymous shared memory on huge pages: [`Region`], for one program, with a policy of its own.
+//!
+//! The kernel's controls for shared memory are the host's: for all programs, and most hosts have them off. A region has huge
+//! pages by whichever way is open to it ([`Rung`]), without a change to the host, and says which way that is and why it is no higher
+//! one ([`Standing`]).
+//!
+//! It is made of memfds, mapped side by side at one range of addresses that does not move. Children of fork(2) share it, and
+//! other processes that are handed its files. So its bytes are lent as atomics. Several files, because a file has one lock
+//! under which its pages are freed ([`Region::free`]).
+//!
+//! - `ladder`: rungs. `collapse`: touch and collapse. `shards`: the files. `memory`: the addresses.
+//! - It asks [`crate::policy::shmem`] what the kernel's controls allow, and frees with [`crate::gather`].
+//!
+//! Invariant: each byte of a region, from 0 to its size, is mapped, and in a file that has that length; a byte that was not written
+//! since the region grew over it or a hole was punched there is zero.
+//!
+//! ```
+//! use jumbo::kernel::Root;
+//! use jumbo::shmem::{Blocks, Region};
+//! use jumbo::units::Bytes;
+//!
+//! let region = Region::builder(Bytes(8 << 20)).build(&Root::host())?;
+//! region.write(5, b"shared")?;
+//! let collapsed = region.collapse(Blocks::Touched)?;
+//! println!("{:?}: {collapsed:?}", region.standing());
+//! let mut word = [0; 6];
+//! region.read(5, &mut word)?;
+//! assert_eq!(&word, b"shared");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod collapse;
+mod error;
+mod ladder;
+mod memory;
+mod shards;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::Errno;
+
+use crate::gather::Freed;
+use crate::kernel::thp::Thp;
+use crate::kernel::{Root, base_page};
+use crate::policy::shmem::{Advice, Controls, Kind, Mapped};
+use crate::units::{Bytes, PageSize};
+
+pub use builder::Builder;
+pub use collapse::{Blocks, Collapsed, Counts};
+pub use error::Error;
+pub use ladder::{Rung, Standing, Why};
+
+use error::call;
+use ladder::stand;
+use memory::Addresses;
+use shards::Shards;
+
+/// Anonymous shared memory; what no other process has mapped any more is freed when it is dropped.
+#[derive(Debug)]
+pub struct Region {
+    root: Root,
+    // Before the files: what is unmapped is not freed under its own lock.
+    memory: Addresses,
+    shards: Shards,
+    size: usize,
+    capacity: usize,
+    /// What its files' lengths are a multiple of.
+    unit: PageSize,
+    pmd: PageSize,
+    hugetlb: Option<PageSize>,
+    sizes: Option<Vec<PageSize>>,
+    up_to: Rung,
+    refused: Vec<(Rung, Why)>,
+    standing: Standing,
+    sealed: bool,
+    /// Blocks of the PMD size that a hole was punched in.
+    holes: BTreeSet<usize>,
+    counts: Mutex<BTreeMap<PageSize, Counts>>,
+}
+
+impl Region {
+    /// A region of so many bytes, to be made by [`Builder::build`].
+    pub fn builder(size: Bytes) -> Builder {
+        Builder::new(size)
+    }
+
+    /// Addresses without memory.
+    fn reserve(
+        builder: &Builder,
+        root: &Root,
+        unit: PageSize,
+        pmd: PageSize,
+        hugetlb: Option<PageSize>,
+    ) -> Result<Self, Error> {
+        let asked = builder.capacity.unwrap_or(builder.size);
+        let huge = pmd.max(unit);
+        let length = |bytes: Bytes| {
+            let rounded = huge.align_up(bytes.0.max(1));
+            rounded.and_then(|rounded| usize::try_from(rounded).ok())
+        };
+        let failed = call("mmap of addresses", asked.0);
+        let lengths = length(asked)
+            .zip(length(builder.shard))
+            .zip(length(Bytes(huge.bytes())));
+        let Some(((capacity, shard), align)) = lengths else {
+            return Err(failed(Errno::NOMEM));
+        };
+        let memory = Addresses::reserve(capacity, align).map_err(failed)?;
+        Ok(Self {
+            root: root.clone(),
+            memory,
+            shards: Shards::new(shard.min(capacity), hugetlb),
+            size: 0,
+            capacity: usize::try_from(asked.0).unwrap_or(capacity).min(capacity),
+            unit,
+            pmd,
+            hugetlb,
+            sizes: builder.sizes.clone(),
+            up_to: builder.up_to,
+            refused: Vec::new(),
+            standing: Standing {
+                rung: Rung::Base,
+                sizes: Vec::new(),
+                refused: Vec::new(),
+            },
+            sealed: false,
+            holes: BTreeSet::new(),
+            counts: Mutex::default(),
+        })
+    }
+
+    /// Its size.
+    pub fn size(&self) -> Bytes {
+        Bytes(self.size as u64)
+    }
+
+    /// For how much it has addresses.
+    pub fn capacity(&self) -> Bytes {
+        Bytes(self.capacity as u64)
+    }
+
+    /// On which rung it stands, by the kernel's controls when it last grew, and why not on a higher one.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it. A process that
+    /// has them can cut them short under this one, which a touch does not survive; [`Region::seal`] keeps it from that.
+    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.shards.files()
+    }
+
+    /// The length of each file but the last.
+    pub fn shard(&self) -> Bytes {
+        Bytes(self.shards.each as u64)
+    }
+
+    /// Makes it larger, by zeroes. Its bytes stay where they are. On [`Rung::Hugetlb`] the new pages are there when this returns.
+    /// A size that is not larger changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`], [`Error::Sealed`], [`Error::Call`]; [`Error::NoPages`] on [`Rung::Hugetlb`].
+    pub fn grow(&mut self, to: Bytes) -> Result<(), Error> {
+        let before = self.size;
+        let to = self.may_be(to)?;
+        if to <= before {
+            return Ok(());
+        }
+        let files = self.shards.files().count();
+        if let Err(error) = self.grow_to(to) {
+            // What was added is not seen: the size is as before. Files that are longer are cut when that can be.
+            let _ = self.shards.set_length(self.whole(before));
+            self.shards.truncate(files);
+            return Err(error);
+        }
+        self.size = to;
+        Ok(())
+    }
+
+    fn grow_to(&mut self, to: usize) -> Result<(), Error> {
+        let (each, end) = (self.shards.each, self.memory_length());
+        for index in self.shards.files().count()..to.div_ceil(each) {
+            let file = self.shards.add().map_err(call("memfd_create", to as u64))?;
+            let range = index * each..((index + 1) * each).min(end);
+            #[expect(unsafe_code, reason = "addresses of the region's own")]
+            // SAFETY: the region has never been so large that a byte of this part was in it, so none was lent: a file that is
+            // made stays, when the region shrinks too.
+            unsafe { self.memory.map(range, file) }.map_err(call("mmap", to as u64))?;
+        }
+        self.shards
+            .set_length(self.whole(to))
+            .map_err(call("ftruncate", to as u64))?;
+        match self.hugetlb {
+            Some(size) => {
+                let range = self.whole(self.size)..self.whole(to);
+                let bytes = Bytes(range.len() as u64);
+                let made = self.memory.populate(range);
+                made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
+                self.count(size, bytes.whole_pages(size).0, 0, 0);
+                let (rung, sizes) = (Rung::Hugetlb, vec![size]);
+                self.standing = Standing {
+                    rung,
+                    sizes,
+                    refused: self.refused.clone(),
+                };
+            }
+            None => self.advise(to),
+        }
+        Ok(())
+    }
+
+    /// Finds the rung for a region of so many bytes, and gives the advice for it.
+    fn advise(&mut self, size: usize) {
+        let base = base_page(&self.root);
+        let controls = match Thp::read_controls(&self.root) {
+            Ok(Some(thp)) => {
+                Controls::of(&thp, base).ok_or("a control that is not known".to_owned())
+            }
+            Ok(None) => Err("this kernel has no THP".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        let each = self.shards.each;
+        let range = self.memory.part(0..each.min(self.memory_length()));
+        let mapped = Mapped {
+            kind: Kind::Anonymous,
+            size: Bytes(size.min(each) as u64),
+            range: range.start as u64..range.end as u64,
+            offset: 0,
+            advice: Advice::None,
+        };
+        let sizes = self.sizes.as_deref();
+        let controls = controls.as_ref().map_err(String::as_str);
+        let refused = self.refused.clone();
+        let (standing, advice) = stand(controls, &mapped, sizes, self.up_to, refused);
+        self.standing = standing;
+        for (index, part) in self.shards.parts(0..self.memory_length()) {
+            if index < self.shards.files().count() {
+                // A kernel without THP refuses, and the rung says so.
+                let start = index * each;
+                let _ = self.memory.advise(start..start + part.len(), advice);
+            }
+        }
+    }
+
+    /// Makes it smaller, and gives what is cut off back, by several threads where it is in several files. Another process that
+    /// has it mapped does not survive a touch there. A size that is not smaller changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`], [`Error::Call`], [`Error::Empty`].
+    pub fn shrink(&mut self, to: Bytes) -> Result<(), Error> {
+        let to = match to {
+            Bytes(0) => return Err(Error::Empty),
+            to => self.may_be(Bytes(to.0.min(self.size as u64)))?,
+        };
+        let cut = to..self.size;
+        if cut.is_empty() {
+            return Ok(());
+        }
+        let failed = |operation| call(operation, cut.len() as u64);
+        let whole = self.whole(to);
+        // The rest of the last page would be there again when it grows.
+        let rest = to..whole.min(self.size);
+        if !rest.is_empty() {
+            self.shards.punch(rest).map_err(failed("fallocate"))?;
+        }
+        // Nothing is said of pages that stay until the files are cut, which is next.
+        let _ = self.give_back(whole..self.whole(self.size));
+        self.shards.set_length(whole).map_err(failed("ftruncate"))?;
+        self.size = to;
+        let blocks = to.div_ceil(self.block());
+        self.holes.retain(|block| *block < blocks);
+        Ok(())
+    }
+
+    /// Gives the pages of a range back. Its bytes are zeroes from now on, here and in every process that has it mapped. Of pages
+    /// that are in the range in part the bytes are written, and the pages stay.
+    ///
+    /// # Errors
+    /// [`Error::Beyond`], [`Error::Call`].
+    pub fn punch(&mut self, range: Range<usize>) -> Result<(), Error> {
+        self.within(&range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let failed = call("fallocate", range.len() as u64);
+        self.shards.punch(range.clone()).map_err(failed)?;
+        let block = self.block();
+        self.holes
+            .extend(range.start / block..range.end.div_ceil(block));
+        Ok(())
+    }
+
+    /// It keeps its size from now on, here and in every process that has its files.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn seal(&mut self) -> Result<(), Error> {
+        if !self.sealed {
+            self.shards
+                .seal()
+                .map_err(call("F_ADD_SEALS", self.size as u64))?;
+            self.sealed = true;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a range. Other threads and processes may change them at any time.
+    ///
+    /// # Errors
+    /// [`Error::Beyond`]; [`Error::NoPages`] on [`Rung::Hugetlb`] where a hole was punched, and no page is to be had for it.
+    pub fn bytes(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
+        self.within(&range)?;
+        if let Some(size) = self.hugetlb
+            && !self.holes.is_empty()
+            && !range.is_empty()
+        {
+            let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+            let pages = range.start / page * page..range.end.next_multiple_of(page);
+            let bytes = Bytes(pages.len() as u64);
+            let made = self.memory.populate(pages);
+            made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
+        }
+        #[expect(unsafe_code, reason = "lends the region's own memory")]
+        // SAFETY: the range is mapped, and in files that are as long, until the region shrinks, which it does not while it is
+        // borrowed. Pages of shared memory come when they are touched; of hugetlb they are there.
+        Ok(unsafe { self.memory.bytes(range) })
+    }
+
+    /// Copies the bytes from `at` on.
+    ///
+    /// # Errors
+    /// As [`Region::bytes`].
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Error> {
+        let bytes = self.bytes(at..at.saturating_add(into.len()))?;
+        for (to, from) in into.iter_mut().zip(bytes) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to `at` and on.
+    ///
+    /// # Errors
+    /// As [`Region::bytes`].
+    pub fn write(&self, at: usize, from: &[u8]) -> Result<(), Error> {
+        let bytes = self.bytes(at..at.saturating_add(from.len()))?;
+        for (to, from) in bytes.iter().zip(from) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Gives all of it back now, with several threads where it is in several files, whichever process has it mapped: those read
+    /// zeroes. Dropping it leaves its memory to others that have it mapped, and frees it on one thread.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; it is freed all the same when no other process has it.
+    pub fn free(mut self) -> Result<Freed, Error> {
+        let freed = self.give_back(0..self.whole(self.size));
+        freed.map_err(call("MADV_REMOVE", self.size as u64))
+    }
+
+    /// Punches a hole into whole pages, file by file.
+    fn give_back(&mut self, range: Range<usize>) -> rustix::io::Result<Freed> {
+        let each = self.shards.each;
+        let parts = self.shards.parts(range);
+        let parts =
+            parts.map(|(index, part)| (index, index * each + part.start..index * each + part.end));
+        self.memory
+            .punch(parts.filter(|(_, part)| !part.is_empty()))
+    }
+
+    fn within(&self, range: &Range<usize>) -> Result<(), Error> {
+        match range.start <= range.end && range.end <= self.size {
+            true => Ok(()),
+            false => Err(Error::Beyond {
+                range: range.clone(),
+                size: self.size(),
+            }),
+        }
+    }
+
+    fn may_be(&self, to: Bytes) -> Result<usize, Error> {
+        if self.sealed {
+            return Err(Error::Sealed);
+        }
+        let fits = usize::try_from(to.0).ok().filter(|to| *to <= self.capacity);
+        fits.ok_or(Error::Capacity {
+            to,
+            capacity: self.capacity(),
+        })
+    }
+
+    /// The length of the files together for a region of so many bytes.
+    fn whole(&self, size: usize) -> usize {
+        let unit = usize::try_from(self.unit.bytes()).unwrap_or(1);
+        size.next_multiple_of(unit)
+    }
+
+    /// For how much there are addresses, in whole huge pages.
+    fn memory_length(&self) -> usize {
+        let huge = usize::try_from(self.pmd.max(self.unit).bytes()).unwrap_or(1);
+        self.capacity.next_multiple_of(huge)
+    }
+
+    fn block(&self) -> usize {
+        usize::try_from(self.pmd.bytes()).unwrap_or(usize::MAX)
+    }
+}

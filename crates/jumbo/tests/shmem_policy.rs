@@ -1,0 +1,502 @@
+//! The kernel as the referee of `policy::shmem`: for each combination of values, kind of object, object size, alignment and
+//! advice, one byte is touched, and the folio that the kernel counts is the one that the policy says it tries first.
+//!
+//! The values are all of the top-level control and of three sizes; the other sizes are `never`. A size whose allocation
+//! failed (`shmem_fallback`) is skipped, as the kernel goes on to the next: so the order is checked wherever memory is
+//! fragmented. Other programs may allocate shared memory meanwhile, so a combination differs only where it differs
+//! several times in a row. All that differ are named.
+#![allow(unsafe_code, reason = "mappings of the kernel's, at addresses of ours")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "pool/host.rs"]
+#[allow(dead_code, reason = "shared with the pool's tests")]
+mod host;
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jumbo::kernel::{Root, base_page, thp};
+use jumbo::policy::shmem::{Advice, Controls, Kind, Mapped, Rule};
+use jumbo::units::{Bytes, PageSize};
+use jumbo_inside::sys::collapse;
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, openat, unlinkat};
+use rustix::io::Errno;
+use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use host::{Alone, Knobs, skip};
+
+const TOPS: [&str; 6] = ["never", "advise", "within_size", "always", "deny", "force"];
+const VALUES: [&str; 5] = ["never", "advise", "within_size", "always", "inherit"];
+/// The sizes whose values vary, in KiB: below the PMD size two, and the PMD size.
+const SIZES: [u64; 3] = [64, 256, 2048];
+const ADVICES: [Advice; 3] = [Advice::None, Advice::Huge, Advice::NoHuge];
+const PMD: u64 = 2 << 20;
+const PMD_LENGTH: usize = 2 << 20;
+const KIB: u64 = 1 << 10;
+/// How often a combination is tried again that differs.
+const TRIES: u32 = 6;
+
+/// Where an object is mapped, and touched.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// The size of the object.
+    size: u64,
+    /// Where in it the mapping begins, and how long it is.
+    offset: u64,
+    length: u64,
+    /// How far behind a multiple of the PMD size the mapping begins.
+    skew: u64,
+    /// Which byte of the mapping is touched.
+    touch: u64,
+    /// Which byte of the object has a page before that.
+    taken: Option<u64>,
+}
+
+const fn shape(size: u64, skew: u64, touch: u64) -> Shape {
+    let (offset, length) = (0, size);
+    Shape {
+        size,
+        offset,
+        length,
+        skew,
+        touch,
+        taken: None,
+    }
+}
+
+/// An object of two blocks, of whose first the byte at `taken` has a page when another is touched.
+const fn taken(taken: u64, touch: u64) -> Shape {
+    Shape {
+        taken: Some(taken),
+        ..shape(2 * PMD, 0, touch)
+    }
+}
+
+const SHAPES: &[Shape] = &[
+    shape(40 * KIB, 0, 0),
+    shape(64 * KIB, 0, 60 * KIB),
+    // The object ends within a base page.
+    shape(250 * KIB, 0, 0),
+    shape(100 * KIB, 0, 70 * KIB),
+    shape(384 * KIB, 0, 300 * KIB),
+    shape(PMD, 0, PMD - 1),
+    shape(PMD, 4 * KIB, 0),
+    shape(PMD, 64 * KIB, 256 * KIB),
+    shape(2 * PMD, 256 * KIB, PMD),
+    shape(3 * PMD, 256 * KIB, 2 * PMD),
+    shape(PMD + 512 * KIB, 0, PMD + 300 * KIB),
+    // A part of the object, at the right place and at a wrong one.
+    Shape {
+        size: 3 * PMD,
+        offset: PMD + 256 * KIB,
+        length: PMD,
+        skew: 256 * KIB,
+        touch: PMD / 2,
+        taken: None,
+    },
+    Shape {
+        size: 2 * PMD,
+        offset: 64 * KIB,
+        length: PMD,
+        skew: 0,
+        touch: 512 * KIB,
+        taken: None,
+    },
+    // More is mapped than there is.
+    Shape {
+        size: 320 * KIB,
+        offset: 0,
+        length: PMD,
+        skew: 0,
+        touch: 300 * KIB,
+        taken: None,
+    },
+    // So each size in turn is the largest for which there is room.
+    taken(PMD, PMD - 1),
+    taken(600 * KIB, 100 * KIB),
+    taken(0, 200 * KIB),
+    taken(32 * KIB, 0),
+];
+/// Those that tell one rule of a mount from another.
+const MOUNTED: [usize; 4] = [4, 5, 7, 10];
+
+/// The files of one control, and the counts of one size.
+struct Size {
+    control: PathBuf,
+    size: PageSize,
+    allocated: File,
+    fell_back: File,
+}
+
+/// What is mapped, at which place.
+struct World {
+    root: Root,
+    sizes: Vec<Size>,
+    /// tmpfs by `huge=`.
+    mounts: BTreeMap<&'static str, OwnedFd>,
+    /// 8 MiB of addresses that nothing else is put into, from a multiple of the PMD size on.
+    window: u64,
+}
+
+impl World {
+    fn new() -> Option<Self> {
+        let root = Root::host();
+        let table = thp::Thp::read_controls(&root).unwrap()?;
+        let folder = |size: &PageSize| {
+            let name = format!("hugepages-{}kB", size.kib());
+            PathBuf::from("/").join(thp::FOLDER).join(name)
+        };
+        let sizes = table
+            .sizes
+            .iter()
+            .filter(|(_, of)| of.shmem_enabled.is_some());
+        let sizes = sizes.map(|(size, _)| Size {
+            control: folder(size).join("shmem_enabled"),
+            size: *size,
+            allocated: File::open(folder(size).join("stats/shmem_alloc")).unwrap(),
+            fell_back: File::open(folder(size).join("stats/shmem_fallback")).unwrap(),
+        });
+        let sizes: Vec<_> = sizes.collect();
+        if table.pmd_size.bytes() != PMD || sizes.is_empty() {
+            return None;
+        }
+        let rules = ["never", "advise", "within_size", "always"];
+        let mounts = rules.map(|huge| (huge, tmpfs(huge)));
+        let none = std::ptr::null_mut();
+        // SAFETY: a new mapping replaces none.
+        let window = unsafe {
+            mm::mmap_anonymous(none, 10 << 20, ProtFlags::empty(), MapFlags::PRIVATE).unwrap()
+        };
+        Some(Self {
+            root,
+            sizes,
+            mounts: mounts.into(),
+            window: (window.addr() as u64).next_multiple_of(PMD),
+        })
+    }
+
+    /// Allocated and fallen back, by size.
+    fn counts(&self) -> Vec<[u64; 2]> {
+        let count = |file: &File| {
+            let mut text = [0; 32];
+            let length = file.read_at(&mut text, 0).unwrap();
+            let text = str::from_utf8(&text[..length]).unwrap();
+            text.trim().parse::<u64>().unwrap()
+        };
+        let sizes = self.sizes.iter();
+        sizes
+            .map(|size| [&size.allocated, &size.fell_back].map(count))
+            .collect()
+    }
+
+    fn controls(&self) -> Controls {
+        let table = thp::Thp::read_controls(&self.root).unwrap().unwrap();
+        Controls::of(&table, base_page(&self.root)).unwrap()
+    }
+
+    /// Maps an object of that kind over the window.
+    fn map(&self, kind: Kind, shape: Shape, advice: Advice) -> (Mapped, Object) {
+        let address = self.window + shape.skew;
+        let object = Object::map(self, kind, shape, address);
+        let length = usize::try_from(shape.length).unwrap();
+        let value = match advice {
+            Advice::None => None,
+            Advice::Huge => Some(mm::Advice::LinuxHugepage),
+            Advice::NoHuge => Some(mm::Advice::LinuxNoHugepage),
+        };
+        if let Some(value) = value {
+            // SAFETY: advice about a mapping of ours, which changes no byte of it.
+            unsafe { mm::madvise(pointer(address), length, value).unwrap() };
+        }
+        let mapped = Mapped {
+            kind,
+            size: Bytes(shape.size),
+            range: address..address + shape.length,
+            offset: shape.offset,
+            advice,
+        };
+        (mapped, object)
+    }
+
+    /// Which sizes the kernel allocated for one touch, and which it is to have allocated.
+    fn touch(
+        &self,
+        controls: &Controls,
+        kind: Kind,
+        shape: Shape,
+        advice: Advice,
+    ) -> [Vec<PageSize>; 2] {
+        let (mapped, _object) = self.map(kind, shape, advice);
+        let address = mapped.range.start + shape.touch;
+        let before = self.counts();
+        // SAFETY: the byte is mapped, writable, and within the object.
+        unsafe { pointer(address).cast::<u8>().write_volatile(1) };
+        let after = self.counts();
+        let rose = |which: usize| {
+            let both = before.iter().zip(&after).zip(&self.sizes);
+            both.filter(move |((before, after), _)| after[which] > before[which])
+                .map(|(_, size)| size.size)
+                .collect::<Vec<_>>()
+        };
+        let fell_back = rose(1);
+        let taken = |range: Range<u64>| shape.taken.is_some_and(|byte| range.contains(&byte));
+        let tried = controls.tried(&mapped, address, taken);
+        let first = tried.into_iter().find(|size| !fell_back.contains(size));
+        [rose(0), first.into_iter().collect()]
+    }
+
+    /// Whether the kernel collapses the block of one touched byte, and whether it is to; EAGAIN and ENOMEM say neither.
+    fn collapse(&self, controls: &Controls, kind: Kind, shape: Shape, advice: Advice) -> [bool; 2] {
+        let (mapped, _object) = self.map(kind, shape, advice);
+        let address = mapped.range.start + shape.touch;
+        // SAFETY: as in `touch`.
+        unsafe { pointer(address).cast::<u8>().write_volatile(1) };
+        let expected = controls.collapses(&mapped, address);
+        let block = address & !(PMD - 1);
+        let obtained = loop {
+            match collapse(pointer(block).addr(), PMD_LENGTH) {
+                Err(Errno::AGAIN | Errno::NOMEM | Errno::BUSY) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                other => break other,
+            }
+        };
+        [obtained.is_ok(), expected.is_ok()]
+    }
+}
+
+/// A tmpfs that no folder shows, with this `huge=`.
+fn tmpfs(huge: &str) -> OwnedFd {
+    let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    mount::fsconfig_set_string(&context, "huge", huge).unwrap();
+    mount::fsconfig_create(&context).unwrap();
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    mount::fsmount(&context, flags, MountAttrFlags::empty()).unwrap()
+}
+
+/// Has a byte of a file be on a base page.
+fn give_base_page(file: &OwnedFd, byte: u64) {
+    let (none, page) = (std::ptr::null_mut(), 4 << 10);
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let offset = byte / page * page;
+    let length = usize::try_from(page).unwrap();
+    // SAFETY: a new mapping replaces none, and goes before any other code knows of it.
+    unsafe {
+        let at = mm::mmap(none, length, prot, MapFlags::SHARED, file, offset).unwrap();
+        mm::madvise(at, length, mm::Advice::LinuxNoHugepage).unwrap();
+        at.cast::<u8>().write_volatile(1);
+        mm::munmap(at, length).unwrap();
+    }
+}
+
+fn pointer(address: u64) -> *mut libc::c_void {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
+}
+
+/// A mapped object; its pages go and the window is empty again when it is dropped.
+struct Object {
+    address: u64,
+    length: u64,
+    named: Option<(OwnedFd, &'static CStr)>,
+}
+
+impl Object {
+    fn map(world: &World, kind: Kind, shape: Shape, address: u64) -> Self {
+        const NAME: &CStr = c"object";
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let (at, length) = (pointer(address), usize::try_from(shape.length).unwrap());
+        let mut object = Self {
+            address,
+            length: shape.length,
+            named: None,
+        };
+        let map = |file: &OwnedFd| {
+            ftruncate(file, shape.size).unwrap();
+            if let Some(taken) = shape.taken {
+                give_base_page(file, taken);
+            }
+            // SAFETY: it replaces a part of the window, which nothing else uses.
+            unsafe { mm::mmap(at, length, prot, flags, file, shape.offset).unwrap() };
+        };
+        match kind {
+            // `mmap` itself makes objects of the size of their mapping alone.
+            Kind::Anonymous
+                if (shape.offset, shape.length, shape.taken) == (0, shape.size, None)
+                    && shape.size.is_multiple_of(4 * KIB) =>
+            {
+                // SAFETY: as above.
+                unsafe { mm::mmap_anonymous(at, length, prot, flags).unwrap() };
+            }
+            Kind::Anonymous => map(&memfd_create(NAME, MemfdFlags::CLOEXEC).unwrap()),
+            Kind::SystemV => {
+                // SAFETY: the segment goes with its last attachment, which replaces a part of the window.
+                unsafe {
+                    let id = libc::shmget(libc::IPC_PRIVATE, length, 0o600);
+                    assert!(id >= 0, "shmget: {}", std::io::Error::last_os_error());
+                    let attached = libc::shmat(id, at, libc::SHM_REMAP);
+                    assert_eq!(attached, at, "shmat: {}", std::io::Error::last_os_error());
+                    assert_eq!(libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()), 0);
+                }
+            }
+            Kind::File { mount, removed } => {
+                let names = [
+                    (Rule::Never, "never"),
+                    (Rule::Advise, "advise"),
+                    (Rule::WithinSize, "within_size"),
+                    (Rule::Always, "always"),
+                ];
+                let (_, huge) = names.iter().find(|(rule, _)| *rule == mount).unwrap();
+                let folder = &world.mounts[huge];
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+                let file = openat(folder, NAME, flags, Mode::RUSR | Mode::WUSR).unwrap();
+                if removed {
+                    unlinkat(folder, NAME, rustix::fs::AtFlags::empty()).unwrap();
+                } else {
+                    object.named = Some((rustix::io::dup(folder).unwrap(), NAME));
+                }
+                map(&file);
+            }
+        }
+        object
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        let (at, length) = (pointer(self.address), usize::try_from(self.length).unwrap());
+        // SAFETY: it replaces this object's own mapping, of which no reference is left.
+        unsafe { mm::mmap_anonymous(at, length, ProtFlags::empty(), flags).unwrap() };
+        if let Some((folder, name)) = &self.named {
+            unlinkat(folder, *name, rustix::fs::AtFlags::empty()).unwrap();
+        }
+    }
+}
+
+/// Every kind of object, with the shapes that it is tried in.
+fn kinds() -> Vec<(Kind, Vec<Shape>)> {
+    let mounted: Vec<Shape> = MOUNTED.map(|index| SHAPES[index]).into();
+    let mut kinds = vec![
+        (Kind::Anonymous, SHAPES.to_vec()),
+        (Kind::SystemV, mounted.clone()),
+    ];
+    for mount in [Rule::Never, Rule::Advise, Rule::WithinSize, Rule::Always] {
+        for removed in [false, true] {
+            kinds.push((Kind::File { mount, removed }, mounted.clone()));
+        }
+    }
+    kinds
+}
+
+/// Everything that differs in one table.
+fn compare(world: &World, values: &str, every_collapse: bool, differ: &mut Vec<String>) -> usize {
+    let controls = world.controls();
+    let mut compared = 0;
+    let mut check = |what: &str, try_it: &dyn Fn() -> [String; 2]| {
+        compared += 1;
+        let mut last = try_it();
+        for _ in 0..TRIES {
+            if last[0] == last[1] {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            last = try_it();
+        }
+        let [kernel, policy] = last;
+        differ.push(format!(
+            "{values}: {what}: the kernel {kernel}, the policy {policy}"
+        ));
+    };
+    for (kind, shapes) in kinds() {
+        for shape in shapes {
+            for advice in ADVICES {
+                let what = format!("{kind:?}, {shape:?}, advice {advice:?}");
+                check(&what, &|| {
+                    world
+                        .touch(&controls, kind, shape, advice)
+                        .map(|sizes| format!("{sizes:?}"))
+                });
+                let collapses = every_collapse && (shape.length >= PMD || shape.skew > 0);
+                if collapses && shape.size >= PMD {
+                    check(&format!("{what}, collapse"), &|| {
+                        world
+                            .collapse(&controls, kind, shape, advice)
+                            .map(|done| done.to_string())
+                    });
+                }
+            }
+        }
+    }
+    compared
+}
+
+#[test]
+fn the_kernel_allocates_what_the_policy_says() {
+    let _alone = Alone::new();
+    let folder = PathBuf::from("/").join(thp::FOLDER);
+    let Some(world) = World::new() else {
+        return skip("this kernel has no sizes of shared memory, or another PMD size");
+    };
+    let mut knobs = Knobs::new();
+    if !knobs.set(folder.join("shmem_enabled"), "never") {
+        return skip("needs root, and a kernel whose controls can be written");
+    }
+    for size in &world.sizes {
+        assert!(knobs.set(&size.control, "never"));
+    }
+    let [small, middle, pmd] =
+        SIZES.map(|kib| folder.join(format!("hugepages-{kib}kB/shmem_enabled")));
+    let (mut tables, mut refused, mut compared, mut differ) = (0, 0, 0, Vec::new());
+    for top in TOPS {
+        // The kernel takes `force` only where the PMD size inherits and no other does.
+        let others = [(&small, "never"), (&middle, "never"), (&pmd, "inherit")];
+        assert!(others.iter().all(|(knob, value)| knobs.set(knob, value)));
+        assert!(knobs.set(folder.join("shmem_enabled"), top), "{top}");
+        for of_pmd in VALUES {
+            assert!(knobs.set(&pmd, of_pmd), "2M {of_pmd} under {top}");
+            for of_middle in VALUES {
+                let middle_set = knobs.set(&middle, of_middle);
+                for of_small in VALUES {
+                    let values =
+                        format!("top {top}, 2M {of_pmd}, 256K {of_middle}, 64K {of_small}");
+                    if !(knobs.set(&small, of_small) && middle_set) {
+                        let known = top == "force" && [of_middle, of_small].contains(&"inherit");
+                        assert!(known, "{values}: refused by the kernel");
+                        refused += 1;
+                        continue;
+                    }
+                    // The PMD size alone can be collapsed to, so the others change nothing.
+                    let once = [of_middle, of_small] == ["never"; 2];
+                    compared += compare(&world, &values, once, &mut differ);
+                    tables += 1;
+                }
+            }
+        }
+    }
+    drop(knobs);
+    eprintln!("{compared} combinations in {tables} tables compared");
+    assert_eq!(tables + refused, TOPS.len() * VALUES.len().pow(3));
+    let shown = differ
+        .iter()
+        .take(40)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(
+        differ.is_empty(),
+        "{} of {compared} differ:\n{shown}",
+        differ.len()
+    );
+}

@@ -1,0 +1,161 @@
+/* Shared memory that was never touched is given to the kernel, by every call that takes a buffer; what a child touched stays;
+   and nothing that the program does to its threads, signals, descriptors and mappings is harmed. */
+#include "check.h"
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#define SIZE (64 * MIB)
+
+static unsigned char *memory, *next;
+static int cleaned;
+
+/* Memory that no one has touched yet, in the middle of a page. */
+static void *fresh(void)
+{
+    next += MIB;
+    CHECK(next < memory + SIZE);
+    return next + 100;
+}
+
+static void *shared(void)
+{
+    void *at = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    return at;
+}
+
+static void clean(void *unused)
+{
+    (void)unused;
+    cleaned = 1;
+}
+
+static void *wait_for_nothing(void *buffer)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    pthread_cleanup_push(clean, NULL);
+    read(ends[0], buffer, 8000);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void calls(void)
+{
+    int pair[2], file = fileno(tmpfile());
+    char text[9] = "abcdefgh", *at = fresh();
+    CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+
+    errno = 77;
+    CHECK(write(file, fresh(), 10000) == 10000 && pwrite(file, fresh(), 4096, 4096) == 4096);
+    CHECK(lseek(file, 0, SEEK_SET) == 0 && pwrite(file, text, 8, 5000) == 8);
+    CHECK(read(file, at, 10000) == 10000 && memcmp(at + 5000, text, 8) == 0);
+    at = fresh();
+    CHECK(pread(file, at, 8, 5000) == 8 && memcmp(at, text, 8) == 0);
+    struct iovec vectors[2] = {{fresh(), 5000}, {fresh(), 5000}};
+    CHECK(preadv(file, vectors, 2, 0) == 10000 && memcmp(vectors[1].iov_base, text, 8) == 0);
+    CHECK(lseek(file, 5000, SEEK_SET) == 5000);
+    struct iovec *own = fresh();
+    CHECK(writev(file, vectors + 1, 1) == 5000 && readv(file, own, 0) == 0);
+
+    CHECK(send(pair[0], fresh(), 100, 0) == 100 && recv(pair[1], fresh(), 100, 0) == 100);
+    CHECK(sendto(pair[0], text, 8, 0, NULL, 0) == 8);
+    at = fresh();
+    CHECK(recvfrom(pair[1], at, 8, 0, NULL, NULL) == 8 && memcmp(at, text, 8) == 0);
+    vectors[0] = (struct iovec){fresh(), 300};
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = vectors, .msg_iovlen = 1}};
+    CHECK(sendmsg(pair[0], &message.msg_hdr, 0) == 300);
+    vectors[0].iov_base = fresh();
+    CHECK(recvmsg(pair[1], &message.msg_hdr, 0) == 300);
+    vectors[0].iov_base = fresh();
+    CHECK(sendmmsg(pair[0], &message, 1, 0) == 1);
+    vectors[0].iov_base = fresh();
+    CHECK(recvmmsg(pair[1], &message, 1, 0, NULL) == 1 && message.msg_len == 300);
+    CHECK(errno == 77);
+
+    FILE *stream = fdopen(dup(file), "r+");
+    rewind(stream);
+    CHECK(fwrite(fresh(), 1, 100000, stream) == 100000 && fflush(stream) == 0);
+    rewind(stream);
+    CHECK(fread(fresh(), 1000, 100, stream) == 100);
+    CHECK(mlock(fresh(), 8192) == 0 && munlock(next, MIB) == 0);
+
+    /* What is refused is refused. */
+    void *volatile nowhere = (void *)8;
+    CHECK(munmap(memory + SIZE - MIB, MIB) == 0);
+    CHECK(write(file, memory + SIZE - MIB, 4096) == -1 && errno == EFAULT);
+    CHECK(write(file, nowhere, 4096) == -1 && errno == EFAULT);
+    CHECK(readv(file, nowhere, 2) == -1 && errno == EFAULT);
+    CHECK(recvmsg(pair[1], nowhere, MSG_DONTWAIT) == -1 && errno == EFAULT);
+}
+
+/* What is to be there at once is. */
+static void populated(void)
+{
+    static unsigned char there[SIZE / 4096];
+    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE;
+    void *at = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    CHECK(at != MAP_FAILED && mincore(at, SIZE, there) == 0);
+    for (size_t page = 0; page < SIZE / 4096; page++)
+        CHECK(there[page] & 1);
+    at = mremap(at, SIZE, 2 * SIZE, MREMAP_MAYMOVE);
+    CHECK(at != MAP_FAILED && munmap(at, 2 * SIZE) == 0);
+    at = shared();
+    CHECK(madvise(at, SIZE, MADV_POPULATE_WRITE) == 0 && munmap(at, SIZE) == 0);
+}
+
+static void *touch_all(void *tag)
+{
+    for (size_t at = 0; at < SIZE / 2; at += 4096)
+        __atomic_add_fetch(&memory[at + *(char *)tag], 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+int main(void)
+{
+    memory = next = shared();
+    calls();
+    populated();
+
+    pthread_t threads[4];
+    CHECK(pthread_create(threads, NULL, wait_for_nothing, fresh()) == 0);
+    usleep(10000);
+    void *result;
+    CHECK(pthread_cancel(threads[0]) == 0 && pthread_join(threads[0], &result) == 0);
+    CHECK(result == PTHREAD_CANCELED && cleaned);
+
+    /* A child's pages, in blocks that others touch after it; and all signals blocked. */
+    munmap(memory, SIZE - MIB);
+    memory = shared();
+    if (fork() == 0) {
+        for (size_t at = 0; at < SIZE; at += 5 * 4096)
+            memory[at + 8] = 42;
+        _exit(0);
+    }
+    CHECK(wait(NULL) > 0);
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(sigprocmask(SIG_BLOCK, &all, NULL) == 0);
+    char tags[4] = {0, 1, 2, 3};
+    for (int at = 0; at < 4; at++)
+        CHECK(pthread_create(&threads[at], NULL, touch_all, &tags[at]) == 0);
+    /* Descriptors, and then the threads that are not the program's, go while they touch. */
+    CHECK(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    for (int at = 0; at < 4; at++)
+        CHECK(pthread_join(threads[at], NULL) == 0);
+    for (size_t at = 0; at < SIZE; at += 4096) {
+        for (int tag = 0; tag < 4; tag++)
+            CHECK(memory[at + tag] == (at < SIZE / 2));
+        CHECK(memory[at + 8] == (at / 4096 % 5 == 0 ? 42 : 0));
+    }
+    memory = shared();
+    CHECK(pipe((int[2]){0}) == 0 && write(4, memory, 100) == 100);
+    puts("done");
+}

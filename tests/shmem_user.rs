@@ -1,0 +1,65 @@
+//! Shared memory that comes in by whole blocks from user space, where every control of the kernel is at `never`.
+
+use crate::pool::group::Group;
+use crate::support::host::{self, Knob};
+use crate::support::{Program, Source, compile};
+
+const OPTION: &[&str] = &["--shm=user"];
+const CONTROL: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
+/// Base pages in what `ten_lines` and `sparse` map.
+const PAGES: f64 = 65536.0;
+
+#[test]
+fn a_program_of_ten_lines_enters_the_kernel_for_blocks_alone() {
+    let files = compile(&[Source::C("ten_lines", &[])]);
+    let Some(_never) = Knob::set(CONTROL, "never") else {
+        return;
+    };
+    let program = Program::new(files.path("ten_lines")).unprivileged();
+    let plain = program.plain().ok();
+    let (ran, report) = program.reported_with(OPTION);
+    let ran = ran.ok();
+    assert_eq!(ran.number("sum"), plain.number("sum"));
+    assert!(
+        ran.number("faults") * 16 <= plain.number("faults"),
+        "{ran:?}"
+    );
+    assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
+    assert_eq!(report.number("/obtained/shmem/user"), PAGES * 4096.0);
+    let blocks = report.number("/obtained/shmem/stats/64K/shmem_alloc");
+    assert!(blocks > 0.0 && blocks * 16.0 <= PAGES, "{report:?}");
+}
+
+#[test]
+fn what_programs_do_with_such_memory_is_as_ever() {
+    let files = compile(&[Source::C("into_shared", &["-pthread"])]);
+    let program = Program::new(files.path("into_shared")).unprivileged();
+    let plain = program.plain().ok();
+    for turn in 0..5 {
+        let (ran, report) = program.reported_with(OPTION);
+        assert_eq!(ran.ok().stdout, plain.stdout, "{turn}");
+        assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
+    }
+}
+
+/// In a memory cgroup with room for what the program touches, and not for all the blocks that it touches.
+#[test]
+fn a_program_that_touches_little_lives_where_it_lives_without() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("sparse", &[])]);
+    let Some(group) = Group::of_memory(96 << 20) else {
+        return;
+    };
+    let program = Program::new(files.path("sparse")).around(group.enter());
+    program.plain().ok();
+    let (ran, report) = program.reported_with(OPTION);
+    ran.ok();
+    assert_eq!(report.number("/obtained/shmem/user"), 0.0, "{report:?}");
+    // With room for all of it.
+    let program = Program::new(files.path("sparse"));
+    let (ran, report) = program.reported_with(OPTION);
+    ran.ok();
+    assert_eq!(report.number("/obtained/shmem/user"), PAGES * 4096.0);
+}
