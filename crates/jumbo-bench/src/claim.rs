@@ -24,6 +24,7 @@ const BASE_PAGES: &str =
 const ALONE: &str = "measure while no other program uses the kernel's pool of 2 MiB pages: \
                      `jumbo pool show` says which do";
 
+const DESCRIBED: &str = "this is a fault of `jumbo bench`: say so where jumbo comes from";
 const THP: &str =
     "`jumbo thp` shows the kernel's controls; measure while no other program takes shared memory";
 
@@ -106,6 +107,11 @@ pub(crate) fn shared_percent(range: RangeInclusive<u64>) -> Claim {
 /// So many pages of a pool.
 pub(crate) fn pages(figure: &'static str, range: RangeInclusive<u64>) -> Claim {
     Claim::new(figure, range, ALONE)
+}
+
+/// So many bytes were kept to describe pages.
+pub(crate) fn kept(range: RangeInclusive<u64>) -> Claim {
+    Claim::new("kept_bytes", range, DESCRIBED)
 }
 
 /// The memory was free again in the end.

@@ -58,6 +58,9 @@ pub enum Error {
     /// These knobs of the kernel are not as they were set, or not as they were before.
     #[error("{0}: {1}")]
     Kernel(&'static str, String),
+    /// A table of page descriptors refused what it was asked.
+    #[error(transparent)]
+    Vmemmap(#[from] jumbo::vmemmap::Error),
     /// A kernel file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),

@@ -118,6 +118,11 @@ impl<'a> Group<'a> {
         self.side(name, size, move || ask(settings, &what, &claims))
     }
 
+    /// Calls a side something else than how it is started.
+    pub(crate) fn name(&mut self, side: usize, name: &str) {
+        self.sides[side].name = name.to_owned();
+    }
+
     /// Tries a sample of `side` so often where it is not what the side's name says.
     pub(crate) fn tries(&mut self, side: usize, tries: usize) {
         self.sides[side].tries = tries;
@@ -290,6 +295,7 @@ fn unit(figure: &str) -> &'static str {
         "ns",
         "bytes",
         "misses",
+        "pages",
         "faults/s",
         "faults/s/CPU",
         "x",

@@ -17,7 +17,7 @@ use jumbo::units::{PageSize, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{self, Launch, Talk};
-use crate::worker::{Task, say};
+use crate::worker::{Task, ms, say};
 use crate::{Error, Settings};
 
 /// What the journal calls it.
@@ -34,11 +34,13 @@ pub(crate) enum Kept {
     Pool,
     /// The control of shared memory of each folio size.
     Shmem,
+    /// Whether hugetlb pages give their metadata back.
+    Hvo,
 }
 
-/// What the keeper says, once when it has the knobs and after each order: nothing, or why they are not as was
-/// ordered, or are not to be had at all.
-type Answer = Result<(), String>;
+/// What the keeper says, once when it has the knobs and after each order: for how many milliseconds the kernel worked,
+/// or why they are not as was ordered, or are not to be had at all.
+type Answer = Result<f64, String>;
 
 /// Knobs, and the right to set them.
 pub(crate) struct Keeper {
@@ -53,6 +55,7 @@ impl Kept {
         match self {
             Self::Pool => "the kernel's pool of 2 MiB pages",
             Self::Shmem => "the kernel's controls of shared memory",
+            Self::Hvo => "HVO",
         }
     }
 
@@ -61,6 +64,7 @@ impl Kept {
         match self {
             Self::Pool => "not all of it could be put back; `jumbo pool --undo` tries again",
             Self::Shmem => "not all of them could be put back; `jumbo thp --undo` tries again",
+            Self::Hvo => "it could not be put back; `jumbo pool hvo --undo` tries again",
         }
     }
 }
@@ -78,19 +82,19 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Sets them; [`Error::Kernel`] says why they cannot be so.
-    pub(crate) fn set(&mut self, wanted: Vec<(Knob, Value)>) -> Result<(), Error> {
+    /// Sets them, which the kernel took so many milliseconds for; [`Error::Kernel`] says why they cannot be so.
+    pub(crate) fn set(&mut self, wanted: Vec<(Knob, Value)>) -> Result<f64, Error> {
         let mut new = wanted.clone();
         new.retain(|order| !self.now.contains(order));
         if new.is_empty() {
-            return Ok(());
+            return Ok(0.0);
         }
         self.now = wanted;
         self.talk.say(&new)?;
         self.hear()
     }
 
-    fn hear(&mut self) -> Result<(), Error> {
+    fn hear(&mut self) -> Result<f64, Error> {
         let answer: Answer = self.talk.hear()?;
         answer.map_err(|why| Error::Kernel(self.kept.name(), why))
     }
@@ -114,7 +118,7 @@ pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
 }
 
 /// What became of the knobs in the end; the outer error is why they are not to be had.
-fn serve(root: &Root, kept: Kept) -> Result<Answer, Box<dyn std::error::Error>> {
+fn serve(root: &Root, kept: Kept) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
     let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
     match kept {
@@ -124,6 +128,12 @@ fn serve(root: &Root, kept: Kept) -> Result<Answer, Box<dyn std::error::Error>> 
             Knob::persistent(SIZE, None).writable(root)?;
             let locked = journal.lock(&Group::pool(SIZE), COMMAND)?;
             let steering = steer(root, &locked, &pool, COMMAND, false)?;
+            Ok(until_the_end(root, kept, steering))
+        }
+        Kept::Hvo => {
+            Knob::hvo().writable(root)?;
+            let locked = journal.lock(&Group::hvo(), COMMAND)?;
+            let steering = Steering::of(root, &locked, vec![Knob::hvo()], COMMAND)?;
             Ok(until_the_end(root, kept, steering))
         }
         Kept::Shmem => {
@@ -138,7 +148,7 @@ fn serve(root: &Root, kept: Kept) -> Result<Answer, Box<dyn std::error::Error>> 
     }
 }
 
-fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Answer {
+fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Result<(), String> {
     // Whatever goes wrong ends the orders, and nothing but that.
     let _ = obey(root, &mut steering);
     match steering.put_back(&mut ()) {
@@ -150,25 +160,29 @@ fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Answer 
 
 /// Does as it is told until there are no more orders.
 fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
-    say(&Answer::Ok(()))?;
+    say(&Answer::Ok(0.0))?;
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
         let mut orders = wanted.into_iter();
-        say(&orders.try_for_each(|(knob, to)| set(root, steering, &knob, to)))?;
+        let all = orders.try_fold(0.0, |took, (knob, to)| {
+            Ok(took + set(root, steering, &knob, to)?)
+        });
+        say::<Answer>(&all)?;
     }
     Ok(())
 }
 
 fn set(root: &Root, steering: &mut Steering<'_>, knob: &Knob, to: Value) -> Answer {
     let written = steering.set(knob, to.clone(), &mut ());
-    let step = written.map_err(|error| error.to_string())?.step;
+    let written = written.map_err(|error| error.to_string())?;
+    let (step, took) = (written.step, ms(written.took));
     let after = step.after.clone().unwrap_or_else(|| step.before.clone());
     let reached = match (after.number(), to.number()) {
         (Some(after), Some(to)) => after >= to,
         _ => after == to,
     };
     if reached {
-        return Ok(());
+        return Ok(took);
     }
     let came = match to.number() {
         Some(to) => format!("{after} of {} came", counted(to, "page")),

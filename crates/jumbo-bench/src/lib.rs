@@ -8,7 +8,8 @@
 //! - `keeper`: knobs of the kernel, set for a sample and put back.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`],
+//! [`vmemmap`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -29,6 +30,7 @@ pub mod shmem;
 pub mod stats;
 pub mod table;
 pub mod text;
+pub mod vmemmap;
 pub mod worker;
 
 use std::num::NonZeroUsize;

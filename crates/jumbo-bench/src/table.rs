@@ -88,7 +88,7 @@ pub struct What {
     pub name: String,
     /// What was measured.
     pub measure: String,
-    /// Of both sides, and of a difference: `ms`, `us`, `ns`, `bytes` or `faults`.
+    /// Of both sides, and of a difference: `ms`, `us`, `ns`, `bytes`, `pages` or `faults`.
     pub unit: &'static str,
     /// The figure that came with the mechanism, where there is one.
     pub published: Option<&'static str>,

@@ -18,7 +18,8 @@ use crate::keeper::Kept;
 use crate::pool::{self, Arrays, Source, Supply};
 use crate::shmem::{self, Way};
 use crate::text::Text;
-use crate::{Error, child, exit, free, heap, keeper, text};
+use crate::vmemmap::{Huge, Kind};
+use crate::{Error, child, exit, free, heap, keeper, text, vmemmap};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,12 @@ pub(crate) enum Task {
     Exchange(Source, pool::Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
+    /// So many huge pages described by a table of a kind: prepared, looked up, released.
+    Describe(Kind, Huge),
+    /// So many described, and pinned.
+    Pin(Kind, Huge),
+    /// Pages of a pool taken and given back, described where that is set.
+    TakeGive(bool),
     /// So many bytes of shared memory touched by so many threads; where that is set, one by one as well.
     Shared(Way, Bytes, usize, bool),
     /// Knobs of the kernel set as it is told, until the end of its input.
@@ -85,6 +92,9 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
+        Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
+        Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
+        Task::TakeGive(is_described) => vmemmap::take_give(is_described),
         Task::Shared(way, size, threads, timed) => shmem::touch(way, size, threads, timed),
         Task::Keep(kept) => return keeper::keep(kept),
     };
@@ -92,7 +102,7 @@ pub fn run(task: &str) -> Result<(), Error> {
 }
 
 /// Tells the process that measures.
-pub(crate) fn say(what: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn say<T: Serialize>(what: &T) -> Result<(), Error> {
     let line = serde_json::to_string(what).map_err(io::Error::from)?;
     Ok(writeln!(io::stdout(), "{line}")?)
 }

@@ -10,7 +10,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, shmem, table, text, worker};
+use jumbo_bench::{Error, Settings, exit, free, heap, pool, shmem, table, text, vmemmap, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -36,6 +36,8 @@ enum Table {
     Text(Text),
     /// Touch shared memory: in 4 KiB pages, in folios of each size, on hugetlb pages; and PostgreSQL, whose buffers it is
     Shmem(Shmem),
+    /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
+    Vmemmap(Vmemmap),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -122,6 +124,13 @@ struct Shmem {
     size: Option<Bytes>,
 }
 
+/// No memory stands behind what is described: this takes the descriptors alone, 320 MiB of them on the plain side.
+#[derive(Debug, clap::Args)]
+struct Vmemmap {
+    #[command(flatten)]
+    common: Common,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -176,6 +185,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Shmem(Shmem { common, size })) => {
             let size = common.size(size, 1 << 30, 128 << 20);
             common.measure(|settings| shmem::measure(settings, size, common.quick))?;
+        }
+        Some(Table::Vmemmap(Vmemmap { common })) => {
+            common.measure(|settings| vmemmap::measure(settings, common.quick))?;
         }
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
@@ -307,7 +319,8 @@ mod tests {
                 "jumbo bench exit",
                 "jumbo bench pool",
                 "jumbo bench text",
-                "jumbo bench shmem"
+                "jumbo bench shmem",
+                "jumbo bench vmemmap"
             ]
         );
     }

@@ -1,5 +1,5 @@
 //! `jumbo bench` from outside: the shape of what it prints and how it ends, never how long anything took. The tables of
-//! the pool and of shared memory are among the tests of `jumbo pool`, since they set the kernel's.
+//! the pool, of shared memory and of page descriptors are among the tests of `jumbo pool`, since they set the kernel's.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit", "pool", "text", "shmem"] {
+    for table in ["heap", "free", "exit", "pool", "text", "shmem", "vmemmap"] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");

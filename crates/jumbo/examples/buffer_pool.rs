@@ -1,6 +1,7 @@
 //! A buffer pool, as a database has one: blocks in huge pages, of which the one that was used longest ago makes room.
 //!
-//! The pages are those of the kernel's hugetlb pool where it has enough, else THPs, which take no privilege.
+//! The pages are those of the kernel's hugetlb pool where it has enough, else THPs, which take no privilege. Then the descriptors that
+//! a buffer pool of 1 TiB would have, by address space alone: 64 bytes for each 4 KiB buffer, and next to nothing for huge ones.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -8,7 +9,8 @@ use std::sync::Arc;
 
 use jumbo::kernel::{Root, hugetlb};
 use jumbo::pool::{Error, Hugetlb, OwnedPage, Placement, Pool, Thp};
-use jumbo::units::Pages;
+use jumbo::units::{Bytes, Order, Pages};
+use jumbo::vmemmap::{Geometry, Vmemmap};
 
 const BUFFERS: Pages = Pages(4);
 
@@ -60,8 +62,45 @@ fn pool(root: &Root) -> Result<(Pool, &'static str), Box<dyn std::error::Error>>
     }
 }
 
+/// What the descriptors of so many addresses take, in huge pages and described in full.
+fn describe(root: &Root, all: Bytes) -> Result<(), Box<dyn std::error::Error>> {
+    const START: u64 = 1 << 40;
+    let geometry = Geometry::of_host()?;
+    let (huge, base) = (geometry.section(), geometry.base());
+    let size = huge.size(base);
+    let vmemmap = Vmemmap::new(START..START + all.0, geometry)?;
+    let pages = all.whole_pages(size).0;
+    let address = |page: u64| START + page * size.bytes();
+    for page in 0..pages {
+        vmemmap.prepare(address(page), huge)?;
+    }
+    let resident = || vmemmap.resident(root).map(|resident| resident.total());
+    let without = Bytes(geometry.descriptors(huge).0 * pages);
+    println!(
+        "{all} in pages of {size}: {} of descriptors instead of {without}",
+        resident()?
+    );
+
+    // A part of it in buffers of base pages, and huge again.
+    let part = pages / 1024;
+    for page in 0..part {
+        vmemmap.split(address(page), Order(0))?;
+    }
+    println!(
+        "{} of it in pages of {base}: {}",
+        Bytes(part * size.bytes()),
+        resident()?
+    );
+    for page in 0..part {
+        vmemmap.merge(address(page), huge)?;
+    }
+    println!("and merged again: {}", resident()?);
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (pool, source) = pool(&Root::host())?;
+    let root = Root::host();
+    let (pool, source) = pool(&root)?;
     println!("{BUFFERS} {source} of {}", pool.page_size());
     let mut buffers = Buffers {
         pool: Arc::new(pool),
@@ -72,5 +111,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(buffers.get(block)?[..8], u64::to_le_bytes(block));
     }
     println!("8 uses of 5 blocks, {} of them read", buffers.reads);
-    Ok(())
+    describe(&root, Bytes(1 << 40))
 }

@@ -4,6 +4,7 @@
 //! [`kernel`] for the files of /proc and /sys and the system calls that rustix lacks:
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
+//! - [`vmemmap`]: metadata of pages that huge pages do not pay for.
 //! - [`segments`]: program text on huge pages.
 //! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: memory given back with several threads, or later.
@@ -66,4 +67,5 @@ pub mod shmem;
 pub mod status;
 pub mod teardown;
 pub mod units;
+pub mod vmemmap;
 pub mod whole_file;

@@ -38,6 +38,14 @@ fn a_buffer_pool_has_hugetlb_pages_where_there_are_some_and_thps_elsewhere() {
     let said = run("buffer_pool");
     let either = said.contains("4 hugetlb pages") || said.contains("4 THPs of 2M");
     assert!(either && said.contains("6 of them read"), "{said}");
+    // 16 MiB of them for huge pages, 16 MiB for 1 GiB of base pages, and the reserve.
+    let described = [
+        "1 TiB in pages of 2M: 16.1 MiB of",
+        "1 GiB of it in pages of 4K: 32.1 MiB",
+        "again: 16.1 MiB",
+    ];
+    assert!(described.iter().all(|line| said.contains(line)), "{said}");
+    assert!(said.contains("instead of 16 GiB"), "{said}");
 
     let mut knobs = host::Knobs::new();
     if !knobs.set(Path::new(host::POOL).join("nr_overcommit_hugepages"), 64) {

@@ -46,8 +46,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Sets it; [`Error::Kernel`] says why it cannot be so.
-    pub(crate) fn provide(&mut self, wanted: Wanted) -> Result<(), Error> {
+    /// Sets it, which the kernel took so many milliseconds for; [`Error::Kernel`] says why it cannot be so.
+    pub(crate) fn provide(&mut self, wanted: Wanted) -> Result<f64, Error> {
         let had =
             |count: fn(&hugetlb::Pool) -> Pages| self.before.as_ref().map_or(0, |p| count(p).0);
         let overcommit = Pages(had(|pool| pool.overcommit) + wanted.overcommit.0);

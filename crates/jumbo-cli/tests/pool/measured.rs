@@ -113,6 +113,68 @@ fn every_ratio_is_measured_and_the_pool_is_as_it_was() {
 }
 
 #[test]
+fn descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were() {
+    let test = "descriptors_are_measured_and_the_pool_and_hvo_are_as_they_were";
+    let Some(host) = Host::take(test) else {
+        return;
+    };
+    let hvo = || std::fs::read_to_string("/proc/sys/vm/hugetlb_optimize_vmemmap").ok();
+    let (before, switch) = (Before::now(), hvo());
+    let command = [
+        BENCH[0],
+        "bench",
+        "vmemmap",
+        "--json",
+        "--quick",
+        "--rounds=1",
+    ];
+    let table = table(&host.command(&command).output().unwrap());
+    assert_as(&before, "measured");
+    assert_eq!((hvo(), host.records()), (switch.clone(), 0));
+    assert_eq!(table["table"], "vmemmap");
+    for suffix in ["", "_1g"] {
+        let names = [
+            "prepare",
+            "release",
+            "bytes_kept",
+            "head_of_random",
+            "head_of_sequential",
+            "pin",
+            "unpin",
+        ];
+        for name in names {
+            assert_ratios(&table, &[&format!("{name}{suffix}")]);
+        }
+        let of = ["prepare", "release", "plain_prepare", "plain_release"];
+        for name in of.map(|of| format!("{of}{suffix}_p99_ns")) {
+            let value = &table["values"][&name];
+            assert!(
+                value["median"].as_f64().is_some_and(|ns| ns > 0.0),
+                "{name}"
+            );
+            assert_eq!(value["unit"], "ns");
+        }
+    }
+    // These are counted, and no matter of time.
+    let least = |of: &str, name: &str| table[of][name]["min"].as_f64().unwrap();
+    assert_eq!(least("values", "saved_of_8"), 8.0);
+    assert_eq!(least("values", "saved_of_4096"), 4096.0);
+    assert_eq!(table["values"]["saved_of_8"]["unit"], "pages");
+    assert!(least("ratios", "bytes_kept") > 100.0, "{table:#}");
+    assert!(least("ratios", "bytes_kept_1g") > 100.0, "{table:#}");
+    assert_ratios(&table, &["take_give", "take_give_aa"]);
+    match switch {
+        Some(_) => {
+            assert!(table["missing"].is_null(), "{table:#}");
+            assert_ratios(&table, &["kernel_grow", "kernel_shrink", "kernel_grow_aa"]);
+            let saved = least("values", "kernel_saved_of_8");
+            assert!((6.6..=7.1).contains(&saved), "{saved}");
+        }
+        None => assert!(!table["missing"].is_null(), "{table:#}"),
+    }
+}
+
+#[test]
 fn without_the_right_to_set_the_pool_the_rest_is_measured() {
     let test = "without_the_right_to_set_the_pool_the_rest_is_measured";
     let Some(host) = Host::take(test).filter(|_| is_measurable(test)) else {

@@ -70,6 +70,11 @@ impl Room {
         }
     }
 
+    /// Has the next claim look, whatever an earlier look left.
+    pub fn look_again(&self) {
+        self.credit.0.store(0, Ordering::Relaxed);
+    }
+
     /// Room for so many bytes; `None` where there is none, or none is known of.
     pub fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         loop {

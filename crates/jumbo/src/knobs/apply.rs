@@ -9,7 +9,7 @@
 //! record stays, for another try.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -289,6 +289,8 @@ pub(super) struct Work<'a> {
     watcher: &'a mut dyn Watcher,
     /// The watcher asked for an end.
     pub(super) stop: bool,
+    /// How long the kernel worked on the last write.
+    pub(super) took: Duration,
     notes: Vec<String>,
 }
 
@@ -305,6 +307,7 @@ impl<'a> Work<'a> {
             compact,
             watcher,
             stop: false,
+            took: Duration::ZERO,
             notes: Vec::new(),
         }
     }
@@ -382,7 +385,12 @@ impl<'a> Work<'a> {
         if !self.stop {
             let (root, file) = (self.root.clone(), step.knob.file.clone());
             let to = step.to.to_string();
-            self.patiently(move || root.write(file, &to), &Doing::Writing(step))?;
+            let write = move || {
+                let clock = Instant::now();
+                root.write(file, &to)?;
+                Ok(clock.elapsed())
+            };
+            self.took = self.patiently(write, &Doing::Writing(step))?;
             step.after = Some(step.knob.read(self.root)?);
         }
         Ok(())
@@ -399,11 +407,11 @@ impl<'a> Work<'a> {
     }
 
     /// Work in the kernel that may take long.
-    fn patiently(
+    fn patiently<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce() -> Result<(), FileError> + Send + 'static,
+        work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
         doing: &Doing<'_>,
-    ) -> Result<(), FileError> {
+    ) -> Result<T, FileError> {
         let process = self.root.path("proc/self");
         let no_thread = |source| FileError::io("start a thread in", &process)(source);
         let mut work = Interruptible::start(work).map_err(no_thread)?;

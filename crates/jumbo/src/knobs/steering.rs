@@ -8,6 +8,8 @@
 //! So that the next one knows a knob that was left from a knob that was changed since, the record says of each
 //! knob its last value and, before each write, the new one: killed meanwhile, the knob is between them.
 
+use std::time::Duration;
+
 use super::apply::{ApplyError, Undone, Watcher, Work, stands_on, undo_steps};
 use super::journal::{Locked, Record};
 use super::knob::{Knob, Value};
@@ -33,6 +35,8 @@ pub struct Written {
     pub step: Step,
     /// True where the watcher asked for an end meanwhile.
     pub stopped: bool,
+    /// How long the kernel worked on it.
+    pub took: Duration,
 }
 
 impl<'a> Steering<'a> {
@@ -123,13 +127,17 @@ impl<'a> Steering<'a> {
         self.note(knob, |ours| ours.to = step.to.clone());
         let mut work = Work::new(self.root, self.locked, false, watcher);
         work.step(&mut step)?;
-        let stopped = work.stop;
+        let (stopped, took) = (work.stop, work.took);
         if let Some(after) = &step.after {
             self.note(knob, |ours| {
                 (ours.after, ours.to) = (Some(after.clone()), after.clone());
             });
         }
-        Ok(Written { step, stopped })
+        Ok(Written {
+            step,
+            stopped,
+            took,
+        })
     }
 
     /// For the next steering. One that cannot read it takes the knob for changed by another program.

@@ -123,7 +123,7 @@ impl Pool {
 
     fn release_all(&self, frames: &mut List, released: &mut List) {
         while let Some(frame) = frames.pop(&self.links) {
-            self.source.release(&frame);
+            self.let_go(&frame);
             released.push(&self.links, frame);
         }
     }
@@ -140,7 +140,7 @@ impl Pool {
             return;
         }
         drop(inventory);
-        match self.source.populate(&frame) {
+        match self.populate(&frame) {
             Ok(()) => self.give_frame(frame),
             Err(_) => lock(&self.inventory).lose(frame, &self.links),
         }

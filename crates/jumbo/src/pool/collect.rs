@@ -238,7 +238,7 @@ impl Pool {
     /// Has the source make one page on a node; `None` where the node's window is full.
     pub(super) fn make_on(&self, node: NodeId) -> Option<Result<Frame, SourceError>> {
         let frame = lock(&self.inventory).pop_hole(node, &self.links)?;
-        Some(match self.source.populate(&frame) {
+        Some(match self.populate(&frame) {
             Ok(()) => Ok(frame),
             Err(error) => {
                 lock(&self.inventory).push_hole(frame, &self.links);
@@ -255,7 +255,7 @@ impl Pool {
     }
 
     fn return_one(&self, frame: Frame) {
-        self.source.release(&frame);
+        self.let_go(&frame);
         lock(&self.inventory).push_hole(frame, &self.links);
     }
 

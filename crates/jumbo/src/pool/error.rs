@@ -2,7 +2,8 @@
 
 use rustix::io::Errno;
 
-use crate::units::{Bytes, NodeId, Pages};
+use crate::units::{Bytes, NodeId, Order, Pages};
+use crate::vmemmap;
 
 /// Why a page, a reservation or a region could not be had. Nothing changed hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,15 @@ pub enum Error {
         /// The pages for which each node has addresses.
         capacity: Pages,
     },
+    /// Pages of the pool have no folios of that order.
+    #[error("the pool's pages have no folios of order {}", order.0)]
+    Order {
+        /// The order asked for.
+        order: Order,
+    },
+    /// A page that was to be split stays whole.
+    #[error("a page cannot be split: {0}")]
+    Split(#[from] vmemmap::Error),
     /// This process is a fork of the one that made the pool, and the pages are still that one's.
     #[error("the pool belongs to the process that this one was forked from")]
     Forked,

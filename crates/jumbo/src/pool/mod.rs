@@ -10,6 +10,7 @@
 //! - [`Pool::reserve`] promises pages, all or none ([`Reservation`]);
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
+//! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
 //! - [`Pool::region`] and [`Pool::shared_region`] put pages side by side ([`Region`], [`SharedRegion`]).
 //!
 //! ```
@@ -35,7 +36,7 @@
 //!
 //! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the pages that threads keep at hand in
 //! `shard`, the way from the one to the other and to the source in `collect`; `frame` is the token that a page
-//! is in exactly one place, `window` the one leaf that touches memory. See `docs/design/pool.md`.
+//! is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
 //! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
@@ -45,6 +46,7 @@
 mod claim;
 mod collect;
 mod error;
+mod folio;
 mod frame;
 mod inventory;
 mod nodes;
@@ -60,6 +62,7 @@ mod verify;
 mod window;
 
 pub use error::{Error, Exhausted, SetupError, SourceError};
+pub use folio::{Folio, Split};
 pub use nodes::{NodeSet, Placement};
 pub use page::{OwnedPage, Page};
 pub use region::{Populate, Region};
@@ -74,7 +77,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::{NodeId, PageSize, Pages};
-use frame::Links;
+use folio::{Buddies, Folios};
+use frame::{Frame, Links};
 use inventory::{Inventory, NODES};
 use shard::{Shards, lock};
 
@@ -95,6 +99,9 @@ pub struct Pool {
     resizing: Mutex<()>,
     placement: Placement,
     source: Box<dyn Source>,
+    /// What describes its pages; `None` where they have no smaller folios.
+    folios: Option<Folios>,
+    buddies: Mutex<Buddies>,
 }
 
 /// A pool's counters, by the kernel's names.
@@ -131,6 +138,15 @@ impl Pool {
     /// `placement` is where its pages may be; [`Placement::of_thread`] is what the kernel would do.
     pub fn new(source: impl Source + 'static, placement: Placement) -> Self {
         let window = source.window();
+        let folios = Folios::new(window.first_address(), window.length(), window.size());
+        let mut pool = Self::without_folios(source, placement);
+        pool.folios = folios;
+        pool
+    }
+
+    /// The same, but that its pages are not described: it takes no addresses for their descriptors, and has no folios.
+    pub fn without_folios(source: impl Source + 'static, placement: Placement) -> Self {
+        let window = source.window();
         let capacity = u32::try_from(window.capacity().0).unwrap_or(frame::MAX_FRAMES);
         Self {
             links: window.links(),
@@ -139,6 +155,8 @@ impl Pool {
             held: array::from_fn(|_| AtomicU64::new(0)),
             resizing: Mutex::new(()),
             placement,
+            folios: None,
+            buddies: Mutex::default(),
             source: Box::new(source),
         }
     }
@@ -195,6 +213,23 @@ impl Pool {
             .sum()
     }
 
+    /// Has the source make a page, and describes it.
+    fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
+        self.source.populate(frame)?;
+        if let Some(folios) = &self.folios {
+            folios.prepare(self.source.window().offset(frame));
+        }
+        Ok(())
+    }
+
+    /// Gives a page back to the source.
+    fn let_go(&self, frame: &Frame) {
+        if let Some(folios) = &self.folios {
+            folios.release(self.source.window().offset(frame));
+        }
+        self.source.release(frame);
+    }
+
     fn hold(&self, node: NodeId) {
         if let Some(held) = self.held.get(node.0 as usize) {
             held.fetch_add(1, Ordering::SeqCst);
@@ -214,7 +249,7 @@ impl Drop for Pool {
         let mut all = self.exclusive();
         all.empty_caches();
         while let Some(frame) = all.inventory.pop_free(NodeSet::ALL, &self.links) {
-            self.source.release(&frame);
+            self.let_go(&frame);
         }
     }
 }

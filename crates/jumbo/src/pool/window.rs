@@ -20,6 +20,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::NodeSet;
 use super::error::SetupError;
+use super::folio::Part;
 use super::frame::{Frame, Links, MAX_FRAMES};
 use crate::kernel::sys;
 use crate::units::{Bytes, PageSize, Pages};
@@ -181,22 +182,9 @@ fn populate(address: usize, length: usize) -> Result<()> {
     unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
-/// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps. Linux 5.17 with
-/// CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
+/// Names the first `length` bytes of a mapping in /proc/PID/maps, where the kernel can.
 pub(super) fn name(mapping: &OwnedRange, length: usize, name: &CStr) {
-    const PR_SET_VMA: usize = 0x5356_4d41;
-    const PR_SET_VMA_ANON_NAME: usize = 0;
-    let name = name.as_ptr().expose_provenance();
-    let arguments = [
-        PR_SET_VMA,
-        PR_SET_VMA_ANON_NAME,
-        mapping.address,
-        length,
-        name,
-        0,
-    ];
-    // SAFETY: the kernel copies the name; a name changes no byte of the memory.
-    let _ = unsafe { sys::request(libc::SYS_prctl, arguments) };
+    sys::name(mapping.address, length, name);
 }
 
 impl Window {
@@ -246,6 +234,11 @@ impl Window {
     /// All of it.
     pub(super) fn mapping(&self) -> &OwnedRange {
         &self.mapping
+    }
+
+    /// Its first address.
+    pub(super) fn first_address(&self) -> usize {
+        self.mapping.address
     }
 
     /// In bytes, of all nodes.
@@ -304,6 +297,21 @@ impl Window {
         unsafe { std::slice::from_raw_parts_mut(at(self.address(frame)).cast(), self.bytes) }
     }
 
+    /// The bytes of a part of a populated page.
+    pub(super) fn folio<'a>(&'a self, part: &'a Part) -> &'a [u8] {
+        let at = at(self.mapping.address + part.offset());
+        // SAFETY: the page that it is a part of is held for as long as the part is, so it is populated as for `bytes`; the part is
+        // borrowed, and no other part has any of its bytes.
+        unsafe { std::slice::from_raw_parts(at.cast(), part.length()) }
+    }
+
+    /// The bytes of a part of a populated page, to write.
+    pub(super) fn folio_mut<'a>(&'a self, part: &'a mut Part) -> &'a mut [u8] {
+        let at = at(self.mapping.address + part.offset());
+        // SAFETY: as for `folio`; the part is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), part.length()) }
+    }
+
     /// Makes the place readable and writable.
     pub(super) fn open(&self, frame: &Frame) -> Result<()> {
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
@@ -326,19 +334,8 @@ impl Window {
 
     /// Gives anonymous memory back to the kernel; the place stays.
     pub(super) fn discard(&self, frame: &Frame) -> Result<()> {
-        const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
-        let address = self.address(frame);
         // SAFETY: the frame is held by the caller, so there is no other reference to the page's bytes.
-        unsafe {
-            match mm::madvise(at(address), self.bytes, Advice::LinuxDontNeed) {
-                // Locked memory (mlockall): what unlocks it as it goes is Linux 5.18.
-                Err(Errno::INVAL) => {
-                    let arguments = [address, self.bytes, DONTNEED_LOCKED, 0, 0, 0];
-                    sys::request(libc::SYS_madvise, arguments).map(drop)
-                }
-                answer => answer,
-            }
-        }
+        unsafe { sys::discard(self.address(frame), self.bytes) }
     }
 
     /// Keeps the whole window out of the children of fork(2).

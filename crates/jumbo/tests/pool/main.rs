@@ -1,4 +1,4 @@
-//! The pool: by its rules (`rules`), against a naive model (`model`), from many threads (`threads`), as regions
+//! The pool: by its rules (`rules`), its folios (`folios`), against a naive model (`model`), from many threads (`threads`), as regions
 //! (`regions`), and over the real sources (`sources`) and at their limits (`processes`). Against the kernel: `pool_referee`.
 #![allow(
     clippy::unwrap_used,
@@ -6,6 +6,9 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../confined/mod.rs"]
+mod confined;
+mod folios;
 mod host;
 mod model;
 mod processes;

@@ -73,14 +73,22 @@ enum Op {
     Renew(u64),
     Resize(u64),
     Overcommit(u64),
+    /// Takes a part of a page, of this order; for one who knows no folios, a take where that splits a page.
+    Folio(u32),
+    /// Gives one back; for one who knows none, the page where it was the last of it.
+    GiveFolio(usize),
+    /// For one who knows no folios.
+    Nothing,
 }
 
 impl Op {
     fn any(random: &mut Random) -> Self {
         match random.below(100) {
-            0..19 => Self::Take,
+            0..14 => Self::Take,
+            14..19 => Self::Folio(u32::try_from(4 + random.below(5)).unwrap()),
             19..25 => Self::TakeOf,
-            25..53 => Self::Give(random.at(1 << 20)),
+            25..47 => Self::Give(random.at(1 << 20)),
+            47..53 => Self::GiveFolio(random.at(1 << 20)),
             53..60 => Self::Reserve(random.below(9)),
             60..63 => Self::ReserveOf(random.below(6)),
             63..67 => Self::ReservePrivate(1 + random.below(5)),
@@ -149,7 +157,7 @@ impl Outcome {
         other: &mut dyn Side,
         and: &dyn Fn(&Ours<'_>) -> Result<(), String>,
     ) -> Result<(), String> {
-        let answer = ours.step(op)?;
+        let (answer, op) = ours.plainly(op)?;
         let same = other.step(op)?;
         match (&answer, &same) {
             (Some(Ok(())), Some(Ok(()))) => self.succeeded += 1,
@@ -179,6 +187,7 @@ impl Outcome {
         loop {
             let (at, op) = match ops.next() {
                 Some((at, op)) => (at, op),
+                None if !ours.folios.is_empty() => (last, Op::GiveFolio(0)),
                 None if !ours.used.is_empty() => (last, Op::Give(0)),
                 None if !ours.reserved.is_empty() => (last, Op::End(0)),
                 None => return outcome,
@@ -199,7 +208,8 @@ fn beside_the_kernel(ops: &[Op]) -> Outcome {
     // Programs of others on this host, which know nothing of the lock.
     is_unused();
     // More than a sequence can ask for: the kernel's buddy allocator has more, too.
-    let pool = Pool::new(Model::new(&[512]).unwrap(), Placement::ANYWHERE);
+    let model = Model::of_size(PageSize::SIZE_2M, &[512]).unwrap();
+    let pool = Pool::new(model, Placement::ANYWHERE);
     Outcome::run(ops, &mut Ours::new(&pool), &mut Kernels::new(), &|_| Ok(()))
 }
 

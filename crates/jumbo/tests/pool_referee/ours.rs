@@ -1,7 +1,7 @@
 //! The pool's side.
 
-use jumbo::pool::{Error, Page, Pool, Reservation, Subpool};
-use jumbo::units::Pages;
+use jumbo::pool::{Error, Folio, Page, Pool, Reservation, Subpool};
+use jumbo::units::{Order, Pages};
 
 use super::{Answer, Op, QUOTA, Side, text};
 
@@ -33,7 +33,9 @@ impl Drop for Part<'_> {
 
 /// A page of a pool, and what its user wrote.
 pub(super) struct Held<'p> {
-    page: Page<'p>,
+    /// `None`: a page that is split.
+    page: Option<Page<'p>>,
+    /// Of a split page its number.
     mark: u64,
     is_of_subpool: bool,
 }
@@ -51,6 +53,8 @@ pub(super) struct Ours<'p> {
     pub(super) pool: &'p Pool,
     pub(super) used: Vec<Held<'p>>,
     pub(super) reserved: Vec<Promised<'p>>,
+    /// With what their users wrote.
+    pub(super) folios: Vec<(Folio<'p>, u64)>,
     subpool: Option<Part<'p>>,
     marks: u64,
 }
@@ -61,6 +65,7 @@ impl<'p> Ours<'p> {
             pool,
             used: Vec::new(),
             reserved: Vec::new(),
+            folios: Vec::new(),
             subpool: Part::new(pool, 0).ok(),
             marks: 0,
         }
@@ -71,10 +76,63 @@ impl<'p> Ours<'p> {
         let mark = self.marks;
         page.bytes_mut()[..8].copy_from_slice(&mark.to_ne_bytes());
         Held {
-            page,
+            page: Some(page),
             mark,
             is_of_subpool,
         }
+    }
+
+    /// Carries an operation out, and says what it is to one who knows no folios.
+    pub(super) fn plainly(&mut self, op: Op) -> Result<(Answer, Op), String> {
+        let split = self.pool.split().pages;
+        match op {
+            Op::Folio(order) => {
+                let mut folio = match self.pool.take_folio(Order(order)) {
+                    Ok(folio) => folio,
+                    Err(error) => return Ok((Some(Err(error.to_string())), Op::Take)),
+                };
+                self.marks += 1;
+                folio.bytes_mut()[..8].copy_from_slice(&self.marks.to_ne_bytes());
+                let page = self.page_of(&mut folio);
+                self.folios.push((folio, self.marks));
+                if self.pool.split().pages == split {
+                    return Ok((None, Op::Nothing));
+                }
+                self.used.push(Held {
+                    page: None,
+                    mark: page,
+                    is_of_subpool: false,
+                });
+                Ok((Some(Ok(())), Op::Take))
+            }
+            Op::GiveFolio(at) if !self.folios.is_empty() => {
+                let (mut folio, mark) = self.folios.swap_remove(at % self.folios.len());
+                if folio.bytes()[..8] != mark.to_ne_bytes() {
+                    return Err("a folio holds something else".to_owned());
+                }
+                let page = self.page_of(&mut folio);
+                drop(folio);
+                if self.pool.split().pages == split {
+                    return Ok((None, Op::Nothing));
+                }
+                let is_it = |held: &Held<'_>| held.page.is_none() && held.mark == page;
+                let at = self.used.iter().position(is_it);
+                let at = at.ok_or("a page was split that was not taken")?;
+                self.used.swap_remove(at);
+                Ok((None, Op::Give(at)))
+            }
+            Op::GiveFolio(_) => Ok((None, Op::Nothing)),
+            Op::Give(at)
+                if !self.used.is_empty() && self.used[at % self.used.len()].page.is_none() =>
+            {
+                Ok((None, Op::Nothing))
+            }
+            op => Ok((self.step(op)?, op)),
+        }
+    }
+
+    fn page_of(&self, folio: &mut Folio<'_>) -> u64 {
+        folio.as_ptr().addr().get() as u64 / self.pool.page_size().bytes()
     }
 
     /// Whether an operation gives a page back that the subpool's minimum keeps, while the pool has surplus.
@@ -89,7 +147,8 @@ impl<'p> Ours<'p> {
     }
 
     fn give(held: Held<'_>) -> Result<(), String> {
-        if held.page.bytes()[..8] == held.mark.to_ne_bytes() {
+        let page = held.page.as_ref().ok_or("a split page was given")?;
+        if page.bytes()[..8] == held.mark.to_ne_bytes() {
             return Ok(());
         }
         Err("a page holds something else".to_owned())

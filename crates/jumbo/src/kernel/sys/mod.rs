@@ -1,10 +1,12 @@
 //! System calls that rustix lacks, behind functions that are safe to call.
 
+mod anonymous;
 mod numa;
 mod pidfd;
 pub(crate) mod ptrace;
 mod scratch;
 
+pub(crate) use anonymous::{discard, name};
 pub(crate) use jumbo_inside::sys::{Userfault, collapse, collapse_in, request};
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
 pub use pidfd::release;

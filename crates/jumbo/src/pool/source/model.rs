@@ -43,6 +43,14 @@ impl Model {
     /// # Errors
     /// [`SetupError::Window`].
     pub fn new(supply: &[u32]) -> Result<Self, SetupError> {
+        Self::of_size(PageSize::SIZE_4K, supply)
+    }
+
+    /// The same with pages of `size`.
+    ///
+    /// # Errors
+    /// As [`Model::new`].
+    pub fn of_size(size: PageSize, supply: &[u32]) -> Result<Self, SetupError> {
         let nodes: NodeSet = (0u32..).map(NodeId).take(supply.len()).collect();
         let capacity = supply.iter().copied().max().unwrap_or(1);
         let node = |pages: &u32| Node {
@@ -50,7 +58,7 @@ impl Model {
             out: AtomicI64::new(0),
         };
         Ok(Self {
-            window: Window::reserve(PageSize::SIZE_4K, nodes, Pages(capacity.into()))?,
+            window: Window::reserve(size, nodes, Pages(capacity.into()))?,
             supply: Arc::new(Supply {
                 nodes: supply.iter().map(node).collect(),
                 until_failure: AtomicI64::new(-1),

@@ -1,0 +1,57 @@
+//! Pages of a pool, taken and given back: with descriptions of its pages, and without. [`take_give`]
+
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::pool::{Placement, Pool, Thp};
+use jumbo::units::{Order, Pages};
+
+use crate::Error;
+use crate::memory::had;
+use crate::stats::least;
+use crate::worker::{Figures, with};
+
+/// How many pages the pool has.
+pub(super) const PAGES: Pages = Pages(16);
+
+/// So often, for so long, pages are taken and given; the quickest counts, because whatever disturbs makes it slower.
+const TIMES: usize = 20;
+const SPAN: Duration = Duration::from_millis(5);
+
+/// How many between two looks at the clock.
+const BATCH: u32 = 256;
+
+/// Whether a page can be had in folios.
+pub(super) const FOLIOS: &str = "folios_of_a_page";
+
+/// What it takes to take a page and give it back, by one thread.
+pub(crate) fn take_give(is_described: bool) -> Result<Figures, Error> {
+    let root = Root::host();
+    let (thp, placement) = (Thp::new(&root)?, Placement::of_thread()?);
+    let pool = match is_described {
+        true => Pool::new(thp, placement),
+        false => Pool::without_folios(thp, placement),
+    };
+    if let Some(error) = pool.resize(PAGES).stopped {
+        return Err(error.into());
+    }
+    let spans = (0..TIMES).map(|_| span(&pool));
+    let spans = spans.collect::<Result<Vec<_>, _>>()?;
+    let folios = pool
+        .take_folio(Order(0))
+        .map_or(0, |_| pool.split().pages.0);
+    let figures = [("page_ns", least(&spans)), (FOLIOS, folios as f64)];
+    Ok(with(had(&root)?, figures))
+}
+
+/// One in the mean, in nanoseconds.
+fn span(pool: &Pool) -> Result<f64, Error> {
+    let (clock, mut done) = (Instant::now(), 0);
+    while clock.elapsed() < SPAN {
+        for _ in 0..BATCH {
+            pool.take()?.bytes_mut()[0] = 1;
+        }
+        done += BATCH;
+    }
+    Ok(clock.elapsed().as_secs_f64() * 1e9 / f64::from(done))
+}

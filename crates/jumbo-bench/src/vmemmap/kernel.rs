@@ -1,0 +1,123 @@
+//! The kernel's own pool, grown and shrunk with HVO off and on: [`Kernel`].
+//!
+//! Off is the baseline: HVO costs time. What it saves is what the kernel's two counters of page metadata fall by.
+
+use jumbo::kernel::Root;
+use jumbo::kernel::memory::{Events, Memory};
+use jumbo::knobs::Knob;
+use jumbo::units::{Bytes, PageSize, Pages};
+
+use crate::child::Launch;
+use crate::claim::{self, Claim};
+use crate::keeper::{Keeper, Kept, SIZE};
+use crate::pool::{Host, Wanted};
+use crate::worker::{Figures, with};
+use crate::{Error, Settings};
+
+/// Of the eight base pages of descriptors of a 2 MiB page the kernel frees so many.
+const FREED: u64 = 7;
+
+/// How many pages come and go one by one.
+const SINGLE: u64 = 32;
+
+/// What the metadata counters fell by, in base pages.
+const SAVED: &str = "metadata_saved_pages";
+
+/// The kernel's pool of 2 MiB pages, the switch of HVO, and the right to set both.
+pub(super) struct Kernel {
+    host: Host,
+    hvo: Keeper,
+    pages: Pages,
+}
+
+impl Kernel {
+    /// Takes them, if the pool can have up to `most` pages more; [`Error::Kernel`] says why not.
+    pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
+        let root = Root::host();
+        let available = Memory::read(&root)?.available;
+        let pages = Pages(most.0.min(available.whole_pages(SIZE).0 / 3));
+        let counted = metadata(&root)?.is_some();
+        if !counted {
+            let why = "the kernel does not count its page metadata (before Linux 6.12)";
+            return Err(Error::Kernel("HVO", why.to_owned()));
+        }
+        let hvo = Keeper::take(settings, Kept::Hvo)?;
+        let mut host = Host::take(settings, pages)?;
+        host.provide(Wanted::default())?;
+        Ok(Self { host, hvo, pages })
+    }
+
+    /// What a sample makes of memory.
+    pub(super) fn bytes(&self) -> Bytes {
+        self.pages.bytes(SIZE)
+    }
+
+    /// The pool grown and shrunk at once, and then page by page.
+    pub(super) fn sample(&mut self, on: bool) -> Result<Figures, Error> {
+        let root = Root::host();
+        self.hvo.set(vec![(Knob::hvo(), u64::from(on).into())])?;
+        let before = metadata(&root)?.unwrap_or_default();
+        let grow = self.resize(self.pages)?;
+        let saved = before.saturating_sub(metadata(&root)?.unwrap_or_default());
+        let shrink = self.resize(Pages(0))?;
+        let singly = |host: &mut Self, to: &mut dyn Iterator<Item = u64>| {
+            let times = to.map(|pages| host.resize(Pages(pages)));
+            let mut times = times.collect::<Result<Vec<_>, _>>()?;
+            times.sort_unstable_by(f64::total_cmp);
+            Ok::<_, Error>(times)
+        };
+        let grows = singly(self, &mut (1..=SINGLE))?;
+        let shrinks = singly(self, &mut (0..SINGLE).rev())?;
+        let quantile = |times: &[f64], percent: usize| {
+            let at = (times.len() * percent / 100).min(times.len().saturating_sub(1));
+            times.get(at).map_or(f64::NAN, |ms| ms * 1e3)
+        };
+        let figures = with(
+            Figures::new(),
+            [
+                ("grow_ms", grow),
+                ("shrink_ms", shrink),
+                ("grow_p50_us", quantile(&grows, 50)),
+                ("grow_p99_us", quantile(&grows, 99)),
+                ("shrink_p50_us", quantile(&shrinks, 50)),
+                ("shrink_p99_us", quantile(&shrinks, 99)),
+                (
+                    "saved_of_8_pages",
+                    saved as f64 / self.pages.0.max(1) as f64,
+                ),
+                (SAVED, saved as f64),
+                ("preload_libraries", 0.0),
+            ],
+        );
+        claim::check(&[self.claim(on)], &Launch::Plain, &figures)?;
+        Ok(figures)
+    }
+
+    /// That HVO is what the side's name says: all but a few of what it frees, or next to nothing.
+    fn claim(&self, on: bool) -> Claim {
+        let freed = self.pages.0 * FREED;
+        let range = match on {
+            true => freed / 100 * claim::MOST..=u64::MAX,
+            false => 0..=freed / 20,
+        };
+        claim::pages(SAVED, range)
+    }
+
+    fn resize(&mut self, pages: Pages) -> Result<f64, Error> {
+        self.host.provide(Wanted::persistent(pages))
+    }
+
+    /// Has both put back.
+    pub(super) fn give_back(self) -> Result<(), Error> {
+        self.host.give_back()?;
+        self.hvo.give_back()
+    }
+}
+
+/// What the kernel's page metadata takes, in base pages; `None` where it does not count that.
+fn metadata(root: &Root) -> Result<Option<u64>, Error> {
+    let base = PageSize::SIZE_4K;
+    let metadata = Events::read(root)?.metadata(&Memory::read(root)?, base);
+    let pages = metadata.bytes.whole_pages(base).0;
+    Ok(metadata.counted.then_some(pages))
+}

@@ -1,0 +1,110 @@
+//! What the table is held against: [`Plain`], a table of descriptors that are all there, as the kernel's is without HVO.
+//!
+//! Each tail holds who its head is, because that is what a reader looks at. Nothing is checked and nothing locked: no table of
+//! this kind is faster.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A descriptor of 64 bytes.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line {
+    /// The number of the head, plus 1; 0 where there is no page.
+    head: AtomicU64,
+    /// Of a head.
+    order: AtomicU64,
+    /// Of a head: references, and pins above.
+    counts: AtomicU64,
+}
+
+/// Descriptors of so many base pages, by number.
+pub(super) struct Plain(Box<[Line]>);
+
+/// A pin is a reference too.
+const PIN: u64 = 1 | 1 << 32;
+
+impl Plain {
+    pub(super) fn new(pages: usize) -> Self {
+        Self((0..pages).map(|_| Line::default()).collect())
+    }
+
+    /// A compound page from `head` on.
+    pub(super) fn prepare(&self, head: usize, order: u32) {
+        let number = head as u64 + 1;
+        let pages = &self.0[head..head + (1 << order)];
+        pages[0].order.store(order.into(), Ordering::Relaxed);
+        pages[0].counts.store(1, Ordering::Relaxed);
+        for page in pages {
+            page.head.store(number, Ordering::Release);
+        }
+    }
+
+    pub(super) fn release(&self, head: usize) {
+        let order = self.0[head].order.load(Ordering::Relaxed);
+        for page in &self.0[head..head + (1 << order)] {
+            page.head.store(0, Ordering::Release);
+        }
+    }
+
+    /// The number of the head.
+    #[inline]
+    pub(super) fn head_of(&self, page: usize) -> Option<usize> {
+        let head = self.0[page].head.load(Ordering::Acquire);
+        usize::try_from(head).ok()?.checked_sub(1)
+    }
+
+    /// Runs `count` on each head of `pages`, with how many of these are its own: told by their tails.
+    fn by_head(&self, pages: Range<usize>, count: impl Fn(&AtomicU64, u64)) {
+        let mut next = pages.start;
+        while next < pages.end
+            && let Some(head) = self.head_of(next)
+        {
+            let first = next;
+            while next < pages.end && self.head_of(next) == Some(head) {
+                next += 1;
+            }
+            count(&self.0[head].counts, (next - first) as u64);
+        }
+    }
+
+    pub(super) fn pin(&self, pages: Range<usize>) {
+        self.by_head(pages, |counts, more| {
+            counts.fetch_add(more * PIN, Ordering::AcqRel);
+        });
+    }
+
+    pub(super) fn unpin(&self, pages: Range<usize>) {
+        self.by_head(pages, |counts, less| {
+            counts.fetch_sub(less * PIN, Ordering::AcqRel);
+        });
+    }
+
+    /// How many pins a page has.
+    pub(super) fn pins(&self, page: usize) -> u64 {
+        let head = self.head_of(page).unwrap_or(page);
+        self.0[head].counts.load(Ordering::Relaxed) >> 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_counts_by_head() {
+        let plain = Plain::new(16);
+        plain.prepare(4, 2);
+        plain.prepare(8, 3);
+        assert_eq!(
+            [3, 4, 7, 8, 15].map(|page| plain.head_of(page)),
+            [None, Some(4), Some(4), Some(8), Some(8)]
+        );
+        plain.pin(6..13);
+        assert_eq!((plain.pins(4), plain.pins(15)), (2, 5));
+        plain.unpin(6..13);
+        assert_eq!((plain.pins(7), plain.pins(8)), (0, 0));
+        plain.release(4);
+        assert_eq!(plain.head_of(7), None);
+    }
+}

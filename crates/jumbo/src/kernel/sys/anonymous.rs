@@ -1,0 +1,49 @@
+//! What is asked of anonymous memory that rustix has no call for: [`discard`], [`name`].
+
+use std::ffi::CStr;
+use std::ptr::with_exposed_provenance_mut;
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{self, Advice};
+
+use super::request;
+
+/// MADV_DONTNEED: gives the memory back, locked or not. The range holds zeroes from then on.
+///
+/// # References
+/// madvise(2); MADV_DONTNEED_LOCKED, for memory that mlockall(2) has locked: Linux 5.18.
+///
+/// # Errors
+/// Those of madvise(2).
+///
+/// # Safety
+/// What the range holds is the caller's to lose.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub(crate) unsafe fn discard(address: usize, length: usize) -> Result<()> {
+    const DONTNEED_LOCKED: usize = libc::MADV_DONTNEED_LOCKED.unsigned_abs() as usize;
+    let at = with_exposed_provenance_mut(address);
+    // SAFETY: the caller's promise, for both calls.
+    unsafe {
+        match mm::madvise(at, length, Advice::LinuxDontNeed) {
+            Err(Errno::INVAL) => {
+                let arguments = [address, length, DONTNEED_LOCKED, 0, 0, 0];
+                request(libc::SYS_madvise, arguments).map(drop)
+            }
+            answer => answer,
+        }
+    }
+}
+
+/// PR_SET_VMA_ANON_NAME: the name of an anonymous mapping in /proc/PID/maps.
+///
+/// # References
+/// prctl(2), Linux 5.17 with CONFIG_ANON_VMA_NAME; elsewhere the mapping goes without.
+#[expect(unsafe_code, reason = "a system call")]
+pub(crate) fn name(address: usize, length: usize, name: &CStr) {
+    const PR_SET_VMA: usize = 0x5356_4d41;
+    const PR_SET_VMA_ANON_NAME: usize = 0;
+    let name = name.as_ptr().expose_provenance();
+    let arguments = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, address, length, name, 0];
+    // SAFETY: the kernel copies the name; a name changes no byte of the memory.
+    let _ = unsafe { request(libc::SYS_prctl, arguments) };
+}

@@ -1,0 +1,293 @@
+//! Folios smaller than a page of the pool: [`Folio`], a part of a page that was split.
+//!
+//! The pool describes its pages ([`vmemmap`](crate::vmemmap)). A page that is split for folios is taken, like any other: of the
+//! counters `used` counts it once, however many of its folios are out. Within it folios are had as from the kernel's buddy
+//! allocator: the smallest free part that is large enough is halved until it fits, and a folio that is given back becomes one
+//! with its buddy if that is free. When all of a page is free it is whole again, its descriptors are given back, and the pool
+//! takes it back.
+//!
+//! Invariant: each base page of a split page is in exactly one folio that is out or in one free part; no two free parts are buddies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::NonNull;
+
+use super::frame::Frame;
+use super::shard::lock;
+use super::{Error, Pool};
+use crate::units::{NodeId, Order, PageSize, Pages};
+use crate::vmemmap::{Compound, Geometry, Vmemmap};
+
+/// A part of a split page. Dropping it gives it back; nothing can use it after that.
+#[derive(Debug)]
+pub struct Folio<'p> {
+    pool: &'p Pool,
+    part: Part,
+    node: NodeId,
+}
+
+/// A part of a page: where it is in the window, and its order. The holder owns it: it is neither copied nor cloned.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// In base pages.
+    first: usize,
+    order: u32,
+    base: usize,
+}
+
+impl Part {
+    /// From the start of the window, in bytes.
+    pub(super) fn offset(&self) -> usize {
+        self.first * self.base
+    }
+
+    /// In bytes.
+    pub(super) fn length(&self) -> usize {
+        self.base << self.order
+    }
+}
+
+/// How pages are split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Split {
+    /// Pages that are split, each of them counted as used.
+    pub pages: Pages,
+    /// Base pages of them in folios that are out.
+    pub used: Pages,
+    /// Base pages of them that are free.
+    pub free: Pages,
+}
+
+/// The pages of a pool, described, and what is free of those that are split.
+#[derive(Debug)]
+pub(super) struct Folios {
+    vmemmap: Vmemmap,
+    /// The order of a whole page.
+    whole: u32,
+    base: usize,
+}
+
+/// The free parts by order, and the pages that they are of. By the number of the first base page.
+#[derive(Debug, Default)]
+pub(super) struct Buddies {
+    free: Vec<BTreeSet<usize>>,
+    split: BTreeMap<usize, Frame>,
+    used: u64,
+}
+
+impl Folios {
+    /// For pages of `size` in a window; `None` where such pages have no smaller folios, or addresses for their descriptors are
+    /// not to be had.
+    pub(super) fn new(start: usize, length: usize, size: PageSize) -> Option<Self> {
+        // A larger page is split into what a PMD maps first, which takes no memory.
+        let host = Geometry::of_host().ok()?;
+        let section = host.section().size(host.base());
+        let geometry = Geometry::new(host.base(), size.min(section)).ok()?;
+        let range = start as u64..(start + length) as u64;
+        Some(Self {
+            vmemmap: Vmemmap::new(range, geometry).ok()?,
+            whole: size.order(geometry.base()).0,
+            base: usize::try_from(geometry.base().bytes()).ok()?,
+        })
+    }
+
+    fn address(&self, first: usize) -> u64 {
+        self.vmemmap.range().start + (first * self.base) as u64
+    }
+
+    pub(super) fn prepare(&self, offset: usize) {
+        let at = self.vmemmap.range().start + offset as u64;
+        // A page that was lost and is made anew is described still.
+        let _ = self.vmemmap.prepare(at, Order(self.whole));
+    }
+
+    pub(super) fn release(&self, offset: usize) {
+        let at = self.vmemmap.range().start + offset as u64;
+        let _ = self.vmemmap.release(at);
+    }
+
+    fn split(&self, first: usize, order: u32) -> Result<(), Error> {
+        Ok(self.vmemmap.split(self.address(first), Order(order))?)
+    }
+}
+
+impl Buddies {
+    fn at(&mut self, order: u32) -> &mut BTreeSet<usize> {
+        let order = order as usize;
+        if self.free.len() <= order {
+            self.free.resize_with(order + 1, BTreeSet::new);
+        }
+        &mut self.free[order]
+    }
+
+    /// The smallest free part that is large enough, halved until it fits. What could not be halved is free as before.
+    fn take(&mut self, folios: &Folios, order: u32) -> Result<Option<usize>, Error> {
+        let fits = (order..folios.whole).find(|order| !self.at(*order).is_empty());
+        let found = fits.and_then(|order| Some((order, self.at(order).pop_first()?)));
+        let Some((has, first)) = found else {
+            return Ok(None);
+        };
+        match self.halve(folios, first, has, order) {
+            Ok(()) => Ok(Some(first)),
+            Err(error) => {
+                self.at(has).insert(first);
+                Err(error)
+            }
+        }
+    }
+
+    /// Halves a part of order `has`, which is in no list, until it is of `order`. On an error it is whole.
+    fn halve(&mut self, folios: &Folios, first: usize, has: u32, order: u32) -> Result<(), Error> {
+        for half in (order..has).rev() {
+            if let Err(error) = folios.split(first, half) {
+                // Its other halves are free: all of it comes together again.
+                for half in half + 1..has {
+                    self.at(half).remove(&(first + (1 << half)));
+                    let at = folios.address(first);
+                    let _ = folios.vmemmap.merge(at, Order(half + 1));
+                }
+                return Err(error);
+            }
+            self.at(half).insert(first + (1 << half));
+        }
+        Ok(())
+    }
+
+    /// Takes a part back; gives the page where all of it is free.
+    fn give(&mut self, folios: &Folios, mut first: usize, mut order: u32) -> Option<Frame> {
+        while order < folios.whole {
+            let buddy = first ^ (1 << order);
+            if !self.at(order).remove(&buddy) {
+                break;
+            }
+            let both = first.min(buddy);
+            if folios
+                .vmemmap
+                .merge(folios.address(both), Order(order + 1))
+                .is_err()
+            {
+                self.at(order).insert(buddy);
+                break;
+            }
+            (first, order) = (both, order + 1);
+        }
+        if order == folios.whole {
+            return self.split.remove(&first);
+        }
+        self.at(order).insert(first);
+        None
+    }
+}
+
+impl Pool {
+    /// Takes a folio of `order`, in base pages: a free part of a page that is split already, else of one that is taken and split now.
+    /// What it holds is unspecified.
+    ///
+    /// # Errors
+    /// [`Error::Order`] where that is no less than a page; those of [`Pool::take`]; [`Error::Split`] where the page that was
+    /// taken cannot be split: it is whole, and in the pool again.
+    pub fn take_folio(&self, order: Order) -> Result<Folio<'_>, Error> {
+        self.check_here()?;
+        let folios = self.folios.as_ref().filter(|folios| order.0 < folios.whole);
+        let folios = folios.ok_or(Error::Order { order })?;
+        let found = lock(&self.buddies).take(folios, order.0)?;
+        let first = match found {
+            Some(first) => first,
+            None => self.split_page(folios, order.0)?,
+        };
+        let mut buddies = lock(&self.buddies);
+        buddies.used += 1 << order.0;
+        let page = first >> folios.whole << folios.whole;
+        let node = buddies.split.get(&page).map_or(NodeId(0), Frame::node);
+        let part = Part {
+            first,
+            order: order.0,
+            base: folios.base,
+        };
+        let pool = self;
+        Ok(Folio { pool, part, node })
+    }
+
+    /// Takes a page and splits it; gives the first part of it.
+    fn split_page(&self, folios: &Folios, order: u32) -> Result<usize, Error> {
+        let (frame, _) = self.take_frame(self.placement)?;
+        let first = self.source.window().offset(&frame) / folios.base;
+        let mut buddies = lock(&self.buddies);
+        match buddies.halve(folios, first, folios.whole, order) {
+            Ok(()) => {
+                buddies.split.insert(first, frame);
+                Ok(first)
+            }
+            Err(error) => {
+                drop(buddies);
+                self.give_frame(frame);
+                Err(error)
+            }
+        }
+    }
+
+    fn give_part(&self, part: &Part) {
+        let Some(folios) = &self.folios else {
+            return;
+        };
+        let mut buddies = lock(&self.buddies);
+        buddies.used -= 1 << part.order;
+        let whole = buddies.give(folios, part.first, part.order);
+        drop(buddies);
+        if let Some(frame) = whole {
+            self.give_frame(frame);
+        }
+    }
+
+    /// How pages are split now.
+    pub fn split(&self) -> Split {
+        let buddies = lock(&self.buddies);
+        let pages = Pages(buddies.split.len() as u64);
+        let whole = self.folios.as_ref().map_or(0, |folios| folios.whole);
+        let used = Pages(buddies.used);
+        Split {
+            pages,
+            used,
+            free: Pages((pages.0 << whole) - used.0),
+        }
+    }
+
+    /// The page or folio of the pool that an address is in; `None` where no page is there. Lock-free.
+    pub fn compound_of(&self, address: NonNull<u8>) -> Option<Compound> {
+        let folios = self.folios.as_ref()?;
+        folios.vmemmap.head_of(address.addr().get() as u64)
+    }
+}
+
+impl Folio<'_> {
+    /// Its order, in base pages.
+    pub fn order(&self) -> Order {
+        Order(self.part.order)
+    }
+
+    /// The node that it is on.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        self.pool.source.window().folio(&self.part)
+    }
+
+    /// What it holds, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.pool.source.window().folio_mut(&mut self.part)
+    }
+
+    /// Its address, for what is given to the kernel or to C. It is good for as long as the folio is.
+    pub fn as_ptr(&mut self) -> NonNull<u8> {
+        NonNull::from(self.bytes_mut()).cast()
+    }
+}
+
+impl Drop for Folio<'_> {
+    fn drop(&mut self) {
+        self.pool.give_part(&self.part);
+    }
+}

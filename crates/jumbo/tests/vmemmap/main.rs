@@ -1,0 +1,18 @@
+//! The table of page descriptors: against a plain model (`model`), from many threads (`threads`), by what the kernel says it takes
+//! (`memory`), and at the limit of a memory cgroup (`limits`).
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../confined/mod.rs"]
+mod confined;
+#[allow(dead_code, reason = "shared with the pool's tests")]
+#[path = "../pool/host.rs"]
+mod host;
+mod limits;
+mod memory;
+mod model;
+mod threads;
