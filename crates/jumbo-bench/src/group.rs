@@ -28,16 +28,16 @@ pub(crate) struct Group<'a> {
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    /// Missing from the table, under its name, where the host has not what it needs.
-    pub(crate) optional: bool,
+    /// After which errors it is missing from the table, under its name, and the others go on.
+    pub(crate) optional: fn(&Error) -> bool,
 }
 
 /// One way to do what is measured.
 #[derive(Clone)]
 struct Side<'a> {
     name: String,
-    /// The memory that a sample takes.
-    size: Bytes,
+    /// What is done before a sample, unmeasured; it returns the memory that the sample takes.
+    prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
 }
@@ -69,7 +69,7 @@ impl<'a> Group<'a> {
             rows: Vec::new(),
             laps: 1,
             fold: median,
-            optional: false,
+            optional: |_| false,
         }
     }
 
@@ -85,9 +85,19 @@ impl<'a> Group<'a> {
         size: Bytes,
         measure: impl Fn() -> Result<Figures, Error> + 'a,
     ) -> usize {
+        self.prepared(name, move || Ok(size), measure)
+    }
+
+    /// Adds a side whose samples take what `prepare` returns, which is called before each of them.
+    pub(crate) fn prepared(
+        &mut self,
+        name: impl Into<String>,
+        prepare: impl Fn() -> Result<Bytes, Error> + 'a,
+        measure: impl Fn() -> Result<Figures, Error> + 'a,
+    ) -> usize {
         self.sides.push(Side {
             name: name.into(),
-            size,
+            prepare: Rc::new(prepare),
             tries: TRIES,
             measure: Rc::new(measure),
         });
@@ -147,7 +157,7 @@ impl<'a> Group<'a> {
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut What {
-        let units = ["ms", "us", "ns", "bytes", "misses"];
+        let units = ["ms", "us", "ns", "bytes", "misses", "percent"];
         let unit = units.into_iter().find(|unit| figure.ends_with(unit));
         let what = What {
             name: name.to_owned(),
@@ -182,7 +192,7 @@ impl<'a> Group<'a> {
                 if is_first {
                     progress.set_message(format!("{when}: {}: {}", self.what, side.name));
                 }
-                let limits = (side.size, side.tries);
+                let limits = (&*side.prepare, side.tries);
                 let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
                     .map_err(|error| error.of_side(&side.name))?;
                 if lap > 0 {
@@ -228,7 +238,7 @@ pub(crate) fn measure(
         match group.samples(&mut table.hit) {
             Ok(samples) => group.push(&mut table, &samples),
             // What the other rows say is as true without it.
-            Err(error) if group.optional && error.is_of_host() => table.missing.push(Missing {
+            Err(error) if (group.optional)(&error) => table.missing.push(Missing {
                 what: group.what,
                 why: error.to_string(),
             }),
@@ -303,7 +313,7 @@ mod tests {
             "{error}"
         );
         let mut group = group();
-        group.optional = true;
+        group.optional = Error::is_of_host;
         let table = measured(&settings, vec![group]).unwrap();
         assert_eq!(table["missing"][0]["what"], "g");
     }

@@ -7,6 +7,8 @@
 //!   does. `claim`: whether that is what was to be measured. `elf`: the worker with a segment more.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
+//! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
+//!
 //! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
@@ -23,6 +25,7 @@ pub mod heap;
 pub mod machine;
 pub mod memory;
 pub mod pool;
+pub mod program;
 pub mod stats;
 pub mod table;
 pub mod text;

@@ -124,7 +124,7 @@ struct Common {
 const MAX_THREADS: usize = 256;
 
 /// With fewer the spread says little.
-const MIN_ROUNDS: usize = 5;
+pub(crate) const MIN_ROUNDS: usize = 5;
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.table {
@@ -232,7 +232,7 @@ impl Common {
 }
 
 /// The error with what to do about it.
-fn hinted(error: Error) -> anyhow::Error {
+pub(crate) fn hinted(error: Error) -> anyhow::Error {
     match error.hint() {
         Some(hint) => anyhow::anyhow!("{error}\nhint: {hint}"),
         None => error.into(),
@@ -264,7 +264,7 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
-fn bar() -> ProgressBar {
+pub(crate) fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta}") {
         bar.set_style(style);
