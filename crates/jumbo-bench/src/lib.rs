@@ -9,7 +9,7 @@
 //!
 //! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`mod@fork`], [`programs`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -19,6 +19,7 @@ mod claim;
 mod elf;
 mod error;
 pub mod exit;
+pub mod fork;
 pub mod free;
 mod group;
 pub mod heap;
@@ -26,6 +27,7 @@ pub mod machine;
 pub mod memory;
 pub mod pool;
 pub mod program;
+pub mod programs;
 pub mod stats;
 pub mod table;
 pub mod text;

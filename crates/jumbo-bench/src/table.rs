@@ -161,7 +161,6 @@ impl Table {
     }
 
     /// Adds a ratio under another name.
-    #[cfg(test)]
     pub(crate) fn also(&mut self, name: String, ratio: Spread) {
         self.ratios.insert(name, ratio);
     }

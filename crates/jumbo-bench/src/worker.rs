@@ -16,7 +16,7 @@ use crate::exit::End;
 use crate::free::Freeing;
 use crate::pool::{Arrays, Source, Supply, Way};
 use crate::text::Text;
-use crate::{Error, child, exit, free, heap, pool, text};
+use crate::{Error, child, exit, fork, free, heap, pool, text};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ pub(crate) enum Task {
     Exchange(Source, Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
+    /// So many bytes, on base pages where that is set, in a process that forks.
+    Fork(Bytes, bool),
     /// The kernel's pool set as it is told, until the end of its input.
     Keep,
 }
@@ -81,6 +83,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
+        Task::Fork(size, base) => fork::fork(size, base),
         Task::Keep => return pool::keep(),
     };
     say(&figures?)

@@ -1,5 +1,6 @@
 //! `jumbo bench`: the tables of `jumbo-bench`, with progress on stderr and the figures on stdout.
 
+mod programs;
 mod render;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -10,7 +11,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, table, text, worker};
+use jumbo_bench::{Error, Settings, exit, fork, free, heap, pool, table, text, worker};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -34,6 +35,10 @@ enum Table {
     Pool(Pool),
     /// Call functions of a program with much text: on 4 KiB pages, and on huge ones of each kind; and real programs
     Text(Text),
+    /// Fork a large process: how long the call takes, and the first writes after it
+    Fork(Fork),
+    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
+    Programs(programs::Args),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -106,6 +111,24 @@ struct Text {
     size: Option<Bytes>,
 }
 
+/// Each size takes that much memory, once.
+#[derive(Debug, clap::Args)]
+struct Fork {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of the process, rows for each; 256M with --quick. Those for which there is no memory are left out
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        value_delimiter = ',',
+        default_value = "1G,2G,4G,8G",
+        default_value_if("quick", "true", "256M"),
+        value_parser = |text: &str| at_least(fork::MIN_SIZE, text),
+        allow_hyphen_values = true
+    )]
+    size: Vec<Bytes>,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -157,6 +180,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             let size = common.size(size, 256 << 20, 128 << 20);
             common.measure(|settings| text::measure(settings, size, common.quick))?;
         }
+        Some(Table::Fork(Fork { common, size })) => {
+            common.measure(|settings| fork::measure(settings, &size))?;
+        }
+        Some(Table::Programs(args)) => return programs::main(&args),
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -286,7 +313,9 @@ mod tests {
                 "jumbo bench free",
                 "jumbo bench exit",
                 "jumbo bench pool",
-                "jumbo bench text"
+                "jumbo bench text",
+                "jumbo bench fork",
+                "jumbo bench programs"
             ]
         );
     }

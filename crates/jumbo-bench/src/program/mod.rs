@@ -303,6 +303,14 @@ impl Notes {
                 group.ratio((&name, &measure, figure), [plain, side]);
             }
         }
+        if let Some(default) = ways.iter().position(Way::is_default) {
+            for (way, &side) in ways.iter().zip(&sides) {
+                if let Some(name) = way.peer_row(key) {
+                    let measure = format!("{what}, time");
+                    group.ratio((&name, &measure, "time_ms"), [side, sides[default]]);
+                }
+            }
+        }
         let keys = ways.iter().map(|way| way.key.as_str());
         for (way, side) in [PLAIN]
             .into_iter()

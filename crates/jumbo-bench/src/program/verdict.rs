@@ -35,9 +35,12 @@ pub enum Change {
 /// What is less is not told from noise, whatever the A/A row says: a few rounds may agree by chance.
 const LEAST: f64 = 0.01;
 
+/// So many rounds that agree are not likely to do so by chance.
+const ENOUGH: usize = 5;
+
 impl Change {
     /// Of a row of ratios, plain divided by the other, with that A/A row beside it.
-    pub(crate) fn of(table: &Table, row: &str, aa: &str) -> Self {
+    pub fn of(table: &Table, row: &str, aa: &str) -> Self {
         let (Some(ratio), Some(aa)) = (table.ratio_of(row), table.ratio_of(aa)) else {
             return Self::Unknown;
         };
@@ -48,8 +51,9 @@ impl Change {
             return Self::Unknown;
         }
         let agree = ratio.min > 1.0 || ratio.max < 1.0;
-        // Where the rounds do not agree it has to stand out clearly.
-        let needed = noise.max(LEAST) * if agree { 1.0 } else { 2.0 };
+        // Where the rounds do not agree, or are few, it has to stand out clearly.
+        let is_clear = agree && table.rounds >= ENOUGH;
+        let needed = noise.max(LEAST) * if is_clear { 1.0 } else { 2.0 };
         match factor - 1.0 > needed {
             false => Self::None { noise },
             true if ratio.median > 1.0 => Self::Less { factor, noise },
@@ -100,6 +104,7 @@ mod tests {
 
     fn change([min, median, max]: [f64; 3], aa: [f64; 2]) -> Change {
         let mut table = Table::new("t", String::new(), &Settings::for_tests()).unwrap();
+        table.rounds = ENOUGH;
         table.also("x".into(), Spread { median, min, max });
         let [min, max] = aa;
         table.also(

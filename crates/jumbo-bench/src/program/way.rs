@@ -100,11 +100,20 @@ impl Way {
     }
 
     /// The name of its row.
-    pub(crate) fn row(&self, key: &str) -> String {
+    pub fn row(&self, key: &str) -> String {
         match self.key.as_str() {
             DEFAULT => key.to_owned(),
             way => format!("{key}_{way}"),
         }
+    }
+
+    /// The name of the row that holds this peer against the default mode.
+    pub(crate) fn peer_row(&self, key: &str) -> Option<String> {
+        (!self.is_jumbo()).then(|| format!("{key}_vs_{}", self.key))
+    }
+
+    pub(super) fn is_default(&self) -> bool {
+        self.key == DEFAULT
     }
 
     pub(super) fn is_jumbo(&self) -> bool {
