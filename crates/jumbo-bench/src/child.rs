@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::claim::{self, Claim};
+use crate::program::Peer;
 use crate::worker::{Figures, Task};
 use crate::{Error, Settings};
 
@@ -29,6 +30,8 @@ pub(crate) enum Launch {
     Tunable,
     /// With `jumbo run`, with these options as they are typed.
     Jumbo(String),
+    /// With another allocator, as LD_PRELOAD brings it in.
+    Preload(Peer),
 }
 
 /// What a user may have set that changes how `malloc` behaves, and would change every side at once.
@@ -53,12 +56,23 @@ impl Launch {
         match self {
             Self::Plain => "plain".to_owned(),
             Self::Tunable => "hugetlb=1".to_owned(),
+            Self::Preload(peer) => peer.name.to_owned(),
             Self::Jumbo(options) => format!("jumbo run {options}").trim_end().to_owned(),
         }
     }
 
-    /// The command that starts `program` this way.
+    /// The command that starts `program` this way, with nothing else that changes how `malloc` behaves.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
+        self.command_without(&NEUTRAL, jumbo, program)
+    }
+
+    /// The same without those `variables` only: what else is set belongs to the program.
+    pub(crate) fn command_without(
+        &self,
+        variables: &[&str],
+        jumbo: &Path,
+        program: &OsStr,
+    ) -> Command {
         let mut command = Command::new(program);
         if let Self::Jumbo(options) = self {
             command = Command::new(jumbo);
@@ -71,11 +85,19 @@ impl Launch {
                 .arg("--")
                 .arg(program);
         }
-        for variable in NEUTRAL {
+        for variable in variables {
             command.env_remove(variable);
         }
-        if *self == Self::Tunable {
-            command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+        match self {
+            Self::Plain | Self::Jumbo(_) => {}
+            Self::Tunable => {
+                command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+            }
+            Self::Preload(peer) => {
+                command
+                    .env("LD_PRELOAD", &peer.library)
+                    .envs(peer.set.iter().copied());
+            }
         }
         command
     }

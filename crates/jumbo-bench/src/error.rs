@@ -46,6 +46,18 @@ pub enum Error {
     /// The program that is measured cannot be made in this folder.
     #[error("cannot make the program that is measured in {0}: {1}")]
     Program(String, io::Error),
+    /// A server was not ready in time: what asked it, and the last that it said.
+    #[error("the server is not ready after {0} s: `{1}`: {2}")]
+    NotReady(u64, String, String),
+    /// This load was to say a number of milliseconds on its last line, and said this.
+    #[error("`{0}` says no figure: its last line is {1:?}")]
+    NoFigure(String, String),
+    /// There is no such way to start a program.
+    #[error("{0}")]
+    Way(String),
+    /// This signal asked for the end.
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
     /// A pool has no page.
     #[error(transparent)]
     Pool(#[from] jumbo::pool::Error),
@@ -106,6 +118,9 @@ impl Error {
             Self::Claim(_, hint) => Some(hint),
             Self::Memory(..) => Some(LESS),
             Self::NotBack(_) => Some(QUIET),
+            Self::NotReady(..) => {
+                Some("--ready CMD is a command that succeeds once the server is up")
+            }
             Self::Program(..) => Some("let TMPDIR name a folder on a disk with room for it"),
             _ => None,
         }

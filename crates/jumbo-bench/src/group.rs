@@ -29,8 +29,8 @@ pub(crate) struct Group<'a> {
     laps: usize,
     fold: fn(&[f64]) -> f64,
     grid: Option<Grid<'a>>,
-    /// Missing from the table, under its name, where the host has not what it needs.
-    pub(crate) optional: bool,
+    /// After which errors it is missing from the table, under its name, and the others go on.
+    pub(crate) optional: fn(&Error) -> bool,
 }
 
 /// Figures of many sides, side by side: a value for each, `COLUMN_LINE`.
@@ -47,8 +47,8 @@ pub(crate) struct Grid<'a> {
 #[derive(Clone)]
 struct Side<'a> {
     name: String,
-    /// The memory that a sample takes.
-    size: Bytes,
+    /// What is done before a sample, unmeasured; it returns the memory that the sample takes.
+    prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
 }
@@ -81,7 +81,7 @@ impl<'a> Group<'a> {
             laps: 1,
             fold: median,
             grid: None,
-            optional: false,
+            optional: |_| false,
         }
     }
 
@@ -97,9 +97,19 @@ impl<'a> Group<'a> {
         size: Bytes,
         measure: impl Fn() -> Result<Figures, Error> + 'a,
     ) -> usize {
+        self.prepared(name, move || Ok(size), measure)
+    }
+
+    /// Adds a side whose samples take what `prepare` returns, which is called before each of them.
+    pub(crate) fn prepared(
+        &mut self,
+        name: impl Into<String>,
+        prepare: impl Fn() -> Result<Bytes, Error> + 'a,
+        measure: impl Fn() -> Result<Figures, Error> + 'a,
+    ) -> usize {
         self.sides.push(Side {
             name: name.into(),
-            size,
+            prepare: Rc::new(prepare),
             tries: TRIES,
             measure: Rc::new(measure),
         });
@@ -202,7 +212,7 @@ impl<'a> Group<'a> {
                 if is_first {
                     progress.set_message(format!("{when}: {}: {}", self.what, side.name));
                 }
-                let limits = (side.size, side.tries);
+                let limits = (&*side.prepare, side.tries);
                 let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
                     .map_err(|error| error.of_side(&side.name))?;
                 if lap > 0 {
@@ -277,7 +287,7 @@ pub(crate) fn measure(
         match group.samples(&mut table.hit) {
             Ok(samples) => group.push(&mut table, &samples),
             // What the other rows say is as true without it.
-            Err(error) if group.optional && error.is_of_host() => table.missing.push(Missing {
+            Err(error) if (group.optional)(&error) => table.missing.push(Missing {
                 what: group.what,
                 why: error.to_string(),
             }),
@@ -295,6 +305,7 @@ fn unit(figure: &str) -> &'static str {
         "ns",
         "bytes",
         "misses",
+        "percent",
         "pages",
         "faults/s",
         "faults/s/CPU",
@@ -369,7 +380,7 @@ mod tests {
             "{error}"
         );
         let mut group = group();
-        group.optional = true;
+        group.optional = Error::is_of_host;
         let table = measured(&settings, vec![group]).unwrap();
         assert_eq!(table["missing"][0]["what"], "g");
     }

@@ -8,8 +8,9 @@
 //! - `keeper`: knobs of the kernel, set for a sample and put back.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`],
-//! [`vmemmap`].
+//! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
+//!
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`], [`mod@fork`], [`programs`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -19,6 +20,7 @@ mod claim;
 mod elf;
 mod error;
 pub mod exit;
+pub mod fork;
 pub mod free;
 mod group;
 pub mod heap;
@@ -26,6 +28,8 @@ mod keeper;
 pub mod machine;
 pub mod memory;
 pub mod pool;
+pub mod program;
+pub mod programs;
 pub mod shmem;
 pub mod stats;
 pub mod table;

@@ -171,6 +171,21 @@ impl Table {
         self.missing.push(Missing { what, why });
     }
 
+    /// The ratio of that name.
+    pub fn ratio_of(&self, name: &str) -> Option<Spread> {
+        self.ratios.get(name).copied()
+    }
+
+    /// The value of that name.
+    pub fn value_of(&self, name: &str) -> Option<Spread> {
+        self.values.get(name)?.map(|value| value.spread)
+    }
+
+    /// Adds a ratio under another name.
+    pub(crate) fn also(&mut self, name: String, ratio: Spread) {
+        self.ratios.insert(name, ratio);
+    }
+
     /// These figures of `values` are not to be had here.
     pub(crate) fn without(&mut self, values: &[&str], what: &'static str, why: String) {
         let none = values.iter().map(|name| ((*name).to_owned(), None));

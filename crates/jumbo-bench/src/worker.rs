@@ -19,7 +19,7 @@ use crate::pool::{self, Arrays, Source, Supply};
 use crate::shmem::{self, Way};
 use crate::text::Text;
 use crate::vmemmap::{Huge, Kind};
-use crate::{Error, child, exit, free, heap, keeper, text, vmemmap};
+use crate::{Error, child, exit, fork, free, heap, keeper, text, vmemmap};
 
 /// The work of one process. On its command line it is one word of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,8 @@ pub(crate) enum Task {
     Exchange(Source, pool::Way, Pages, usize),
     /// Functions of a program with much text called.
     Text(Text),
+    /// So many bytes, on base pages where that is set, in a process that forks.
+    Fork(Bytes, bool),
     /// So many huge pages described by a table of a kind: prepared, looked up, released.
     Describe(Kind, Huge),
     /// So many described, and pinned.
@@ -92,6 +94,7 @@ pub fn run(task: &str) -> Result<(), Error> {
         Task::FirstUse(supply, pages, times) => pool::first_use(supply, pages, times),
         Task::Exchange(source, way, pages, threads) => pool::exchange(source, way, pages, threads),
         Task::Text(what) => return text::text(&what),
+        Task::Fork(size, base) => fork::fork(size, base),
         Task::Describe(kind, huge) => vmemmap::describe(kind, huge),
         Task::Pin(kind, huge) => vmemmap::pin(kind, huge),
         Task::TakeGive(is_described) => vmemmap::take_give(is_described),

@@ -1,5 +1,6 @@
 //! `jumbo bench`: the tables of `jumbo-bench`, with progress on stderr and the figures on stdout.
 
+mod programs;
 mod render;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -10,7 +11,9 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
-use jumbo_bench::{Error, Settings, exit, free, heap, pool, shmem, table, text, vmemmap, worker};
+use jumbo_bench::{
+    Error, Settings, exit, fork, free, heap, pool, shmem, table, text, vmemmap, worker,
+};
 
 use crate::value::positive;
 use crate::view::{self, View};
@@ -38,6 +41,10 @@ enum Table {
     Shmem(Shmem),
     /// Describe huge pages: with descriptors that are all there, and with those of huge pages given back
     Vmemmap(Vmemmap),
+    /// Fork a large process: how long the call takes, and the first writes after it
+    Fork(Fork),
+    /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
+    Programs(programs::Args),
     /// The program that a table measures
     #[command(hide = true)]
     Worker { task: String },
@@ -131,6 +138,24 @@ struct Vmemmap {
     common: Common,
 }
 
+/// Each size takes that much memory, once.
+#[derive(Debug, clap::Args)]
+struct Fork {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of the process, rows for each; 256M with --quick. Those for which there is no memory are left out
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        value_delimiter = ',',
+        default_value = "1G,2G,4G,8G",
+        default_value_if("quick", "true", "256M"),
+        value_parser = |text: &str| at_least(fork::MIN_SIZE, text),
+        allow_hyphen_values = true
+    )]
+    size: Vec<Bytes>,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -149,7 +174,7 @@ struct Common {
 const MAX_THREADS: usize = 256;
 
 /// With fewer the spread says little.
-const MIN_ROUNDS: usize = 5;
+pub(crate) const MIN_ROUNDS: usize = 5;
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.table {
@@ -189,6 +214,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Table::Vmemmap(Vmemmap { common })) => {
             common.measure(|settings| vmemmap::measure(settings, common.quick))?;
         }
+        Some(Table::Fork(Fork { common, size })) => {
+            common.measure(|settings| fork::measure(settings, &size))?;
+        }
+        Some(Table::Programs(args)) => return programs::main(&args),
         Some(Table::Worker { task }) => worker::run(&task)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -264,7 +293,7 @@ impl Common {
 }
 
 /// The error with what to do about it.
-fn hinted(error: Error) -> anyhow::Error {
+pub(crate) fn hinted(error: Error) -> anyhow::Error {
     match error.hint() {
         Some(hint) => anyhow::anyhow!("{error}\nhint: {hint}"),
         None => error.into(),
@@ -296,7 +325,7 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
-fn bar() -> ProgressBar {
+pub(crate) fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {eta} left") {
         bar.set_style(style);
@@ -320,7 +349,9 @@ mod tests {
                 "jumbo bench pool",
                 "jumbo bench text",
                 "jumbo bench shmem",
-                "jumbo bench vmemmap"
+                "jumbo bench vmemmap",
+                "jumbo bench fork",
+                "jumbo bench programs"
             ]
         );
     }

@@ -2,9 +2,10 @@
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
 //! program it runs, and 125, 126 and 127 of its own; `pool`, `thp` and `text prime` have 3 for a part of what was asked;
-//! `pool wait` and `wait` have 124 for a wait in vain.
+//! `compare` has 3 for a program that did something else; `pool wait` and `wait` have 124 for a wait in vain.
 
 mod bench;
+mod compare;
 mod doctor;
 mod kill;
 mod knobs;
@@ -42,6 +43,7 @@ enum Command {
     Pool(pool::Args),
     Thp(thp::Args),
     Text(text::Args),
+    Compare(compare::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
         Command::Text(args) => text::main(&args),
+        Command::Compare(args) => compare::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
         Command::Completions(args) => manual::completions(&args),

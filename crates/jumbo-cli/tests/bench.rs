@@ -40,7 +40,9 @@ fn without_a_table_it_lists_them() {
     let output = run(&[]);
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for table in ["heap", "free", "exit", "pool", "text", "shmem", "vmemmap"] {
+    for table in [
+        "heap", "free", "exit", "pool", "text", "shmem", "vmemmap", "fork", "programs",
+    ] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
     assert!(!list.contains("worker"), "{list}");
@@ -59,6 +61,7 @@ fn wrong_options_are_named() {
         (["pool", "--threads", "1,257"], "--threads"),
         (["text", "--size", "1M"], "--size"),
         (["shmem", "--size", "1M"], "--size"),
+        (["fork", "--size", "1M"], "--size"),
     ] {
         let output = run(&arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -68,7 +71,7 @@ fn wrong_options_are_named() {
             "{message}"
         );
     }
-    for table in ["heap", "free", "exit", "pool", "text", "shmem"] {
+    for table in ["heap", "free", "exit", "pool", "text", "shmem", "fork"] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -125,6 +128,64 @@ static MEMORY: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn the_json_of_the_programs_table() {
+    let _alone = alone();
+    let strict = std::env::var_os("JUMBO_TEST_STRICT").is_some_and(|value| value == "1");
+    let options = [
+        "programs", "--json", "--quick", "--rounds", "1", "--peers", "tunable",
+    ];
+    let table = table(&[&options[..], &["hashmap", "redis_fork"]].concat());
+    for name in ["hashmap", "redis_fork"] {
+        if let Some(missing) = table["missing"].as_array() {
+            let why = missing.iter().find(|missing| missing["what"] == name);
+            assert!(
+                why.is_none()
+                    || !strict && why.unwrap()["why"].as_str().unwrap().contains("hint: "),
+                "{table:#}"
+            );
+            continue;
+        }
+        let ratios = [
+            name.to_owned(),
+            format!("{name}_aa"),
+            format!("{name}_rss"),
+            format!("{name}_vs_peer_tunable"),
+        ];
+        assert_whole(&table, &ratios.each_ref().map(String::as_str), &[]);
+    }
+    assert!(
+        table["ratios"]["hashmap_vs_best_peer"]["median"].is_f64(),
+        "{table:#}"
+    );
+    let output = run(&["programs", "no_such"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn the_json_of_the_fork_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_fork_table: {why}");
+    }
+    let _alone = alone();
+    let sizes = ["fork", "--json", "--rounds", "1", "--size", "64M,128M,900T"];
+    let table = table(&sizes);
+    let ratios = [
+        "fork_64m",
+        "fork_64m_aa",
+        "fork_128m",
+        "fork_64m_writes",
+        "fork_64m_writes_aa",
+    ];
+    assert_whole(&table, &ratios, &[]);
+    assert!(
+        table["missing"][0]["why"]
+            .as_str()
+            .unwrap()
+            .starts_with("900 TiB: ")
+    );
 }
 
 #[test]

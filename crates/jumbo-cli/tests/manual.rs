@@ -50,6 +50,7 @@ fn there_is_a_page_for_every_command() {
     jumbo(&["man", "--dir", folder.path().to_str().unwrap()]);
     for command in [
         "run",
+        "compare",
         "status",
         "doctor",
         "kill",

@@ -57,7 +57,7 @@ pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Resu
     };
     let names = ("huge_inline", "munmap of huge pages");
     let mut huge = unmaps(settings, names, (vec![HUGE], true), huge);
-    huge.optional = true;
+    huge.optional = Error::is_of_host;
     let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
     let names = ("small_inline", "munmap of 1 to 64 MiB");
     let small = unmaps(settings, names, (sizes, false), small);

@@ -52,6 +52,15 @@ impl Block {
         });
     }
 
+    /// Writes to so many base pages, which lie all over it.
+    pub(crate) fn write_to(&mut self, pages: usize) {
+        let bytes = self.0.spare_capacity_mut();
+        let step = (bytes.len() / pages).max(1);
+        for part in bytes.chunks_mut(step).take(pages) {
+            black_box(part[0].write(2));
+        }
+    }
+
     /// Where it is.
     pub(crate) fn addresses(&self) -> Range<u64> {
         let start = self.0.as_ptr().addr() as u64;

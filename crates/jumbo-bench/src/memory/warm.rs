@@ -36,17 +36,18 @@ pub struct Hit {
     pub kept: usize,
 }
 
-/// A sample, with `size` bytes touched right before, of processes that `measure` waits for. Where another program
-/// disturbed it, it is taken again, up to `tries` times in all. `least` is the least system time of its side so far.
+/// A sample of processes that `measure` waits for, with as many bytes touched right before as `prepare` returns. Where
+/// another program disturbed it, it is taken again, up to `tries` times in all. `least` is the least system time of its
+/// side so far.
 pub(crate) fn sample<S>(
     root: &Root,
-    (size, mut tries): (Bytes, usize),
+    (prepare, mut tries): (&dyn Fn() -> Result<Bytes, Error>, usize),
     (least, hit): (&mut f64, &mut Hit),
     measure: &dyn Fn() -> Result<S, Error>,
 ) -> Result<S, Error> {
     let mut hits = Vec::new();
     loop {
-        warm(root, size)?;
+        warm(root, prepare()?)?;
         let before = system_ms()?;
         let sample = measure();
         let took = system_ms()? - before;
@@ -129,7 +130,7 @@ mod tests {
             calls.set(0);
             let (mut least, mut hit) = (f64::INFINITY, Hit::default());
             let state = (&mut least, &mut hit);
-            let sample = sample(&Root::host(), (Bytes(0), 3), state, &|| {
+            let sample = sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
                 calls.set(calls.get() + 1);
                 let fails = calls.get() <= times;
                 if fails { Err(error()) } else { Ok(()) }
@@ -148,7 +149,7 @@ mod tests {
         let mut take = |busy: &[bool]| {
             let nth = Cell::new(0);
             let state = (&mut least, &mut hit);
-            sample(&Root::host(), (Bytes(0), 3), state, &|| {
+            sample(&Root::host(), (&|| Ok(Bytes(0)), 3), state, &|| {
                 let busy = busy.get(nth.replace(nth.get() + 1)) == Some(&true);
                 let count = if busy { "count=8000" } else { "count=0" };
                 let words = [

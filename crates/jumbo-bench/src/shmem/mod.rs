@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
     /// `pgbench -S`: plain, plain again, under `jumbo run`, and on PostgreSQL's own huge pages.
     fn queries(&'a self, database: &'a Database) -> Group<'a> {
         let mut group = Group::new(self.settings, POSTGRES);
-        group.optional = true;
+        group.optional = Error::is_of_host;
         let mut side = |buffers: Buffers| {
             group.side(buffers.name(), database.size, move || {
                 let pages = match buffers {

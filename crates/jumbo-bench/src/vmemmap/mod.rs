@@ -254,13 +254,13 @@ fn exchanges(settings: &Settings) -> Group<'_> {
     group.ratio(("take_give", what, "page_ns"), [plain, ours]);
     group.against_itself(("take_give_aa", what, "page_ns"), plain);
     // Where there are no THPs the rest is as true.
-    group.optional = true;
+    group.optional = Error::is_of_host;
     group
 }
 
 fn resizes<'a>(settings: &'a Settings, kernel: &'a RefCell<Kernel>) -> Group<'a> {
     let mut group = Group::new(settings, "the kernel's pool");
-    group.optional = true;
+    group.optional = Error::is_of_host;
     let size = kernel.borrow().bytes();
     let [off, on] = [("HVO off", false), ("HVO on", true)]
         .map(|(name, on)| group.side(name, size, move || kernel.borrow_mut().sample(on)));

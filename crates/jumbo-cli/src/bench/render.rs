@@ -54,12 +54,12 @@ fn show_grid(view: &mut View, grid: &Grid) -> io::Result<()> {
 }
 
 /// What was measured and how often.
-fn title(table: &Table) -> String {
+pub(super) fn title(table: &Table) -> String {
     let rounds = counted(table.rounds as u64, "round");
     format!("{}: {}, {rounds}", table.table, table.what)
 }
 
-fn machine(machine: &Machine) -> String {
+pub(super) fn machine(machine: &Machine) -> String {
     let thp = match machine.thp.get("enabled") {
         Some(value) => format!("THP {value}"),
         None => "no THP".to_owned(),

@@ -1,0 +1,102 @@
+//! `jumbo bench fork`: how long `fork` takes in a large process, and what the first writes after it take.
+//!
+//! The call copies page tables: one entry for each base page, or one for each huge page. That is what a database pays that saves its
+//! memory from a child (Redis' BGSAVE), while it serves nobody. The first write to a page after it makes a copy, and finds a huge page
+//! in the way, which the kernel splits first: that is the other side, in a row of its own.
+//!
+//! Before it forks each side is checked: base pages only, or huge pages for all of the block.
+
+#[expect(unsafe_code, reason = "calls fork by name, as a program does")]
+mod worker;
+
+pub(crate) use worker::fork;
+
+use jumbo::kernel::Root;
+use jumbo::units::Bytes;
+
+use crate::child::Launch;
+use crate::group::Group;
+use crate::memory::{footprint, room};
+use crate::table::{Missing, Table};
+use crate::worker::Task;
+use crate::{Error, Settings, claim, group};
+
+/// The least size: below, the program around it weighs as much.
+pub const MIN_SIZE: Bytes = Bytes(64 << 20);
+
+/// Measures the table, with processes of those sizes. Those for which there is no memory are left out.
+///
+/// # Errors
+/// [`Error`]; [`Error::Memory`] where there is none for any of them.
+pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
+    let mut table = Table::new("fork", "a process that forks".to_owned(), settings)?;
+    let mut groups = Vec::new();
+    let mut last = None;
+    for &size in sizes {
+        match room(&Root::host(), footprint(size)) {
+            Ok(()) => groups.push(group_of(settings, size)),
+            Err(why) => {
+                table.missing.push(Missing {
+                    what: "a size",
+                    why: format!("{size}: {why}"),
+                });
+                last = Some(why);
+            }
+        }
+    }
+    match last {
+        Some(error) if groups.is_empty() => Err(error),
+        _ => group::measure(settings, table, groups),
+    }
+}
+
+fn group_of(settings: &Settings, size: Bytes) -> Group<'_> {
+    let mut group = Group::new(settings, "fork");
+    let base = group.asks(
+        Launch::Plain,
+        Task::Fork(size, true),
+        size,
+        claim::base(size),
+    );
+    let huge = group.asks(
+        Launch::JUMBO,
+        Task::Fork(size, false),
+        size,
+        claim::huge(size),
+    );
+    let name = name(size);
+    let again = group.again(base);
+    for (suffix, measure, figure) in [
+        ("", "the call", "call_ms"),
+        ("_writes", "1000 first writes", "writes_ms"),
+        ("_both", "both", "call_ms+writes_ms"),
+    ] {
+        let (name, measure) = (format!("{name}{suffix}"), format!("{size}, {measure}"));
+        let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
+        group.ratio((&aa.0, &aa.1, figure), [base, again]);
+        group.ratio((&name, &measure, figure), [base, huge]);
+    }
+    group
+}
+
+/// `fork_8g`.
+fn name(size: Bytes) -> String {
+    match size.0 % (1 << 30) {
+        0 => format!("fork_{}g", size.0 >> 30),
+        _ => format!("fork_{}m", size.0 >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_named_and_too_much_is_left_out() {
+        assert_eq!(name(Bytes(8 << 30)), "fork_8g");
+        assert_eq!(name(Bytes(96 << 20)), "fork_96m");
+        let settings = Settings::for_tests();
+        let error = measure(&settings, &[Bytes(1 << 60)]).unwrap_err();
+        assert!(matches!(error, Error::Memory(..)), "{error}");
+    }
+}

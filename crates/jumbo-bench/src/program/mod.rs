@@ -1,0 +1,391 @@
+//! Programs that are not ours, as they are: plain, under `jumbo run` in several modes, and with allocators that a user would
+//! preload instead. What `jumbo compare` and `jumbo bench programs` do.
+//!
+//! - [`Program`]: what is run; [`Server`]: how it is measured where it does not end by itself. [`Way`]: how it is started.
+//! - `running`: one run. `peak`: what memory it had. `interrupt`: its end when a signal asks for it. `peers`: allocators.
+//! - [`compare`]: one program, with what to say about it ([`verdict`]).
+//!
+//! Invariants: nothing but the way differs between the sides; a first run of each side is looked at and not counted; no process
+//! is left when a measurement ends, however it does.
+
+#[expect(unsafe_code, reason = "calls sigaction")]
+mod interrupt;
+mod peak;
+mod peers;
+#[expect(unsafe_code, reason = "calls wait4")]
+mod running;
+mod server;
+pub mod verdict;
+mod way;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::kernel::memory::Events;
+use jumbo::status::reapers_of_the_ended;
+use jumbo::units::Bytes;
+use serde::Serialize;
+
+use crate::group::Group;
+use crate::table::Table;
+use crate::worker::{Figures, ms, with};
+use crate::{Error, Settings, group};
+pub use interrupt::watch;
+use peak::Peak;
+pub(crate) use peers::Peer;
+use running::{Ended, Running};
+pub use server::Server;
+use verdict::{Agreement, Change};
+pub use way::Way;
+
+/// What is run, the same on all sides.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The program and its arguments.
+    pub words: Vec<OsString>,
+    /// What the user has set that changes how `malloc` behaves is left as it is: it belongs to the program.
+    pub as_set: bool,
+    /// Run by `sh -c` before each run, unmeasured.
+    pub prepare: Option<String>,
+    /// Its standard input, from the beginning each time; `None`: empty.
+    pub input: Option<PathBuf>,
+    /// Where it runs; `None`: where we are.
+    pub folder: Option<PathBuf>,
+    /// It does not end by itself.
+    pub server: Option<Server>,
+}
+
+/// A comparison of one program with itself, started in several ways.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// The figures: `time`, `time_aa`, `time_cpu`, `time_rss` of the default mode, `time_WAY` of another.
+    #[serde(flatten)]
+    pub table: Table,
+    /// The program and its arguments.
+    pub program: Vec<String>,
+    /// How plain runs ended, if all did alike, as in "exit status: 0".
+    pub plain_status: Option<String>,
+    /// The last that a plain run said that failed.
+    pub plain_words: Option<String>,
+    /// What came of each way.
+    pub ways: Vec<Compared>,
+}
+
+/// What came of one way.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    /// As in the names of the figures.
+    pub key: String,
+    /// As it is typed.
+    pub name: String,
+    /// Of the time.
+    pub time: Change,
+    /// Of the CPU time, which other programs disturb less.
+    pub cpu: Change,
+    /// Of the peak of the resident memory.
+    pub memory: Change,
+    /// Of how it ended; `None` for a server.
+    pub status: Option<Agreement>,
+    /// Of its standard output.
+    pub stdout: Option<Agreement>,
+    /// Of its standard error.
+    pub stderr: Option<Agreement>,
+    /// How the runs ended, where that is not as plain ones did.
+    pub ended: Option<String>,
+}
+
+/// What is learned of a program while it is measured.
+#[derive(Default)]
+pub(crate) struct Notes {
+    /// The most memory that a run took, and that plain ones took.
+    size: Cell<Bytes>,
+    plain_size: Cell<Bytes>,
+    ended: RefCell<BTreeMap<String, Vec<Ended>>>,
+}
+
+/// The first part of the name of a side of plain runs.
+pub const PLAIN: &str = "plain";
+
+/// How many rounds there are where the user does not say: as many as fit this time.
+const ROUNDS: (f64, f64) = (5.0, 20.0);
+const TIME_MS: f64 = 60_000.0;
+
+/// How long to wait for memory that a reaper gives back.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Compares `program`, started in those ways, with itself started plain, in so many rounds.
+///
+/// # Errors
+/// [`Error`].
+pub fn compare(
+    settings: &Settings,
+    program: &Program,
+    ways: &[Way],
+    rounds: Option<NonZeroUsize>,
+) -> Result<Comparison, Error> {
+    let notes = Notes::default();
+    settings.progress.set_length(1);
+    settings.progress.set_message("a first look");
+    settings
+        .progress
+        .enable_steady_tick(Duration::from_millis(200));
+    program.prepare()?;
+    let clock = Instant::now();
+    let plain = Way::plain();
+    notes.sample(settings, program, &plain, &Cell::new(None))?;
+    // Plain runs are there twice.
+    let lap = ms(clock.elapsed()) * (ways.len() + 2) as f64;
+    let fitting = (TIME_MS / lap).clamp(ROUNDS.0, ROUNDS.1);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped"
+    )]
+    let fitting = NonZeroUsize::MIN.saturating_add(fitting as usize - 1);
+    let settings = &Settings {
+        rounds: rounds.unwrap_or(fitting),
+        ..settings.clone()
+    };
+    let program_words = program.words.iter().map(|word| word.to_string_lossy());
+    let words: Vec<_> = program_words.map(String::from).collect();
+    let table = Table::new("compare", words.join(" "), settings)?;
+    let group = notes.group(settings, program, "time", "program", ways);
+    let table = group::measure(settings, table, vec![group])?;
+    Ok(notes.compared(table, words, ways))
+}
+
+impl Program {
+    fn prepare(&self) -> Result<(), Error> {
+        let Some(command) = &self.prepare else {
+            return Ok(());
+        };
+        self.shell(command)
+    }
+
+    /// Has a shell do something, unmeasured.
+    pub(crate) fn shell(&self, command: &str) -> Result<(), Error> {
+        let mut shell = server::shell(command, self.folder.as_deref());
+        shell.stdin(Stdio::null());
+        let running = Running::start(&Root::host(), shell)?;
+        running.succeed(&mut || PATIENCE).map(drop)
+    }
+
+    /// One run. Where `looks` is set its memory is looked at.
+    fn run(
+        &self,
+        settings: &Settings,
+        way: &Way,
+        (size, peak): (Bytes, Option<&mut Peak>),
+    ) -> Result<(Figures, Ended), Error> {
+        let root = Root::host();
+        let mut words = self.words.iter();
+        let first = words.next().cloned().unwrap_or_default();
+        let mut command = way.command(&settings.jumbo, &first, (self.as_set, size));
+        command.args(words);
+        command.stdin(match &self.input {
+            None => Stdio::null(),
+            Some(input) => File::open(input)?.into(),
+        });
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
+        let (huge, clock) = (huge_faults(&root), Instant::now());
+        let running = Running::start(&root, command)?;
+        let (pid, mut peak) = (running.pid(), peak);
+        let look = &mut || peak.as_mut().map_or(PATIENCE, |peak| peak.look(&root, pid));
+        let took = match &self.server {
+            None => {
+                running.wait(None, look)?;
+                Some(ms(clock.elapsed()))
+            }
+            Some(server) => {
+                let gone = |running: &Running| running.is_gone();
+                match server.serve(&running, self.folder.as_deref(), look) {
+                    Err(error @ Error::Interrupted(_)) => return Err(error),
+                    // What the server says of its own end is worth more than what its client does.
+                    Err(_) if gone(&running) => {
+                        let command = running.command.clone();
+                        let ended = running.reap()?;
+                        return Err(Error::Failed(command, ended.status, ended.last_words()));
+                    }
+                    took => took?,
+                }
+            }
+        };
+        let ended = running.reap()?;
+        let huge = huge_faults(&root) - huge;
+        let cpu = ended.user_ms + ended.system_ms;
+        let figures = [
+            ("time_ms", took.unwrap_or(cpu)),
+            ("user_ms", ended.user_ms),
+            ("system_ms", ended.system_ms),
+            ("rss_bytes", ended.rss_bytes),
+            ("faults", ended.faults),
+            ("huge_faults", huge),
+        ];
+        Ok((with(Figures::new(), figures), ended))
+    }
+}
+
+impl Notes {
+    /// A sample, of which the first of each side is looked at: what `share` is set to then.
+    fn sample(
+        &self,
+        settings: &Settings,
+        program: &Program,
+        way: &Way,
+        share: &Cell<Option<f64>>,
+    ) -> Result<Figures, Error> {
+        let mut peak = share.get().is_none().then(Peak::default);
+        let size = (self.plain_size.get(), peak.as_mut());
+        let (figures, ended) = program.run(settings, way, size)?;
+        if let Some(peak) = peak {
+            share.set(Some(peak.huge_percent));
+            self.size.set(self.size.get().max(peak.bytes));
+            if way.key == PLAIN {
+                self.plain_size.set(self.plain_size.get().max(peak.bytes));
+            }
+        }
+        self.ended
+            .borrow_mut()
+            .entry(way.key.clone())
+            .or_default()
+            .push(ended);
+        if way.is_jumbo() {
+            wait_for_memory()?;
+        }
+        let share = share.get().unwrap_or_default();
+        Ok(with(figures, [("huge_percent", share)]))
+    }
+
+    /// A group that measures `program` in all ways, and whose rows begin with `key`.
+    pub(crate) fn group<'a>(
+        &'a self,
+        settings: &'a Settings,
+        program: &'a Program,
+        key: &str,
+        what: &'static str,
+        ways: &'a [Way],
+    ) -> Group<'a> {
+        let mut group = Group::new(settings, what);
+        let mut side = |way: Way| {
+            let share = Cell::new(None);
+            let prepare = || program.prepare().map(|()| self.size.get());
+            let name = way.name.clone();
+            group.prepared(name, prepare, move || {
+                self.sample(settings, program, &way, &share)
+            })
+        };
+        let plain = side(Way::plain());
+        let sides: Vec<_> = ways.iter().map(|way| side(way.clone())).collect();
+        let again = group.again(plain);
+        let measures = [
+            ("", "time", "time_ms"),
+            ("_cpu", "CPU time", "user_ms+system_ms"),
+            ("_rss", "peak memory", "rss_bytes"),
+        ];
+        for (suffix, measure, figure) in measures {
+            let measure = format!("{what}, {measure}");
+            let row = group.ratio(
+                (&format!("{key}{suffix}_aa"), &measure, figure),
+                [plain, again],
+            );
+            row.measure += ", A/A";
+            for (way, &side) in ways.iter().zip(&sides) {
+                let name = format!("{}{suffix}", way.row(key));
+                group.ratio((&name, &measure, figure), [plain, side]);
+            }
+        }
+        if let Some(default) = ways.iter().position(Way::is_default) {
+            for (way, &side) in ways.iter().zip(&sides) {
+                if let Some(name) = way.peer_row(key) {
+                    let measure = format!("{what}, time");
+                    group.ratio((&name, &measure, "time_ms"), [side, sides[default]]);
+                }
+            }
+        }
+        let keys = ways.iter().map(|way| way.key.as_str());
+        for (way, side) in [PLAIN]
+            .into_iter()
+            .chain(keys)
+            .zip([plain].iter().chain(&sides))
+        {
+            for figure in FIGURES {
+                group.value(&format!("{key}_{way}_{figure}"), figure, *side);
+            }
+        }
+        group
+    }
+
+    /// What is to be said about a table of one program.
+    fn compared(&self, table: Table, program: Vec<String>, ways: &[Way]) -> Comparison {
+        let ended = self.ended.borrow();
+        let none = Vec::new();
+        let plain = ended.get(PLAIN).unwrap_or(&none);
+        let is_server = |agreement| (!matches!(agreement, Agreement::Unknown)).then_some(agreement);
+        let status = |ended: &Ended| Some(ended.status.to_string());
+        let first = plain.first();
+        let ways = ways.iter().map(|way| {
+            let runs = ended.get(&way.key).unwrap_or(&none);
+            let row = way.row("time");
+            let agrees = is_server;
+            let status_agrees = Agreement::of(plain, runs, status);
+            Compared {
+                time: Change::of(&table, &row, "time_aa"),
+                cpu: Change::of(&table, &format!("{row}_cpu"), "time_cpu_aa"),
+                memory: Change::of(&table, &format!("{row}_rss"), "time_rss_aa"),
+                status: agrees(status_agrees),
+                stdout: agrees(Agreement::of(plain, runs, |ended| ended.said[0].clone())),
+                stderr: agrees(Agreement::of(plain, runs, |ended| ended.said[1].clone())),
+                ended: (status_agrees != Agreement::Same)
+                    .then(|| runs.last().and_then(status))
+                    .flatten(),
+                key: way.key.clone(),
+                name: way.name.clone(),
+            }
+        });
+        Comparison {
+            ways: ways.collect(),
+            program,
+            plain_status: first.and_then(status),
+            plain_words: (first.filter(|ended| !ended.status.success())).map(Ended::last_words),
+            table,
+        }
+    }
+}
+
+/// What a run is measured by.
+const FIGURES: [&str; 7] = [
+    "time_ms",
+    "user_ms",
+    "system_ms",
+    "rss_bytes",
+    "faults",
+    "huge_faults",
+    "huge_percent",
+];
+
+/// How often the kernel has mapped a huge page at the first touch, on this host. The samples are alone on it, or are not
+/// worth much.
+fn huge_faults(root: &Root) -> f64 {
+    let events = Events::read(root).ok();
+    let count = events.and_then(|events| events.get("thp_fault_alloc"));
+    count.unwrap_or_default() as f64
+}
+
+/// Waits until no reaper is at work for a program that has ended: it would take a CPU from the next run.
+fn wait_for_memory() -> Result<(), Error> {
+    let (root, clock) = (Root::host(), Instant::now());
+    while !reapers_of_the_ended(&root)?.is_empty() && clock.elapsed() < PATIENCE {
+        interrupt::check()?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! [`Peak`]: the most memory that a program and those it started had at a time, and how much of it was on huge pages.
+//!
+//! To look costs the program time (its memory map is locked meanwhile), so this is done in a run that is not counted.
+
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::kernel::process::tree;
+use jumbo::kernel::smaps::Smaps;
+use jumbo::units::Bytes;
+
+/// A pause is so many times what the look before it took, and within these bounds.
+const PAUSE: u32 = 10;
+const SHORTEST: Duration = Duration::from_millis(3);
+const LONGEST: Duration = Duration::from_millis(200);
+
+/// The largest sample so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peak {
+    /// Memory that several processes share counts once.
+    pub(super) bytes: Bytes,
+    /// On huge pages, in percent of what is resident.
+    pub(super) huge_percent: f64,
+}
+
+impl Peak {
+    /// Looks at `pid` and those that it started, and says how long to wait until the next look.
+    pub(super) fn look(&mut self, root: &Root, pid: u32) -> Duration {
+        let clock = Instant::now();
+        let (mut all, mut resident, mut huge) = (Bytes(0), Bytes(0), Bytes(0));
+        let mut left = vec![pid];
+        while let Some(pid) = left.pop() {
+            left.extend(tree::children(root, pid));
+            // One that ends meanwhile has nothing.
+            let Ok(rollup) = Smaps::read_rollup(root, pid) else {
+                continue;
+            };
+            for mapping in rollup.mappings() {
+                all += mapping.pss + mapping.hugetlb();
+                resident += mapping.rss + mapping.hugetlb();
+                huge += mapping.pmd_mapped() + mapping.hugetlb();
+            }
+        }
+        if all > self.bytes {
+            let huge_percent = 100.0 * huge.0 as f64 / resident.0.max(1) as f64;
+            *self = Self {
+                bytes: all,
+                huge_percent,
+            };
+        }
+        (clock.elapsed() * PAUSE).clamp(SHORTEST, LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_sees_the_process_and_keeps_the_most() {
+        let mut peak = Peak::default();
+        let pause = peak.look(&Root::host(), std::process::id());
+        assert!(peak.bytes > Bytes(1 << 20) && pause >= SHORTEST);
+        let before = peak.bytes;
+        peak.look(&Root::host(), u32::MAX);
+        assert_eq!(peak.bytes, before);
+    }
+}

@@ -1,0 +1,100 @@
+//! A server that is measured by the load that it serves: [`Server`].
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+
+use super::running::{Ended, Running};
+use crate::Error;
+use crate::worker::ms;
+
+/// How long a server may take until it serves.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The time between two questions whether it does.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a program serves that does not end by itself. The commands are run by `sh -c`, without jumbo.
+#[derive(Clone, Debug, Default)]
+pub struct Server {
+    /// Succeeds once the server serves; it is run until it does. `None`: the load is.
+    pub ready: Option<String>,
+    /// Fills the server, before anything is measured.
+    pub setup: Option<String>,
+    /// What is measured: how long it takes. `None`: the CPU time of the server.
+    pub load: Option<String>,
+    /// How long the load is run again and again: what counts is the mean. `None`: it is run once.
+    pub time: Option<Duration>,
+    /// The load says on the last line of its output what counts, in milliseconds.
+    pub says: bool,
+}
+
+impl Server {
+    /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds;
+    /// `None` without a load.
+    pub(super) fn serve(
+        &self,
+        server: &Running,
+        folder: Option<&Path>,
+        look: &mut dyn FnMut() -> Duration,
+    ) -> Result<Option<f64>, Error> {
+        let mut run = |command: &str| -> Result<Ended, Error> {
+            let mut shell = shell(command, folder);
+            shell.stdin(Stdio::null());
+            Running::start(&Root::host(), shell)?.succeed(look)
+        };
+        if let Some(ready) = self.ready.as_ref().or(self.load.as_ref()) {
+            let clock = Instant::now();
+            while let Err(error) = run(ready) {
+                let Error::Failed(command, _, last) = error else {
+                    return Err(error);
+                };
+                if server.is_gone() || clock.elapsed() > PATIENCE {
+                    let waited = clock.elapsed().as_secs();
+                    return Err(Error::NotReady(waited, command, last));
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        if let Some(setup) = &self.setup {
+            run(setup)?;
+        }
+        let (clock, mut times, mut said) = (Instant::now(), 0, None);
+        let took = match (&self.load, self.time) {
+            (None, time) => {
+                server.wait(time, look)?;
+                None
+            }
+            (Some(load), time) => {
+                while times == 0 || time.is_some_and(|time| clock.elapsed() < time) {
+                    let ended = run(load)?;
+                    times += 1;
+                    said = ended.said[0].as_ref().map(|said| said.last.clone());
+                }
+                Some(ms(clock.elapsed()) / f64::from(times))
+            }
+        };
+        server.stop()?;
+        match (self.says, said) {
+            (true, said) => {
+                let said = said.unwrap_or_default();
+                let number: Result<f64, _> = said.parse();
+                let load = self.load.clone().unwrap_or_default();
+                let number = number.map_err(|_| Error::NoFigure(load, said))?;
+                Ok(Some(number))
+            }
+            (false, _) => Ok(took),
+        }
+    }
+}
+
+/// `sh -c COMMAND` in that folder.
+pub(super) fn shell(command: &str, folder: Option<&Path>) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]);
+    if let Some(folder) = folder {
+        shell.current_dir(folder);
+    }
+    shell
+}

@@ -1,0 +1,178 @@
+//! How a program is started: [`Way`].
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+
+use jumbo::units::Bytes;
+
+use super::{PLAIN, Peer};
+use crate::Error;
+use crate::child::Launch;
+
+/// A way to start a program, by name.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// What stands in the names of its figures.
+    pub key: String,
+    /// What is typed.
+    pub name: String,
+    launch: Launch,
+}
+
+/// The mode that `jumbo run` has when nothing is said.
+const DEFAULT: &str = "default";
+
+/// The modes by name, and their options.
+const MODES: [(&str, &str); 6] = [
+    (DEFAULT, ""),
+    ("mimalloc", "--heap=mimalloc"),
+    ("pool", POOL),
+    ("text", "--text=shared"),
+    ("background", "--free=background"),
+    ("supervise", "--supervise"),
+];
+
+/// The pool is as large as what the program takes plain, a quarter, and this.
+const POOL: &str = "--pool";
+const ROOM: u64 = 64 << 20;
+
+/// The only variable that is never the user's.
+const OURS: [&str; 1] = ["JUMBO_ORDERS"];
+
+impl Way {
+    /// As it is.
+    pub(crate) fn plain() -> Self {
+        Self::of(PLAIN, Launch::Plain)
+    }
+
+    fn of(key: &str, launch: Launch) -> Self {
+        Self {
+            key: key.to_owned(),
+            name: launch.name(),
+            launch,
+        }
+    }
+
+    /// `jumbo run` in a mode: one of [`Way::modes`], or options as they are typed.
+    ///
+    /// # Errors
+    /// [`Error::Way`]: there is no such mode.
+    pub fn mode(name: &str) -> Result<Self, Error> {
+        if name.starts_with('-') {
+            let letters = name.split(|c: char| !c.is_ascii_alphanumeric());
+            let letters: Vec<_> = letters.filter(|word| !word.is_empty()).collect();
+            return Ok(Self::of(&letters.join("_"), Launch::Jumbo(name.to_owned())));
+        }
+        let options = MODES.iter().find(|(known, _)| *known == name);
+        let options = options.map(|(_, options)| Launch::Jumbo((*options).to_owned()));
+        let launch = options.ok_or_else(|| {
+            let known: Vec<_> = Self::modes().collect();
+            let known = known.join(", ");
+            Error::Way(format!(
+                "there is no mode `{name}`: {known}, or options of `jumbo run` (-...)"
+            ))
+        })?;
+        Ok(Self::of(name, launch))
+    }
+
+    /// The names of the modes.
+    pub fn modes() -> impl Iterator<Item = &'static str> {
+        MODES.into_iter().map(|(name, _)| name)
+    }
+
+    /// Without jumbo, with what a user would take instead: one of [`Way::peers`].
+    ///
+    /// # Errors
+    /// [`Error::Way`]: there is no such peer, or it is not installed.
+    pub fn peer(name: &str) -> Result<Self, Error> {
+        let launch = match name {
+            "tunable" => Launch::Tunable,
+            name => Launch::Preload(Peer::find(name).map_err(Error::Way)?),
+        };
+        // One of our modes has the name of an allocator.
+        Ok(Self::of(&format!("peer_{name}"), launch))
+    }
+
+    /// The names of the peers.
+    pub fn peers() -> impl Iterator<Item = &'static str> {
+        std::iter::once("tunable").chain(Peer::names())
+    }
+
+    /// The name of its row.
+    pub fn row(&self, key: &str) -> String {
+        match self.key.as_str() {
+            DEFAULT => key.to_owned(),
+            way => format!("{key}_{way}"),
+        }
+    }
+
+    /// The name of the row that holds this peer against the default mode.
+    pub(crate) fn peer_row(&self, key: &str) -> Option<String> {
+        (!self.is_jumbo()).then(|| format!("{key}_vs_{}", self.key))
+    }
+
+    pub(super) fn is_default(&self) -> bool {
+        self.key == DEFAULT
+    }
+
+    pub(super) fn is_jumbo(&self) -> bool {
+        matches!(self.launch, Launch::Jumbo(_))
+    }
+
+    /// The command that starts `program` this way, which takes `size` when it is started plain; with the user's own
+    /// settings of `malloc` where these are the program's.
+    pub(super) fn command(
+        &self,
+        jumbo: &Path,
+        program: &OsStr,
+        (as_set, size): (bool, Bytes),
+    ) -> Command {
+        let launch = match &self.launch {
+            Launch::Jumbo(options) if options == POOL => {
+                let size = (size.0 + size.0 / 4 + ROOM) >> 20;
+                Launch::Jumbo(format!("{POOL}={size}M"))
+            }
+            other => other.clone(),
+        };
+        match as_set {
+            true => launch.command_without(&OURS, jumbo, program),
+            false => launch.command(jumbo, program),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::line;
+
+    #[test]
+    fn a_mode_is_a_name_or_what_is_typed() {
+        let typed = |name: &str, as_set| {
+            let way = Way::mode(name).unwrap();
+            let size = Bytes(256 << 20);
+            line(&way.command(Path::new("/j"), OsStr::new("/p"), (as_set, size)))
+        };
+        assert_eq!(typed("default", true), "/j run --report=none -- /p");
+        assert_eq!(
+            typed("pool", false),
+            "/j run --report=none --pool=384M -- /p"
+        );
+        let options = "--heap=off --maps=off";
+        assert_eq!(
+            typed(options, true),
+            format!("/j run --report=none {options} -- /p")
+        );
+        assert_eq!(Way::mode(options).unwrap().row("x"), "x_heap_off_maps_off");
+        assert_eq!(Way::mode("default").unwrap().row("x"), "x");
+        assert!(
+            Way::mode("fast")
+                .unwrap_err()
+                .to_string()
+                .contains("mimalloc")
+        );
+        assert!(Way::peer("fast").is_err());
+        assert_eq!(Way::peer("tunable").unwrap().name, "hugetlb=1");
+    }
+}

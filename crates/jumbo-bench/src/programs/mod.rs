@@ -1,0 +1,258 @@
+//! `jumbo bench programs`: real programs, plain against every mode of ours and every allocator that a user would preload.
+//!
+//! `list` has the programs. What is not installed is missing from the table, with what installs it; so is a program that fails.
+//! Each has a folder of its own, in TMPDIR or /var/tmp, which goes with the table.
+//!
+//! Losses stand in the table as gains do.
+
+mod list;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::program::{Notes, Program, Server, Way};
+use crate::table::{Missing, Table};
+use crate::{Error, Settings, group};
+use list::{Entry, PROGRAMS};
+
+/// The row that holds against the best of all peers.
+const BEST: (&str, &str) = ("hashmap", "hashmap_vs_best_peer");
+
+/// The names of the programs that there are, and what each does.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PROGRAMS.iter().map(|entry| (entry.key, entry.what))
+}
+
+/// A program that is ready to be measured.
+struct Ready {
+    entry: &'static Entry,
+    program: Program,
+    notes: Notes,
+    /// Goes when this is dropped.
+    _folder: TempDir,
+}
+
+/// Measures the programs of those names, or all, in those ways; with less to do where `quick` is set.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(
+    settings: &Settings,
+    names: &[String],
+    ways: &[Way],
+    quick: bool,
+) -> Result<Table, Error> {
+    let mut table = Table::new("programs", "real programs".to_owned(), settings)?;
+    let mut all = Vec::new();
+    let is_wanted = |entry: &&Entry| names.is_empty() || names.iter().any(|name| name == entry.key);
+    for entry in PROGRAMS.iter().filter(is_wanted) {
+        settings
+            .progress
+            .set_message(format!("preparing {}", entry.key));
+        match entry.ready(quick) {
+            Ok(ready) => all.push(ready),
+            Err(error @ Error::Interrupted(_)) => return Err(error),
+            Err(why) => table.missing.push(Missing {
+                what: entry.key,
+                why: why.to_string(),
+            }),
+        }
+    }
+    let groups = all.iter().map(|ready| {
+        let (key, program) = (ready.entry.key, &ready.program);
+        let mut group = ready.notes.group(settings, program, key, key, ways);
+        group.optional = |error| !matches!(error, Error::Interrupted(_));
+        group
+    });
+    let mut table = group::measure(settings, table, groups.collect())?;
+    let (key, name) = BEST;
+    let against = ways
+        .iter()
+        .filter_map(|way| table.ratio_of(&way.peer_row(key)?));
+    let best = against.min_by(|one, other| one.median.total_cmp(&other.median));
+    if let Some(best) = best {
+        table.also(name.to_owned(), best);
+    }
+    Ok(table)
+}
+
+impl Entry {
+    /// Whether it is installed, and all that comes before it is measured.
+    fn ready(&'static self, quick: bool) -> Result<Ready, Error> {
+        let absent = |what: &str| Error::Way(format!("no {what}; hint: {}", self.hint()));
+        let mut bin = None;
+        let mut python = String::new();
+        for need in self.needs {
+            if let Some(module) = need.strip_prefix("python:") {
+                python = interpreter(module).ok_or_else(|| absent(&format!("module {module}")))?;
+                continue;
+            }
+            let path = find(need).ok_or_else(|| absent(need))?;
+            if *need == "python3" {
+                python = interpreter("sys").ok_or_else(|| absent(need))?;
+            }
+            bin.get_or_insert(path);
+        }
+        let folder = folder()?;
+        let bin = bin
+            .as_deref()
+            .and_then(Path::parent)
+            .unwrap_or(Path::new("/"));
+        let is_root = rustix::process::geteuid().is_root();
+        let other = match is_root {
+            true => "setpriv --reuid=postgres --regid=postgres --clear-groups",
+            false => "",
+        };
+        let size = self.size[usize::from(quick)].to_string();
+        let filled = |text: &str| {
+            [
+                ("SIZE", size.as_str()),
+                ("FOLDER", &folder.path().to_string_lossy()),
+                ("BIN", &bin.to_string_lossy()),
+                ("PYTHON", &python),
+                ("USER", if is_root { "root" } else { "" }),
+                ("AS", other),
+            ]
+            .iter()
+            .fold(text.to_owned(), |text, (word, value)| {
+                replaced(&text, word, value)
+            })
+        };
+        for (name, text) in self.files {
+            let path = folder.path().join(name);
+            let written = fs::write(&path, filled(text));
+            written.map_err(|error| Error::Program(path.display().to_string(), error))?;
+        }
+        // A word that becomes several, or none, is a command.
+        let words = self.run.iter().flat_map(|word| match *word {
+            "AS" => other.split_whitespace().map(str::to_owned).collect(),
+            word => vec![filled(word)],
+        });
+        let words = words.filter(|word| !word.ends_with("--user="));
+        let mut words: Vec<_> = words.map(Into::into).collect();
+        if let Some(path) = words
+            .first()
+            .and_then(|first: &std::ffi::OsString| find(first.to_str()?))
+        {
+            words[0] = path.into();
+        }
+        let program = Program {
+            words,
+            folder: Some(folder.path().to_owned()),
+            server: self.serves.as_ref().map(|serves| Server {
+                ready: Some(filled(serves.ready)),
+                setup: Some(filled(serves.setup)).filter(|setup| !setup.is_empty()),
+                load: Some(filled(serves.load)),
+                time: None,
+                says: serves.says,
+            }),
+            ..Program::default()
+        };
+        if !self.once.is_empty() {
+            program.shell(&filled(self.once))?;
+        }
+        Ok(Ready {
+            entry: self,
+            program,
+            notes: Notes::default(),
+            _folder: folder,
+        })
+    }
+
+    fn hint(&self) -> String {
+        match self.install.starts_with("pip") {
+            true => self.install.to_owned(),
+            false => format!("apt install {}", self.install),
+        }
+    }
+}
+
+/// `text` with `value` where `word` is no part of a longer name.
+fn replaced(text: &str, word: &str, value: &str) -> String {
+    let is_letter = |c: char| c.is_ascii_uppercase();
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
+        out += before;
+        let is_part = before.ends_with(is_letter) || behind.starts_with(is_letter);
+        out += if is_part { word } else { value };
+        rest = behind;
+    }
+    out + rest
+}
+
+/// Where a program is: on the PATH, or where Debian has those of servers.
+fn find(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let servers = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut servers: Vec<_> = servers.map(|version| version.path().join("bin")).collect();
+    servers.sort_unstable();
+    let mut folders = servers.into_iter().rev();
+    // Wrappers of the same names are on the PATH.
+    let server = folders.find(|folder| folder.join(program).is_file());
+    let paths = std::env::split_paths(&paths).chain(["/usr/sbin".into()]);
+    let mut folders = server.into_iter().chain(paths);
+    folders.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
+}
+
+/// A Python that has a module: the interpreter itself, not a shim that starts it.
+fn interpreter(module: &str) -> Option<String> {
+    ["python3", "/usr/bin/python3"]
+        .into_iter()
+        .find_map(|python| {
+            let script = format!("import sys, {module}; print(sys.executable)");
+            let output = Command::new(python).args(["-c", &script]).output().ok()?;
+            let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+            Some(path).filter(|path| output.status.success() && !path.is_empty())
+        })
+}
+
+fn folder() -> Result<TempDir, Error> {
+    let base = std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from);
+    let folder = tempfile::Builder::new()
+        .prefix("jumbo-bench-")
+        .tempdir_in(&base);
+    folder.map_err(|error| Error::Program(base.display().to_string(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_replaced_where_they_stand_alone() {
+        assert_eq!(
+            replaced("-n SIZE0 SIZES to_SIZE", "SIZE", "9"),
+            "-n 90 SIZES to_9"
+        );
+        assert_eq!(replaced("AS x -DBASE AS", "AS", "y"), "y x -DBASE y");
+    }
+
+    #[test]
+    fn names_are_all_different_and_every_program_has_something_to_run() {
+        let mut keys: Vec<_> = PROGRAMS.iter().map(|entry| entry.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), PROGRAMS.len());
+        assert!(
+            PROGRAMS
+                .iter()
+                .all(|entry| !entry.run.is_empty() && entry.size[0] > entry.size[1])
+        );
+    }
+
+    #[test]
+    fn what_is_not_installed_says_what_installs_it() {
+        assert!(find("no-such-program").is_none() && find("sh").is_some());
+        assert!(interpreter("no_such_module").is_none());
+        let absent = PROGRAMS.iter().map(|entry| entry.hint());
+        assert!(absent.into_iter().all(|hint| hint.contains("install")));
+    }
+}

@@ -1,0 +1,141 @@
+//! `jumbo bench programs`: a row for each program, a column for each way to start it.
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::PossibleValuesParser;
+use jumbo_bench::program::verdict::Change;
+use jumbo_bench::program::{self, Way};
+use jumbo_bench::table::{Missing, Table};
+use jumbo_bench::{Error, programs};
+
+use super::{Common, hinted, render};
+use crate::signal::end_by;
+use crate::view::{self, View, duration};
+
+/// Programs that are not installed are left out, with what installs them; `jumbo compare` is for your own.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// Modes of jumbo, as `jumbo compare` has them [default: default,mimalloc,pool; default with --quick]
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(Way::modes()))]
+    modes: Vec<String>,
+    /// What a user would take instead: tunable, jemalloc, tcmalloc, mimalloc [default: all; none with --quick]
+    #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(Way::peers()))]
+    peers: Vec<String>,
+    /// Which programs [default: all]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(programs::names().map(|(name, _)| name)))]
+    names: Vec<String>,
+}
+
+pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let settings = args.common.settings()?;
+    let (ways, missing) = args.ways().map_err(hinted)?;
+    program::watch();
+    let table = programs::measure(&settings, &args.names, &ways, args.common.quick);
+    settings.progress.finish_and_clear();
+    let mut table = match table {
+        Err(Error::Interrupted(signal)) => return Ok(end_by(signal)),
+        table => table.map_err(hinted)?,
+    };
+    table.missing.extend(missing);
+    view::page(args.common.json, &table, |view, table| {
+        show(view, table, &ways)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    /// The ways that are asked for, and the peers that are not installed.
+    fn ways(&self) -> Result<(Vec<Way>, Vec<Missing>), Error> {
+        let asked = |asked: &[String], all: &[&'static str]| -> Vec<&'static str> {
+            let mut all = all.to_vec();
+            all.retain(|name| asked.iter().any(|asked| asked == name));
+            all
+        };
+        let (modes, peers): (Vec<_>, Vec<_>) = (Way::modes().collect(), Way::peers().collect());
+        let modes = match (self.modes.is_empty(), self.common.quick) {
+            (false, _) => asked(&self.modes, &modes),
+            (true, false) => vec!["default", "mimalloc", "pool"],
+            (true, true) => vec!["default"],
+        };
+        let peers = match (self.peers.is_empty(), self.common.quick) {
+            (false, _) => asked(&self.peers, &peers),
+            (true, false) => peers,
+            (true, true) => Vec::new(),
+        };
+        let mut ways = modes
+            .into_iter()
+            .map(Way::mode)
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut missing = Vec::new();
+        for name in peers {
+            match Way::peer(name) {
+                Ok(way) => ways.push(way),
+                Err(why) => missing.push(Missing {
+                    what: name,
+                    why: why.to_string(),
+                }),
+            }
+        }
+        Ok((ways, missing))
+    }
+}
+
+fn show(view: &mut View, table: &Table, ways: &[Way]) -> io::Result<()> {
+    view.line(render::title(table))?;
+    view.line(render::machine(&table.machine))?;
+    view.line("")?;
+    let names = ways
+        .iter()
+        .map(|way| way.name.trim_start_matches("jumbo run --"));
+    let names: Vec<_> = names.map(|name| format!("|>{name}")).collect();
+    let measured =
+        programs::names().filter(|(key, _)| table.ratio_of(&format!("{key}_aa")).is_some());
+    let rows = measured.map(|(key, what)| row(table, ways, key, what));
+    view.table(
+        &format!("<program|<|>plain|>plain again{}|>memory", names.concat()),
+        rows,
+    )?;
+    view.line("")?;
+    view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
+    view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
+    for missing in &table.missing {
+        view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
+    }
+    Ok(())
+}
+
+fn row(table: &Table, ways: &[Way], key: &str, what: &str) -> Vec<String> {
+    let plain = table.value_of(&format!("{key}_plain_time_ms"));
+    let plain = plain.and_then(|time| Duration::try_from_secs_f64(time.median / 1e3).ok());
+    let again = table.ratio_of(&format!("{key}_aa"));
+    let again = again.map(|again| format!("{:.2} to {:.2}", again.min, again.max));
+    let cell = |row: &str, aa: &str| {
+        let Some(ratio) = table.ratio_of(row) else {
+            return "-".to_owned();
+        };
+        match Change::of(table, row, aa) {
+            Change::None { .. } => format!("({:.2})", ratio.median),
+            Change::More { .. } => format!("{:.2} LOSS", ratio.median),
+            _ => format!("{:.2}", ratio.median),
+        }
+    };
+    let mut cells = vec![
+        key.to_owned(),
+        what.to_owned(),
+        plain.map(duration).unwrap_or_default(),
+        again.unwrap_or_default(),
+    ];
+    cells.extend(
+        ways.iter()
+            .map(|way| cell(&way.row(key), &format!("{key}_aa"))),
+    );
+    let first = ways.first().map(|way| way.row(key)).unwrap_or_default();
+    cells.push(cell(&format!("{first}_rss"), &format!("{key}_rss_aa")));
+    cells
+}

@@ -1,0 +1,189 @@
+//! `jumbo compare`: what a program gains, on this machine, in the words of its user.
+//!
+//! The measuring is `jumbo_bench::program`'s; here is what is asked, and (`show`) what is said about it.
+
+mod show;
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use jumbo_bench::program::verdict::Agreement;
+use jumbo_bench::program::{self, Comparison, Program, Server, Way};
+use jumbo_bench::table::Missing;
+use jumbo_bench::{Error, Settings};
+
+use crate::bench::{MIN_ROUNDS, bar, hinted};
+use crate::signal::end_by;
+use crate::value::{interval, positive};
+use crate::view;
+
+/// Exit code: the program did something else with jumbo.
+const DIFFERS: u8 = 3;
+
+/// Run a program with and without jumbo, in turn, and say what it gains
+///
+/// PROGRAM is run as it is and under `jumbo run`, one after the other, a few times each: time, memory,
+/// and whether it did the same. It is also compared with itself: what it differs by then is noise, and no
+/// difference within that is claimed. The time of its children counts.
+///
+/// Its input is empty, or the file that stdin is redirected from, from the beginning each time. What it
+/// prints is compared and not shown. It must do the same each time: let --prepare put back what it changes.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
+#[command(after_help = "Examples:
+  jumbo compare -- python3 script.py
+  jumbo compare --modes default,mimalloc,pool --peers tunable,jemalloc -- ./program
+  jumbo compare --modes '--heap=mimalloc --text=shared' -- ./program
+  jumbo compare --prepare 'rm -rf out' -- make -s
+  jumbo compare --for 10s --load 'redis-benchmark -q -n 100000 get x' -- redis-server
+
+Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it
+could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
+pub(crate) struct Args {
+    /// How many runs of each kind count [default: as many as take about a minute, 5 to 20]
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
+    runs: Option<NonZeroUsize>,
+
+    /// Modes of jumbo: default, mimalloc, pool, text, background, supervise; or its options
+    ///
+    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` is as large as
+    /// the program needs. May be given several times.
+    #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default", allow_hyphen_values = true)]
+    modes: Vec<Modes>,
+
+    /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
+    ///
+    /// glibc's own switch for huge pages, and allocators in LD_PRELOAD's place, each with its setting for huge pages where
+    /// it has one. Those that are not installed are left out, and said so.
+    #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(Way::peers()))]
+    peers: Vec<String>,
+
+    /// Run CMD by `sh -c` before each run, unmeasured
+    #[arg(long, value_name = "CMD")]
+    prepare: Option<String>,
+
+    /// PROGRAM is a server: measure it for so many seconds, then end it by SIGTERM
+    ///
+    /// What counts is how long one run of --load takes; without --load it is the CPU time of the server.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = interval)]
+    time: Option<Duration>,
+
+    /// What the server is to do: CMD is run by `sh -c` again and again for that time
+    #[arg(long, value_name = "CMD", requires = "time")]
+    load: Option<String>,
+
+    /// Succeeds once the server serves [default: the load does]
+    #[arg(long, value_name = "CMD", requires = "time")]
+    ready: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// What one word of `--modes` comes to.
+#[derive(Clone, Debug)]
+struct Modes(Vec<Way>);
+
+fn modes(typed: &str) -> Result<Modes, Error> {
+    let ways = match typed.starts_with('-') {
+        true => vec![Way::mode(typed)?],
+        false => typed.split(',').map(Way::mode).collect::<Result<_, _>>()?,
+    };
+    Ok(Modes(ways))
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    if args.runs.is_some_and(|runs| runs.get() < MIN_ROUNDS) {
+        view::tell(&format!(
+            "fewer than {MIN_ROUNDS} runs: the spread says little"
+        ));
+    }
+    let mut ways: Vec<_> = args.modes.into_iter().flat_map(|modes| modes.0).collect();
+    let mut missing = Vec::new();
+    for name in Way::peers().filter(|name| args.peers.iter().any(|asked| asked == name)) {
+        match Way::peer(name) {
+            Ok(way) => ways.push(way),
+            Err(why) => missing.push(Missing {
+                what: name,
+                why: why.to_string(),
+            }),
+        }
+    }
+    let program = Program {
+        words: args.command,
+        as_set: true,
+        prepare: args.prepare,
+        input: input(),
+        server: args.time.map(|time| Server {
+            ready: args.ready,
+            load: args.load,
+            time: Some(time),
+            ..Server::default()
+        }),
+        folder: None,
+    };
+    let settings = Settings {
+        jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
+        rounds: NonZeroUsize::MIN,
+        progress: bar(),
+    };
+    program::watch();
+    let compared = program::compare(&settings, &program, &ways, args.runs);
+    settings.progress.finish_and_clear();
+    let mut comparison = match compared {
+        Err(Error::Interrupted(signal)) => return Ok(end_by(signal)),
+        compared => compared.map_err(hinted)?,
+    };
+    comparison.table.missing = missing;
+    view::page(args.json, &comparison, |view, it| {
+        show::show(view, it, program.server.as_ref())
+    })?;
+    Ok(match differs(&comparison) {
+        true => ExitCode::from(DIFFERS),
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// Whether the program did something else with jumbo.
+fn differs(comparison: &Comparison) -> bool {
+    let mut seen = comparison
+        .ways
+        .iter()
+        .flat_map(|way| [way.status, way.stdout, way.stderr]);
+    seen.any(|agreement| agreement == Some(Agreement::Differs))
+}
+
+/// A file that stdin is redirected from, which can be read again and again; nothing else can.
+fn input() -> Option<PathBuf> {
+    let stdin = PathBuf::from("/proc/self/fd/0");
+    std::fs::metadata(&stdin)
+        .is_ok_and(|file| file.is_file())
+        .then_some(stdin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_one_mode_whatever_is_in_them() {
+        let keys = |typed: &str| -> Vec<_> {
+            let Modes(ways) = modes(typed).unwrap();
+            ways.into_iter().map(|way| way.key).collect()
+        };
+        assert_eq!(keys("default,pool"), ["default", "pool"]);
+        assert_eq!(keys("--pool=1G,each --warm"), ["pool_1G_each_warm"]);
+        assert!(modes("default,best").is_err());
+    }
+}

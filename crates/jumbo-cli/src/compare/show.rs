@@ -1,0 +1,322 @@
+//! A comparison for people who have never heard of folios, in 80 columns.
+
+use std::io;
+use std::time::Duration;
+
+use jumbo::units::{Bytes, counted};
+use jumbo_bench::program::verdict::{Agreement, Change};
+use jumbo_bench::program::{Compared, Comparison, PLAIN, Server};
+
+use crate::view::{View, duration};
+
+/// What a line may take.
+const WIDTH: usize = 80;
+
+/// Below this a program has too little memory for any of it to be worth a huge page.
+const LITTLE: f64 = 16.0 * 1024.0 * 1024.0;
+
+/// Less of it than this, in percent, is hardly any.
+const HARDLY: f64 = 5.0;
+
+/// Shows the figures of each way, and then what they say.
+pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) -> io::Result<()> {
+    let runs = counted(it.table.rounds as u64, "run");
+    let program = cut(&it.program.join(" "), WIDTH - runs.len() - 20);
+    view.line(format!("{program}: {runs} of each kind, in turn"))?;
+    view.line("")?;
+    let sides = [(PLAIN, PLAIN)].into_iter();
+    let sides = sides.chain(
+        it.ways
+            .iter()
+            .map(|way| (way.key.as_str(), way.name.as_str())),
+    );
+    let time = match server {
+        Some(Server { load: Some(_), .. }) => "one load",
+        Some(_) => "CPU time",
+        None => "time",
+    };
+    view.table(
+        &format!("<|>{time}|>user|>system|>peak memory|>in huge pages|>faults"),
+        sides.map(|(key, name)| cells(it, key, name)),
+    )?;
+    view.line("")?;
+    for way in &it.ways {
+        for line in wrapped(&verdict(it, way, server)) {
+            view.line(line)?;
+        }
+        for line in advice(it, way).iter().flat_map(|line| wrapped(line)) {
+            view.line(line)?;
+        }
+    }
+    for line in did(it).iter().flat_map(|line| wrapped(line)) {
+        view.line(line)?;
+    }
+    for missing in &it.table.missing {
+        view.line(format!("Left out: {}: {}", missing.what, missing.why))?;
+    }
+    Ok(())
+}
+
+fn value(it: &Comparison, key: &str, figure: &str) -> f64 {
+    let value = it.table.value_of(&format!("time_{key}_{figure}"));
+    value.map_or(f64::NAN, |spread| spread.median)
+}
+
+fn cells(it: &Comparison, key: &str, name: &str) -> [String; 7] {
+    let value = |figure| value(it, key, figure);
+    let time = |figure| {
+        let seconds = Duration::try_from_secs_f64(value(figure) / 1e3);
+        seconds.map_or_else(|_| "-".to_owned(), duration)
+    };
+    let name = name.strip_prefix("jumbo run ").unwrap_or(name);
+    [
+        cut(name, 18),
+        time("time_ms"),
+        time("user_ms"),
+        time("system_ms"),
+        bytes(value("rss_bytes")),
+        format!("{:.0} %", value("huge_percent")),
+        format!("{:.0}", value("faults")),
+    ]
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float becomes the nearest number of bytes that there can be"
+)]
+fn bytes(bytes: f64) -> String {
+    Bytes(bytes as u64).to_string()
+}
+
+/// One sentence about time and memory.
+fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
+    let cpu = server.is_some_and(|server| server.load.is_none());
+    let time = match way.time {
+        Change::None { noise } => format!(
+            "no difference in time seen (runs differ by {})",
+            percent(noise)
+        ),
+        Change::Less { factor, noise } => {
+            format!("{} (give or take {})", faster(factor, cpu), percent(noise))
+        }
+        Change::More { factor, noise } => {
+            format!("{} (give or take {})", slower(factor, cpu), percent(noise))
+        }
+        Change::Unknown => "time not known".to_owned(),
+    };
+    let time = match (way.time, way.cpu) {
+        (Change::None { .. }, Change::Less { factor, noise }) if !cpu => {
+            format!(
+                "{time}, but {} (give or take {})",
+                faster(factor, true),
+                percent(noise)
+            )
+        }
+        (Change::None { .. }, Change::More { factor, noise }) if !cpu => {
+            format!(
+                "{time}, but {} (give or take {})",
+                slower(factor, true),
+                percent(noise)
+            )
+        }
+        _ => time,
+    };
+    let memory = match way.memory {
+        _ if value(it, PLAIN, "rss_bytes") < LITTLE => return format!("{}: {time}.", way.name),
+        Change::None { .. } => "as much memory".to_owned(),
+        Change::Less { factor, .. } => format!("{} less memory", percent(1.0 - 1.0 / factor)),
+        Change::More { factor, .. } => format!("{} more memory", percent(factor - 1.0)),
+        Change::Unknown => "memory not known".to_owned(),
+    };
+    format!("{}: {time}, {memory}.", way.name)
+}
+
+fn faster(factor: f64, cpu: bool) -> String {
+    match factor {
+        _ if cpu => format!("{} less CPU time", percent(1.0 - 1.0 / factor)),
+        factor if factor < 2.0 => format!("{} faster", percent(factor - 1.0)),
+        factor => format!("{factor:.1} times as fast"),
+    }
+}
+
+fn slower(factor: f64, cpu: bool) -> String {
+    match factor {
+        _ if cpu => format!("{} more CPU time", percent(factor - 1.0)),
+        factor if factor < 2.0 => format!("{} slower", percent(factor - 1.0)),
+        factor => format!("takes {factor:.1} times as long"),
+    }
+}
+
+/// Two digits are all that such a measurement carries.
+fn percent(part: f64) -> String {
+    match part * 100.0 {
+        percent if percent < 9.95 => format!("{percent:.1}\u{a0}%"),
+        percent => format!("{percent:.0}\u{a0}%"),
+    }
+}
+
+/// Why it is slower, and what to look at where it is not on huge pages.
+fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
+    let value = |key: &str, figure| value(it, key, figure);
+    let mut lines = Vec::new();
+    if let Change::More { .. } = way.time {
+        let more = |figure| value(&way.key, figure) - value(PLAIN, figure);
+        let (user, system) = (more("user_ms"), more("system_ms"));
+        if system > 0.0 && system >= user {
+            let pages = value(&way.key, "huge_faults");
+            let made = match pages >= 1.0 {
+                true => format!(", which made {pages:.0} huge pages for it"),
+                false => String::new(),
+            };
+            lines.push(format!("  {} more in the kernel{made}.", ms(system)));
+        } else if user > 0.0 {
+            lines.push(format!("  {} more in the program itself.", ms(user)));
+        } else {
+            lines.push("  Neither the program nor the kernel worked longer: it waited.".to_owned());
+        }
+    }
+    let is_ours = way.name.starts_with("jumbo");
+    let hardly = value(&way.key, "huge_percent") < HARDLY;
+    if is_ours && hardly && value(PLAIN, "rss_bytes") >= LITTLE {
+        lines.push(
+            "  Hardly any of its memory came on huge pages; `jumbo run --report -- PROGRAM` says why."
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+fn ms(ms: f64) -> String {
+    duration(Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default())
+}
+
+/// What of it is compared.
+type See = fn(&Compared) -> Option<Agreement>;
+
+/// Whether the program did the same.
+fn did(it: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let (Some(status), Some(words)) = (&it.plain_status, &it.plain_words) {
+        lines.push(format!(
+            "It failed without jumbo too: {status}; the last it said: {words}"
+        ));
+    }
+    let all = |see: See, agreement| it.ways.iter().all(|way| see(way) == Some(agreement));
+    let streams: [(&str, See); 2] = [("stdout", |way| way.stdout), ("stderr", |way| way.stderr)];
+    let is_same = streams.iter().all(|(_, see)| all(*see, Agreement::Same));
+    if is_same && all(|way| way.status, Agreement::Same) {
+        lines.push("Output and exit status were the same in all runs.".to_owned());
+        return lines;
+    }
+    if it.ways.iter().all(|way| way.status.is_none()) {
+        lines.push(
+            "It was ended as a server is: how it ends and what it prints was not compared."
+                .to_owned(),
+        );
+        return lines;
+    }
+    for way in &it.ways {
+        match (way.status, &way.ended, &it.plain_status) {
+            (Some(Agreement::Differs), Some(ended), Some(plain)) => {
+                lines.push(format!(
+                    "WARNING: {} ended with {ended}, plain with {plain}.",
+                    way.name
+                ));
+            }
+            (Some(Agreement::Differs), ..) => {
+                lines.push(format!("WARNING: {} ended otherwise than plain.", way.name))
+            }
+            _ => {}
+        }
+        for (stream, see) in &streams {
+            if see(way) == Some(Agreement::Differs) {
+                lines.push(format!(
+                    "WARNING: {} printed something else on {stream}.",
+                    way.name
+                ));
+            }
+        }
+    }
+    for (stream, see) in &streams {
+        lines.push(match it.ways.first().and_then(see) {
+            Some(Agreement::DiffersFromItself) => {
+                format!(
+                    "Its {stream} differs from itself, run by run, without jumbo: not compared."
+                )
+            }
+            None => format!("Its {stream} was left open by a process that goes on: not compared."),
+            _ if all(*see, Agreement::Same) => format!("Its {stream} was the same in all runs."),
+            _ => continue,
+        });
+    }
+    match it.ways.first().and_then(|way| way.status) {
+        Some(Agreement::DiffersFromItself) => {
+            lines
+                .push("Its exit status differs from itself, run by run, without jumbo.".to_owned());
+        }
+        _ if all(|way| way.status, Agreement::Same) => {
+            lines.push("Its exit status was the same in all runs.".to_owned());
+        }
+        _ => {}
+    }
+    lines
+}
+
+/// The beginning of a text.
+fn cut(text: &str, most: usize) -> String {
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match flat.chars().count() > most {
+        true => flat
+            .chars()
+            .take(most.saturating_sub(3))
+            .chain("...".chars())
+            .collect(),
+        false => flat,
+    }
+}
+
+/// Lines that fit; those behind the first are indented.
+fn wrapped(text: &str) -> Vec<String> {
+    let indent: String = text.chars().take_while(|c| *c == ' ').collect();
+    let (mut lines, mut line) = (Vec::new(), indent.clone());
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let is_empty = line.trim().is_empty();
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(std::mem::replace(&mut line, format!("{indent}  {word}")));
+            continue;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line += word;
+    }
+    lines.push(line);
+    let shown = |line: String| line.replace('\u{a0}', " ");
+    lines.into_iter().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gains_and_losses_are_said_in_words() {
+        assert_eq!(faster(1.12, false), "12\u{a0}% faster");
+        assert_eq!(faster(2.04, false), "2.0 times as fast");
+        assert_eq!(slower(1.08, false), "8.0\u{a0}% slower");
+        assert_eq!(faster(1.25, true), "20\u{a0}% less CPU time");
+        assert_eq!(percent(0.034), "3.4\u{a0}%");
+    }
+
+    #[test]
+    fn no_line_is_too_long() {
+        let text = format!("  {}", "word ".repeat(40));
+        let lines = wrapped(&text);
+        assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= WIDTH));
+        assert!(lines[0].starts_with("  w") && lines[1].starts_with("    w"));
+        assert_eq!(wrapped("short"), ["short"]);
+        assert_eq!(cut("a\n b c", 80), "a b c");
+        assert_eq!(cut("abcdefgh", 6), "abc...");
+    }
+}

@@ -1,0 +1,271 @@
+//! `jumbo compare` from outside: what it says of programs that do the same, that do not, and that fail; never how long
+//! anything took.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a command that cannot be run fails its test"
+)]
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn compare(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jumbo"));
+    command.args(["compare", "--runs", "2"]).args(arguments);
+    command
+        .env_remove("LD_PRELOAD")
+        .env_remove("JUMBO_ORDERS")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = compare(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+fn json(arguments: &[&str]) -> (Option<i32>, Value) {
+    let (code, text, stderr) = run(&[&["--json"], arguments].concat());
+    (
+        code,
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{stderr}")),
+    )
+}
+
+#[test]
+fn a_program_that_does_the_same_is_compared_in_80_columns() {
+    let (code, text, stderr) = run(&["--modes", "default,mimalloc", "--", "echo", "hello"]);
+    assert_eq!(code, Some(0), "{text}{stderr}");
+    assert!(
+        text.contains("Output and exit status were the same in all runs."),
+        "{text}"
+    );
+    assert!(
+        text.starts_with("echo hello: 2 runs of each kind"),
+        "{text}"
+    );
+    for name in ["plain", "jumbo run: ", "jumbo run --heap=mimalloc: "] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+    assert!(!text.contains("hello\n"), "{text}");
+}
+
+#[test]
+fn the_json_has_ratios_with_the_noise_beside_them() {
+    let options = ["--modes", "default", "--modes", "--heap=off --maps=off"];
+    let (code, it) = json(&[&options[..], &["--", "true"]].concat());
+    assert_eq!(code, Some(0), "{it:#}");
+    for ratio in [
+        "time",
+        "time_aa",
+        "time_rss",
+        "time_rss_aa",
+        "time_heap_off_maps_off",
+    ] {
+        assert!(
+            it["ratios"][ratio]["median"].as_f64().unwrap() > 0.0,
+            "{it:#}"
+        );
+    }
+    for figure in [
+        "time_ms",
+        "user_ms",
+        "system_ms",
+        "rss_bytes",
+        "faults",
+        "huge_faults",
+        "huge_percent",
+    ] {
+        for side in ["plain", "default", "heap_off_maps_off"] {
+            let value = &it["values"][format!("time_{side}_{figure}")];
+            assert!(
+                value["median"].is_f64() && value["unit"].is_string(),
+                "{side} {figure}: {it:#}"
+            );
+        }
+    }
+    assert_eq!(it["table"], "compare");
+    assert_eq!(it["program"][0], "true");
+    assert_eq!(it["ways"][0]["stdout"], "same");
+    assert!(it["ways"][0]["time"]["noise"].is_f64());
+}
+
+#[test]
+fn output_that_differs_by_itself_is_no_fault_of_jumbo() {
+    let (code, it) = json(&["--", "sh", "-c", "date +%N; echo same >&2"]);
+    let way = &it["ways"][0];
+    assert_eq!(
+        (&way["stdout"], &way["stderr"]),
+        (&"differs_from_itself".into(), &"same".into())
+    );
+    assert_eq!(code, Some(0), "{it:#}");
+    let (_, text, _) = run(&["--", "date", "+%N"]);
+    assert!(text.contains("stdout differs from itself"), "{text}");
+}
+
+#[test]
+fn output_or_a_status_that_differs_with_jumbo_is_told() {
+    let script = "echo ${JUMBO_ORDERS:+other}; exit ${JUMBO_ORDERS:+7}";
+    let (code, it) = json(&["--", "sh", "-c", script]);
+    let way = &it["ways"][0];
+    assert_eq!(
+        (&way["stdout"], &way["status"]),
+        (&"differs".into(), &"differs".into())
+    );
+    assert_eq!(
+        (code, &way["ended"]),
+        (Some(3), &"exit status: 7".into()),
+        "{it:#}"
+    );
+    let (code, text, _) = run(&["--", "sh", "-c", script]);
+    assert_eq!(code, Some(3));
+    assert!(
+        text.contains("WARNING: jumbo run ended with exit status: 7"),
+        "{text}"
+    );
+}
+
+#[test]
+fn failures_and_signals_are_compared_too() {
+    for (script, status) in [
+        ("echo no such thing >&2; exit 3", "exit status: 3"),
+        ("echo no such thing >&2; kill -9 $$", "signal: 9 (SIGKILL)"),
+    ] {
+        let (code, it) = json(&["--", "sh", "-c", script]);
+        assert_eq!(
+            (code, &it["plain_status"]),
+            (Some(0), &status.into()),
+            "{it:#}"
+        );
+        assert_eq!(it["ways"][0]["status"], "same");
+        let (_, text, _) = run(&["--", "sh", "-c", script]);
+        assert!(
+            text.contains("It failed without jumbo too") && text.contains("no such thing"),
+            "{text}"
+        );
+    }
+    for (arguments, message) in [
+        (&["--", "/nonexistent"][..], "cannot start `/nonexistent`"),
+        (
+            &["--prepare", "echo why; exit 1", "--", "true"],
+            "failed with exit status: 1: why",
+        ),
+    ] {
+        let (code, text, stderr) = run(arguments);
+        assert_eq!((code, text.as_str()), (Some(1), ""), "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
+    }
+}
+
+#[test]
+fn what_is_asked_wrongly_is_named() {
+    for (arguments, named) in [
+        (
+            &["--modes", "best", "--", "true"][..],
+            "there is no mode `best`",
+        ),
+        (&["--peers", "best", "--", "true"], "--peers"),
+        (&["--load", "true", "--", "true"], "--for"),
+        (
+            &["--runs", "0", "--", "true"],
+            "cannot be used multiple times",
+        ),
+        (&[], "PROGRAM"),
+    ] {
+        let (code, _, stderr) = run(arguments);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains(named), "{stderr}");
+    }
+}
+
+#[test]
+fn preparations_and_input_come_afresh_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "input\n").unwrap();
+    let count = folder.path().join("count");
+    let prepare = format!("echo >> {}", count.display());
+    let output = compare(&["--json", "--prepare", &prepare, "--", "cat"])
+        .stdin(std::fs::File::open(&file).unwrap())
+        .output()
+        .unwrap();
+    let it: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(it["ways"][0]["stdout"], "same", "{it:#}");
+    // A first look; and plain, jumbo, and plain again, after a warm-up, twice.
+    let lines = std::fs::read_to_string(&count).unwrap().len();
+    assert!(lines >= 10, "{lines}");
+}
+
+#[test]
+fn a_server_is_measured_by_its_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("served");
+    let (path, server) = (
+        file.display(),
+        "trap 'exit 5' TERM; while :; do sleep 0.05; done",
+    );
+    let load = format!("echo >> {path}");
+    let ready = format!("test -e {path} || {{ touch {path}; false; }}");
+    let (code, it) = json(&[
+        "--for", "0.2", "--ready", &ready, "--load", &load, "--", "sh", "-c", server,
+    ]);
+    assert_eq!(code, Some(0), "{it:#}");
+    assert!(std::fs::metadata(&file).unwrap().len() > 6);
+    let failing = [
+        "--for",
+        "1",
+        "--load",
+        "false",
+        "--",
+        "sh",
+        "-c",
+        "echo cannot listen >&2; exit 9",
+    ];
+    let (code, _, stderr) = run(&failing);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("exit status: 9: cannot listen"), "{stderr}");
+}
+
+#[test]
+fn a_signal_ends_it_and_all_that_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("pids");
+    let script = format!(
+        "echo $$ >> {0}; sleep 1000 & echo $! >> {0}; wait",
+        pids.display()
+    );
+    let mut jumbo = compare(&["--", "sh", "-c", &script]);
+    let mut jumbo = jumbo.stdout(Stdio::piped()).spawn().unwrap();
+    let clock = Instant::now();
+    let read = || std::fs::read_to_string(&pids).unwrap_or_default();
+    while read().lines().count() < 2 {
+        assert!(clock.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // SIGINT may be ignored, as it is in the background of a shell.
+    let kill = Command::new("kill")
+        .args(["-TERM", &jumbo.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+    let status = jumbo.wait().unwrap();
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(15),
+        "{status}"
+    );
+    for pid in read().lines() {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+}
