@@ -6,8 +6,9 @@
     reason = "a command that cannot be run fails its test"
 )]
 
+use std::fs::File;
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -22,8 +23,15 @@ fn run(arguments: &[&str]) -> Output {
     bench(arguments).output().unwrap()
 }
 
+/// The lock on the host's global state, between all tests of all processes: shared, until this process ends.
+static HELD: LazyLock<Option<File>> = LazyLock::new(|| {
+    let file = File::create(std::env::temp_dir().join("jumbo-e2e.lock")).ok()?;
+    file.lock_shared().ok().map(|()| file)
+});
+
 /// Why the sides cannot be what they claim to be on this host. With JUMBO_TEST_STRICT=1 that is a failure.
 fn unmeasurable() -> Option<&'static str> {
+    LazyLock::force(&HELD);
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let why = if !thp.is_ok_and(|text| text.contains("[madvise]")) {
         "transparent_hugepage/enabled is not `madvise`"

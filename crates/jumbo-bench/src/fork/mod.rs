@@ -1,7 +1,7 @@
 //! `jumbo bench fork`: how long `fork` takes in a large process, and what the first writes after it take.
 //!
 //! The call copies page tables: one entry for each base page, or one for each huge page. That is what a database pays that saves its
-//! memory from a child (Redis' BGSAVE), while it serves nobody. The first write to a page after it makes a copy, and finds a huge page
+//! memory from a child (Redis' BGSAVE), while it serves no client. The first write to a page after it makes a copy, and finds a huge page
 //! in the way, which the kernel splits first: that is the other side, in a row of its own.
 //!
 //! Before it forks each side is checked: base pages only, or huge pages for all of the block.

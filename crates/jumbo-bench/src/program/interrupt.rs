@@ -14,7 +14,7 @@ extern "C" fn note(signal: libc::c_int) {
     ASKED.store(signal, Ordering::Relaxed);
 }
 
-/// From now on SIGHUP, SIGINT, SIGQUIT and SIGTERM no longer end this process: [`check`] says that one came. Those that
+/// From now on SIGHUP, SIGINT, SIGQUIT and SIGTERM no longer end this process: `check` says that one came. Those that
 /// are ignored stay so (nohup(1)).
 pub fn watch() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {

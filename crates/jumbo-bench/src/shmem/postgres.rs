@@ -94,8 +94,8 @@ impl Database {
             .tempdir_in(on_disk())?;
         let root = rustix::process::geteuid().is_root();
         // The server's user writes to it.
-        let everybody = if root { 0o1777 } else { 0o700 };
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(everybody))?;
+        let mode = if root { 0o1777 } else { 0o700 };
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode))?;
         let (folder, broom) = swept(folder)?;
         let database = Self {
             size,

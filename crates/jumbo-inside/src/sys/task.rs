@@ -205,10 +205,10 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> Wait {
 /// futex(2) FUTEX_WAKE: wakes all who wait for `word`, in whatever process.
 pub fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE.cast_unsigned() as usize;
-    let everybody = i32::MAX.unsigned_abs() as usize;
+    let all = i32::MAX.unsigned_abs() as usize;
     let word = word.as_ptr().expose_provenance();
     // SAFETY: FUTEX_WAKE writes nothing.
-    unsafe { call(libc::SYS_futex, [word, operation, everybody, 0, 0, 0]) };
+    unsafe { call(libc::SYS_futex, [word, operation, all, 0, 0, 0]) };
 }
 
 /// A thread that the C library does not know: it runs on the thread pointer of the one that made it, and may call nothing
