@@ -14,7 +14,8 @@ extern "C" fn note(signal: libc::c_int) {
     ASKED.store(signal, Ordering::Relaxed);
 }
 
-/// From now on SIGHUP, SIGINT, SIGQUIT and SIGTERM no longer end this process: `check` says that one came. Those that
+/// From now on SIGHUP, SIGINT, SIGQUIT and SIGTERM no longer end this process: a measurement that one asks to end
+/// returns [`Error::Interrupted`]. Those that
 /// are ignored stay so (nohup(1)).
 pub fn watch() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {

@@ -330,7 +330,7 @@ pub(super) const PROGRAMS: [Entry; 18] = [
         what: "zstd: level 15, a long window",
         install: "zstd gawk",
         needs: &["zstd", "awk"],
-        size: [1_500_000, 150_000],
+        size: [1_500_000, 30_000],
         once: "awk 'BEGIN { srand(1); for (i = 0; i < SIZE; i++) print int(rand() * 99999), \"and some text\", i }' > FOLDER/lines",
         run: &[
             "zstd",

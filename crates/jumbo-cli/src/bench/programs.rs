@@ -15,6 +15,9 @@ use crate::signal::end_by;
 use crate::view::{self, View, duration};
 
 /// Programs that are not installed are left out, with what installs them; `jumbo compare` is for your own.
+///
+/// With --quick each has little to do: one program takes up to a minute, all of them many. Without, all programs in all modes
+/// take hours: name some of them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]

@@ -18,6 +18,9 @@ const LITTLE: f64 = 16.0 * 1024.0 * 1024.0;
 /// Less of it than this, in percent, is hardly any.
 const HARDLY: f64 = 5.0;
 
+/// Above this the machine has other work, or the program does not do the same each time.
+const NOISY: f64 = 0.1;
+
 /// Shows the figures of each way, and then what they say.
 pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) -> io::Result<()> {
     let runs = counted(it.table.rounds as u64, "run");
@@ -156,7 +159,7 @@ fn percent(part: f64) -> String {
     }
 }
 
-/// Why it is slower, and what to look at where it is not on huge pages.
+/// Why it is slower, why nothing is seen, and what to look at where it is not on huge pages.
 fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
     let value = |key: &str, figure| value(it, key, figure);
     let mut lines = Vec::new();
@@ -175,6 +178,14 @@ fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
         } else {
             lines.push("  Neither the program nor the kernel worked longer: it waited.".to_owned());
         }
+    }
+    if let Change::None { noise } = way.time
+        && noise > NOISY
+    {
+        lines.push(
+            "  A smaller difference may hide in that: try a quieter machine, or more --runs."
+                .to_owned(),
+        );
     }
     let is_ours = way.name.starts_with("jumbo");
     let hardly = value(&way.key, "huge_percent") < HARDLY;
