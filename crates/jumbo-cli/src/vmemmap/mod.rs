@@ -1,8 +1,9 @@
 //! `jumbo vmemmap`: the metadata of the kernel's hugetlb pages, and HVO, which frees most of it.
 //!
-//! - [`show`]: look. [`estimate`]: the arithmetic. [`switch`]: on and off, and pages made anew.
+//! - [`show`]: look. [`measure`]: what it costs here. [`estimate`]: the arithmetic. [`switch`]: on and off, and pages made anew.
 
 mod estimate;
+mod measure;
 mod show;
 mod switch;
 
@@ -25,6 +26,7 @@ use crate::knobs::{Manner, undo};
 #[command(mut_arg("force", |force| force.requires("undo")))]
 #[command(after_help = "Examples:
   jumbo vmemmap                                # is HVO on, what does it save, what could it
+  jumbo vmemmap show --measure                 # and what it costs here
   jumbo vmemmap on --persist
   jumbo vmemmap on --convert --dry-run         # pages that are there, too
   jumbo vmemmap --undo
@@ -60,8 +62,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let root = Root::at(&args.root);
     match &args.command {
         None if args.undo => undo::main(&root, &[Group::hvo()], &args.manner, false),
-        None => show::main(&root, args.manner.json),
-        Some(Command::Show(args)) => show::main(&root, args.json),
+        None => show::main(&root, args.manner.json, false),
+        Some(Command::Show(args)) => show::main(&root, args.json, args.measure),
         Some(Command::On(args)) => switch::on(&root, args),
         Some(Command::Off(args)) => switch::off(&root, args),
         Some(Command::Estimate(args)) => estimate::main(&root, args),

@@ -12,6 +12,7 @@ use jumbo::status::Missing;
 use jumbo::units::Pages;
 use serde::Serialize;
 
+use super::measure::{self, Cost};
 use crate::knobs::Kept;
 use crate::view::{self, NONE, View};
 
@@ -21,6 +22,10 @@ pub(super) struct Args {
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+
+    /// Measure what it costs on this kernel: 64 more pages of 2 MiB with HVO off and on, and all put back
+    #[arg(long)]
+    pub(super) measure: bool,
 }
 
 /// The JSON.
@@ -33,13 +38,21 @@ struct Page {
     /// What page metadata takes.
     metadata: Option<Metadata>,
     savings: Savings,
+    /// What HVO costs, off and on, where that was measured.
+    costs: Option<[Cost; 2]>,
     #[serde(flatten)]
     kept: Kept,
     missing: Vec<Missing>,
 }
 
-pub(super) fn main(root: &Root, json: bool) -> anyhow::Result<ExitCode> {
-    let page = read(root);
+pub(super) fn main(root: &Root, json: bool, is_measured: bool) -> anyhow::Result<ExitCode> {
+    let mut page = read(root);
+    if is_measured {
+        let Some(costs) = measure::measure(root)? else {
+            return Ok(ExitCode::FAILURE);
+        };
+        page.costs = Some(costs);
+    }
     view::page(json, &page, |view, page| show(view, root, page))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -64,6 +77,7 @@ fn read(root: &Root) -> Page {
         memmap_on_memory: Missing::or_default(hvo::memmap_on_memory(root), "memmap_on_memory", m),
         metadata,
         savings,
+        costs: None,
         kept: Kept::read(root, &[Group::hvo()], m),
         missing,
     }
@@ -91,13 +105,16 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
     };
     view.fact("On memory", format!("memmap_on_memory {on_memory}"))?;
     view.heading("By page size")?;
-    if savings.pools.is_empty() {
-        return view.line("  no pool");
+    match savings.pools.as_slice() {
+        [] => view.line("  no pool")?,
+        pools => view.table(
+            ">SIZE|>PAGES|>FREED OF EACH|>SAVED NOW|>COULD BE|>MADE WITHOUT",
+            pools.iter().map(row),
+        )?,
     }
-    view.table(
-        ">SIZE|>PAGES|>FREED OF EACH|>SAVED NOW|>COULD BE|>MADE WITHOUT",
-        savings.pools.iter().map(row),
-    )?;
+    if let Some(costs) = &page.costs {
+        measure::show(view, costs)?;
+    }
     page.kept.show(view, root)?;
     view::missing(view, "Not shown", &page.missing)
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::cut_short::{at_every_step, can_trace};
+use crate::cut_short::{at_every_step, can_trace, cut};
 use crate::support::{Before, Fake, Host, assert_as, now, skip, stderr};
 
 const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
@@ -19,7 +19,7 @@ fn counted(less: u64) -> Fake {
     for block in 0..128 {
         fake.write(&format!("{memory}/memory{block}/online"), "1\n");
     }
-    let boot = (256 * MIB >> 12) - 100 - less;
+    let boot = (256 * MIB / 4096) - 100 - less;
     let vmstat = format!("nr_memmap_pages 100\nnr_memmap_boot_pages {boot}\n");
     fake.write("proc/vmstat", &vmstat);
     fake
@@ -265,4 +265,46 @@ fn killed_at_any_step_a_conversion_can_be_undone() {
         fs::write(pool, "0").unwrap();
         fs::write(pool, &has).unwrap();
     });
+}
+
+#[test]
+fn what_was_measured_is_put_back() {
+    const TEST: &str = "what_was_measured_is_put_back";
+    let Some(host) = Host::take(TEST) else {
+        return;
+    };
+    let Some(switch) = Switch::now(TEST) else {
+        return;
+    };
+    let before = Before::now();
+    let measure = ["vmemmap", "show", "--measure", "--json"];
+    let output = host.any(&measure).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let saved = |at: usize| page["costs"][at]["saved"].as_u64();
+    if metadata().is_some() {
+        // Of 64 pages; nothing else of this kind happens meanwhile.
+        let all = 64 * 7 * 4096;
+        assert!(saved(0).unwrap() * 20 < all && saved(1).unwrap() * 20 > all * 19);
+    }
+    let is_put_back = |step: &str| {
+        assert_as(&before, step);
+        let now = fs::read_to_string(format!("/{HVO}")).unwrap();
+        assert_eq!(now.trim(), switch.0.trim(), "{step}");
+    };
+    is_put_back("measured");
+    assert_eq!(host.records(), 0);
+    // Killed between the two, each undo puts back its own.
+    if !can_trace(TEST) {
+        return;
+    }
+    for nth in [5, 20, 40, 60, 80] {
+        cut(&host, &measure[..3], "fsync", nth, "KILL");
+        let step = &format!("killed at fsync number {nth}");
+        for undo in [&["pool", "--undo"][..], &["vmemmap", "--undo"]] {
+            let undone = host.any(undo).output().unwrap();
+            assert!(undone.status.success(), "{step}: {undone:?}");
+        }
+        is_put_back(step);
+    }
 }
