@@ -64,7 +64,7 @@ impl Kept {
         match self {
             Self::Pool => "not all of it could be put back; `jumbo pool --undo` tries again",
             Self::Shmem => "not all of them could be put back; `jumbo thp --undo` tries again",
-            Self::Hvo => "it could not be put back; `jumbo pool hvo --undo` tries again",
+            Self::Hvo => "it could not be put back; `jumbo vmemmap --undo` tries again",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool`, `thp` and `text prime` have 3 for a part of what was asked;
+//! program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap` and `text prime` have 3 for a part of what was asked;
 //! `compare` has 3 for a program that did something else; `pool wait` and `wait` have 124 for a wait in vain.
 
 mod bench;
@@ -19,6 +19,7 @@ mod text;
 mod thp;
 mod value;
 mod view;
+mod vmemmap;
 mod wait;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ enum Command {
     Wait(wait::Args),
     Pool(pool::Args),
     Thp(thp::Args),
+    Vmemmap(vmemmap::Args),
     Text(text::Args),
     Compare(compare::Args),
     Bench(bench::Args),
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Wait(args) => wait::main(&args),
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
+        Command::Vmemmap(args) => vmemmap::main(&args),
         Command::Text(args) => text::main(&args),
         Command::Compare(args) => compare::main(args),
         Command::Bench(args) => bench::main(args),

@@ -235,7 +235,7 @@ fn descriptors_that_hold_nothing() {
         (finding.id, finding.cost),
         ("hvo-off", Cost::Wasted(Bytes(4096 * 7 * 4096)))
     );
-    assert!(finding.hint.contains("`jumbo pool hvo on`"));
+    assert!(finding.hint.contains("`jumbo vmemmap on --convert`"));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn surplus_and_hvo_do_not_go_together_before_7_3() {
     };
     let finding = only(ail);
     assert_eq!(finding.id, "hvo-surplus");
-    for command in ["`jumbo pool set 2M --overcommit 0`", "`jumbo pool hvo off`"] {
+    for command in ["`jumbo pool set 2M --overcommit 0`", "`jumbo vmemmap off`"] {
         assert!(finding.hint.contains(command), "{}", finding.hint);
     }
     let fake = Fake::healthy();

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use super::terminal::Terminal;
 use super::{
-    How, Manner, PART, all_or_part, command_line, failure, journal, refused, undo, unrecorded,
-    usage,
+    How, Manner, PART, all_or_part, command_line, failure, journal, lock_pools, refused, undo,
+    unrecorded, usage,
 };
 use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
@@ -60,9 +60,11 @@ pub(crate) fn change(
     change.plan.writable(root).map_err(refused)?;
 
     let command = command_line();
-    let locked = journal(root)?
-        .lock(&change.plan.group, &command)
-        .map_err(unrecorded)?;
+    let journal = journal(root)?;
+    let group = change.plan.group.clone();
+    let locked = journal.lock(&group, &command).map_err(unrecorded)?;
+    let knobs = change.plan.steps.iter().map(|step| &step.knob);
+    let pools = lock_pools(&journal, &group, knobs, &command)?;
     change = plan()?;
     if change.plan.is_empty() {
         // The process that had the lock has done it.
@@ -88,7 +90,7 @@ pub(crate) fn change(
             return failure(error);
         }
     };
-    drop(locked);
+    drop((locked, pools));
     if let Some(undone) = &applied.put_back {
         tell(if undone.complete {
             "interrupted: everything was put back"

@@ -1,4 +1,4 @@
-//! What the commands that set knobs of the kernel have alike (`pool`, `thp`): how a change is made, kept over a boot,
+//! What the commands that set knobs of the kernel have alike (`pool`, `thp`, `vmemmap`): how a change is made, kept over a boot,
 //! and put back.
 //!
 //! - [`change`]: from a plan to what came of it. [`undo`]: back.
@@ -8,13 +8,14 @@ pub(crate) mod change;
 pub(crate) mod terminal;
 pub(crate) mod undo;
 
+use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::kernel::{FileError, Root};
+use jumbo::kernel::{FileError, Root, hugetlb};
 use jumbo::knobs::boot::{Setting, settings};
-use jumbo::knobs::{ApplyError, Group, Journal, JournalError, Record, Step};
+use jumbo::knobs::{ApplyError, Form, Group, Journal, JournalError, Knob, Locked, Record, Step};
 use jumbo::status::Missing;
 
 use crate::view::{View, in_words, tell};
@@ -78,6 +79,22 @@ pub(crate) fn journal(root: &Root) -> anyhow::Result<Journal> {
             "there is no place to record what was before: XDG_RUNTIME_DIR is not set\nhint: {ROOT}"
         )
     })
+}
+
+/// The rights to the pools that `knobs` are of, where `group` is another: what is written there waits for no `jumbo pool`.
+pub(crate) fn lock_pools<'a>(
+    journal: &Journal,
+    group: &Group,
+    knobs: impl Iterator<Item = &'a Knob>,
+    command: &str,
+) -> anyhow::Result<Vec<Locked>> {
+    let pools = knobs.filter(|knob| knob.form == Form::Pages);
+    let sizes = pools.filter_map(|knob| Some(hugetlb::of_file(&knob.file)?.0));
+    let sizes: BTreeSet<_> = sizes.collect();
+    let pools = sizes.into_iter().map(Group::pool);
+    let others = pools.filter(|pool| pool != group);
+    let lock = |pool| journal.lock(&pool, command).map_err(unrecorded);
+    others.map(lock).collect()
 }
 
 /// The command line, for those who read the journal.

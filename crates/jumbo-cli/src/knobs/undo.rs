@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::terminal::Terminal;
 use super::{
-    Manner, all_or_part, change, command_line, failed, failure, journal, refused, unrecorded,
+    Manner, all_or_part, change, command_line, failed, failure, journal, lock_pools, refused,
+    unrecorded,
 };
 use crate::view::{self, View, tell};
 
@@ -45,9 +46,10 @@ pub(crate) fn main(
             _ => Ok(ExitCode::SUCCESS),
         };
     }
-    let locked = journal
-        .lock(&last.group, &command_line())
-        .map_err(unrecorded)?;
+    let command = command_line();
+    let locked = journal.lock(&last.group, &command).map_err(unrecorded)?;
+    let knobs = last.saved.iter().map(|saved| &saved.knob);
+    let _pools = lock_pools(&journal, &last.group, knobs, &command)?;
     // Another process may have undone it meanwhile.
     let Some(last) = locked.last().map_err(unrecorded)? else {
         return none();

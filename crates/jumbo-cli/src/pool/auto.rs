@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jumbo::host_pools::{self, AutoSize, Bounds, Plan, Seen, Shortage, Wish, steer};
 use jumbo::kernel::memory::Memory;
-use jumbo::kernel::{Root, hugetlb};
+use jumbo::kernel::{Root, hvo};
 use jumbo::knobs::{Boot, Doing, Group, Knob, Steering, Watcher as _, Written};
 use jumbo::units::{Bytes, PageSize, Pages};
 use serde_json::json;
@@ -87,7 +87,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     let headroom = args
         .headroom
         .map_or(Pages((max.0 / 16).max(1)), |amount| amount.pages(size));
-    let slow = hugetlb::surplus_is_slow(root);
+    let slow = hvo::surplus_is_slow(root);
     let bounds = Bounds {
         min: args.min.pages(size),
         max,

@@ -5,10 +5,10 @@ use std::io;
 use std::process::ExitCode;
 
 use jumbo::host_pools::{self, Effect, Plan, Shortage, Wish, obstacles};
-use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::{Limit, Limits};
-use jumbo::kernel::hugetlb::{self, Pool};
+use jumbo::kernel::hugetlb::Pool;
 use jumbo::kernel::memory::Memory;
+use jumbo::kernel::{Root, hvo};
 use jumbo::knobs::{Boot, Group};
 use jumbo::units::{NodeId, PageSize, Pages, counted};
 use serde::Serialize;
@@ -194,7 +194,7 @@ fn more_than_available(root: &Root, size: PageSize, made: Pages) -> Option<Strin
 
 fn slow(root: &Root, pool: &Pool, wish: &Wish) -> Option<String> {
     let lends = wish.overcommit.is_some_and(|to| to > pool.overcommit);
-    (lends && hugetlb::surplus_is_slow(root)).then(|| {
+    (lends && hvo::surplus_is_slow(root)).then(|| {
         "HVO is on, and on this kernel each surplus page waits milliseconds for it: persistent pages are \
          made all at once"
             .to_owned()

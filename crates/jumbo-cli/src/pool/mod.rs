@@ -1,12 +1,11 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
 //! - [`show`], with the [`table`] of pools, and [`watch`]: look. [`wait`]: until pages are free.
-//! - [`change`]: set, grow, shrink. [`hvo`]: their metadata. [`auto`]: by demand.
+//! - [`change`]: set, grow, shrink. [`auto`]: by demand. Their metadata is `jumbo vmemmap`'s.
 
 mod amount;
 mod auto;
 pub(crate) mod change;
-mod hvo;
 mod show;
 pub(crate) mod table;
 mod wait;
@@ -41,7 +40,6 @@ pub(crate) use wait::TIMED_OUT;
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --overcommit 1G --persist
   jumbo pool grow 1G 2 --compact
-  jumbo pool hvo on --persist                  # pages made from now on have little metadata
   jumbo pool --undo
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
   jumbo pool auto 2M --min 0 --max 8G --keep-free 2G
@@ -84,7 +82,6 @@ enum Command {
     Set(change::SetArgs),
     Grow(change::GrowArgs),
     Shrink(change::ShrinkArgs),
-    Hvo(hvo::Args),
     Watch(watch::Args),
     Auto(auto::Args),
     Wait(wait::Args),
@@ -102,7 +99,6 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Command::Set(args)) => change::set(&root, &args),
         Some(Command::Grow(args)) => change::grow(&root, &args),
         Some(Command::Shrink(args)) => change::shrink(&root, &args),
-        Some(Command::Hvo(args)) => hvo::main(&root, &args),
         Some(Command::Watch(args)) => watch::main(&root, &args),
         Some(Command::Auto(args)) => auto::main(&root, &args),
         Some(Command::Wait(args)) => wait::main(&root, &args),
@@ -113,7 +109,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 fn groups(root: &Root) -> anyhow::Result<Vec<Group>> {
     let pools = hugetlb::pools(root)?.unwrap_or_default();
     let pools = pools.iter().map(|pool| Group::pool(pool.size));
-    Ok(pools.chain([Group::hvo()]).collect())
+    Ok(pools.collect())
 }
 
 /// Every pool.

@@ -4,9 +4,9 @@ use std::io;
 use std::process::ExitCode;
 
 use jumbo::host_pools::{Holder, Holders};
-use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
 use jumbo::kernel::hugetlb::{self, Mount, Pool};
+use jumbo::kernel::{Root, hvo};
 use jumbo::knobs::Group;
 use jumbo::status::Missing;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
@@ -101,7 +101,7 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     let m = &mut missing;
     let pools = pools(root, args.size, m)?;
     let groups = pools.iter().map(|pool| Group::pool(pool.size));
-    let groups: Vec<_> = groups.chain([Group::hvo()]).collect();
+    let groups: Vec<_> = groups.collect();
     let kept = Kept::read(root, &groups, m);
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size).collect();
     let holders = Holders::read(root, &pools);
@@ -120,7 +120,7 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
             why: "it takes their user, or CAP_SYS_PTRACE".to_owned(),
         });
     }
-    let hvo = hugetlb::optimize_vmemmap(root);
+    let hvo = hvo::is_on(root);
     Ok(Page {
         default_size: Missing::or_default(hugetlb::default_size(root), "the default size", m),
         hvo: Missing::or_default(hvo, "whether HVO is on", m),
@@ -162,12 +162,7 @@ fn pools(
 }
 
 fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
-    let hvo = match page.hvo {
-        Some(true) => "on: pages made from now on give most of their metadata back",
-        Some(false) => "off",
-        None => "not in this kernel",
-    };
-    view.fact("HVO", hvo)?;
+    view.fact("HVO", hvo::in_words(page.hvo))?;
     if let Some(size) = page.default_size {
         view.fact("Default size", size.to_string())?;
     }

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use jumbo::kernel::hugetlb;
 use jumbo::kernel::probe::Available;
 use jumbo::kernel::thp::{Choice, SizeControl, Thp};
+use jumbo::kernel::{hugetlb, hvo};
 use jumbo::status::{Formable, Host, Task, Tasks};
 use jumbo::units::{Bytes, PageSize, counted};
 
@@ -73,11 +73,7 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
         } else {
             "computed: 64 B for each base page"
         };
-        let hvo = match host.optimize_vmemmap {
-            Some(true) => "on",
-            Some(false) => "off",
-            None => "not in this kernel",
-        };
+        let hvo = hvo::in_words(host.optimize_vmemmap);
         view.fact(
             "Page metadata",
             format!(

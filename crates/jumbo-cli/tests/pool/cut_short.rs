@@ -23,7 +23,7 @@ const CALLS: [&str; 8] = [
 const MANY: usize = 60;
 
 /// Runs jumbo with `signal` at its `nth` call; true where it had no such call and so was not disturbed.
-fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) -> bool {
+pub(crate) fn cut(host: &Host, arguments: &[&str], call: &str, nth: usize, signal: &str) -> bool {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let inject = format!("inject={call}:signal={signal}:when={nth}");
     let mut words = vec![

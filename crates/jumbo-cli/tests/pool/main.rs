@@ -4,7 +4,7 @@
 //! - [`host`]: the pool of this host, resized and put back.
 //! - [`cut_short`]: killed and interrupted at every step.
 //! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
-//! - [`thp`]: the same of the tables of transparent huge pages, and of HVO.
+//! - [`thp`]: the same of the tables of transparent huge pages, and of HVO. [`vmemmap`]: what HVO saves, and pages made anew.
 //! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well. [`shared`]: `jumbo bench shmem`, which sets
 //!   its controls too.
 
@@ -20,3 +20,4 @@ mod shared;
 mod steered;
 mod support;
 mod thp;
+mod vmemmap;

@@ -14,8 +14,6 @@ use crate::units::{Bytes, NodeId, PageSize, Pages};
 /// Where the pools are, below a [`Root`].
 pub const FOLDER: &str = "sys/kernel/mm/hugepages";
 const NODES: &str = "sys/devices/system/node";
-/// Where HVO, the kernel's own vmemmap optimisation, is switched on and off.
-pub const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 
 /// How often numbers are read again that changed under the reader.
 const READS: u32 = 64;
@@ -215,27 +213,6 @@ pub fn default_size(root: &Root) -> Result<Option<PageSize>, FileError> {
     Ok(size.and_then(Result::ok))
 }
 
-/// Whether HVO, the kernel's own vmemmap optimisation, is on for pages made from now on; `None` where
-/// the kernel lacks it (before 5.18, or CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
-///
-/// # Errors
-/// [`FileError`] where the file is there and cannot be read or understood.
-pub fn optimize_vmemmap(root: &Root) -> Result<Option<bool>, FileError> {
-    optional(root.read_u64(HVO).map(|value| value != 0))
-}
-
-/// True where every surplus page waits for a grace period of RCU, milliseconds each: HVO is on, and the
-/// kernel is one before 7.3, or does not say.
-pub fn surplus_is_slow(root: &Root) -> bool {
-    let on = optimize_vmemmap(root).ok().flatten() == Some(true);
-    let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok());
-    on && number()
-        .zip(number())
-        .is_none_or(|release| release < (7, 3))
-}
-
 /// The hugetlbfs mounts that this process sees.
 ///
 /// # Errors
@@ -267,7 +244,7 @@ mod tests {
             let path = file(PageSize::SIZE_1G, node, "nr_hugepages");
             assert_eq!(of_file(&path), Some((PageSize::SIZE_1G, node)));
         }
-        assert_eq!(of_file(HVO), None);
+        assert_eq!(of_file(crate::kernel::hvo::FILE), None);
     }
 
     #[test]

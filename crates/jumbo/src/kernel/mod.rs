@@ -4,7 +4,7 @@
 //! none of the mechanisms above it: only [`units`](crate::units), and from `jumbo-inside` the system calls and the
 //! reading of cgroup files that both worlds need.
 //!
-//! - [`memory`], [`zones`], [`hugetlb`], [`thp`], [`cgroup`]: the host, and what it allows this process.
+//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
@@ -21,6 +21,7 @@ pub(crate) mod fake;
 pub mod file_id;
 pub mod folios;
 pub mod hugetlb;
+pub mod hvo;
 pub mod memory;
 pub mod mounts;
 pub mod page_cache;

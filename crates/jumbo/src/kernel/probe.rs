@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::cgroup::{Limit, Limits};
 use super::hugetlb::{self, Pool};
 use super::thp::{Choice, Thp};
-use super::{FileError, Root, base_page, sys, task, thp};
+use super::{FileError, Root, base_page, hvo, sys, task, thp};
 use crate::units::{Bytes, PageSize, Pages};
 
 /// Above this, collapsing is not tried: it would take that much memory for a moment (a huge page is
@@ -71,6 +71,8 @@ pub struct Probe {
     pub userfaultfd: Feature,
     /// HVO: no memory for the descriptors of a hugetlb page's tail.
     pub vmemmap_optimization: Feature,
+    /// Hotplugged memory holds its own descriptors.
+    pub memmap_on_memory: Feature,
     /// What the control group leaves of hugetlb.
     pub cgroup_hugetlb: Feature,
 }
@@ -122,6 +124,7 @@ impl Probe {
             ("process_mrelease", &self.process_mrelease),
             ("userfaultfd", &self.userfaultfd),
             ("HVO", &self.vmemmap_optimization),
+            ("memmap_on_memory", &self.memmap_on_memory),
             ("cgroup hugetlb", &self.cgroup_hugetlb),
         ];
         let sized = sized.into_iter().flat_map(|(name, features)| {
@@ -156,6 +159,7 @@ pub fn probe(root: &Root) -> Probe {
         process_mrelease: process_mrelease(),
         userfaultfd: userfaultfd(root),
         vmemmap_optimization: vmemmap_optimization(root),
+        memmap_on_memory: memmap_on_memory(root),
         cgroup_hugetlb: match &limits {
             Ok(limits) => cgroup_feature(limits),
             Err(error) => Feature::no(error.to_string()),
@@ -314,12 +318,21 @@ fn userfaultfd(root: &Root) -> Feature {
 }
 
 fn vmemmap_optimization(root: &Root) -> Feature {
-    match hugetlb::optimize_vmemmap(root) {
+    match hvo::is_on(root) {
+        Ok(Some(true)) => Feature::yes(hvo::in_words(Some(true))),
+        Ok(Some(false)) => Feature::limited("off; root can switch it: `jumbo vmemmap on`"),
+        Ok(None) => Feature::no("not in this kernel (Linux 5.18)"),
+        Err(error) => Feature::no(error.to_string()),
+    }
+}
+
+fn memmap_on_memory(root: &Root) -> Feature {
+    match hvo::memmap_on_memory(root) {
         Ok(Some(true)) => {
-            Feature::yes("vm.hugetlb_optimize_vmemmap is 1, for pages made from now on")
+            Feature::yes("hotplugged memory holds its own descriptors, which HVO leaves alone")
         }
-        Ok(Some(false)) => Feature::limited("vm.hugetlb_optimize_vmemmap is 0; root can set it"),
-        Ok(None) => Feature::no("this kernel has no vm.hugetlb_optimize_vmemmap (Linux 5.18)"),
+        Ok(Some(false)) => Feature::no("memory_hotplug.memmap_on_memory is N"),
+        Ok(None) => Feature::no("this kernel has no memory_hotplug.memmap_on_memory (Linux 5.13)"),
         Err(error) => Feature::no(error.to_string()),
     }
 }

@@ -186,7 +186,14 @@ impl ApplyError {
 /// # Errors
 /// [`ApplyError::Moved`]; [`ApplyError::Refused`] where a knob cannot be read.
 pub(super) fn stands_on(root: &Root, plan: &Plan) -> Result<(), ApplyError> {
-    let steps = plan.steps.iter().map(|step| (&step.knob, &step.before));
+    let steps = plan.steps.iter().enumerate();
+    // A knob that is written twice is now what it was before the first write.
+    let is_first = |(at, step): &(usize, &Step)| {
+        let mut earlier = plan.steps.iter().take(*at);
+        earlier.all(|earlier| earlier.knob != step.knob)
+    };
+    let steps = steps.filter(is_first);
+    let steps = steps.map(|(_, step)| (&step.knob, &step.before));
     let saved = plan.saved.iter().map(|saved| (&saved.knob, &saved.value));
     for (knob, planned) in steps.chain(saved) {
         let (now, rests) = knob.read_stable(root)?;
@@ -252,7 +259,15 @@ pub fn stands(root: &Root, record: &Record) -> Result<(), ApplyError> {
     if !record.finished {
         return Ok(());
     }
-    for step in &record.steps {
+    for (at, step) in record.steps.iter().enumerate() {
+        let later = record.steps.iter().skip(at + 1);
+        if later
+            .map(|later| &later.knob)
+            .any(|knob| *knob == step.knob)
+        {
+            // What the change left is its last write.
+            continue;
+        }
         let now = step.knob.read(root)?;
         let left = step.after.as_ref().unwrap_or(&step.to);
         if now != *left {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::knob::{Form, Knob};
-use crate::kernel::{hugetlb, thp};
+use crate::kernel::{hugetlb, hvo, thp};
 use crate::units::{NodeId, PageSize};
 
 /// Knobs that have one lock, one list of records, and one file for the next boot.
@@ -67,7 +67,7 @@ impl Knob {
     pub fn hvo() -> Self {
         Self {
             name: "HVO".to_owned(),
-            file: hugetlb::HVO.to_owned(),
+            file: hvo::FILE.to_owned(),
             form: Form::Number,
         }
     }

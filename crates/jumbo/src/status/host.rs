@@ -11,7 +11,7 @@ use crate::kernel::hugetlb::{self, Mount, Pool};
 use crate::kernel::memory::{Events, Memory, Metadata, Zone};
 use crate::kernel::mounts::{self, Tmpfs};
 use crate::kernel::thp::{self, Thp};
-use crate::kernel::{self, FileError, Root};
+use crate::kernel::{self, FileError, Root, hvo};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
 /// What of the host matters to page sizes.
@@ -144,7 +144,7 @@ impl Host {
         let sizes: Vec<_> = pools.iter().flatten().map(|pool| pool.size).collect();
         let pmd_size = pmd_size.unwrap_or_else(|| thp::reach_of_pmd(base_page));
         let zones = Missing::or_default(Zone::read_all(root), "free memory by block size", m);
-        let hvo = Missing::or_default(hugetlb::optimize_vmemmap(root), "whether HVO is on", m);
+        let hvo = Missing::or_default(hvo::is_on(root), "whether HVO is on", m);
         let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
         let hugetlbfs = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
         let tmpfs = Missing::or_default(mounts::tmpfs(root), "tmpfs mounts", m);

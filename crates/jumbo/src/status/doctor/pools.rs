@@ -3,7 +3,7 @@
 use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::cgroup::Limit;
 use crate::kernel::hugetlb::{self, Pool};
-use crate::kernel::memory::DESCRIPTOR;
+use crate::kernel::hvo;
 use crate::kernel::task::quoted;
 use crate::units::{Bytes, PageSize};
 
@@ -179,19 +179,13 @@ fn grow_failed(snapshot: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// What HVO spares for one page: all of its descriptors but one base page of them.
-fn spared(size: PageSize, base: PageSize) -> Bytes {
-    let descriptors = Bytes(size.bytes()).whole_pages(base).0 * DESCRIPTOR.0;
-    Bytes(descriptors.saturating_sub(base.bytes()))
-}
-
 fn described(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.host.optimize_vmemmap != Some(false) {
         return None;
     }
     let pools = || snapshot.host.pools.iter().flatten();
     let of =
-        |pool: &Pool| Bytes(pool.persistent().0 * spared(pool.size, snapshot.host.base_page).0);
+        |pool: &Pool| Bytes(pool.persistent().0 * hvo::freed(pool.size, snapshot.host.base_page).0);
     let saving: Bytes = pools().map(of).sum();
     let pooled: Vec<_> = pools()
         .filter(|pool| pool.persistent().0 > 0)
@@ -205,8 +199,7 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
         )
         .evidence("/proc/sys/vm/hugetlb_optimize_vmemmap", 0)
         .hint(
-            "`jumbo pool hvo on`, then make the pools again (`jumbo pool set SIZE --persistent 0` and back): \
-             pages made before stay as they are",
+            "`jumbo vmemmap on --convert`, which makes the free pages of the pools anew: pages made before stay as they are",
         )
     })
 }
@@ -230,7 +223,7 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
         .evidence(path, pool.overcommit)
         .evidence("kernel", &snapshot.host.kernel)
         .hint(format!(
-            "`jumbo pool set {} --overcommit 0` and a persistent pool instead, or `jumbo pool hvo off`",
+            "`jumbo pool set {} --overcommit 0` and a persistent pool instead, or `jumbo vmemmap off`",
             pool.size
         )),
     )
@@ -273,15 +266,6 @@ fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn descriptors_are_spared_but_for_a_page_of_them() {
-        let base = PageSize::SIZE_4K;
-        assert_eq!(spared(PageSize::SIZE_2M, base), Bytes(7 * 4096));
-        assert_eq!(spared(PageSize::SIZE_1G, base), Bytes(4095 * 4096));
-        let base = PageSize::new(64 << 10).unwrap();
-        assert_eq!(spared(PageSize::SIZE_2M, base), Bytes(0));
-    }
 
     #[test]
     fn releases_are_compared_as_numbers() {

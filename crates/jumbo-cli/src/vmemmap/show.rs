@@ -1,0 +1,137 @@
+//! `jumbo vmemmap show`.
+
+use std::io;
+use std::process::ExitCode;
+
+use jumbo::kernel::hugetlb;
+use jumbo::kernel::hvo::{self, OfPool, Savings};
+use jumbo::kernel::memory::{Events, Memory, Metadata};
+use jumbo::kernel::{self, Root};
+use jumbo::knobs::Group;
+use jumbo::status::Missing;
+use jumbo::units::Pages;
+use serde::Serialize;
+
+use super::measure::{self, Cost};
+use crate::knobs::Kept;
+use crate::view::{self, NONE, View};
+
+/// Show whether HVO is on, what it saves, and what it could
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Measure what it costs on this kernel: 64 more pages of 2 MiB with HVO off and on, and all put back
+    #[arg(long)]
+    pub(super) measure: bool,
+}
+
+/// The JSON.
+#[derive(Serialize)]
+struct Page {
+    /// Whether HVO is on for pages made from now on; `None`: not in this kernel.
+    hvo: Option<bool>,
+    /// Whether hotplugged memory holds its own descriptors; `None`: not in this kernel.
+    memmap_on_memory: Option<bool>,
+    /// What page metadata takes.
+    metadata: Option<Metadata>,
+    savings: Savings,
+    /// What HVO costs, off and on, where that was measured.
+    costs: Option<[Cost; 2]>,
+    #[serde(flatten)]
+    kept: Kept,
+    missing: Vec<Missing>,
+}
+
+pub(super) fn main(root: &Root, json: bool, is_measured: bool) -> anyhow::Result<ExitCode> {
+    let mut page = read(root);
+    if is_measured {
+        let Some(costs) = measure::measure(root)? else {
+            return Ok(ExitCode::FAILURE);
+        };
+        page.costs = Some(costs);
+    }
+    view::page(json, &page, |view, page| show(view, root, page))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What HVO saves now and could, by what can be read.
+pub(super) fn savings(root: &Root, missing: &mut Vec<Missing>) -> (Option<Metadata>, Savings) {
+    let base = kernel::base_page(root);
+    let pools = Missing::or_default(hugetlb::pools(root), "the pools", missing);
+    let read =
+        || Ok::<_, kernel::FileError>(Events::read(root)?.metadata(&Memory::read(root)?, base));
+    let metadata = Missing::or_default(read().map(Some), "page metadata", missing);
+    let pools = pools.unwrap_or_default();
+    (metadata, Savings::read(root, &pools, metadata, base))
+}
+
+fn read(root: &Root) -> Page {
+    let mut missing = Vec::new();
+    let m = &mut missing;
+    let (metadata, savings) = savings(root, m);
+    Page {
+        hvo: Missing::or_default(hvo::is_on(root), "whether HVO is on", m),
+        memmap_on_memory: Missing::or_default(hvo::memmap_on_memory(root), "memmap_on_memory", m),
+        metadata,
+        savings,
+        costs: None,
+        kept: Kept::read(root, &[Group::hvo()], m),
+        missing,
+    }
+}
+
+fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
+    let savings = &page.savings;
+    view.fact("HVO", hvo::in_words(page.hvo))?;
+    if let Some(metadata) = page.metadata {
+        view.fact("Page metadata", metadata.bytes.to_string())?;
+    }
+    let now = match (savings.now, &savings.unknown) {
+        (Some(now), _) => now.to_string(),
+        (None, why) => format!("not known: {}", why.as_deref().unwrap_or(NONE)),
+    };
+    view.fact("Saved now", now)?;
+    view.fact(
+        "Could be",
+        format!("{}, if every page in a pool had it", savings.most),
+    )?;
+    let on_memory = match page.memmap_on_memory {
+        Some(true) => "yes: HVO leaves hotplugged memory alone, which holds its own",
+        Some(false) => "no",
+        None => "not in this kernel",
+    };
+    view.fact("On memory", format!("memmap_on_memory {on_memory}"))?;
+    view.heading("By page size")?;
+    match savings.pools.as_slice() {
+        [] => view.line("  no pool")?,
+        pools => view.table(
+            ">SIZE|>PAGES|>FREED OF EACH|>SAVED NOW|>COULD BE|>MADE WITHOUT",
+            pools.iter().map(row),
+        )?,
+    }
+    if let Some(costs) = &page.costs {
+        measure::show(view, costs)?;
+    }
+    page.kept.show(view, root)?;
+    view::missing(view, "Not shown", &page.missing)
+}
+
+fn row(pool: &OfPool) -> [String; 6] {
+    let range = |range: Option<(Pages, Pages)>, one: &dyn Fn(Pages) -> String| match range {
+        None => "not known".to_owned(),
+        Some((least, most)) if least == most => one(least),
+        Some((least, most)) => format!("{} to {}", one(least), one(most)),
+    };
+    let freed = |pages: Pages| jumbo::units::Bytes(pages.0.saturating_mul(pool.each.0)).to_string();
+    [
+        pool.size.to_string(),
+        pool.pages.to_string(),
+        pool.each.to_string(),
+        range(pool.optimised, &freed),
+        pool.most.to_string(),
+        range(pool.predate(), &|pages| pages.to_string()),
+    ]
+}

@@ -1,0 +1,181 @@
+//! `jumbo vmemmap on` and `off`; what `--convert` makes anew: [`convert`].
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use jumbo::host_pools::is_gigantic;
+use jumbo::kernel::hugetlb::{self, Pool};
+use jumbo::kernel::{Root, hvo};
+use jumbo::knobs::{Boot, Group, Knob, Plan, Step, boot};
+use jumbo::units::{NodeId, PageSize, Pages, counted};
+
+use super::show::savings;
+use crate::knobs::change::{self, Change};
+use crate::knobs::{How, failed, undo};
+
+/// Free most of the metadata of hugetlb pages that are made from now on
+///
+/// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page, 4 KiB of 16 MiB
+/// for one of 1 GiB. Pages that are there stay as they are; --convert gives the free ones back and makes them
+/// anew. Before Linux 7.3 each surplus page waits milliseconds for it: `jumbo pool auto` then lends none.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.help("With --convert: give back pages that may not come again; with --undo: put back \
+    even what another program has changed since")))]
+pub(super) struct OnArgs {
+    /// Give back the free pages that were made before, of one size or of all, and make them anew
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, conflicts_with = "undo")]
+    convert: Option<Option<PageSize>>,
+
+    #[command(flatten)]
+    how: How,
+}
+
+/// Keep all metadata of hugetlb pages that are made from now on
+///
+/// Pages made while HVO was on stay as they are. To give one back the kernel needs memory for its metadata first:
+/// where there is none the page stays in its pool.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.requires("undo")))]
+pub(super) struct OffArgs {
+    #[command(flatten)]
+    how: How,
+}
+
+pub(super) fn on(root: &Root, args: &OnArgs) -> anyhow::Result<ExitCode> {
+    switch(root, true, args.convert, &args.how)
+}
+
+pub(super) fn off(root: &Root, args: &OffArgs) -> anyhow::Result<ExitCode> {
+    switch(root, false, None, &args.how)
+}
+
+fn switch(
+    root: &Root,
+    on: bool,
+    converted: Option<Option<PageSize>>,
+    how: &How,
+) -> anyhow::Result<ExitCode> {
+    let group = Group::hvo();
+    if how.undo {
+        return undo::main(root, &[group], &how.manner, false);
+    }
+    change::change(root, &how.manner, || {
+        let values = [(Knob::hvo(), u64::from(on).into())];
+        let mut plan = Plan::of(root, group.clone(), values.clone()).map_err(failed)?;
+        let mut notes = Vec::new();
+        let boot = match (how.persist, how.forget) {
+            (true, _) => at_boot(root, on, &group)?,
+            (_, true) => boot::forget(root, &group, None)?,
+            _ => Boot::default(),
+        };
+        let pools = hugetlb::pools(root)?.unwrap_or_default();
+        let slow = on && hvo::waits_for_rcu(root);
+        if slow && let Some(pool) = pools.iter().find(|pool| pool.overcommit.0 > 0) {
+            let size = pool.size;
+            notes.push(format!(
+                "on this kernel each surplus page waits milliseconds for HVO, and the pool of {size} pages lends them: \
+                 `jumbo pool set {size} --overcommit 0`; `jumbo pool auto` stops lending by itself"
+            ));
+        }
+        let mut needs_force = None;
+        match converted {
+            Some(size) => {
+                let is_meant = |pool: &&Pool| size.is_none_or(|size| pool.size == size);
+                let meant: Vec<_> = pools.iter().filter(is_meant).collect();
+                if let Some(size) = size.filter(|_| meant.is_empty()) {
+                    bail!("this kernel has no pool of {size} pages");
+                }
+                needs_force = convert(root, &meant, &mut plan, &mut notes);
+            }
+            None if !plan.steps.is_empty() && pools.iter().any(|pool| pool.total.0 > 0) => {
+                notes.push(stays(on).to_owned());
+            }
+            None => {}
+        }
+        let mut change = Change::new(plan, boot, notes);
+        change.needs_force = needs_force;
+        Ok(change)
+    })
+}
+
+fn stays(on: bool) -> &'static str {
+    match on {
+        true => {
+            "pages that are there stay as they are: `jumbo vmemmap on --convert` makes the free ones anew"
+        }
+        false => {
+            "pages that are there stay as they are, and to give one back the kernel needs memory for its metadata: \
+             where there is none, it stays in the pool as surplus"
+        }
+    }
+}
+
+/// Pages that the kernel makes at boot are there before any file is read.
+fn at_boot(root: &Root, on: bool, group: &Group) -> anyhow::Result<Boot> {
+    let values = [(hvo::FILE.to_owned(), u64::from(on).into())];
+    let mut boot = boot::persist(root, group, &values, &[])?;
+    let word = if on { "on" } else { "off" };
+    boot.command_line = Some(format!("hugetlb_free_vmemmap={word}"));
+    boot.notes.push(
+        "the kernel argument is for pages that the kernel makes at boot, as those of 1 GiB mostly are".to_owned(),
+    );
+    Ok(boot)
+}
+
+/// Plans to give back free pages of `pools` and to make as many, once HVO is on. Why that takes --force, where it does.
+fn convert(
+    root: &Root,
+    pools: &[&Pool],
+    plan: &mut Plan,
+    notes: &mut Vec<String>,
+) -> Option<String> {
+    let (_, savings) = savings(root, &mut Vec::new());
+    let mut risky = None;
+    for pool in pools {
+        let size = pool.size;
+        let known = savings.pools.iter().find(|of| of.size == size);
+        let predate = known.and_then(|of| of.predate());
+        if predate.is_some_and(|(_, most)| most == Pages(0)) {
+            continue;
+        }
+        let before = plan.steps.len();
+        for (node, has, keep) in parts(pool) {
+            let knob = Knob::persistent(size, node);
+            plan.add(knob.clone(), has, keep);
+            if keep < has {
+                plan.steps.push(Step::new(knob, keep, has));
+            }
+        }
+        let remade = plan.steps.len() > before;
+        let held = Pages(pool.used().0 + pool.reserved.0);
+        if held > Pages(0) {
+            notes.push(format!(
+                "{} in use or reserved stay as they are, until their programs end",
+                counted(held.0, &format!("{size} page"))
+            ));
+        }
+        if remade && is_gigantic(root, size) {
+            risky = Some(format!(
+                "{size} pages that are given back may not come again: their memory can be split, or become metadata. To have them with \
+                 HVO for sure, make them at boot: `hugetlb_free_vmemmap=on` on the kernel command line"
+            ));
+        }
+    }
+    risky
+}
+
+/// A pool by node: its persistent pages, and how many of them cannot be given back now. Reservations belong to no node, so
+/// each keeps room for all of them.
+fn parts(pool: &Pool) -> Vec<(Option<NodeId>, Pages, Pages)> {
+    let part = |node, persistent: Pages, used: Pages| {
+        let keep = used.0.saturating_add(pool.reserved.0);
+        (node, persistent, Pages(keep.min(persistent.0)))
+    };
+    if pool.nodes.len() < 2 {
+        return vec![part(None, pool.persistent(), pool.used())];
+    }
+    let nodes = pool.nodes.iter();
+    nodes
+        .map(|(node, pages)| part(Some(*node), pages.persistent(), pages.used()))
+        .collect()
+}
