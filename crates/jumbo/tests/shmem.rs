@@ -21,6 +21,7 @@ use jumbo::policy::shmem::Refusal;
 use jumbo::shmem::{Blocks, Error, Region, Rung, Why};
 use jumbo::units::{Bytes, PageSize};
 use proptest::prelude::*;
+use rustix::fs::{SealFlags, fcntl_add_seals};
 
 use host::{Alone, Knobs, skip};
 
@@ -343,6 +344,36 @@ fn a_hole_in_hugetlb_pages_is_an_error_and_no_signal_where_no_page_is_left() {
     assert_eq!(bytes, [7; 4]);
     drop(region);
     assert!(host::is_unused());
+}
+
+#[test]
+fn where_another_process_has_sealed_a_file_a_region_is_not_cut_and_holes_are_known() {
+    let mut whole = region(4 * MIB);
+    whole.write(0, &vec![9; 2 * PMD]).unwrap();
+    fcntl_add_seals(whole.files().next().unwrap(), SealFlags::SHRINK).unwrap();
+    assert!(matches!(
+        whole.shrink(Bytes(2 * MIB)),
+        Err(Error::Call { .. })
+    ));
+    let mut byte = [0];
+    whole.read(3 * PMD / 2, &mut byte).unwrap();
+    assert_eq!((whole.size(), byte), (Bytes(4 * MIB), [9]));
+
+    let _alone = Alone::new();
+    let mut knobs = Knobs::new();
+    let pages = PathBuf::from(host::POOL).join("nr_overcommit_hugepages");
+    if !host::is_unused() || !knobs.set(&pages, 2) {
+        return skip("the pool of 2M pages is in use, or cannot be changed");
+    }
+    let builder = Region::builder(Bytes(4 * MIB)).shard(Bytes(2 * MIB));
+    let mut huge = builder.up_to(Rung::Hugetlb).build(&Root::host()).unwrap();
+    assert_eq!(huge.standing().rung, Rung::Hugetlb);
+    // The second file refuses, when the first has its hole.
+    fcntl_add_seals(huge.files().nth(1).unwrap(), SealFlags::FUTURE_WRITE).unwrap();
+    assert!(matches!(huge.punch(0..2 * PMD), Err(Error::Call { .. })));
+    assert!(knobs.set(&pages, 0));
+    let read = huge.read(0, &mut byte);
+    assert!(matches!(read, Err(Error::NoPages { .. })), "{read:?}");
 }
 
 #[test]

@@ -251,7 +251,8 @@ impl Region {
     /// has it mapped does not survive a touch there. A size that is not smaller changes nothing.
     ///
     /// # Errors
-    /// [`Error::Sealed`], [`Error::Call`], [`Error::Empty`].
+    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and nothing changed where another process has sealed a
+    /// file. After any other one, what was to be cut off may be zeroes, and the region smaller by whole files.
     pub fn shrink(&mut self, to: Bytes) -> Result<(), Error> {
         let to = match to {
             Bytes(0) => return Err(Error::Empty),
@@ -263,6 +264,12 @@ impl Region {
         }
         let failed = |operation| call(operation, cut.len() as u64);
         let whole = self.whole(to);
+        // Another process may have sealed a file; asked before anything is lost.
+        self.shards.may_cut(whole).map_err(failed("ftruncate"))?;
+        // Whatever fails from here on, what is in the region yet may have holes.
+        let block = self.block();
+        let has_hole = self.holes.contains(&(to / block));
+        self.punched(&cut);
         // The rest of the last page would be there again when it grows.
         let rest = to..whole.min(self.size);
         if !rest.is_empty() {
@@ -270,10 +277,18 @@ impl Region {
         }
         // Nothing is said of pages that stay until the files are cut, which is next.
         let _ = self.give_back(whole..self.whole(self.size));
-        self.shards.set_length(whole).map_err(failed("ftruncate"))?;
+        if let Err((left, errno)) = self.shards.cut(whole) {
+            self.size = self.size.min(left);
+            return Err(failed("ftruncate")(errno));
+        }
         self.size = to;
-        let blocks = to.div_ceil(self.block());
-        self.holes.retain(|block| *block < blocks);
+        // What grows over the rest of the last block has no hole.
+        let end = if has_hole {
+            to.div_ceil(block)
+        } else {
+            to / block
+        };
+        self.holes.retain(|block| *block < end);
         Ok(())
     }
 
@@ -281,18 +296,23 @@ impl Region {
     /// that are in the range in part the bytes are written, and the pages stay.
     ///
     /// # Errors
-    /// [`Error::Beyond`], [`Error::Call`].
+    /// [`Error::Beyond`]; [`Error::Call`], after which a part of the range may be zeroes.
     pub fn punch(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.within(&range)?;
         if range.is_empty() {
             return Ok(());
         }
         let failed = call("fallocate", range.len() as u64);
-        self.shards.punch(range.clone()).map_err(failed)?;
+        // First: where a file refuses, those before it have holes.
+        self.punched(&range);
+        self.shards.punch(range).map_err(failed)
+    }
+
+    /// Blocks of this range may have holes from now on.
+    fn punched(&mut self, range: &Range<usize>) {
         let block = self.block();
-        self.holes
-            .extend(range.start / block..range.end.div_ceil(block));
-        Ok(())
+        let blocks = range.start / block..range.end.div_ceil(block);
+        self.holes.extend(blocks);
     }
 
     /// It keeps its size from now on, here and in every process that has its files.
