@@ -149,9 +149,14 @@ impl Region {
         &self.standing
     }
 
-    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it. A process that
-    /// has them can cut them short under this one, which a touch does not survive; [`Region::seal`] keeps it from that.
-    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it.
+    ///
+    /// # Safety
+    /// As long as the region is there, none that has a file, in this process or another, cuts it short, which a seal
+    /// ([`Region::seal`]) sees to; nor, on [`Rung::Hugetlb`], punches holes in it, which no seal sees to. A touch there is answered by SIGBUS:
+    /// beyond the end of the file always, in a hole of hugetlb where no page is to be had.
+    #[expect(unsafe_code, reason = "what a holder of the files must not do")]
+    pub unsafe fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.shards.files()
     }
 
@@ -162,6 +167,10 @@ impl Region {
 
     /// Makes it larger, by zeroes. Its bytes stay where they are. On [`Rung::Hugetlb`] the new pages are there when this returns.
     /// A size that is not larger changes nothing.
+    ///
+    /// On the other rungs a page comes when it is first touched, and a touch that gets none ends the program: by the OOM killer; by SIGBUS
+    /// with `vm.overcommit_memory=2`, where the kernel counts such pages as they come, and has no more to commit. Only
+    /// [`Rung::Hugetlb`] says so here, by an error.
     ///
     /// # Errors
     /// [`Error::Capacity`], [`Error::Sealed`], [`Error::Call`]; [`Error::NoPages`] on [`Rung::Hugetlb`].
@@ -293,7 +302,8 @@ impl Region {
     }
 
     /// Gives the pages of a range back. Its bytes are zeroes from now on, here and in every process that has it mapped. Of pages
-    /// that are in the range in part the bytes are written, and the pages stay.
+    /// that are in the range in part the bytes are written, and the pages stay; before Linux 5.19 a part of a hugetlb page keeps
+    /// its bytes.
     ///
     /// # Errors
     /// [`Error::Beyond`]; [`Error::Call`], after which a part of the range may be zeroes.
@@ -315,7 +325,8 @@ impl Region {
         self.holes.extend(blocks);
     }
 
-    /// It keeps its size from now on, here and in every process that has its files.
+    /// It keeps its size from now on, here and in every process that has its files. Those can punch holes all the same: a seal
+    /// against that forbids writing too.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -336,19 +347,26 @@ impl Region {
     pub fn bytes(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
         self.within(&range)?;
         if let Some(size) = self.hugetlb
-            && !self.holes.is_empty()
-            && !range.is_empty()
+            && let Some(pages) = self.may_lack(&range, size)
         {
-            let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
-            let pages = range.start / page * page..range.end.next_multiple_of(page);
             let bytes = Bytes(pages.len() as u64);
             let made = self.memory.populate(pages);
             made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
         }
         #[expect(unsafe_code, reason = "lends the region's own memory")]
         // SAFETY: the range is mapped, and in files that are as long, until the region shrinks, which it does not while it is
-        // borrowed. Pages of shared memory come when they are touched; of hugetlb they are there.
+        // borrowed, and no holder of a file does (`files`). Pages of shared memory come when they are touched; those of hugetlb are there:
+        // only `punch` and `shrink` take them away, and they are had again above.
         Ok(unsafe { self.memory.bytes(range) })
+    }
+
+    /// The hugetlb pages of a range, where some of them may be in a hole.
+    fn may_lack(&self, range: &Range<usize>, size: PageSize) -> Option<Range<usize>> {
+        let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+        let pages = range.start / page * page..range.end.next_multiple_of(page);
+        let blocks = pages.start / self.block()..pages.end.div_ceil(self.block());
+        let has_hole = !range.is_empty() && self.holes.range(blocks).next().is_some();
+        has_hole.then_some(pages)
     }
 
     /// Copies the bytes from `at` on.
