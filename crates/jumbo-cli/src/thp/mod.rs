@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use jumbo::kernel::{Root, thp};
-use jumbo::knobs::thp::{Side, Table};
+use jumbo::knobs::thp::{Side, Table, once};
 use jumbo::knobs::{Group, Knob, Plan, Value};
 use jumbo::units::PageSize;
 
@@ -136,10 +136,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     let side = args.which.side().unwrap_or(Side::Anon);
     let values = assignments(&args.values, side).unwrap_or_else(|wrong| usage(&wrong));
-    for (index, (knob, value)) in values.iter().enumerate() {
-        if values[..index].iter().any(|(other, _)| other == knob) {
-            usage(&format!("{knob} is given twice"));
-        }
+    once(&values).unwrap_or_else(|wrong| usage(&wrong.to_string()));
+    for (knob, value) in &values {
         shared_only(root, knob, value)?;
     }
     give(root, &args.how, &values)

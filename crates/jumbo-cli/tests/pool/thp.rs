@@ -224,6 +224,10 @@ fn tables_are_saved_and_restored_as_one_change() {
             "no value of it",
         ),
         (
+            r#"{"version": 1, "kernel": "", "values": {"64K": "never", "65536": "always"}}"#,
+            "is given twice",
+        ),
+        (
             r#"{"version": 1, "kernel": "", "values": {"32K": "never"}}"#,
             "No such file",
         ),

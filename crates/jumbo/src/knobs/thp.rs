@@ -49,6 +49,9 @@ pub enum TableError {
     /// A word where the knob takes a number, or the other way round.
     #[error("the table sets {0} to {1}, which is no value of it")]
     Value(String, Value),
+    /// One knob, under one name or two (`64K`, `65536`).
+    #[error("{0} is given twice")]
+    Twice(Knob),
     /// Nothing in it is about the memory that was asked for.
     #[error("the table has no value for that memory")]
     Nothing,
@@ -93,6 +96,19 @@ impl Knob {
         };
         Some(Self::thp(None, file))
     }
+}
+
+/// Whether no knob is given twice.
+///
+/// # Errors
+/// [`TableError::Twice`].
+pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
+    for (index, (knob, _)) in values.iter().enumerate() {
+        if values[..index].iter().any(|(other, _)| other == knob) {
+            return Err(TableError::Twice(knob.clone()));
+        }
+    }
+    Ok(())
 }
 
 impl Table {
@@ -148,6 +164,7 @@ impl Table {
                 knobs.push((knob, value.clone()));
             }
         }
+        once(&knobs)?;
         match knobs.is_empty() {
             true => Err(TableError::Nothing),
             false => Ok(knobs),
@@ -281,6 +298,8 @@ mod tests {
             with("64K", number.clone()),
             TableError::Value("64K".to_owned(), number)
         );
+        let twice = TableError::Twice(Knob::thp_named("64K").unwrap());
+        assert_eq!(with("65536", "never".into()), twice);
         let mut later = table(None);
         later.version = 2;
         assert_eq!(later.knobs(None), Err(TableError::Version(2)));
