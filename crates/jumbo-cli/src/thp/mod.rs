@@ -168,7 +168,18 @@ fn in_command_line(table: &Table, root: &Root) -> Option<String> {
         .map(|argument| argument.text)
         .collect();
     let joined = arguments.join(" ");
-    (!joined.is_empty()).then(|| format!("the kernel's command line has it too: {joined}"))
+    (!joined.is_empty()).then(|| {
+        let lost = lost_at_boot(table).map_or(String::new(), |lost| format!("; {lost}"));
+        format!("the kernel's command line has it too: {joined}{lost}")
+    })
+}
+
+/// What no argument of the kernel says, in words.
+fn lost_at_boot(table: &Table) -> Option<String> {
+    let word = table.lost_at_boot()?;
+    Some(format!(
+        "no argument sets shmem_enabled to {word}: with these the kernel begins with never"
+    ))
 }
 
 /// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and no error of the kernel's
