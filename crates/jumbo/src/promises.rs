@@ -1,6 +1,16 @@
 //! What a program that forbids `unsafe` tries with memory by its address: none of it compiles.
 //!
 //! The one call that takes addresses is [`crate::gather::Gather::add`], beside which a program stands that compiles.
+//! [`crate::shmem::Region::files`] lends what can take memory away from under a region:
+//!
+//! ```compile_fail,E0133
+//! #![forbid(unsafe_code)]
+//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
+//! let region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! region.files();
+//! ```
+//!
+//! Nor does a call by address:
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]

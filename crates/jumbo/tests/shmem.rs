@@ -1,5 +1,5 @@
 //! `shmem::Region` on this kernel: against a plain model, and rung by rung.
-#![allow(unsafe_code, reason = "a child of fork(2)")]
+#![allow(unsafe_code, reason = "a child of fork(2), and files that are shared")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,7 +11,7 @@
 mod host;
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,6 +21,7 @@ use jumbo::policy::shmem::Refusal;
 use jumbo::shmem::{Blocks, Error, Region, Rung, Why};
 use jumbo::units::{Bytes, PageSize};
 use proptest::prelude::*;
+use rustix::fs::{SealFlags, fcntl_add_seals};
 
 use host::{Alone, Knobs, skip};
 
@@ -29,6 +30,11 @@ const MIB: u64 = 1 << 20;
 
 fn region(size: u64) -> Region {
     Region::builder(Bytes(size)).build(&Root::host()).unwrap()
+}
+
+fn files(region: &Region) -> impl Iterator<Item = BorrowedFd<'_>> {
+    // SAFETY: they are sealed, looked at, and no more.
+    unsafe { region.files() }
 }
 
 /// What is done to a region, and to a vector. Places and lengths are parts of what there is, in 1/1000.
@@ -332,6 +338,8 @@ fn a_hole_in_hugetlb_pages_is_an_error_and_no_signal_where_no_page_is_left() {
     assert_eq!(region.size(), Bytes(4 * MIB));
     region.punch(PMD..2 * PMD).unwrap();
     assert!(knobs.set(&pages, 0));
+    // Nothing is asked for where there is no hole.
+    region.write(0, &[7; 4096]).unwrap();
     assert!(matches!(
         region.write(PMD, &[1]),
         Err(Error::NoPages { .. })
@@ -346,6 +354,36 @@ fn a_hole_in_hugetlb_pages_is_an_error_and_no_signal_where_no_page_is_left() {
 }
 
 #[test]
+fn where_another_process_has_sealed_a_file_a_region_is_not_cut_and_holes_are_known() {
+    let mut whole = region(4 * MIB);
+    whole.write(0, &vec![9; 2 * PMD]).unwrap();
+    fcntl_add_seals(files(&whole).next().unwrap(), SealFlags::SHRINK).unwrap();
+    assert!(matches!(
+        whole.shrink(Bytes(2 * MIB)),
+        Err(Error::Call { .. })
+    ));
+    let mut byte = [0];
+    whole.read(3 * PMD / 2, &mut byte).unwrap();
+    assert_eq!((whole.size(), byte), (Bytes(4 * MIB), [9]));
+
+    let _alone = Alone::new();
+    let mut knobs = Knobs::new();
+    let pages = PathBuf::from(host::POOL).join("nr_overcommit_hugepages");
+    if !host::is_unused() || !knobs.set(&pages, 2) {
+        return skip("the pool of 2M pages is in use, or cannot be changed");
+    }
+    let builder = Region::builder(Bytes(4 * MIB)).shard(Bytes(2 * MIB));
+    let mut huge = builder.up_to(Rung::Hugetlb).build(&Root::host()).unwrap();
+    assert_eq!(huge.standing().rung, Rung::Hugetlb);
+    // The second file refuses, when the first has its hole.
+    fcntl_add_seals(files(&huge).nth(1).unwrap(), SealFlags::FUTURE_WRITE).unwrap();
+    assert!(matches!(huge.punch(0..2 * PMD), Err(Error::Call { .. })));
+    assert!(knobs.set(&pages, 0));
+    let read = huge.read(0, &mut byte);
+    assert!(matches!(read, Err(Error::NoPages { .. })), "{read:?}");
+}
+
+#[test]
 fn a_sealed_region_keeps_its_size_here_and_elsewhere() {
     let mut region = region(3 * MIB);
     region.write(0, &[1; 100]).unwrap();
@@ -353,7 +391,7 @@ fn a_sealed_region_keeps_its_size_here_and_elsewhere() {
     region.seal().unwrap();
     assert!(matches!(region.grow(Bytes(4 * MIB)), Err(Error::Sealed)));
     assert!(matches!(region.shrink(Bytes(MIB)), Err(Error::Sealed)));
-    let file: OwnedFd = region.files().next().unwrap().try_clone_to_owned().unwrap();
+    let file: OwnedFd = files(&region).next().unwrap().try_clone_to_owned().unwrap();
     assert!(rustix::fs::ftruncate(&file, 0).is_err());
     region.punch(0..50).unwrap();
     let mut bytes = [9; 2];
@@ -463,7 +501,7 @@ fn several_files_are_freed_by_several_threads() {
         .shard(Bytes(128 * MIB));
     let region = builder.build(&Root::host()).unwrap();
     assert_eq!(
-        (region.files().count(), region.shard()),
+        (files(&region).count(), region.shard()),
         (4, Bytes(128 * MIB))
     );
     for page in 0..SIZE / 4096 {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use jumbo::kernel::{Root, thp};
-use jumbo::knobs::thp::{Side, Table};
+use jumbo::knobs::thp::{Side, Table, once};
 use jumbo::knobs::{Group, Knob, Plan, Value};
 use jumbo::units::PageSize;
 
@@ -136,10 +136,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     let side = args.which.side().unwrap_or(Side::Anon);
     let values = assignments(&args.values, side).unwrap_or_else(|wrong| usage(&wrong));
-    for (index, (knob, value)) in values.iter().enumerate() {
-        if values[..index].iter().any(|(other, _)| other == knob) {
-            usage(&format!("{knob} is given twice"));
-        }
+    once(&values).unwrap_or_else(|wrong| usage(&wrong.to_string()));
+    for (knob, value) in &values {
         shared_only(root, knob, value)?;
     }
     give(root, &args.how, &values)
@@ -170,7 +168,18 @@ fn in_command_line(table: &Table, root: &Root) -> Option<String> {
         .map(|argument| argument.text)
         .collect();
     let joined = arguments.join(" ");
-    (!joined.is_empty()).then(|| format!("the kernel's command line has it too: {joined}"))
+    (!joined.is_empty()).then(|| {
+        let lost = lost_at_boot(table).map_or(String::new(), |lost| format!("; {lost}"));
+        format!("the kernel's command line has it too: {joined}{lost}")
+    })
+}
+
+/// What no argument of the kernel says, in words.
+fn lost_at_boot(table: &Table) -> Option<String> {
+    let word = table.lost_at_boot()?;
+    Some(format!(
+        "no argument sets shmem_enabled to {word}: with these the kernel begins with never"
+    ))
 }
 
 /// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and no error of the kernel's

@@ -1,10 +1,11 @@
 //! `jumbo thp save` and `restore`: the tables in a file.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use jumbo::kernel::Root;
 use jumbo::knobs::thp::Table;
 use jumbo::knobs::{Boot, Group, Plan, boot};
@@ -95,10 +96,28 @@ fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
     })
 }
 
+/// What a table is never longer than, in bytes.
+const MOST: u64 = 1 << 20;
+
+/// The text of a regular file: a FIFO would wait for a writer, and a device has no end.
+fn read(file: &Path) -> io::Result<String> {
+    if !fs::metadata(file)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    fs::File::open(file)?
+        .take(MOST + 1)
+        .read_to_string(&mut text)?;
+    match text.len() as u64 > MOST {
+        true => Err(io::Error::other("it has more than 1 MiB")),
+        false => Ok(text),
+    }
+}
+
 pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let name = args.file.display();
-    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read {name}"))?;
     let hint = "hint: `jumbo thp save` writes such a file";
+    let text = read(&args.file).map_err(|error| anyhow!("cannot read {name}: {error}\n{hint}"))?;
     let wrong = |error: String| anyhow!("{name} is no table of THP: {error}\n{hint}");
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let values = table.knobs(args.which.side());

@@ -13,7 +13,7 @@ use jumbo::knobs::thp::{Argument, Side};
 use jumbo::status::Missing;
 use serde::Serialize;
 
-use super::{NO_THP, Which, table};
+use super::{NO_THP, Which, lost_at_boot, table};
 use crate::knobs::Kept;
 use crate::status::host::show_thp;
 use crate::view::{self, NONE, View};
@@ -115,10 +115,11 @@ const STATISTICS: &[(&str, Option<Side>, &str)] = &[
 
 pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
+    let table = table(root, side)?;
     let page = Page {
         thp: Thp::read(root)?.context(NO_THP)?,
         tmpfs: Missing::or_default(mounts::tmpfs(root), "mounts of tmpfs", &mut missing),
-        arguments: table(root, side)?.arguments(huge_of_dev_shm(root).as_deref()),
+        arguments: table.arguments(huge_of_dev_shm(root).as_deref()),
         kept: Kept::read(root, &[Group::thp()], &mut missing),
         missing,
     };
@@ -137,6 +138,9 @@ pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Resul
         }
         for Argument { text, since, .. } in &page.arguments {
             view.line(format!("  {text} ({since})"))?;
+        }
+        if let Some(lost) = lost_at_boot(&table) {
+            view.line(format!("  {lost}"))?;
         }
         page.kept.show(view, root)?;
         view::missing(view, "Not shown", &page.missing)

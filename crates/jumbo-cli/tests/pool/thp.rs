@@ -224,6 +224,10 @@ fn tables_are_saved_and_restored_as_one_change() {
             "no value of it",
         ),
         (
+            r#"{"version": 1, "kernel": "", "values": {"64K": "never", "65536": "always"}}"#,
+            "is given twice",
+        ),
+        (
             r#"{"version": 1, "kernel": "", "values": {"32K": "never"}}"#,
             "No such file",
         ),
@@ -238,6 +242,18 @@ fn tables_are_saved_and_restored_as_one_change() {
         assert_eq!(bad.status.code(), Some(1), "{text}");
         assert!(stderr(&bad).contains(expected), "{text}: {}", stderr(&bad));
         assert_eq!(fake.everything(), before);
+    }
+    fake.write("long.json", &" ".repeat((1 << 20) + 1));
+    for (file, expected) in [
+        ("long.json", "more than 1 MiB"),
+        ("etc", "no regular file"),
+        ("none.json", "No such file"),
+    ] {
+        let file = fake.path(file);
+        let mut bad = fake.any(&["thp", "restore", file.to_str().unwrap()]);
+        let said = stderr(&bad.output().unwrap());
+        assert!(said.contains(expected), "{said}");
+        assert!(said.contains("hint: `jumbo thp save`"), "{said}");
     }
 }
 
@@ -269,6 +285,8 @@ fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
     ] {
         assert!(shown.contains(expected), "{expected}: {shown}");
     }
+    let shown = fake.says(&["thp", "show", "--anon"]);
+    assert!(!shown.contains("transparent_hugepage_tmpfs"), "{shown}");
     let anon = fake.says(&["thp", "show", "--anon"]);
     assert!(
         !anon.contains("\n  8K") && !anon.contains("/dev/shm"),

@@ -49,6 +49,9 @@ pub enum TableError {
     /// A word where the knob takes a number, or the other way round.
     #[error("the table sets {0} to {1}, which is no value of it")]
     Value(String, Value),
+    /// One knob, under one name or two (`64K`, `65536`).
+    #[error("{0} is given twice")]
+    Twice(Knob),
     /// Nothing in it is about the memory that was asked for.
     #[error("the table has no value for that memory")]
     Nothing,
@@ -93,6 +96,19 @@ impl Knob {
         };
         Some(Self::thp(None, file))
     }
+}
+
+/// Whether no knob is given twice.
+///
+/// # Errors
+/// [`TableError::Twice`].
+pub fn once(values: &[(Knob, Value)]) -> Result<(), TableError> {
+    for (index, (knob, _)) in values.iter().enumerate() {
+        if values[..index].iter().any(|(other, _)| other == knob) {
+            return Err(TableError::Twice(knob.clone()));
+        }
+    }
+    Ok(())
 }
 
 impl Table {
@@ -148,6 +164,7 @@ impl Table {
                 knobs.push((knob, value.clone()));
             }
         }
+        once(&knobs)?;
         match knobs.is_empty() {
             true => Err(TableError::Nothing),
             false => Ok(knobs),
@@ -170,8 +187,9 @@ impl Table {
 
     /// What has the kernel begin with this table. `tmpfs`: the `huge=` that mounts of tmpfs are to have.
     ///
-    /// A size that such an argument does not name is `never`, so all others are named. The kernel's command line has nothing
-    /// for `deny` and `force`, and for the values beside the tables.
+    /// A size that such an argument does not name is `never`, so all others are named. Without the argument the PMD size is
+    /// `inherit`, so where all are `never` that one is named. The kernel's command line has nothing for `deny` and `force`
+    /// ([`Table::lost_at_boot`]), and for the values beside the tables. Mounts of tmpfs go with shared memory.
     pub fn arguments(&self, tmpfs: Option<&str>) -> Vec<Argument> {
         let word = |name: &str| match self.values.get(name) {
             Some(Value::Word(word)) => Some(word.as_str()),
@@ -183,23 +201,31 @@ impl Table {
         };
         let sizes = |side: Side| {
             let mut by_value: BTreeMap<&str, Vec<PageSize>> = BTreeMap::new();
+            // The kernel has controls up to the PMD size.
+            let mut largest = None;
             for (name, value) in &self.values {
                 let size = name.trim_end_matches(".shmem").parse();
                 if let (Ok(size), Some(of), Value::Word(word)) = (size, Side::of(name), value)
                     && of == side
-                    && word != "never"
                 {
-                    by_value.entry(word).or_default().push(size);
+                    largest = largest.max(Some(size));
+                    if word != "never" {
+                        by_value.entry(word).or_default().push(size);
+                    }
                 }
+            }
+            if by_value.is_empty() {
+                by_value.insert("never", vec![largest?]);
             }
             let of_value = by_value.into_iter().map(|(word, mut sizes)| {
                 sizes.sort_unstable();
                 let sizes: Vec<_> = sizes.iter().map(PageSize::to_string).collect();
                 format!("{}:{word}", sizes.join(","))
             });
-            Some(of_value.collect::<Vec<_>>().join(";")).filter(|text| !text.is_empty())
+            Some(of_value.collect::<Vec<_>>().join(";"))
         };
-        let bootable = |word: &&str| !["deny", "force"].contains(word);
+        let bootable = |_: &&str| self.lost_at_boot().is_none();
+        let tmpfs = tmpfs.filter(|_| word("shmem").is_some());
         let arguments = [
             argument("transparent_hugepage", word("enabled"), "2.6.38"),
             argument("thp_anon", sizes(Side::Anon).as_deref(), "6.12"),
@@ -212,6 +238,14 @@ impl Table {
             argument("transparent_hugepage_tmpfs", tmpfs, "6.14"),
         ];
         arguments.into_iter().flatten().collect()
+    }
+
+    /// What shared memory has at the top and no argument sets: `deny` or `force`. The kernel begins with `never` then.
+    pub fn lost_at_boot(&self) -> Option<&str> {
+        match self.values.get("shmem") {
+            Some(Value::Word(word)) if ["deny", "force"].contains(&word.as_str()) => Some(word),
+            _ => None,
+        }
     }
 }
 
@@ -281,6 +315,8 @@ mod tests {
             with("64K", number.clone()),
             TableError::Value("64K".to_owned(), number)
         );
+        let twice = TableError::Twice(Knob::thp_named("64K").unwrap());
+        assert_eq!(with("65536", "never".into()), twice);
         let mut later = table(None);
         later.version = 2;
         assert_eq!(later.knobs(None), Err(TableError::Version(2)));
@@ -307,5 +343,18 @@ mod tests {
         ];
         let other = table(Some(Side::Shmem)).with(&values);
         assert_eq!(text(&other, None), "thp_shmem=8K,64K:always");
+        assert_eq!(other.lost_at_boot(), Some("deny"));
+        let never = ["8K.shmem", "64K.shmem", "shmem"].map(|name| (knob(name), "never".into()));
+        assert_eq!(
+            text(&other.with(&never), None),
+            "transparent_hugepage_shmem=never thp_shmem=2M:never",
+            "else the kernel begins with 2M:inherit"
+        );
+        let anon = table(Some(Side::Anon)).with(&[(knob("2M"), "never".into())]);
+        assert_eq!(
+            text(&anon, Some("advise")),
+            "transparent_hugepage=madvise thp_anon=2M:never",
+            "files of tmpfs are no anonymous memory"
+        );
     }
 }

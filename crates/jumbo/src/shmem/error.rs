@@ -8,7 +8,8 @@ use super::ladder::no_pages;
 use crate::kernel::FileError;
 use crate::units::{Bytes, PageSize};
 
-/// Why something could not be done with a region. It is as it was.
+/// Why something could not be done with a region. It is as it was; but for [`Error::Call`] of [`Region::shrink`](super::Region::shrink) and
+/// [`Region::punch`](super::Region::punch), after which a part of the range may be zeroes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -149,9 +149,14 @@ impl Region {
         &self.standing
     }
 
-    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it. A process that
-    /// has them can cut them short under this one, which a touch does not survive; [`Region::seal`] keeps it from that.
-    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Its files, for another process to map side by side: each but the last has [`Region::shard`] bytes of it.
+    ///
+    /// # Safety
+    /// As long as the region is there, none that has a file, in this process or another, cuts it short, which a seal
+    /// ([`Region::seal`]) sees to; nor, on [`Rung::Hugetlb`], punches holes in it, which no seal sees to. A touch there is answered by SIGBUS:
+    /// beyond the end of the file always, in a hole of hugetlb where no page is to be had.
+    #[expect(unsafe_code, reason = "what a holder of the files must not do")]
+    pub unsafe fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.shards.files()
     }
 
@@ -162,6 +167,10 @@ impl Region {
 
     /// Makes it larger, by zeroes. Its bytes stay where they are. On [`Rung::Hugetlb`] the new pages are there when this returns.
     /// A size that is not larger changes nothing.
+    ///
+    /// On the other rungs a page comes when it is first touched, and a touch that gets none ends the program: by the OOM killer; by SIGBUS
+    /// with `vm.overcommit_memory=2`, where the kernel counts such pages as they come, and has no more to commit. Only
+    /// [`Rung::Hugetlb`] says so here, by an error.
     ///
     /// # Errors
     /// [`Error::Capacity`], [`Error::Sealed`], [`Error::Call`]; [`Error::NoPages`] on [`Rung::Hugetlb`].
@@ -251,7 +260,8 @@ impl Region {
     /// has it mapped does not survive a touch there. A size that is not smaller changes nothing.
     ///
     /// # Errors
-    /// [`Error::Sealed`], [`Error::Call`], [`Error::Empty`].
+    /// [`Error::Sealed`], [`Error::Empty`]; [`Error::Call`], with EPERM and nothing changed where another process has sealed a
+    /// file. After any other one, what was to be cut off may be zeroes, and the region smaller by whole files.
     pub fn shrink(&mut self, to: Bytes) -> Result<(), Error> {
         let to = match to {
             Bytes(0) => return Err(Error::Empty),
@@ -263,6 +273,12 @@ impl Region {
         }
         let failed = |operation| call(operation, cut.len() as u64);
         let whole = self.whole(to);
+        // Another process may have sealed a file; asked before anything is lost.
+        self.shards.may_cut(whole).map_err(failed("ftruncate"))?;
+        // Whatever fails from here on, what is in the region yet may have holes.
+        let block = self.block();
+        let has_hole = self.holes.contains(&(to / block));
+        self.punched(&cut);
         // The rest of the last page would be there again when it grows.
         let rest = to..whole.min(self.size);
         if !rest.is_empty() {
@@ -270,32 +286,47 @@ impl Region {
         }
         // Nothing is said of pages that stay until the files are cut, which is next.
         let _ = self.give_back(whole..self.whole(self.size));
-        self.shards.set_length(whole).map_err(failed("ftruncate"))?;
+        if let Err((left, errno)) = self.shards.cut(whole) {
+            self.size = self.size.min(left);
+            return Err(failed("ftruncate")(errno));
+        }
         self.size = to;
-        let blocks = to.div_ceil(self.block());
-        self.holes.retain(|block| *block < blocks);
+        // What grows over the rest of the last block has no hole.
+        let end = if has_hole {
+            to.div_ceil(block)
+        } else {
+            to / block
+        };
+        self.holes.retain(|block| *block < end);
         Ok(())
     }
 
     /// Gives the pages of a range back. Its bytes are zeroes from now on, here and in every process that has it mapped. Of pages
-    /// that are in the range in part the bytes are written, and the pages stay.
+    /// that are in the range in part the bytes are written, and the pages stay; before Linux 5.19 a part of a hugetlb page keeps
+    /// its bytes.
     ///
     /// # Errors
-    /// [`Error::Beyond`], [`Error::Call`].
+    /// [`Error::Beyond`]; [`Error::Call`], after which a part of the range may be zeroes.
     pub fn punch(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.within(&range)?;
         if range.is_empty() {
             return Ok(());
         }
         let failed = call("fallocate", range.len() as u64);
-        self.shards.punch(range.clone()).map_err(failed)?;
-        let block = self.block();
-        self.holes
-            .extend(range.start / block..range.end.div_ceil(block));
-        Ok(())
+        // First: where a file refuses, those before it have holes.
+        self.punched(&range);
+        self.shards.punch(range).map_err(failed)
     }
 
-    /// It keeps its size from now on, here and in every process that has its files.
+    /// Blocks of this range may have holes from now on.
+    fn punched(&mut self, range: &Range<usize>) {
+        let block = self.block();
+        let blocks = range.start / block..range.end.div_ceil(block);
+        self.holes.extend(blocks);
+    }
+
+    /// It keeps its size from now on, here and in every process that has its files. Those can punch holes all the same: a seal
+    /// against that forbids writing too.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -316,19 +347,26 @@ impl Region {
     pub fn bytes(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
         self.within(&range)?;
         if let Some(size) = self.hugetlb
-            && !self.holes.is_empty()
-            && !range.is_empty()
+            && let Some(pages) = self.may_lack(&range, size)
         {
-            let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
-            let pages = range.start / page * page..range.end.next_multiple_of(page);
             let bytes = Bytes(pages.len() as u64);
             let made = self.memory.populate(pages);
             made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
         }
         #[expect(unsafe_code, reason = "lends the region's own memory")]
         // SAFETY: the range is mapped, and in files that are as long, until the region shrinks, which it does not while it is
-        // borrowed. Pages of shared memory come when they are touched; of hugetlb they are there.
+        // borrowed, and no holder of a file does (`files`). Pages of shared memory come when they are touched; those of hugetlb are there:
+        // only `punch` and `shrink` take them away, and they are had again above.
         Ok(unsafe { self.memory.bytes(range) })
+    }
+
+    /// The hugetlb pages of a range, where some of them may be in a hole.
+    fn may_lack(&self, range: &Range<usize>, size: PageSize) -> Option<Range<usize>> {
+        let page = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+        let pages = range.start / page * page..range.end.next_multiple_of(page);
+        let blocks = pages.start / self.block()..pages.end.div_ceil(self.block());
+        let has_hole = !range.is_empty() && self.holes.range(blocks).next().is_some();
+        has_hole.then_some(pages)
     }
 
     /// Copies the bytes from `at` on.

@@ -61,11 +61,38 @@ impl Shards {
         self.files.truncate(files);
     }
 
-    /// Gives the files the lengths of a region of so many bytes, which are a whole number of the files' pages.
-    pub(super) fn set_length(&self, length: usize) -> Result<()> {
-        for (index, file) in self.files.iter().enumerate() {
+    /// The files, each with its part of a length.
+    fn lengths(&self, length: usize) -> impl DoubleEndedIterator<Item = (usize, &OwnedFd, u64)> {
+        self.files.iter().enumerate().map(move |(index, file)| {
             let own = length.saturating_sub(index * self.each).min(self.each);
-            fs::ftruncate(file, own as u64)?;
+            (index, file, own as u64)
+        })
+    }
+
+    /// Makes the files as long as a region of so many bytes, which are a whole number of the files' pages.
+    pub(super) fn set_length(&self, length: usize) -> Result<()> {
+        self.lengths(length)
+            .try_for_each(|(_, file, own)| fs::ftruncate(file, own))
+    }
+
+    /// Cuts the files to the lengths of a smaller region, the last one first. On an error it says for how large a region they
+    /// are long enough.
+    pub(super) fn cut(&self, length: usize) -> std::result::Result<(), (usize, Errno)> {
+        for (index, file, own) in self.lengths(length).rev() {
+            let left = |errno| ((index + 1) * self.each, errno);
+            fs::ftruncate(file, own).map_err(left)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no seal keeps the files from being cut so. F_GET_SEALS, Linux 3.17; of huge pages 4.16.
+    pub(super) fn may_cut(&self, length: usize) -> Result<()> {
+        for (index, file) in self.files.iter().enumerate() {
+            // One that keeps its length may be sealed.
+            let is_cut = (index + 1) * self.each > length;
+            if is_cut && fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+                return Err(Errno::PERM);
+            }
         }
         Ok(())
     }

@@ -92,17 +92,24 @@ impl<S: Store> Table<S> {
 
     /// Describes `pages` as compound pages of order `to`. Of the first head only the counts are left: it is frozen, or not to
     /// be seen yet, until all is written.
+    ///
+    /// A reader that finds the mark of a head twice takes the owner it read in between for true. So a head has its words before
+    /// its mark, and a page that becomes a tail loses them after it has the tail's mark.
     fn write(&self, pages: Range<usize>, to: u32, owner: u64) {
         let first = pages.start;
         for page in pages {
             let descriptor = self.store.descriptor(page);
-            let is_head = page & ((1 << to) - 1) == 0;
-            set(&descriptor.owner, if is_head { owner } else { 0 });
-            if page != first {
-                let counts = if is_head { Counts::OWNED } else { Counts::NONE };
-                set(&descriptor.counts, counts.0);
+            if page & ((1 << to) - 1) == 0 {
+                set(&descriptor.owner, owner);
+                if page != first {
+                    set(&descriptor.counts, Counts::OWNED.0);
+                }
+                set(&descriptor.mark, Mark::of(to).0);
+            } else {
+                set(&descriptor.mark, Mark::of(to).0);
+                set(&descriptor.counts, Counts::NONE.0);
+                set(&descriptor.owner, 0);
             }
-            set(&descriptor.mark, Mark::of(to).0);
         }
     }
 

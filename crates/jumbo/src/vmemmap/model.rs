@@ -211,6 +211,27 @@ fn each_answer_was_true_while_it_was_asked_for() {
     });
 }
 
+#[test]
+fn an_owner_that_is_read_without_a_reference_is_one_that_the_page_had() {
+    search(|| {
+        let table = table();
+        table.words(Place::Section(0)).1.store(7, Ordering::Relaxed);
+        let reader = {
+            let table = table.clone();
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let (seen, _, owner) = table.read(5).unwrap();
+                    assert_eq!(owner, 7, "{seen:?}");
+                }
+            })
+        };
+        for (step, _) in STEPS {
+            assert!(step(&table), "no reader is in the way");
+        }
+        reader.join().unwrap();
+    });
+}
+
 /// Gets a page, looks at it while it has it, and puts it.
 fn hold(table: &Table<Model>, page: usize) {
     let seen = table.raise(page, |_| 1).unwrap();
