@@ -6,7 +6,8 @@
 //!
 //! All of them are points at which a thread can be cancelled, which unwinds its stack, and Rust's frames take no part in
 //! that. So ours are not there any more when the call is made: each function is a few instructions that jump on to
-//! the next definition, with registers and stack as they were.
+//! the next definition, with registers and stack as they were. What is on the stack before that is told to debuggers, profilers and
+//! handlers of signals that unwind it (.eh_frame).
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_uint};
@@ -28,35 +29,53 @@ macro_rules! buffers {
         pub unsafe extern "C" fn $name() {
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
+                ".cfi_startproc",
                 "endbr64",
                 "mov rax, [rip + {ranges}]",
                 "cmp qword ptr [rax], 0",
                 "je 2f",
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+                "push rdi", ".cfi_adjust_cfa_offset 8",
+                "push rsi", ".cfi_adjust_cfa_offset 8",
+                "push rdx", ".cfi_adjust_cfa_offset 8",
+                "push rcx", ".cfi_adjust_cfa_offset 8",
+                "push r8", ".cfi_adjust_cfa_offset 8",
+                "push r9", ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
                 "call {look}",
-                "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+                "pop r9", ".cfi_adjust_cfa_offset -8",
+                "pop r8", ".cfi_adjust_cfa_offset -8",
+                "pop rcx", ".cfi_adjust_cfa_offset -8",
+                "pop rdx", ".cfi_adjust_cfa_offset -8",
+                "pop rsi", ".cfi_adjust_cfa_offset -8",
+                "pop rdi", ".cfi_adjust_cfa_offset -8",
                 "2:",
                 "jmp [rip + {next}]",
+                ".cfi_endproc",
                 ranges = sym RANGES,
                 look = sym $look,
                 next = sym next::$name,
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
+                ".cfi_startproc",
                 "hint #34",
                 "adrp x16, {ranges}",
                 "ldr x16, [x16, :lo12:{ranges}]",
                 "ldr x16, [x16]",
                 "cbz x16, 2f",
-                "stp x0, x1, [sp, #-64]!", "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
-                "str x30, [sp, #48]",
+                "stp x0, x1, [sp, #-64]!", ".cfi_adjust_cfa_offset 64",
+                "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
+                "str x30, [sp, #48]", ".cfi_rel_offset x30, 48",
                 "bl {look}",
-                "ldr x30, [sp, #48]",
-                "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]", "ldp x0, x1, [sp], #64",
+                "ldr x30, [sp, #48]", ".cfi_restore x30",
+                "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]",
+                "ldp x0, x1, [sp], #64", ".cfi_adjust_cfa_offset -64",
                 "2:",
                 "adrp x16, {next}",
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
+                ".cfi_endproc",
                 ranges = sym RANGES,
                 look = sym $look,
                 next = sym next::$name,
