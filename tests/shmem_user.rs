@@ -63,3 +63,20 @@ fn a_program_that_touches_little_lives_where_it_lives_without() {
     ran.ok();
     assert_eq!(report.number("/obtained/shmem/user"), PAGES * 4096.0);
 }
+
+/// In a memory cgroup with room for what is touched, and not for the buffer.
+#[test]
+fn a_read_of_little_into_much_takes_little() {
+    if !host::root() {
+        return;
+    }
+    let files = compile(&[Source::C("short_read", &[])]);
+    let Some(group) = Group::of_memory(300 << 20) else {
+        return;
+    };
+    let program = Program::new(files.path("short_read")).around(group.enter());
+    program.plain().ok();
+    let (ran, report) = program.reported_with(OPTION);
+    assert!(ran.ok().number("shared") <= 4 << 20);
+    assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
+}

@@ -1,16 +1,19 @@
 /* Shared memory that was never touched is given to the kernel, by every call that takes a buffer; what a child touched stays;
    and nothing that the program does to its threads, signals, descriptors and mappings is harmed. */
 #include "check.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-#define SIZE (64 * MIB)
+#define SIZE (96 * MIB)
 
 static unsigned char *memory, *next;
 static int cleaned;
@@ -77,7 +80,40 @@ static void calls(void)
     CHECK(sendmmsg(pair[0], &message, 1, 0) == 1);
     vectors[0].iov_base = fresh();
     CHECK(recvmmsg(pair[1], &message, 1, 0, NULL) == 1 && message.msg_len == 300);
+    vectors[0].iov_base = text;
+    vectors[0].iov_len = 8;
+    struct mmsghdr *fresh_message = fresh();
+    CHECK(send(pair[0], text, 8, 0) == 8 && send(pair[0], text, 8, 0) == 8);
+    CHECK(recvmmsg(pair[1], fresh_message, 1, 0, NULL) == 1 && fresh_message->msg_len == 0);
+    CHECK(recv(pair[1], text, 8, 0) == 8);
     CHECK(errno == 77);
+
+    /* What is taken is told. */
+    struct sockaddr_in *name = fresh();
+    socklen_t *length = fresh(), size = sizeof *name;
+    int listener = socket(AF_INET, SOCK_DGRAM, 0), other = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    CHECK(bind(listener, (void *)&here, size) == 0);
+    CHECK(getsockname(listener, (void *)&here, &size) == 0);
+    CHECK(sendto(other, text, 8, 0, (void *)&here, size) == 8);
+    CHECK(sendto(other, text, 8, 0, fresh(), size) == -1 && errno != EFAULT);
+    CHECK(recvfrom(listener, text, 8, 0, (void *)name, &size) == 8 && name->sin_port != 0);
+    CHECK(close(listener) == 0 && close(other) == 0);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(listen(listener, 5) == 0 && getsockname(listener, (void *)&here, &size) == 0);
+    for (int turn = 0; turn < 3; turn++) {
+        other = socket(AF_INET, SOCK_STREAM, 0);
+        here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        CHECK(connect(other, (void *)&here, size) == 0);
+        name = fresh();
+        int taken = turn == 0   ? accept(listener, (void *)name, &size)
+                    : turn == 1 ? accept4(listener, (void *)name, &size, 0)
+                                : accept(listener, fresh(), length);
+        /* The last is told of a length of 0. */
+        CHECK(taken >= 0 && (turn == 2 || name->sin_family == AF_INET));
+        CHECK(close(taken) == 0 && close(other) == 0);
+    }
+    CHECK(close(listener) == 0);
 
     FILE *stream = fdopen(dup(file), "r+");
     rewind(stream);
@@ -110,6 +146,44 @@ static void populated(void)
     CHECK(madvise(at, SIZE, MADV_POPULATE_WRITE) == 0 && munmap(at, SIZE) == 0);
 }
 
+/* The end of a child is told once. */
+static void ends(void)
+{
+    for (int turn = 0; turn < 5; turn++) {
+        int *status = fresh(), child = fork();
+        if (child == 0)
+            _exit(7);
+        siginfo_t *information = fresh();
+        int answer = turn == 0   ? wait(status)
+                     : turn == 1 ? waitpid(child, status, 0)
+                     : turn == 2 ? wait3(status, 0, fresh())
+                     : turn == 3 ? wait4(child, status, 0, fresh())
+                                 : waitid(P_PID, child, information, WEXITED);
+        CHECK(answer == (turn == 4 ? 0 : child));
+        CHECK(turn == 4 ? information->si_status == 7 : WEXITSTATUS(*status) == 7);
+    }
+}
+
+/* Calls into several mappings, and into what was to go and stayed. */
+static void changed(void)
+{
+    int file = fileno(tmpfile());
+    char *at = shared();
+    CHECK(madvise(at + MIB, MIB, MADV_DONTDUMP) == 0);
+    CHECK(write(file, at + MIB / 2, MIB) == (ssize_t)MIB);
+    CHECK(madvise(at + 8 * MIB, MIB, MADV_SEQUENTIAL) == 0);
+    CHECK(write(file, at + 7 * MIB, 16 * MIB) == 16 * (ssize_t)MIB);
+    CHECK(munmap(at, SIZE) == 0);
+
+    at = shared();
+    void *volatile crooked = at + SIZE - 2 * MIB + 100;
+    CHECK(munmap(crooked, MIB) == -1 && write(file, crooked, 4096) == 4096);
+    void *there = mmap(at + 32 * MIB, MIB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    CHECK(there == MAP_FAILED && write(file, at + 32 * MIB, 4096) == 4096);
+    CHECK(mremap(at, SIZE, SIZE / 2, 0) == at && write(file, at, 4096) == 4096);
+    CHECK(syscall(SYS_munmap, crooked, MIB) == -1 && syscall(SYS_munmap, at, SIZE / 2) == 0);
+}
+
 static void *touch_all(void *tag)
 {
     for (size_t at = 0; at < SIZE / 2; at += 4096)
@@ -121,7 +195,9 @@ int main(void)
 {
     memory = next = shared();
     calls();
+    ends();
     populated();
+    changed();
 
     pthread_t threads[4];
     CHECK(pthread_create(threads, NULL, wait_for_nothing, fresh()) == 0);

@@ -1,11 +1,13 @@
-//! Calls that read or write memory of the program's: read(2) and its kin.
+//! Calls that read or write memory of the program's: read(2) and its kin; and those that lose something where they cannot write, a
+//! connection or the end of a child: accept(2), wait(2).
 //!
 //! A system call into shared memory that comes in by blocks ([`jumbo_inside::shmem::user`]) and was never touched would fail
 //! with EFAULT: so it is brought in before. Where there is no such memory a call costs a comparison and a jump.
 //!
 //! All of them are points at which a thread can be cancelled, which unwinds its stack, and Rust's frames take no part in
 //! that. So ours are not there any more when the call is made: each function is a few instructions that jump on to
-//! the next definition, with registers and stack as they were.
+//! the next definition, with registers and stack as they were. What is on the stack before that is told to debuggers, profilers and
+//! handlers of signals that unwind it (.eh_frame).
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_uint};
@@ -15,7 +17,7 @@ use jumbo_inside::sys::copy_words;
 
 use crate::next;
 
-/// Defines functions: the name, and what looks at their first three arguments.
+/// Defines functions: the name, and what looks at their arguments, six at the most.
 macro_rules! buffers {
     ($($name:ident: $look:ident;)*) => {$(
         #[doc = concat!("The C library's ", stringify!($name), ".")]
@@ -27,35 +29,53 @@ macro_rules! buffers {
         pub unsafe extern "C" fn $name() {
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
+                ".cfi_startproc",
                 "endbr64",
                 "mov rax, [rip + {ranges}]",
                 "cmp qword ptr [rax], 0",
                 "je 2f",
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+                "push rdi", ".cfi_adjust_cfa_offset 8",
+                "push rsi", ".cfi_adjust_cfa_offset 8",
+                "push rdx", ".cfi_adjust_cfa_offset 8",
+                "push rcx", ".cfi_adjust_cfa_offset 8",
+                "push r8", ".cfi_adjust_cfa_offset 8",
+                "push r9", ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
                 "call {look}",
-                "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+                "pop r9", ".cfi_adjust_cfa_offset -8",
+                "pop r8", ".cfi_adjust_cfa_offset -8",
+                "pop rcx", ".cfi_adjust_cfa_offset -8",
+                "pop rdx", ".cfi_adjust_cfa_offset -8",
+                "pop rsi", ".cfi_adjust_cfa_offset -8",
+                "pop rdi", ".cfi_adjust_cfa_offset -8",
                 "2:",
                 "jmp [rip + {next}]",
+                ".cfi_endproc",
                 ranges = sym RANGES,
                 look = sym $look,
                 next = sym next::$name,
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
+                ".cfi_startproc",
                 "hint #34",
                 "adrp x16, {ranges}",
                 "ldr x16, [x16, :lo12:{ranges}]",
                 "ldr x16, [x16]",
                 "cbz x16, 2f",
-                "stp x0, x1, [sp, #-64]!", "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
-                "str x30, [sp, #48]",
+                "stp x0, x1, [sp, #-64]!", ".cfi_adjust_cfa_offset 64",
+                "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
+                "str x30, [sp, #48]", ".cfi_rel_offset x30, 48",
                 "bl {look}",
-                "ldr x30, [sp, #48]",
-                "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]", "ldp x0, x1, [sp], #64",
+                "ldr x30, [sp, #48]", ".cfi_restore x30",
+                "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]",
+                "ldp x0, x1, [sp], #64", ".cfi_adjust_cfa_offset -64",
                 "2:",
                 "adrp x16, {next}",
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
+                ".cfi_endproc",
                 ranges = sym RANGES,
                 look = sym $look,
                 next = sym next::$name,
@@ -76,8 +96,15 @@ buffers! {
     pwrite64: one;
     recv: one;
     send: one;
-    recvfrom: one;
-    sendto: one;
+    recvfrom: from;
+    sendto: to;
+    accept: accepted;
+    accept4: accepted;
+    wait: first;
+    waitpid: second;
+    wait3: usage;
+    wait4: usage_of;
+    waitid: id;
     readv: several;
     writev: several;
     preadv: several;
@@ -103,6 +130,51 @@ extern "C" fn one(_descriptor: c_int, address: usize, length: usize) {
     touch(address, length);
 }
 
+/// The same, flags, the address of a name, the address of its length.
+extern "C" fn from(_: c_int, address: usize, length: usize, _: c_int, name: usize, size: usize) {
+    touch(address, length);
+    accepted(0, name, size);
+}
+
+/// The same, flags, the address of a name, its length.
+extern "C" fn to(_: c_int, address: usize, length: usize, _: c_int, name: usize, size: c_uint) {
+    touch(address, length);
+    touch(name, size as usize);
+}
+
+/// A descriptor, the address of a name, the address of its length.
+extern "C" fn accepted(_descriptor: c_int, name: usize, length: usize) {
+    // The kernel writes no longer name.
+    touch(name, size_of::<libc::sockaddr_storage>());
+    touch(length, size_of::<libc::socklen_t>());
+}
+
+/// The address of a status.
+extern "C" fn first(status: usize) {
+    touch(status, size_of::<c_int>());
+}
+
+/// A process, the address of a status.
+extern "C" fn second(_process: c_int, status: usize) {
+    first(status);
+}
+
+/// The address of a status, options, the address of a `struct rusage`.
+extern "C" fn usage(status: usize, _options: c_int, used: usize) {
+    first(status);
+    touch(used, size_of::<libc::rusage>());
+}
+
+/// A process, and the same.
+extern "C" fn usage_of(_process: c_int, status: usize, options: c_int, used: usize) {
+    usage(status, options, used);
+}
+
+/// What is waited for, its number, the address of a `siginfo_t`.
+extern "C" fn id(_kind: c_uint, _number: c_uint, information: usize) {
+    touch(information, size_of::<libc::siginfo_t>());
+}
+
 /// An address, the size of an element, how many.
 extern "C" fn elements(address: usize, size: usize, count: usize) {
     touch(address, size.saturating_mul(count));
@@ -123,14 +195,18 @@ extern "C" fn messages(_descriptor: c_int, headers: usize, count: c_uint) {
     const SIZE: usize = size_of::<libc::mmsghdr>();
     // UIO_MAXIOV: the kernel takes no more.
     for at in 0..(count as usize).min(1024) {
-        touch_message(headers.wrapping_add(at * SIZE));
+        let header = headers.wrapping_add(at * SIZE);
+        // Where it says how much came.
+        touch(header, SIZE);
+        touch_message(header);
     }
 }
 
 /// The words of `struct msghdr`: name, its length, vectors, how many, control data, its length.
 fn touch_message(header: usize) {
     let mut words = [0; 6];
-    touch(header, size_of_val(&words));
+    // All of it: the kernel writes flags behind them.
+    touch(header, size_of::<libc::msghdr>());
     // An address that cannot be read is the kernel's to refuse.
     if copy_words(header, &mut words) == Ok(words.len()) {
         let [name, name_length, vectors, count, control, length] = words;

@@ -143,6 +143,7 @@ unsafe fn shared(
         _ => anonymous.then_some(shmem::Known {
             ours: len,
             nameless: true,
+            has_room: true,
         }),
     };
     let Some(mut known) = known else {
@@ -400,8 +401,9 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
-    const REGISTER: c_ulong = 0xc020_aa00;
-    if request == REGISTER {
+    const REGISTER: u32 = 0xc020_aa00;
+    // The kernel takes 32 bits: some callers extend the sign of an int.
+    if request & c_ulong::from(u32::MAX) == c_ulong::from(REGISTER) {
         shmem::leave();
     }
     // SAFETY: the same call.

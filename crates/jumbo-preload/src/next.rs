@@ -168,6 +168,13 @@ next! {
         -> isize, else failed();
     sendto: fn(_descriptor: c_int, _at: *mut c_void, _length: usize, _flags: c_int, _a: *mut c_void, _b: usize)
         -> isize, else failed();
+    accept: fn(_descriptor: c_int, _name: *mut c_void, _length: *mut c_void) -> c_int, else failed();
+    accept4: fn(_descriptor: c_int, _name: *mut c_void, _length: *mut c_void, _flags: c_int) -> c_int, else failed();
+    wait: fn(_status: *mut c_int) -> c_int, else failed();
+    waitpid: fn(_process: c_int, _status: *mut c_int, _options: c_int) -> c_int, else failed();
+    wait3: fn(_status: *mut c_int, _options: c_int, _used: *mut c_void) -> c_int, else failed();
+    wait4: fn(_process: c_int, _status: *mut c_int, _options: c_int, _used: *mut c_void) -> c_int, else failed();
+    waitid: fn(_kind: c_uint, _number: c_uint, _information: *mut c_void, _options: c_int) -> c_int, else failed();
     readv: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int) -> isize, else failed();
     writev: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int) -> isize, else failed();
     preadv: fn(_descriptor: c_int, _at: *const libc::iovec, _count: c_int, _offset: libc::off_t)

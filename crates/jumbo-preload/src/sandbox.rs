@@ -88,6 +88,8 @@ const WATCHED: &[c_long] = &[
     libc::SYS_flock,
     libc::SYS_fcntl,
     libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
     libc::SYS_exit,
     libc::SYS_landlock_restrict_self,
 ];
@@ -240,7 +242,7 @@ unsafe extern "C" fn watched(
             answer
         }
         libc::SYS_shmat => {
-            gather::about_to_map_at(second.cast_unsigned() as usize, 1);
+            gather::about_to_map_at(size(second), 1);
             let answer = call();
             if answer != -1 {
                 auto::acquire(State::SysvSegment);
@@ -259,8 +261,8 @@ unsafe extern "C" fn watched(
         }
         libc::SYS_mmap => {
             if int(fourth) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
-                let at = |argument: c_long| argument.cast_unsigned() as usize;
-                gather::about_to_map_at(at(first), at(second));
+                gather::about_to_map_at(size(first), size(second));
+                shmem::unmapped(size(first), size(second));
             }
             let answer = call();
             if answer != -1 {
@@ -268,8 +270,24 @@ unsafe extern "C" fn watched(
             }
             answer
         }
+        libc::SYS_munmap => {
+            shmem::unmapped(size(first), size(second));
+            call()
+        }
+        libc::SYS_mremap => {
+            shmem::unmapped(size(first), size(second).max(1));
+            if int(fourth) & libc::MREMAP_FIXED != 0 {
+                shmem::unmapped(size(fifth), size(third));
+            }
+            call()
+        }
         _ => call(),
     }
+}
+
+/// An argument that is an address, or a length.
+const fn size(argument: c_long) -> usize {
+    argument.cast_unsigned() as usize
 }
 
 /// An argument that the kernel takes 32 bits of.

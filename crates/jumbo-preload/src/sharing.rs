@@ -204,6 +204,7 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
     let known = shmem::Known {
         ours: if ours { segment.shm_segsz } else { 0 },
         nameless: false,
+        has_room: true,
     };
     Some((segment.shm_segsz, known))
 }

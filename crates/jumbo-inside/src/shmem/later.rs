@@ -67,11 +67,15 @@ pub(super) fn register(address: usize, length: usize, lax: bool) {
 }
 
 /// The program answers page faults itself from now on (userfaultfd(2)): a look of ours would be a fault to answer, or fill what it
-/// wants to. Nothing is collapsed any more.
+/// wants to. Nothing is collapsed any more, and no range is ours.
 pub fn leave() {
-    if !OVER.swap(true, Ordering::Relaxed) && PMD.load(Ordering::Relaxed) != 0 {
-        watch::end();
-    }
+    OVER.store(true, Ordering::Relaxed);
+    watch::end();
+}
+
+/// Whether the program does.
+pub(super) fn has_left() -> bool {
+    OVER.load(Ordering::Relaxed)
 }
 
 /// Before fork(2), for which the thread is gone: another process may look after what this one did.

@@ -113,6 +113,8 @@ pub struct Known {
     pub ours: usize,
     /// It has no name: only the program's own processes can punch holes in it.
     pub nameless: bool,
+    /// The file system has room for all of it: what the program does not touch may come in too.
+    pub has_room: bool,
 }
 
 /// What is known of a mapping of `length` bytes of `file` from `offset` on; `None` where the file is no shared memory. Not asked under
@@ -124,13 +126,17 @@ pub fn look_at(file: BorrowedFd<'_>, offset: usize, length: usize) -> Option<Kno
         return None;
     }
     let stat = rustix::fs::fstat(file).ok()?;
-    let kind = rustix::fs::fstatfs(file).ok()?.f_type as libc::c_long;
+    let mount = rustix::fs::fstatfs(file).ok()?;
     let size = usize::try_from(stat.st_size).ok()?;
     let ours = stat.st_blocks == 0 && stat.st_uid == rustix::process::geteuid().as_raw();
     let within = size.saturating_sub(offset).min(length);
-    (kind == TMPFS_MAGIC).then_some(Known {
+    // A mount without a limit, as that of memfds, has no number of blocks.
+    let left = mount.f_bavail.saturating_mul(mount.f_bsize.cast_unsigned());
+    let has_room = mount.f_blocks == 0 || left >= within as u64;
+    (mount.f_type as libc::c_long == TMPFS_MAGIC).then_some(Known {
         ours: if ours { within } else { 0 },
         nameless: false,
+        has_room,
     })
 }
 
@@ -215,7 +221,12 @@ pub fn mapped(address: usize, length: usize, known: Known) {
     let ours = known.ours.min(length) & !(rustix::param::page_size() - 1);
     // What is not known to be there cannot be brought in before a system call.
     if ours > 0 && mode() == ShmMode::User {
-        match user::register(address, ours, block()) {
+        let answer = match known.has_room {
+            _ if later::has_left() => Err(user::Reason::Ended),
+            false => Err(user::Reason::NoMemory),
+            true => user::register(address, ours, block()),
+        };
+        match answer {
             Ok(()) => return,
             Err(why) => because(why.bit()),
         }

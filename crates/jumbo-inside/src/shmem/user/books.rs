@@ -147,54 +147,65 @@ impl Books {
         self.ranges().map(left).fold(0, usize::saturating_add)
     }
 
-    /// Ends an entry, by whatever thread.
-    pub(super) fn drop_entry(&self, entry: &Entry) {
-        if entry.end.swap(0, Ordering::AcqRel) != 0 {
+    /// Ends an entry that has this range, by whatever thread.
+    pub(super) fn drop_entry(&self, entry: &Entry, range: &Range<usize>) {
+        if entry.ends_at(range.end, 0) {
             self.count.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Adds a range in place of those that it covers. False where there are too many. Under the lock.
-    pub(super) fn add(&self, range: &Range<usize>, block: usize) -> bool {
-        self.remove(range);
+    fn free(&self) -> Option<&Entry> {
         let mut entries = self.ranges.iter();
-        let Some(entry) = entries.find(|entry| entry.end.load(Ordering::Relaxed) == 0) else {
+        entries.find(|entry| entry.end.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Adds a range, where none is. False where there are too many. Under the lock.
+    pub(super) fn add(&self, range: &Range<usize>, block: usize, filled: usize) -> bool {
+        let Some(entry) = self.free() else {
             return false;
         };
         entry.start.store(range.start, Ordering::Relaxed);
         entry.block.store(block, Ordering::Relaxed);
-        entry.filled.store(0, Ordering::Relaxed);
+        entry.filled.store(filled, Ordering::Relaxed);
         entry.end.store(range.end, Ordering::Release);
         self.count.fetch_add(1, Ordering::Release);
         true
     }
 
-    /// Removes what this range covers: entries, or an end of one. Under the lock.
-    pub(super) fn remove(&self, range: &Range<usize>) {
-        let (cut_start, cut_end) = (
-            range.start & !(PAGE - 1),
-            range.end.saturating_add(PAGE - 1) & !(PAGE - 1),
-        );
-        for (entry_range, entry) in self.ranges() {
-            let Range { start, end } = entry_range;
-            if range.start >= end || range.end <= start {
-                continue;
-            }
-            if covers(range, &(start..end)) {
-                self.drop_entry(entry);
-            } else if range.start <= start {
-                entry.start.store(cut_end, Ordering::Relaxed);
-            } else if cut_end >= end {
-                entry.end.store(cut_start, Ordering::Release);
-            }
+    /// What is to go of a registered range, so that a range of whole pages does: all behind it as well, where there is no place for
+    /// one more entry. Under the lock.
+    pub(super) fn cut(&self, range: &Range<usize>, registered: &Range<usize>) -> Range<usize> {
+        let start = range.start.max(registered.start);
+        let end = range.end.min(registered.end);
+        let is_in_the_middle = registered.start < start && start < end && end < registered.end;
+        if is_in_the_middle && self.free().is_none() {
+            return start..registered.end;
+        }
+        start..end
+    }
+
+    /// Removes what [`Books::cut`] gave for an entry that has this range. Under the lock.
+    pub(super) fn remove(&self, entry: &Entry, registered: &Range<usize>, cut: &Range<usize>) {
+        let (before, after) = (registered.start..cut.start, cut.end..registered.end);
+        if before.is_empty() && after.is_empty() {
+            self.drop_entry(entry, registered);
+        } else if before.is_empty() {
+            entry.start.store(after.start, Ordering::Relaxed);
+        } else if entry.ends_at(registered.end, before.end) && !after.is_empty() {
+            // Which part was brought in is not known: the one before first.
+            let filled = entry.filled.load(Ordering::Relaxed);
+            let behind = filled.saturating_sub(before.len());
+            self.add(&after, entry.block.load(Ordering::Relaxed), behind);
         }
     }
 }
 
-/// Whether a range covers one that is registered; less than a page stands for all of what begins there.
-pub(super) fn covers(range: &Range<usize>, registered: &Range<usize>) -> bool {
-    let to_the_end = range.end.saturating_add(PAGE - 1) >= registered.end;
-    range.start <= registered.start
-        && range.end > registered.start
-        && (to_the_end || range.len() < PAGE)
+impl Entry {
+    /// Sets another end, or none: false where another thread has.
+    fn ends_at(&self, end: usize, new: usize) -> bool {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.end
+            .compare_exchange(end, new, success, failure)
+            .is_ok()
+    }
 }

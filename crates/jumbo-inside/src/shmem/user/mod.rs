@@ -32,7 +32,7 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER, covers};
+use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER};
 
 use crate::headroom::tasks;
 use crate::ledger::shm_reason;
@@ -43,6 +43,9 @@ use crate::watch::{self, Others};
 
 /// So many more tasks the program could have, or there is no thread.
 const TASKS: usize = 16;
+
+/// So much of what a system call is given comes in before it. It may be given much, and use little.
+const AHEAD: usize = 1 << 20;
 
 /// How many ranges are registered: 0 until there are any, and in the child of a fork. For machine code to look at.
 pub static RANGES: &AtomicUsize = &GROUND.books.count;
@@ -125,14 +128,16 @@ pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reaso
             return Err(Reason::NoMemory);
         }
         books.streams.begin_anew(&range);
-        if !books.add(&range, block) {
+        // What was there before is gone, past the C library.
+        unregister(books, &range);
+        if !books.add(&range, block, 0) {
             return Err(Reason::TooMany);
         }
         let block = block as u64;
         slot().shm_user_block.fetch_max(block, Ordering::Relaxed);
         let answer = call(books, REGISTER, &range);
         if answer.is_err() {
-            books.remove(&range);
+            unregister(books, &range);
         }
         answer
     });
@@ -198,31 +203,53 @@ fn call(books: &Books, what: u32, range: &Range<usize>) -> Result<(), Reason> {
 }
 
 /// The range is about to be unmapped, moved or mapped anew; one of less than a page stands for all of the mapping that begins
-/// there. A mapping that grows is the kernel's from then on.
+/// there. It is the kernel's from then on, whether that succeeds or fails.
 #[inline(always)]
 pub fn forget(address: usize, length: usize) {
     if RANGES.load(Ordering::Relaxed) != 0 {
-        remove(&(address..address.saturating_add(length)));
+        remove(address..address.saturating_add(length));
     }
 }
 
 #[cold]
-fn remove(range: &Range<usize>) {
+fn remove(mut range: Range<usize>) {
     let books = &GROUND.books;
-    let _blocked = Blocked::all();
-    books.lock.with(|()| {
-        for (registered, _) in books
-            .ranges()
-            .filter(|(registered, _)| covers(range, registered))
-        {
-            let _ = call(books, DROP, &registered);
-        }
-        books.remove(range);
-    });
+    let begins = |(registered, _): &(Range<usize>, _)| registered.start == range.start;
+    if range.len() < PAGE
+        && let Some((registered, _)) = books.ranges().find(begins)
+    {
+        range = registered;
+    }
+    leave(&pages(&range));
 }
 
-/// A system call is about to read or write there: pages that were never touched are brought in. Whatever the address is,
-/// nothing is touched here. errno is left alone.
+/// The pages that have a byte of a range.
+fn pages(range: &Range<usize>) -> Range<usize> {
+    let last = range.end.saturating_add(PAGE - 1);
+    range.start & !(PAGE - 1)..last & !(PAGE - 1)
+}
+
+/// Leaves whole pages to the kernel.
+fn leave(range: &Range<usize>) {
+    let books = &GROUND.books;
+    let _blocked = Blocked::all();
+    books.lock.with(|()| unregister(books, range));
+}
+
+/// The same, under the lock, with signals blocked. What the books have is what the kernel has: system calls into other pages fail.
+fn unregister(books: &Books, range: &Range<usize>) {
+    for (registered, entry) in books.ranges() {
+        let cut = books.cut(range, &registered);
+        if !cut.is_empty() {
+            // It fails where nothing is mapped any more.
+            let _ = call(books, DROP, &cut);
+            books.remove(entry, &registered, &cut);
+        }
+    }
+}
+
+/// A system call is about to read or write there: pages that were never touched are brought in, or left to the kernel. Whatever
+/// the address is, nothing is touched here. errno is left alone.
 #[inline(always)]
 pub fn touch(address: usize, length: usize) {
     if RANGES.load(Ordering::Relaxed) != 0 {
@@ -232,19 +259,23 @@ pub fn touch(address: usize, length: usize) {
 
 #[cold]
 fn bring_in(touched: &Range<usize>) {
+    let touched = pages(touched);
+    let near = touched.start.saturating_add(AHEAD);
     for (range, _) in GROUND.books.ranges() {
-        let start = range.start.max(touched.start & !(PAGE - 1));
-        let end = range.end.min(touched.end);
+        let (start, end) = (range.start.max(touched.start), range.end.min(touched.end));
         let mut at = start;
-        while at < end {
-            at = bring_in_some(at..end.next_multiple_of(PAGE));
+        while at < end.min(near) {
+            at = bring_in_some(at..end.min(near));
+        }
+        if at < end {
+            leave(&(at..end));
         }
     }
 }
 
 /// Brings in what is not there of the first pages of a range; gives where to go on.
 fn bring_in_some(range: Range<usize>) -> usize {
-    let mut there = [0u8; 256];
+    let mut there = [0u8; AHEAD / PAGE];
     let pages = (range.len() / PAGE).min(there.len());
     let end = range.start + pages * PAGE;
     let vector = there.as_mut_ptr().expose_provenance();
@@ -252,17 +283,23 @@ fn bring_in_some(range: Range<usize>) -> usize {
     // SAFETY: mincore(2) writes a byte for each page.
     if unsafe { request(libc::SYS_mincore, arguments) }.is_err() {
         // Not mapped, or not all of it.
+        leave(&(range.start..end));
         return end;
     }
+    let books = &GROUND.books;
     let mut at = range.start;
     for run in there[..pages].chunk_by(|one, other| one & 1 == other & 1) {
-        let length = run.len() * PAGE;
+        let missing = at..at + run.len() * PAGE;
+        at = missing.end;
         if run[0] & 1 == 0 {
             let _blocked = Blocked::all();
-            let books = &GROUND.books;
-            books.lock.with(|()| call(books, FILL, &(at..at + length)));
+            books.lock.with(|()| {
+                // It fails where the run is more than one mapping by now, or no memory is to be had.
+                if call(books, FILL, &missing).is_err() {
+                    unregister(books, &missing);
+                }
+            });
         }
-        at += length;
     }
     end
 }
@@ -278,7 +315,6 @@ pub fn end() {
     let _blocked = Blocked::all();
     books.lock.with(|()| {
         if !books.over.swap(true, Ordering::Relaxed) {
-            books.remove(&(0..usize::MAX));
             slot()
                 .shm_reasons
                 .fetch_or(shm_reason::ENDED, Ordering::Relaxed);
@@ -288,6 +324,10 @@ pub fn end() {
             // Where it was not heard, the first thread sees this when it looks next.
             books.ending.store(true, Ordering::Release);
             books.threads[0].join();
+        }
+        // Now that the kernel has none.
+        for (range, entry) in books.ranges() {
+            books.drop_entry(entry, &range);
         }
     });
 }

@@ -137,21 +137,9 @@ impl Server {
         let address = books.address.load(Ordering::Relaxed);
         let length = books.length.load(Ordering::Relaxed);
         match books.call.swap(0, Ordering::Acquire) {
-            REGISTER => {
-                let answer = match self.faults.register(address, length) {
-                    Ok(()) => READY,
-                    Err(errno) => FAILED + errno.raw_os_error().unsigned_abs(),
-                };
-                books.answer.store(answer, Ordering::Release);
-            }
-            FILL => {
-                let _ = self.fill(address, length, length, None);
-                books.answer.store(READY, Ordering::Release);
-            }
-            DROP => {
-                let _ = self.faults.unregister(address, length);
-                books.answer.store(READY, Ordering::Release);
-            }
+            REGISTER => self.say(self.faults.register(address, length)),
+            FILL => self.say(self.bring_in(address, length)),
+            DROP => self.say(self.faults.unregister(address, length)),
             END => return self.end(),
             _ => {}
         }
@@ -159,6 +147,31 @@ impl Server {
             Ok(()) | Err(Errno::EXIST) => self.faults.wake(GROUND.bell(), PAGE),
             Err(_) => self.end(),
         }
+    }
+
+    fn say(&self, result: Result<()>) {
+        let answer = match result {
+            Ok(()) => READY,
+            Err(errno) => FAILED + errno.raw_os_error().unsigned_abs(),
+        };
+        self.books.answer.store(answer, Ordering::Release);
+    }
+
+    /// Brings in what a system call is given, or leaves its range to the kernel.
+    fn bring_in(&self, start: usize, length: usize) -> Result<()> {
+        let found = self
+            .books
+            .ranges()
+            .find(|(range, _)| range.contains(&start));
+        let (range, entry) = found.ok_or(Errno::NOENT)?;
+        if !self.books.budget.take(length, || self.books.remaining()) {
+            let block = entry.block.load(Ordering::Relaxed).max(PAGE);
+            self.leave_to_the_kernel(&range, entry, block);
+            return Ok(());
+        }
+        let (filled, result) = self.fill(start, length, length, None);
+        entry.filled.fetch_add(filled, Ordering::Relaxed);
+        result
     }
 
     /// Brings in the block of a page that was touched, or more; or at least the page.
@@ -192,10 +205,11 @@ impl Server {
         Slot::add(&slot.shm_user_fallback_charge, (range.len() / block) as u64);
         slot.shm_reasons
             .fetch_or(shm_reason::NO_MEMORY, Ordering::Relaxed);
-        self.books.drop_entry(entry);
         if self.faults.unregister(range.start, range.len()).is_err() {
             self.end();
         }
+        // Only now: system calls into what is registered have to find it in the books.
+        self.books.drop_entry(entry, range);
     }
 
     /// Fills what is not there: of the first `first` bytes all, of the rest until it comes to a page that is; and no more where

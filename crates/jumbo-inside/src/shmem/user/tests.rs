@@ -134,22 +134,26 @@ fn what_a_child_touched_before_is_filled_around() {
     });
 }
 
+/// What write(2) answers.
+fn write(address: usize, length: usize) -> isize {
+    // SAFETY: write(2) reads the range, or fails.
+    unsafe {
+        let file = libc::open(c"/dev/shm".as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600);
+        assert!(file >= 0);
+        let answer = libc::write(file, at(address), length);
+        libc::close(file);
+        answer
+    }
+}
+
 #[test]
 fn a_system_call_finds_what_was_brought_in_for_it() {
     in_a_process(|| {
         let address = registered(4 * MIB);
-        // SAFETY: write(2) reads the range, or fails.
-        let write = |address: usize, length| unsafe {
-            let null = libc::open(c"/dev/shm".as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600);
-            assert!(null >= 0);
-            let answer = libc::write(null, at(address), length);
-            libc::close(null);
-            answer
-        };
         assert_eq!(write(address, PAGE), -1, "EFAULT: why there is `touch`");
         next_errno(5);
         touch(address + 100, 3 * PAGE);
-        touch(0, usize::MAX);
+        touch(usize::MAX - 4, 100);
         touch(address + MIB, MIB);
         assert_eq!(errno_now(), 5);
         assert_eq!(write(address + 100, 3 * PAGE), 3 * PAGE as isize);
@@ -347,5 +351,75 @@ fn an_end_of_a_range_can_go() {
         write_pages(address + MIB, 2 * MIB);
         write_pages(address + 4 * MIB, 3 * MIB);
         assert_eq!(counted(), (5 << 20, 80));
+    });
+}
+
+#[test]
+fn a_system_call_that_is_given_much_finds_the_rest_with_the_kernel() {
+    in_a_process(|| {
+        let address = registered(16 * MIB);
+        touch(address + 2 * MIB, 8 * MIB);
+        assert_eq!(write(address + 2 * MIB, 8 * MIB), 8 * MIB as isize);
+        assert_eq!(RANGES.load(Ordering::Relaxed), 2, "before and behind");
+        assert_eq!(write(address, PAGE), -1, "registered");
+        assert_eq!(write(address + 10 * MIB, PAGE), -1, "registered");
+        touch(0, usize::MAX);
+        assert_eq!(write(address, 16 * MIB), 16 * MIB as isize);
+        assert_eq!(RANGES.load(Ordering::Relaxed), 0);
+        assert_eq!(counted().0, 1 << 20);
+    });
+}
+
+#[test]
+fn a_system_call_into_what_cannot_be_brought_in_finds_the_kernels_pages() {
+    in_a_process(|| {
+        let address = registered(16 * MIB);
+        // Two mappings from there on.
+        // SAFETY: the test's own.
+        let advised = unsafe { libc::madvise(at(address + 2 * MIB), MIB, libc::MADV_DONTDUMP) };
+        assert_eq!(advised, 0);
+        touch(address + 2 * MIB - BLOCK, 2 * BLOCK);
+        assert_eq!(
+            write(address + 2 * MIB - BLOCK, 2 * BLOCK),
+            2 * BLOCK as isize
+        );
+        // A hole behind what is read: the call takes what is before.
+        // SAFETY: as above.
+        unsafe { munmap(at(address + 8 * MIB), PAGE).unwrap() };
+        touch(address + 8 * MIB - BLOCK, 2 * BLOCK);
+        assert_eq!(write(address + 8 * MIB - BLOCK, 2 * BLOCK), BLOCK as isize);
+        write_pages(address, 8 * MIB);
+    });
+}
+
+#[test]
+fn what_was_to_be_unmapped_and_stayed_is_the_kernels() {
+    in_a_process(|| {
+        let address = registered(16 * MIB);
+        for (start, length) in [(0, PAGE + 1), (12 * MIB, 4 * MIB), (6 * MIB + 100, MIB)] {
+            assert_eq!(write(address + start, length), -1, "EFAULT");
+            forget(address + start, length);
+            assert_eq!(write(address + start, length), length as isize);
+        }
+        write_pages(address, 16 * MIB);
+    });
+}
+
+#[test]
+fn where_there_is_no_place_for_one_more_range_all_behind_a_hole_goes() {
+    in_a_process(|| {
+        let ranges: Vec<usize> = (0..64).map(|_| registered(MIB)).collect();
+        for _ in 0..2 {
+            forget(ranges[0] + BLOCK, BLOCK);
+            assert_eq!(
+                write(ranges[0] + BLOCK, MIB - BLOCK),
+                (MIB - BLOCK) as isize
+            );
+            assert_eq!(write(ranges[0], BLOCK), -1, "registered");
+            assert_eq!(RANGES.load(Ordering::Relaxed), 64);
+        }
+        forget(ranges[0], 1);
+        assert_eq!(write(ranges[0], MIB), MIB as isize);
+        assert_eq!(RANGES.load(Ordering::Relaxed), 63);
     });
 }
