@@ -1,7 +1,7 @@
 //! Where less was obtained than was asked for, and why: [`Shortfall`].
 
 use jumbo::kernel::thp::Thp;
-use jumbo::policy::{HeapMode, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
 use rustix::io::Errno;
@@ -41,13 +41,16 @@ pub(super) fn find(
         let reason = unreached(launch);
         add("the program", reason);
     }
-    // What the host rules out, at the start or at the end, holds for every kind alike: once is enough.
+    // What the host rules out, at the start or at the end, holds for every kind of private memory alike: once is
+    // enough. Shared memory has controls of its own.
     let wants = asked.heap != HeapMode::Off || asked.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let disabled = jumbo_inside::heap::thp_disabled();
     let nothing = |thp: &Option<Thp>| {
         let memory = (launch.plan).memory(&launch.program.reach, thp.as_ref(), disabled);
-        let mut all = memory.into_iter();
+        let mut all = memory
+            .into_iter()
+            .filter(|memory| memory.what != Memory::SHARED);
         let first = all.next()?;
         (first.sizes.is_empty() && all.all(|memory| memory.sizes.is_empty())).then_some(first.how)
     };

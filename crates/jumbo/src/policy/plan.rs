@@ -193,7 +193,7 @@ impl Plan {
                 ),
             ),
             match &none {
-                Some(reason) => Memory::left("shared memory", reason),
+                Some(reason) => Memory::left(Memory::SHARED, reason),
                 None => self.shared(),
             },
             Memory::left("stack", "the main thread's stack is left to the kernel"),
@@ -202,6 +202,9 @@ impl Plan {
 }
 
 impl Memory {
+    /// What [`Memory::what`] says of shared memory, whose sizes are not those of private memory.
+    pub const SHARED: &str = "shared memory";
+
     /// What stays on base pages.
     fn left(what: &'static str, why: impl Into<String>) -> Self {
         Self {
@@ -237,7 +240,7 @@ impl Plan {
     /// What becomes of shared memory. What the kernel's controls allow comes first, whatever it is.
     fn shared(&self) -> Memory {
         let how = match self.orders.shm {
-            ShmMode::Off => return Memory::left("shared memory", "--shm=off"),
+            ShmMode::Off => return Memory::left(Memory::SHARED, "--shm=off"),
             ShmMode::Advise => "aligned and advised; the rest is up to the host's shmem_enabled",
             ShmMode::Auto => {
                 "aligned and advised; collapsed once it was touched, in mappings of 32 MiB and more"
@@ -255,7 +258,7 @@ impl Plan {
         };
         let bits = (0..usize::BITS).map(|bit| sizes & 1 << bit);
         Memory {
-            what: "shared memory",
+            what: Memory::SHARED,
             sizes: bits
                 .filter_map(|size| PageSize::new(size as u64).ok())
                 .collect(),
