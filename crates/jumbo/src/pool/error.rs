@@ -40,6 +40,12 @@ pub enum Error {
         /// The order asked for.
         order: Order,
     },
+    /// The pool has whole pages only: [`Pool::without_folios`](super::Pool::without_folios) made it.
+    #[error("the pool was made without folios")]
+    WithoutFolios,
+    /// The pool has whole pages only: there is no table to describe their parts in.
+    #[error("the pool has no folios: {0}")]
+    Undescribed(vmemmap::Error),
     /// A page that was to be split stays whole.
     #[error("a page cannot be split: {0}")]
     Split(#[from] vmemmap::Error),

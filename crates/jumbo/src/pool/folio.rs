@@ -15,7 +15,7 @@ use super::frame::Frame;
 use super::shard::lock;
 use super::{Error, Pool};
 use crate::units::{NodeId, Order, PageSize, Pages};
-use crate::vmemmap::{Compound, Geometry, Vmemmap};
+use crate::vmemmap::{self, Compound, Geometry, Vmemmap};
 
 /// A part of a split page. Dropping it gives it back; nothing can use it after that.
 #[derive(Debug)]
@@ -76,18 +76,24 @@ pub(super) struct Buddies {
 }
 
 impl Folios {
-    /// For pages of `size` in a window; `None` where such pages have no smaller folios, or addresses for their descriptors are
-    /// not to be had.
-    pub(super) fn new(start: usize, length: usize, size: PageSize) -> Option<Self> {
+    /// For pages of `size` in a window.
+    ///
+    /// # Errors
+    /// [`Error::Undescribed`] where such pages have no smaller folios, or addresses for their descriptors are not to be had.
+    pub(super) fn new(start: usize, length: usize, size: PageSize) -> Result<Self, Error> {
+        Self::describe(start, length, size).map_err(Error::Undescribed)
+    }
+
+    fn describe(start: usize, length: usize, size: PageSize) -> Result<Self, vmemmap::Error> {
         // A larger page is split into what a PMD maps first, which takes no memory.
-        let host = Geometry::of_host().ok()?;
+        let host = Geometry::of_host()?;
         let section = host.section().size(host.base());
-        let geometry = Geometry::new(host.base(), size.min(section)).ok()?;
+        let geometry = Geometry::new(host.base(), size.min(section))?;
         let range = start as u64..(start + length) as u64;
-        Some(Self {
-            vmemmap: Vmemmap::new(range, geometry).ok()?,
+        Ok(Self {
+            vmemmap: Vmemmap::new(range, geometry)?,
             whole: size.order(geometry.base()).0,
-            base: usize::try_from(geometry.base().bytes()).ok()?,
+            base: rustix::param::page_size(),
         })
     }
 
@@ -184,12 +190,14 @@ impl Pool {
     /// What it holds is unspecified.
     ///
     /// # Errors
-    /// [`Error::Order`] where that is no less than a page; those of [`Pool::take`]; [`Error::Split`] where the page that was
+    /// [`Error::Order`] where that is no less than a page; [`Error::WithoutFolios`], [`Error::Undescribed`]; those of [`Pool::take`]; [`Error::Split`] where the page that was
     /// taken cannot be split: it is whole, and in the pool again.
     pub fn take_folio(&self, order: Order) -> Result<Folio<'_>, Error> {
         self.check_here()?;
-        let folios = self.folios.as_ref().filter(|folios| order.0 < folios.whole);
-        let folios = folios.ok_or(Error::Order { order })?;
+        let folios = self.folios.as_ref().map_err(|error| *error)?;
+        if order.0 >= folios.whole {
+            return Err(Error::Order { order });
+        }
         let found = lock(&self.buddies).take(folios, order.0)?;
         let first = match found {
             Some(first) => first,
@@ -227,7 +235,7 @@ impl Pool {
     }
 
     fn give_part(&self, part: &Part) {
-        let Some(folios) = &self.folios else {
+        let Ok(folios) = &self.folios else {
             return;
         };
         let mut buddies = lock(&self.buddies);
@@ -254,7 +262,7 @@ impl Pool {
 
     /// The page or folio of the pool that an address is in; `None` where no page is there. Lock-free.
     pub fn compound_of(&self, address: NonNull<u8>) -> Option<Compound> {
-        let folios = self.folios.as_ref()?;
+        let folios = self.folios.as_ref().ok()?;
         folios.vmemmap.head_of(address.addr().get() as u64)
     }
 }

@@ -99,8 +99,8 @@ pub struct Pool {
     resizing: Mutex<()>,
     placement: Placement,
     source: Box<dyn Source>,
-    /// What describes its pages; `None` where they have no smaller folios.
-    folios: Option<Folios>,
+    /// What describes its pages, or why they have no smaller folios.
+    folios: Result<Folios, Error>,
     buddies: Mutex<Buddies>,
 }
 
@@ -155,7 +155,7 @@ impl Pool {
             held: array::from_fn(|_| AtomicU64::new(0)),
             resizing: Mutex::new(()),
             placement,
-            folios: None,
+            folios: Err(Error::WithoutFolios),
             buddies: Mutex::default(),
             source: Box::new(source),
         }
@@ -216,7 +216,7 @@ impl Pool {
     /// Has the source make a page, and describes it.
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         self.source.populate(frame)?;
-        if let Some(folios) = &self.folios {
+        if let Ok(folios) = &self.folios {
             folios.prepare(self.source.window().offset(frame));
         }
         Ok(())
@@ -224,7 +224,7 @@ impl Pool {
 
     /// Gives a page back to the source.
     fn let_go(&self, frame: &Frame) {
-        if let Some(folios) = &self.folios {
+        if let Ok(folios) = &self.folios {
             folios.release(self.source.window().offset(frame));
         }
         self.source.release(frame);
