@@ -249,10 +249,27 @@ impl OfPool {
         match pool(root, self.size) {
             Ok(now) => {
                 self.after = now;
-                limits(root, &self.after)
+                let mut notes = Vec::from_iter(self.tell_kept());
+                notes.extend(limits(root, &self.after));
+                notes
             }
             Err(_) => Vec::new(),
         }
+    }
+
+    /// Takes what the kernel could not give back for what stayed, and says why.
+    fn tell_kept(&mut self) -> Option<String> {
+        let (size, asked) = (self.size, self.effect.freed);
+        let kept = self.effect.kept(&self.before, &self.after);
+        self.effect.freed = Pages(asked.0 - kept.0);
+        (kept > Pages(0)).then(|| {
+            format!(
+                "{} of {asked} stayed, as surplus that no program uses: to give back a page that HVO optimised, the \
+                 kernel needs memory for its metadata; hint: free some, then jumbo pool grow {size} {kept} and \
+                 jumbo pool shrink {size} {kept}",
+                counted(kept.0, "page"),
+            )
+        })
     }
 }
 

@@ -45,6 +45,19 @@ pub struct Effect {
     pub turned_surplus: Pages,
 }
 
+impl Effect {
+    /// Pages that were to be freed and are there still, as surplus. Before the kernel frees a page that HVO optimised, it
+    /// makes the page's descriptors again; where no memory is left for them, it keeps the page and counts it as surplus
+    /// (5.14, mm/hugetlb.c).
+    pub fn kept(&self, before: &Pool, after: &Pool) -> Pages {
+        let to = before.total.0.saturating_sub(self.freed.0);
+        let surplus = before.surplus.0 + self.turned_surplus.0;
+        let beyond = |is: Pages, should: u64| is.0.saturating_sub(should);
+        let kept = beyond(after.total, to).min(beyond(after.surplus, surplus));
+        Pages(kept.min(self.freed.0))
+    }
+}
+
 /// How a pool gets what is wished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -265,6 +278,18 @@ mod tests {
             .unwrap()
             .effect;
         [adopted.0, made.0, freed.0, turned_surplus.0]
+    }
+
+    #[test]
+    fn pages_that_the_kernel_kept_are_told_from_those_that_came() {
+        let before = pool(100, 90, 0, 0);
+        let effect = Plan::new(&before, &wish(Amount::To(Pages(70))))
+            .unwrap()
+            .effect;
+        assert_eq!(effect.kept(&before, &pool(70, 60, 0, 0)), Pages(0));
+        // The pool was made larger meanwhile: these are persistent.
+        assert_eq!(effect.kept(&before, &pool(75, 65, 0, 0)), Pages(0));
+        assert_eq!(effect.kept(&before, &pool(82, 72, 0, 12)), Pages(12));
     }
 
     #[test]
