@@ -84,7 +84,24 @@ impl Held {
         // Opened for reading where another user made it.
         let file = File::create(&file).or_else(|_| File::open(&file)).unwrap();
         lock(&file).unwrap();
-        Self { _lock: file }
+        let held = Self { _lock: file };
+        held.restore();
+        held
+    }
+
+    /// Where the knob stands that the one test which holds the lock alone has set: what it was, behind its path.
+    fn note() -> PathBuf {
+        std::env::temp_dir().join("jumbo-e2e.knob")
+    }
+
+    /// Puts back the knob of a test that was killed: while the lock is held no other test has set one.
+    fn restore(&self) {
+        let note = fs::read_to_string(Self::note()).unwrap_or_default();
+        if let Some((path, before)) = note.split_once('\n') {
+            fs::write(path, before).unwrap();
+            // Of several tests that share the lock each may be the first.
+            let _ = fs::remove_file(Self::note());
+        }
     }
 }
 
@@ -98,11 +115,10 @@ pub(crate) fn remove_group(folder: &Path) {
     }
 }
 
-/// A kernel knob that was changed, and is changed back when this is dropped, after a panic too.
+/// A kernel knob that was changed, and is changed back when this is dropped, after a panic too; by the next test where this
+/// one was killed.
 pub(crate) struct Knob {
-    path: PathBuf,
-    before: String,
-    _alone: Held,
+    alone: Held,
 }
 
 impl Knob {
@@ -113,14 +129,14 @@ impl Knob {
         let path = path.as_ref();
         let alone = Held::new(File::lock);
         let before = fs::read_to_string(path).ok().map(|text| chosen(&text));
-        let set = fs::write(path, value);
-        match (before, set) {
-            (Some(before), Ok(())) => Some(Self {
-                path: path.to_owned(),
-                before,
-                _alone: alone,
-            }),
+        let noted = before.map(|before| {
+            let note = format!("{}\n{before}", path.display());
+            fs::write(Held::note(), note).unwrap();
+        });
+        match (noted, fs::write(path, value)) {
+            (Some(()), Ok(())) => Some(Self { alone }),
             (_, outcome) => {
+                let _ = fs::remove_file(Held::note());
                 skip(&format!("cannot set {}: {outcome:?}", path.display()));
                 None
             }
@@ -130,7 +146,7 @@ impl Knob {
 
 impl Drop for Knob {
     fn drop(&mut self) {
-        fs::write(&self.path, &self.before).unwrap();
+        self.alone.restore();
     }
 }
 
