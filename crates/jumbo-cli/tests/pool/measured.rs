@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Before, Host, POOL, assert_as, now, skip, stderr, until};
 
 /// As small and short as it can be.
-const BENCH: [&str; 9] = [
+const BENCH: [&str; 8] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
     "pool",
@@ -18,7 +18,6 @@ const BENCH: [&str; 9] = [
     "--size=48M",
     "--threads",
     "1,2",
-    "--quick",
 ];
 
 /// False, with the skip announced, where the sides cannot be what they claim to be.
