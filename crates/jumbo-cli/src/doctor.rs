@@ -1,19 +1,22 @@
 //! `jumbo doctor`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use jumbo::kernel::Root;
 use jumbo::status::Missing;
-use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
+use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
+use jumbo_bench::memory::touch_after_a_while;
 use serde::Serialize;
 
+use crate::bench::bar;
 use crate::value::whole;
-use crate::view::{self, View, wrapped};
+use crate::view::{self, View, duration, wrapped};
 
 /// Find what keeps memory off huge pages on this host, and say how to mend it
 ///
-/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then
-/// what has no figure. Commands that change settings are to be run as root.
+/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then waits for the host of a
+/// virtual machine, then what has no figure. Commands that change settings are to be run as root.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print JSON
@@ -24,6 +27,13 @@ pub(crate) struct Args {
     #[arg(long)]
     exit_code: bool,
 
+    /// Measure what the first touch of memory takes: 256 MiB in huge pages, in some ten seconds
+    ///
+    /// The host of a virtual machine may take back what has been free for two seconds. The next touch waits for the host then. Memory
+    /// that was free for three seconds is held against memory that was given back a moment ago.
+    #[arg(long)]
+    measure: bool,
+
     /// How many of the largest processes to look into
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole::<usize>,
         allow_negative_numbers = true)]
@@ -33,14 +43,22 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Page<'a> {
     findings: &'a [Finding],
+    /// What touching memory takes, with --measure.
+    touch: Option<Touch>,
     missing: Vec<&'a Missing>,
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let snapshot = Snapshot::read(&Root::host(), args.top);
+    let root = Root::host();
+    let mut snapshot = Snapshot::read(&root, args.top);
+    if args.measure {
+        let what = "what the first touch of memory takes";
+        snapshot.touch = Missing::or_default(measure(&root), what, &mut snapshot.host.missing);
+    }
     let findings = examine(&snapshot);
     let page = Page {
         findings: &findings,
+        touch: snapshot.touch,
         missing: snapshot.missing().collect(),
     };
     view::page(args.json, &page, |view, page| {
@@ -51,8 +69,31 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     )))
 }
 
+fn measure(root: &Root) -> Result<Option<Touch>, jumbo_bench::Error> {
+    let bar = bar();
+    let progress = |round, rounds| {
+        bar.set_length(rounds as u64);
+        bar.set_position(round as u64);
+        bar.set_message("touching memory");
+    };
+    let touch = touch_after_a_while(root, progress);
+    bar.finish_and_clear();
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    touch.map(|touch| {
+        Some(Touch {
+            size: touch.size,
+            first_us: us(touch.first),
+            again_us: us(touch.again),
+        })
+    })
+}
+
 fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Result<()> {
-    let Page { findings, missing } = page;
+    let Page {
+        findings,
+        touch,
+        missing,
+    } = page;
     if findings.is_empty() {
         view.line(if missing.is_empty() {
             "nothing to mend"
@@ -78,11 +119,31 @@ fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Resul
         }
         text("   hint: ", &finding.hint)?;
     }
+    let waits = |finding: &&Finding| matches!(finding.cost, Cost::Waits(_));
+    if let Some(touch) = touch
+        && !findings.iter().any(|finding| waits(&finding))
+    {
+        view.line("")?;
+        view.line(wrapped(
+            "",
+            &format!("{}: no wait for a host", touched(*touch)),
+        ))?;
+    }
     if !findings.is_empty() && sys_read_only {
         view.line("")?;
         view.line("/sys is read-only here, as in a container: run the commands on the host")?;
     }
     view::missing(view, "Not examined", missing.iter().copied())
+}
+
+fn touched(touch: Touch) -> String {
+    let ms = |us| duration(Duration::from_micros(us));
+    format!(
+        "the first touch of {} takes {}, and {} right after it was given back",
+        touch.size,
+        ms(touch.first_us),
+        ms(touch.again_us)
+    )
 }
 
 fn cost(cost: Cost) -> String {
@@ -95,6 +156,7 @@ fn cost(cost: Cost) -> String {
             bytes.0 >> 12,
             (bytes.0 >> 21).max(1)
         ),
+        Cost::Waits(touch) => format!("{}: {:.1} times as long", touched(touch), touch.ratio()),
         Cost::Unknown => "no figure can be given".to_owned(),
     }
 }

@@ -1,12 +1,16 @@
-//! How human output looks: aligned tables with plain headings, bold only on a terminal.
+//! How human output looks: aligned tables with plain headings, bold only on a terminal, and no wider than that.
+
+mod table;
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jumbo::status::Missing;
 use jumbo::units::Bytes;
+use rustix::termios::tcgetwinsize;
+
+use table::Grid;
 
 /// What stands for a value that does not exist, or that this user may not see.
 pub(crate) const NONE: &str = "-";
@@ -41,6 +45,8 @@ fn unwritten(error: io::Error) -> io::Error {
 pub(crate) struct View {
     out: io::BufWriter<Stdout>,
     bold: bool,
+    /// How wide the terminal is, where it is one.
+    width: Option<usize>,
     /// Nothing was written yet.
     fresh: bool,
 }
@@ -49,8 +55,10 @@ impl View {
     /// Standard output. Bold unless it is piped or NO_COLOR is set (<https://no-color.org>).
     pub(crate) fn stdout() -> Self {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_terminal = io::stdout().is_terminal();
         Self {
-            bold: io::stdout().is_terminal() && !plain,
+            bold: is_terminal && !plain,
+            width: is_terminal.then(width),
             out: io::BufWriter::new(Stdout::lock()),
             fresh: true,
         }
@@ -58,7 +66,7 @@ impl View {
 
     /// A heading with an empty line above it, unless it is the first line.
     pub(crate) fn heading(&mut self, text: &str) -> io::Result<()> {
-        let text = clean(text);
+        let text = self.fold(&clean(text), 2);
         let above = if std::mem::take(&mut self.fresh) {
             ""
         } else {
@@ -73,13 +81,33 @@ impl View {
 
     /// One line.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        let text = text.as_ref();
+        let indent = text.chars().take_while(|c| *c == ' ').count();
+        self.line_hung(text, indent + 2)
+    }
+
+    /// One line, which goes on behind so many blanks where the terminal is narrower.
+    fn line_hung(&mut self, text: &str, hang: usize) -> io::Result<()> {
         self.fresh = false;
-        writeln!(self.out, "{}", clean(text.as_ref()))
+        let text = self.fold(&clean(text), hang);
+        writeln!(self.out, "{text}")
+    }
+
+    fn fold(&self, text: &str, hang: usize) -> String {
+        match self.width {
+            Some(width) if text.chars().count() > width => {
+                let rest = text.trim_start_matches(' ');
+                filled(&text[..text.len() - rest.len()], rest, hang, width)
+            }
+            _ => text.to_owned(),
+        }
     }
 
     /// `NAME   text`, names in a column.
     pub(crate) fn fact(&mut self, name: &str, text: impl AsRef<str>) -> io::Result<()> {
-        self.line(format!("{name:<14}  {}", text.as_ref()))
+        let name = format!("{name:<14}  ");
+        let text = format!("{name}{}", text.as_ref());
+        self.line_hung(&text, name.chars().count())
     }
 
     /// Rows under column titles, two blanks in front. `columns` are the titles with bars between them, each behind `<`
@@ -89,28 +117,12 @@ impl View {
         columns: &str,
         rows: impl IntoIterator<Item = R>,
     ) -> io::Result<()> {
-        let columns: Vec<_> = columns
-            .split('|')
-            .map(|column| column.split_at(1))
-            .collect();
         let cells = |row: R| row.into_iter().map(|cell| clean(&cell).into_owned());
-        let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Disabled)
-            .add_rows(rows.into_iter().map(cells));
-        if columns.iter().any(|(_, title)| !title.is_empty()) {
-            table.set_header(columns.iter().map(|(_, title)| *title));
-        }
-        for (column, (align, _)) in table.column_iter_mut().zip(&columns) {
-            column.set_padding((2, 0));
-            column.set_cell_alignment(match *align {
-                "<" => CellAlignment::Left,
-                _ => CellAlignment::Right,
-            });
-        }
-        for line in table.lines() {
-            self.line(line.trim_end())?;
+        let rows = rows.into_iter().map(|row| cells(row).collect());
+        let grid = Grid::new(columns, rows.collect());
+        for line in grid.lines(self.width) {
+            self.fresh = false;
+            writeln!(self.out, "{line}")?;
         }
         Ok(())
     }
@@ -137,6 +149,14 @@ fn without(text: &str, control: impl Fn(char) -> bool + Copy) -> Cow<'_, str> {
         true => Cow::Owned(text.replace(control, "\u{fffd}")),
         false => Cow::Borrowed(text),
     }
+}
+
+/// How wide the terminal on standard output is.
+fn width() -> usize {
+    let size = tcgetwinsize(io::stdout());
+    // One that does not know says 0.
+    let columns = size.ok().map(|size| usize::from(size.ws_col));
+    columns.filter(|columns| *columns > 0).unwrap_or(WIDTH)
 }
 
 /// What is missing from a page, and why, at its end.
@@ -235,11 +255,15 @@ const WIDTH: usize = 80;
 
 /// `first`, and the words of `text` behind it, in lines that go on below its end. There is no newline at the end.
 pub(crate) fn wrapped(first: &str, text: &str) -> String {
-    let indent = first.chars().count();
-    let (mut out, mut column) = (first.to_owned(), indent);
+    filled(first, text, first.chars().count(), WIDTH)
+}
+
+/// The same, in so many columns, and with `indent` blanks before the lines that go on.
+fn filled(first: &str, text: &str, indent: usize, width: usize) -> String {
+    let (mut out, mut column) = (first.to_owned(), first.chars().count());
     for (index, word) in text.split(' ').enumerate() {
         let length = word.chars().count();
-        if index > 0 && column + 1 + length > WIDTH {
+        if index > 0 && column + 1 + length > width {
             out.push_str(&format!("\n{:indent$}", ""));
             column = indent;
         } else if index > 0 {

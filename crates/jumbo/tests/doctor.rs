@@ -4,7 +4,7 @@
 mod fake;
 
 use fake::Fake;
-use jumbo::status::doctor::{Cost, Finding, Snapshot, examine};
+use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use jumbo::units::Bytes;
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
@@ -479,6 +479,57 @@ fn the_costliest_comes_first() {
         "{titles:?}"
     );
     assert!(titles[3].contains("could not grow"), "{titles:?}");
+}
+
+/// A balloon that reports free pages.
+fn balloon(fake: &Fake) {
+    let device = "sys/bus/virtio/devices/virtio0";
+    fake.write(&format!("{device}/device"), "0x0005\n")
+        .write(&format!("{device}/features"), "0110010100\n");
+}
+
+#[test]
+fn free_memory_that_goes_back_to_the_host() {
+    let finding = only(balloon);
+    assert_eq!((finding.id, finding.cost), ("first-touch", Cost::Unknown));
+    assert!(finding.evidence[0].source.ends_with("virtio0/features"));
+    for command in [
+        "`jumbo run --pool SIZE --warm -- PROGRAM`",
+        "`jumbo doctor --measure`",
+    ] {
+        assert!(finding.hint.contains(command), "{}", finding.hint);
+    }
+}
+
+#[test]
+fn a_first_touch_that_was_measured() {
+    let measured = |ail: fn(&Fake), first_us| {
+        let fake = Fake::healthy();
+        ail(&fake);
+        let mut snapshot = Snapshot::read(&fake.root(), 10);
+        snapshot.touch = Some(Touch {
+            size: Bytes(256 << 20),
+            first_us,
+            again_us: 40_000,
+        });
+        let findings = examine(&snapshot);
+        findings
+            .first()
+            .map(|finding| (finding.cost, finding.hint.contains("--measure")))
+    };
+    let waits = |first_us| {
+        let size = Bytes(256 << 20);
+        Cost::Waits(Touch {
+            size,
+            first_us,
+            again_us: 40_000,
+        })
+    };
+    assert_eq!(measured(balloon, 400_000), Some((waits(400_000), false)));
+    // What was measured counts, whatever a device says.
+    assert_eq!(measured(balloon, 44_000), None);
+    assert_eq!(measured(|_| (), 400_000), Some((waits(400_000), false)));
+    assert_eq!(measured(|_| (), 44_000), None);
 }
 
 #[test]

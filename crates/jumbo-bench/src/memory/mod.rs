@@ -3,7 +3,7 @@
 //! - `had`: what a worker had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
 //! - `Block`, `Mapping`: memory by `malloc` and by `mmap`.
-//! - [`first_touch`]: what it takes to touch memory at first.
+//! - [`first_touch`]: what it takes to touch memory at first. [`touch_after_a_while`]: where the host may have taken it back.
 //! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
 //!
 //! Invariant: nothing here knows of jumbo's own allocations; the worker asks as any program would.
@@ -13,24 +13,24 @@
     reason = "measures mmap and munmap themselves, called by name on raw pointers"
 )]
 mod block;
+mod touch;
 #[expect(unsafe_code, reason = "calls getrusage")]
 mod warm;
 mod watch;
 
 pub(crate) use block::{Block, Mapping, numbers};
+pub use touch::{AfterAWhile, FirstTouch, first_touch, touch_after_a_while};
 pub use warm::Hit;
 pub(crate) use warm::{own_times, sample};
 pub(crate) use watch::Watch;
 
-use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
 use jumbo::kernel::cgroup::Limits;
 use jumbo::kernel::memory::Memory as Host;
 use jumbo::kernel::smaps::{Mapping as Mapped, Smaps};
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 
 use crate::Error;
@@ -81,51 +81,6 @@ pub(crate) fn base_pages_only() -> Result<(), Error> {
     Ok(disable_transparent_huge_pages(true)?)
 }
 
-/// What the first touch of a MiB takes on this host, now: see [`first_touch`].
-#[derive(Clone, Copy, Debug)]
-pub struct FirstTouch {
-    /// By faults on base pages.
-    pub base: Duration,
-    /// By faults on huge pages.
-    pub huge: Duration,
-}
-
-/// Measures the first touch of memory, in some ten milliseconds and 8 MiB.
-///
-/// # Errors
-/// There is no such memory, or the kernel had no huge page free: then there is nothing to compare.
-pub fn first_touch() -> Result<FirstTouch, Error> {
-    const SIZE: Bytes = Bytes(8 << 20);
-    let touch = |advice| -> Result<Duration, Error> {
-        let mut memory = Mapping::huge(SIZE)?;
-        memory.advise(advice)?;
-        let before = warm::own_faults()?;
-        let start = Instant::now();
-        memory.touch();
-        let took = start.elapsed();
-        let faults = warm::own_faults()? - before;
-        memory.unmap()?;
-        // A few more are the clock's and the stack's.
-        let is_huge = faults < SIZE.0 / PageSize::SIZE_2M.bytes() + 32;
-        match is_huge == (advice == libc::MADV_HUGEPAGE) {
-            true => Ok(took / 8),
-            false => Err(Error::Map(io::Error::from(io::ErrorKind::OutOfMemory))),
-        }
-    };
-    // The first fetches the memory from a virtual machine's host, where it went back to it.
-    touch(libc::MADV_HUGEPAGE)?;
-    let mut least = FirstTouch {
-        base: Duration::MAX,
-        huge: Duration::MAX,
-    };
-    // The least of a few: what is more was another process's turn.
-    for _ in 0..3 {
-        least.huge = least.huge.min(touch(libc::MADV_HUGEPAGE)?);
-        least.base = least.base.min(touch(libc::MADV_NOHUGEPAGE)?);
-    }
-    Ok(least)
-}
-
 /// What a block of `size` bytes takes with its page tables and the program around it.
 pub(crate) fn footprint(size: Bytes) -> Bytes {
     size + Bytes(size.0 / 50) + Bytes(64 << 20)
@@ -162,14 +117,6 @@ mod tests {
         assert!(resident(mapping.addresses()) >= f64::from(8 << 20));
         assert_eq!(resident(0..1), 0.0);
         mapping.unmap().unwrap();
-    }
-
-    #[test]
-    fn a_first_touch_is_of_the_pages_that_it_says() {
-        // Where THP is off, or no huge page free, there is nothing to compare.
-        if let Ok(touch) = first_touch() {
-            assert!(touch.base > Duration::ZERO && touch.huge > Duration::ZERO);
-        }
     }
 
     #[test]

@@ -26,6 +26,11 @@ use crate::view::View;
     .args(["persistent", "overcommit", "persist", "forget", "undo"]))]
 #[command(group = clap::ArgGroup::new("forcible").multiple(true).args(["persistent", "undo"]))]
 #[command(mut_arg("force", |force| force.requires("forcible").help(FORCE)))]
+// What clap makes of the group is one line of 113 columns.
+#[command(
+    override_usage = "jumbo pool set [OPTIONS] --persistent|--overcommit <PAGES|BYTES> [SIZE]
+       jumbo pool set [OPTIONS] --persist|--forget|--undo [SIZE]"
+)]
 #[command(after_help = "Examples:
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --node 1 --compact

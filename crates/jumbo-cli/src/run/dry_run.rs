@@ -1,6 +1,6 @@
 //! `--dry-run`: the plan, and nothing else.
 
-use std::io::Write as _;
+use std::io;
 
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, hugetlb};
@@ -11,6 +11,7 @@ use serde_json::json;
 use super::Failure;
 use super::args::Settings;
 use super::launch::Launch;
+use crate::view::{self, View};
 
 pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Result<(), Failure> {
     // What cannot be read is unknown, and the plan says so.
@@ -22,7 +23,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
         jumbo_inside::heap::thp_disabled(),
     );
     let changes = launch.changes(None);
-    let text = if settings.json {
+    let shown = if settings.json {
         let environment: serde_json::Map<_, _> = changes
             .iter()
             .map(|(name, value)| {
@@ -43,15 +44,16 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "pool": launch.plan.orders.pool.map(|pool| host_pool(pool.page)),
             "not_freed_later": launch.why_not_later(),
         });
-        format!("{plan:#}\n")
+        view::json(&plan)
     } else {
-        describe(settings, launch, &changes, &memory)
+        let mut view = View::stdout();
+        let described = describe(&mut view, settings, launch, &changes, &memory);
+        described.and_then(|()| view.finish()).map_err(Into::into)
     };
-    let mut stdout = std::io::stdout().lock();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(|error| Failure::own(format!("cannot write the plan: {error}")))
+    shown.or_else(|error| match view::is_broken_pipe(&error) {
+        true => Ok(()),
+        false => Err(Failure::own(view::in_words(&error))),
+    })
 }
 
 /// What the kernel's own pool has for ours.
@@ -71,20 +73,22 @@ fn host_pool(page: usize) -> String {
 }
 
 fn describe(
+    view: &mut View,
     settings: &Settings,
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
     memory: &[jumbo::policy::Memory],
-) -> String {
+) -> io::Result<()> {
     let program = launch.program;
-    let mut lines = vec![format!("program      {}", program.path.display())];
+    view.fact("Program", program.path.to_string_lossy())?;
     if program.binary != program.path {
-        lines.push(format!("interpreter  {}", program.binary.display()));
+        view.fact("Interpreter", program.binary.to_string_lossy())?;
     }
-    lines.push(match program.reach.reason() {
-        None => String::from("reached      yes, through LD_PRELOAD"),
-        Some(reason) => format!("reached      no: {reason}"),
-    });
+    let reached = match program.reach.reason() {
+        None => String::from("yes, through LD_PRELOAD"),
+        Some(reason) => format!("no: {reason}"),
+    };
+    view.fact("Reached", reached)?;
     let started = match (&settings.report, settings.supervise) {
         (None, false) => "in place of jumbo, with its process ID",
         (Some(_), false) => "as a child of jumbo, which reports at the end",
@@ -93,21 +97,23 @@ fn describe(
             "as a child of jumbo, which helps to free its memory at the end, and reports"
         }
     };
-    lines.push(format!("started      {started}"));
-    lines.push(String::from("\nenvironment"));
+    view.fact("Started", started)?;
+    view.heading("Environment")?;
     for (name, value) in changes {
-        lines.push(match value {
+        view.line(match value {
             Some(value) => format!("  {name}={}", String::from_utf8_lossy(value)),
             None => format!("  without {name}"),
-        });
+        })?;
     }
     match &launch.plan.tunable {
         Tunable::Set(_) => {}
-        Tunable::Kept(value) => lines.push(format!("  your glibc.malloc.hugetlb={value} stays")),
-        Tunable::Left(reason) => lines.push(format!("  GLIBC_TUNABLES as it is: {reason}")),
+        Tunable::Kept(value) => {
+            view.line(format!("  your glibc.malloc.hugetlb={value} stays"))?;
+        }
+        Tunable::Left(reason) => view.line(format!("  GLIBC_TUNABLES as it is: {reason}"))?,
     }
     if let Some(pool) = launch.plan.orders.pool {
-        lines.push(String::from("\npool"));
+        view.heading("Pool")?;
         let whose = match pool.each {
             true => "for each process",
             false => "for all processes of the run together",
@@ -117,22 +123,26 @@ fn describe(
             None => "a bound: no page is taken before a process asks for it",
         };
         let size = Bytes((pool.size + pool.overcommit) as u64);
-        lines.push(format!("  {size} {whose}, {beforehand}"));
-        lines.extend(launch.plan.why_other_pages().map(|why| format!("  {why}")));
-        lines.push(format!("  {}", host_pool(pool.page)));
+        view.line(format!("  {size} {whose}, {beforehand}"))?;
+        if let Some(why) = launch.plan.why_other_pages() {
+            view.line(format!("  {why}"))?;
+        }
+        view.line(format!("  {}", host_pool(pool.page)))?;
     }
     if let Some(why) = launch.why_not_later() {
-        lines.push(format!("\nlarge frees\n  {why}"));
+        view.heading("Large frees")?;
+        view.line(format!("  {why}"))?;
     }
-    lines.push(String::from("\nmemory"));
-    for memory in memory {
-        let sizes: Vec<_> = memory.sizes.iter().map(ToString::to_string).collect();
-        let sizes = match sizes.is_empty() {
-            true => String::from("as it is"),
-            false => sizes.join(" "),
-        };
-        lines.push(format!("  {:<20} {sizes:<10} {}", memory.what, memory.how));
-    }
-    lines.push(String::new());
-    lines.join("\n")
+    view.heading("Memory")?;
+    view.table(
+        "<|<|<",
+        memory.iter().map(|memory| {
+            let sizes: Vec<_> = memory.sizes.iter().map(ToString::to_string).collect();
+            let sizes = match sizes.is_empty() {
+                true => String::from("as it is"),
+                false => sizes.join(" "),
+            };
+            [memory.what.to_owned(), sizes, memory.how.clone()]
+        }),
+    )
 }

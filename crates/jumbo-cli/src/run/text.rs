@@ -189,15 +189,14 @@ fn table(out: &mut String, report: &Report<'_>, peak: &Peak, full: bool) -> std:
             continue;
         }
         let (bytes, huge, share) = (usage.bytes, usage.huge, share(&usage));
-        write!(
-            out,
-            "  {:<8} {bytes:>10} {huge:>10} {share:>7}",
-            kind.name()
-        )?;
+        let row = format!("  {:<8} {bytes:>10} {huge:>10} {share:>7}", kind.name());
         if full {
             unknown |= usage.unknown > Bytes(0);
             let left = if covered { "" } else { " (not covered)" };
-            write!(out, "   {}{left}", folios(&usage))?;
+            let folios = format!("{}{left}", folios(&usage));
+            write!(out, "{}", view::wrapped(&format!("{row}   "), &folios))?;
+        } else {
+            out.push_str(&row);
         }
         writeln!(out)?;
     }

@@ -96,7 +96,18 @@ fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
             memory.hugetlb
         ),
     )?;
-    view.fact("Page tables", memory.page_tables.to_string())
+    view.fact("Page tables", memory.page_tables.to_string())?;
+    let Some(reporting) = &host.reporting else {
+        return Ok(());
+    };
+    view.fact(
+        "Free memory",
+        format!(
+            "goes back to this virtual machine's host ({}, free page reporting), so that a first touch of memory may wait for the \
+             host: `jumbo doctor --measure` measures that, `jumbo run --pool SIZE --warm` touches memory before",
+            reporting.device
+        ),
+    )
 }
 
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {

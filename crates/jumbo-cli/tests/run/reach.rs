@@ -209,7 +209,7 @@ fn scripts_that_interpret_each_other_end() {
 fn the_plan_for_people_names_every_kind_of_memory() {
     let plan = stdout(jumbo().args(["run", "--dry-run", "--heap=off", "--", "env"]));
     for part in [
-        "reached",
+        "Reached",
         "LD_PRELOAD=",
         "large allocations",
         "--heap=off",

@@ -4,7 +4,8 @@
 //! none of the mechanisms above it: only [`units`](crate::units), and from `jumbo-inside` the system calls and the
 //! reading of cgroup files that both worlds need.
 //!
-//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process.
+//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
+//!   virtual machine gives back to its own.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
@@ -15,6 +16,7 @@
 //! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
 
 mod aside;
+pub mod balloon;
 pub mod cgroup;
 #[cfg(test)]
 pub(crate) mod fake;

@@ -6,6 +6,7 @@
 use rustix::fs::StatVfsMountFlags;
 use serde::Serialize;
 
+use crate::kernel::balloon::{self, Reporting};
 use crate::kernel::cgroup::Limits;
 use crate::kernel::hugetlb::{self, Mount, Pool};
 use crate::kernel::memory::{Events, Memory, Metadata, Zone};
@@ -40,6 +41,8 @@ pub struct Host {
     pub thp: Option<Thp>,
     /// The control group's limits on this process.
     pub limits: Limits,
+    /// Through what free memory goes back to the host of this virtual machine; `None` where it does not, or that is not known.
+    pub reporting: Option<Reporting>,
     /// Free memory that could become huge pages without moving anything.
     pub formable: Vec<Formable>,
     /// /proc/vmstat.
@@ -148,6 +151,8 @@ impl Host {
         let thp = Missing::or_default(Thp::read(root), Self::THP_CONTROLS, m);
         let hugetlbfs = Missing::or_default(hugetlb::mounts(root), "hugetlbfs mounts", m);
         let tmpfs = Missing::or_default(mounts::tmpfs(root), "tmpfs mounts", m);
+        let reporting = "whether free memory goes back to this machine's host";
+        let reporting = Missing::or_default(balloon::reporting(root), reporting, m);
         let limits = Missing::or_default(Limits::read(root, &sizes), "control group limits", m);
         Self {
             kernel: root
@@ -166,6 +171,7 @@ impl Host {
             tmpfs,
             thp,
             limits,
+            reporting,
             events,
             sysctl: Sysctl::read(root),
             sys_read_only: rustix::fs::statvfs(root.path("sys"))

@@ -10,10 +10,44 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
         page_tables(snapshot),
         committed(snapshot),
         cgroup_full(snapshot),
+        first_touch(snapshot),
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+/// A first touch that takes so many times as long has waited for the host: clearing the page takes the same each time.
+const WAITED: f64 = 1.5;
+
+/// Free memory that goes back to the host of a virtual machine, so that the first touch of memory waits for the host.
+fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
+    let (reporting, touch) = (&snapshot.host.reporting, snapshot.touch);
+    let waited = touch.map(|touch| touch.ratio() >= WAITED);
+    let (cost, title, how) = match (reporting, touch) {
+        (_, Some(touch)) if waited == Some(true) => (
+            Cost::Waits(touch),
+            "free memory goes back to the host of this virtual machine: its first touch waits for the host",
+            "",
+        ),
+        (Some(_), None) => (
+            Cost::Unknown,
+            "free memory goes back to the host of this virtual machine: its first touch may wait for the host",
+            "; `jumbo doctor --measure` says how long that takes",
+        ),
+        _ => return None,
+    };
+    let (file, value) = match reporting {
+        Some(reporting) => (reporting.file(), "bit 5 is set: free page reporting"),
+        None => (
+            "/sys/bus/virtio/devices".to_owned(),
+            "no balloon that reports free pages: the host has another way",
+        ),
+    };
+    let finding = Finding::new("first-touch", cost, title).evidence(file, value);
+    Some(finding.hint(format!(
+        "`jumbo run --pool SIZE --warm -- PROGRAM` touches the memory of a program before it needs it{how}"
+    )))
 }
 
 /// Free memory of which less than half is in pieces of a huge page, where compaction has failed.

@@ -1,7 +1,7 @@
 //! What is worth mending: [`examine`], a pure function from a snapshot to [`Finding`]s.
 //!
 //! Findings are ordered by what they cost. First those by which programs fail or are killed; then by
-//! the bytes concerned, which are wasted, or slower to use than they need be; last those for which the
+//! the bytes concerned, which are wasted, or slower to use than they need be; then waits for the host; last those for which the
 //! evidence gives no figure. Within a rank the larger one is first.
 //!
 //! A rule is a function from the [`Snapshot`] to findings. It names the file and the value that made
@@ -33,6 +33,19 @@ pub struct Snapshot {
     pub host: Host,
     /// Its largest processes.
     pub tasks: Tasks,
+    /// What touching memory takes, where that was measured.
+    pub touch: Option<Touch>,
+}
+
+/// What it takes to touch so much memory, in huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Touch {
+    /// How much.
+    pub size: Bytes,
+    /// Memory that had been free for a while, in microseconds.
+    pub first_us: u64,
+    /// The same right after it was given back, in microseconds.
+    pub again_us: u64,
 }
 
 /// What a finding costs.
@@ -45,6 +58,8 @@ pub enum Cost {
     Wasted(Bytes),
     /// Memory that is slower to use than it need be.
     Slow(Bytes),
+    /// The first touch of memory waits for the host of a virtual machine.
+    Waits(Touch),
     /// The evidence gives no figure.
     Unknown,
 }
@@ -81,6 +96,7 @@ impl Snapshot {
         Self {
             host: Host::read(root),
             tasks: Tasks::read(root, top),
+            touch: None,
         }
     }
 
@@ -100,8 +116,17 @@ impl Cost {
         match self {
             Self::Fails => (Reverse(0), Bytes(0)),
             Self::Wasted(bytes) | Self::Slow(bytes) => (Reverse(1), bytes),
-            Self::Unknown => (Reverse(2), Bytes(0)),
+            // Microseconds and bytes cannot be held against each other.
+            Self::Waits(touch) => (Reverse(2), Bytes(touch.first_us)),
+            Self::Unknown => (Reverse(3), Bytes(0)),
         }
+    }
+}
+
+impl Touch {
+    /// How many times as long the first touch takes.
+    pub fn ratio(self) -> f64 {
+        self.first_us as f64 / self.again_us.max(1) as f64
     }
 }
 

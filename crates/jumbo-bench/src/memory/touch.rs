@@ -1,0 +1,123 @@
+//! What it takes to touch memory: by huge faults and by base ones ([`first_touch`]), and when the host may have taken it back
+//! ([`touch_after_a_while`]).
+
+use std::io;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::units::{Bytes, PageSize};
+
+use super::{Mapping, room, warm};
+use crate::Error;
+
+/// What the first touch of a MiB takes on this host, now: see [`first_touch`].
+#[derive(Clone, Copy, Debug)]
+pub struct FirstTouch {
+    /// By faults on base pages.
+    pub base: Duration,
+    /// By faults on huge pages.
+    pub huge: Duration,
+}
+
+/// Measures the first touch of memory, in some ten milliseconds and 8 MiB.
+///
+/// # Errors
+/// There is no such memory, or the kernel had no huge page free: then there is nothing to compare.
+pub fn first_touch() -> Result<FirstTouch, Error> {
+    const SIZE: Bytes = Bytes(8 << 20);
+    let touch = |advice| touch(SIZE, advice).map(|took| took / 8);
+    // The first fetches the memory from a virtual machine's host, where it went back to it.
+    touch(libc::MADV_HUGEPAGE)?;
+    let mut least = FirstTouch {
+        base: Duration::MAX,
+        huge: Duration::MAX,
+    };
+    // The least of a few: what is more was another process's turn.
+    for _ in 0..3 {
+        least.huge = least.huge.min(touch(libc::MADV_HUGEPAGE)?);
+        least.base = least.base.min(touch(libc::MADV_NOHUGEPAGE)?);
+    }
+    Ok(least)
+}
+
+/// What touching memory in huge pages takes: see [`touch_after_a_while`].
+#[derive(Clone, Copy, Debug)]
+pub struct AfterAWhile {
+    /// How much memory.
+    pub size: Bytes,
+    /// When it had been free for a while.
+    pub first: Duration,
+    /// Right after it was given back.
+    pub again: Duration,
+}
+
+/// How much memory is touched: enough that waiting for a host is longer than a turn of another process.
+const SIZE: Bytes = Bytes(256 << 20);
+
+/// After this the kernel has reported to a host what became free: it waits two seconds.
+const A_WHILE: Duration = Duration::from_secs(3);
+
+/// How often it is measured; the median counts.
+const ROUNDS: usize = 3;
+
+/// Measures what touching 256 MiB takes that have been free for some seconds, which the host of a virtual machine may have taken
+/// back, against the same memory right after it was given back. It takes some ten seconds, most of it asleep; `progress` is called
+/// with the round and the number of rounds.
+///
+/// # Errors
+/// There is no such memory, or there were too few huge pages.
+pub fn touch_after_a_while(
+    root: &Root,
+    progress: impl Fn(usize, usize),
+) -> Result<AfterAWhile, Error> {
+    room(root, SIZE + SIZE)?;
+    let (mut first, mut again) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        progress(round, ROUNDS);
+        sleep(A_WHILE);
+        first.push(touch(SIZE, libc::MADV_HUGEPAGE)?);
+        again.push(touch(SIZE, libc::MADV_HUGEPAGE)?);
+    }
+    let median = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times[ROUNDS / 2]
+    };
+    Ok(AfterAWhile {
+        size: SIZE,
+        first: median(first),
+        again: median(again),
+    })
+}
+
+/// Touches new memory of `size` bytes under an advice, and gives it back; how long the touch took. It must have come in the pages that
+/// were advised, but for an eighth.
+fn touch(size: Bytes, advice: libc::c_int) -> Result<Duration, Error> {
+    let mut memory = Mapping::huge(size)?;
+    memory.advise(advice)?;
+    let before = warm::own_faults()?;
+    let start = Instant::now();
+    memory.touch();
+    let took = start.elapsed();
+    let faults = warm::own_faults()? - before;
+    memory.unmap()?;
+    let (huge, base) = (PageSize::SIZE_2M.bytes(), rustix::param::page_size() as u64);
+    let is_huge = faults < size.0 / huge + size.0 / base / 8;
+    match is_huge == (advice == libc::MADV_HUGEPAGE) {
+        true => Ok(took),
+        false => Err(Error::Map(io::Error::from(io::ErrorKind::OutOfMemory))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_touch_is_of_the_pages_that_it_says() {
+        // Where THP is off, or no huge page free, there is nothing to compare.
+        if let Ok(touch) = first_touch() {
+            assert!(touch.base > Duration::ZERO && touch.huge > Duration::ZERO);
+        }
+    }
+}
