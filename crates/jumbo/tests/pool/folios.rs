@@ -245,6 +245,9 @@ fn base_pages_and_pools_without_folios_have_none() {
     let of_base_pages = Pool::new(Model::new(&[16]).unwrap(), Placement::ANYWHERE);
     of_base_pages.set_overcommit(Pages(1));
     let error = of_base_pages.take_folio(Order(0)).unwrap_err();
-    assert_eq!(error, Error::Order { order: Order(0) });
+    assert!(matches!(error, Error::Undescribed(_)), "{error}");
     assert_eq!(of_base_pages.split().pages, Pages(0));
+    let without = Pool::without_folios(Model::new(&[16]).unwrap(), Placement::ANYWHERE);
+    let error = without.take_folio(Order(0)).unwrap_err();
+    assert_eq!(error, Error::WithoutFolios);
 }
