@@ -195,7 +195,8 @@ pub fn advise_text(address: usize, length: usize) {
 
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
 pub fn populate(address: usize, length: usize) {
-    let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE));
+    let huge = PMD.load(Ordering::Relaxed);
+    let _ = memory::populate(address, length.next_multiple_of(BASE_PAGE), huge);
 }
 
 /// A mapping that was left as the program made it.

@@ -19,7 +19,7 @@ use super::extents::{Record, Table};
 use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
 use crate::ledger::stats;
 pub(super) use crate::sys::unmap;
-use crate::{sandbox, sys};
+use crate::{pool, sandbox, sys};
 
 fn at(address: usize) -> *mut core::ffi::c_void {
     ptr::with_exposed_provenance_mut(address)
@@ -90,10 +90,15 @@ pub(super) unsafe fn unprotect(address: usize, length: usize) -> Result<()> {
     }
 }
 
-/// Makes memory resident. MADV_POPULATE_WRITE, Linux 5.14.
-pub(super) fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: populating changes no byte that any thread can read.
-    unsafe { give_advice(address, length, Advice::LinuxPopulateWrite) }
+/// Makes memory resident, where a filter lets it pass: else `EPERM`.
+///
+/// # Errors
+/// As [`pool::populate`].
+pub(super) fn populate(address: usize, length: usize, huge: usize) -> Result<()> {
+    if !sandbox::allows_advice() {
+        return Err(Errno::PERM);
+    }
+    pool::populate(address, length, huge)
 }
 
 /// Maps fresh zero hugetlb pages of `page` bytes at `address`, reserved and resident: a later touch cannot
@@ -108,12 +113,10 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     // The binary logarithm of the size, behind MAP_HUGE_SHIFT; see mmap(2).
     let size = MapFlags::from_bits_retain(page.trailing_zeros() << libc::MAP_HUGE_SHIFT);
     sys::map_at(address, length, prot, MapFlags::HUGETLB | size)?;
-    // SAFETY: the mapping has just been made, and no other code has its address yet.
-    unsafe {
-        mm::madvise(at(address), length, Advice::LinuxPopulateWrite).inspect_err(|_| {
-            let _ = unmap(address, length);
-        })
-    }
+    pool::populate(address, length, page).inspect_err(|_| {
+        // SAFETY: the mapping has just been made, and no other code has its address yet.
+        let _ = unsafe { unmap(address, length) };
+    })
 }
 
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.

@@ -6,7 +6,7 @@
 //! - [`Books`]: how many pages there are, how many of them are surplus, who may have more, and which leave.
 //! - [`Quota`]: a bound that several users share: a subpool's, or that of all processes of a run.
 //! - [`Room`], [`Credit`]: what may be touched without the kernel killing a process for it.
-//! - [`make_huge`]: memory on THPs now, or an error.
+//! - [`populate`]: memory that is resident now, or an error; [`make_huge`]: the same on THPs.
 //!
 //! It asks [`headroom`](crate::headroom) and [`sandbox`](crate::sandbox), and calls the kernel through [`sys`](crate::sys).
 //! Invariant: nothing here allocates or holds a lock; each face has locks of its own.
@@ -17,6 +17,6 @@ mod quota;
 mod room;
 
 pub use books::{Books, Overcommit};
-pub use huge::make_huge;
+pub use huge::{make_huge, populate};
 pub use quota::Quota;
 pub use room::{Claim, Credit, Room};

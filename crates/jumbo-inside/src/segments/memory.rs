@@ -255,19 +255,15 @@ pub(super) fn touch(range: &Range<usize>, step: usize) {
     }
 }
 
-/// Brings in the first page of each `step` of a staging area that is mapped to be written. By advice, which fails where there is
-/// no memory and a touch would kill. MADV_POPULATE_WRITE, Linux 5.14.
+/// Brings in a page of each `step` of a staging area that is mapped to be written, the last one, as
+/// [`populate`](crate::pool::populate) does. By advice, which fails where there is no memory and a touch would kill.
+/// MADV_POPULATE_WRITE, Linux 5.14.
 pub(super) fn bring_in(staging: &Staging, part: Range<usize>, step: usize) -> Result<()> {
-    for offset in part.step_by(step) {
-        let first = at(staging.range.start + offset);
+    let page = rustix::param::page_size();
+    for offset in part.clone().step_by(step) {
+        let last = at(staging.range.start + (offset + step).min(part.end) - page);
         // SAFETY: the addresses are the area's, and populating changes no byte that any thread can read.
-        unsafe {
-            mm::madvise(
-                first,
-                rustix::param::page_size(),
-                Advice::LinuxPopulateWrite,
-            )?
-        };
+        unsafe { mm::madvise(last, page, Advice::LinuxPopulateWrite)? };
     }
     Ok(())
 }

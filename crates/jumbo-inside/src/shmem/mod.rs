@@ -27,6 +27,7 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
+use crate::pool::populate;
 use crate::proc::is_alone;
 use crate::sys::unmap;
 use crate::{heap, sandbox};
@@ -186,12 +187,7 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
     let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::from_bits_retain(page);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
     let address = unsafe { mm::mmap_anonymous(null_mut(), length, prot, flags) }.ok()?;
-    // MADV_POPULATE_WRITE, Linux 5.14.
-    let fill = |at, length| {
-        let at = with_exposed_provenance_mut(at);
-        // SAFETY: it makes pages resident, and changes nothing.
-        unsafe { mm::madvise(at, length, Advice::LinuxPopulateWrite) }
-    };
+    let fill = |at, length| populate(at, length, 1 << bit);
     let at = address.expose_provenance();
     // The program's other threads may make a change that concerns all threads, and ours would be left out.
     let filled = match is_alone() {

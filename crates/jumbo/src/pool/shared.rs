@@ -187,9 +187,8 @@ impl Mapped {
             return Err(error(Errno::INVAL));
         }
         let first = range.start / self.page * self.page;
-        let populated = self
-            .mapping
-            .populate(first, range.end.next_multiple_of(self.page) - first);
+        let length = range.end.next_multiple_of(self.page) - first;
+        let populated = self.mapping.populate(first, length, self.page);
         populated.map_err(error)?;
         Ok(self.resident(range.start, range.len()))
     }

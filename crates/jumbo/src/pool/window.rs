@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
+use jumbo_inside::pool::populate;
+
 use super::NodeSet;
 use super::error::SetupError;
 use super::folio::Part;
@@ -138,9 +140,9 @@ impl OwnedRange {
         }
     }
 
-    /// MADV_POPULATE_WRITE: makes memory resident, and reports failure where a touch would kill. Linux 5.14.
-    pub(super) fn populate(&self, offset: usize, length: usize) -> Result<()> {
-        populate(self.address + offset, length)
+    /// Makes memory resident in pages of `page` bytes, and reports failure where a touch would kill. Linux 5.14.
+    pub(super) fn populate(&self, offset: usize, length: usize, page: usize) -> Result<()> {
+        populate(self.address + offset, length, page)
     }
 
     /// The bytes of a part of it that is mapped, readable and writable.
@@ -175,11 +177,6 @@ impl Drop for OwnedRange {
         // SAFETY: the mapping is this value's own, all of it; what referred to it borrowed from it.
         let _ = unsafe { mm::munmap(at(self.start), self.length) };
     }
-}
-
-fn populate(address: usize, length: usize) -> Result<()> {
-    // SAFETY: populating changes no byte that can be read.
-    unsafe { mm::madvise(at(address), length, Advice::LinuxPopulateWrite) }
 }
 
 /// Names the first `length` bytes of a mapping in /proc/PID/maps, where the kernel can.
@@ -329,7 +326,7 @@ impl Window {
 
     /// Makes the first `length` bytes resident, and reports failure where a touch would kill.
     pub(super) fn populate(&self, frame: &Frame, length: usize) -> Result<()> {
-        populate(self.address(frame), length.min(self.bytes))
+        populate(self.address(frame), length.min(self.bytes), self.bytes)
     }
 
     /// Gives anonymous memory back to the kernel; the place stays.

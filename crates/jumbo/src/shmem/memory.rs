@@ -9,11 +9,13 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::atomic::AtomicU8;
 
+use jumbo_inside::pool::populate;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::gather::{Freed, Gather, Operation, Tunables};
 use crate::policy::shmem::Advice;
+use crate::units::PageSize;
 
 /// A range of addresses; unmapped when dropped.
 #[derive(Debug)]
@@ -78,11 +80,11 @@ impl Addresses {
         unsafe { mm::madvise(at(part.start), part.len(), value) }
     }
 
-    /// MADV_POPULATE_WRITE: makes memory resident, and reports failure where a touch would kill. Linux 5.14.
-    pub(super) fn populate(&self, range: Range<usize>) -> Result<()> {
+    /// Makes memory resident in pages of this size, and reports failure where a touch would kill. Linux 5.14.
+    pub(super) fn populate(&self, range: Range<usize>, size: PageSize) -> Result<()> {
         let part = self.part(range);
-        // SAFETY: populating changes no byte that can be read.
-        unsafe { mm::madvise(at(part.start), part.len(), mm::Advice::LinuxPopulateWrite) }
+        let huge = usize::try_from(size.bytes()).unwrap_or(0);
+        populate(part.start, part.len(), huge)
     }
 
     /// The bytes of a part.

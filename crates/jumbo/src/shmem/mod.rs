@@ -208,7 +208,7 @@ impl Region {
             Some(size) => {
                 let range = self.whole(self.size)..self.whole(to);
                 let bytes = Bytes(range.len() as u64);
-                let made = self.memory.populate(range);
+                let made = self.memory.populate(range, size);
                 made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
                 self.count(size, bytes.whole_pages(size).0, 0, 0);
                 let (rung, sizes) = (Rung::Hugetlb, vec![size]);
@@ -350,7 +350,7 @@ impl Region {
             && let Some(pages) = self.may_lack(&range, size)
         {
             let bytes = Bytes(pages.len() as u64);
-            let made = self.memory.populate(pages);
+            let made = self.memory.populate(pages, size);
             made.map_err(|errno| Error::NoPages { size, bytes, errno })?;
         }
         #[expect(unsafe_code, reason = "lends the region's own memory")]

@@ -219,7 +219,8 @@ impl Supply {
         memory::map(scratch, length).map_err(|_| reason::STUCK_MAPPINGS)?;
         // Whether it is huge is second to its being safe.
         let _ = self.make_huge(scratch, length);
-        let populated = memory::populate(scratch, length).map_err(|_| reason::STUCK_ROOM);
+        let populated =
+            memory::populate(scratch, length, self.page()).map_err(|_| reason::STUCK_ROOM);
         #[expect(unsafe_code, reason = "moves what memory holds")]
         // SAFETY: the pages at `address` are the pool's, and no other thread writes to them meanwhile; what is at `scratch`
         // was mapped above, and takes their place with the same content.

@@ -241,7 +241,7 @@ impl Source for Hugetlb {
             .map_err(failed("mmap into a region"))?;
         // The page is there already: this is the page table only.
         slot.mapping
-            .populate(slot.offset, length)
+            .populate(slot.offset, length, length)
             .map_err(failed("MADV_POPULATE_WRITE"))
     }
 
@@ -281,7 +281,7 @@ impl Source for Hugetlb {
     fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
         let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
         slot.mapping
-            .populate(slot.offset, self.window.page())
+            .populate(slot.offset, self.window.page(), self.window.page())
             .map_err(error(node, "MADV_POPULATE_WRITE"))
     }
 }
