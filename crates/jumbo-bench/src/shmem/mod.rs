@@ -26,6 +26,7 @@ use crate::group::{Grid, Group};
 use crate::keeper::{Keeper, Kept, SIZE, sizes};
 use crate::memory::{footprint, room};
 use crate::pool::{Host, Wanted};
+use crate::stats::least;
 use crate::table::{Missing, Table};
 use crate::worker::{Figures, Task};
 use crate::{Error, Settings, group};
@@ -38,6 +39,9 @@ const POSTGRES: &str = "PostgreSQL";
 
 /// As many threads as the published figures were measured with.
 const MANY: usize = 32;
+
+/// How often all the memory is touched for a sample of what `jumbo run` costs without folios.
+const LAPS_OFF: usize = 6;
 
 /// The sizes of folios that have rows.
 const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
@@ -87,6 +91,9 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         bench.touches(size, cpus, ""),
         bench.touches(size, MANY, "_32_threads"),
     ];
+    if bench.ways.contains(&Way::Disabled) {
+        groups.push(bench.off(size, cpus));
+    }
     groups.extend(database.as_ref().map(|database| bench.queries(database)));
     let table = group::measure(settings, table, groups)?;
     let Bench { controls, host, .. } = bench;
@@ -188,6 +195,9 @@ impl<'a> Bench<'a> {
         group.against_itself((&format!("unmap_aa{suffix}"), &unmap, "unmap_ms"), base);
         for &way in &self.ways {
             let side = side(&mut group, way);
+            if way == Way::Disabled {
+                continue;
+            }
             let key = way.key();
             let name = format!("{key}{suffix}");
             let row = group.ratio((&name, &touch, "touch_ms"), [base, side]);
@@ -202,6 +212,21 @@ impl<'a> Bench<'a> {
             lines,
             suffix,
         });
+        group
+    }
+
+    /// What `jumbo run` costs where no folio size is allowed. That is little, and one touch of all the memory takes half as
+    /// long again as the next: the least of several counts.
+    fn off(&'a self, size: Bytes, threads: usize) -> Group<'a> {
+        let mut group = Group::new(self.settings, "sizes off").laps(LAPS_OFF, least);
+        let [base, off] = [Way::Base, Way::Disabled].map(|way| {
+            let name = way.to_string();
+            group.side(name, size, move || self.sample(way, size, threads, false))
+        });
+        let what = format!("touch of {size}, sizes off");
+        group.against_itself(("disabled_aa", &what, "touch_ms"), base);
+        let row = group.ratio(("disabled", &what, "touch_ms"), [base, off]);
+        row.published = Way::Disabled.published();
         group
     }
 
