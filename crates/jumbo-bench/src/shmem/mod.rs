@@ -40,7 +40,9 @@ const POSTGRES: &str = "PostgreSQL";
 /// As many threads as the published figures were measured with.
 const MANY: usize = 32;
 
-/// How often all the memory is touched for a sample of what `jumbo run` costs without folios.
+/// How often all the memory is touched for a sample, the least of which counts: one touch can take half as long again as the
+/// next. And for a sample of what `jumbo run` costs without folios.
+const LAPS: usize = 3;
 const LAPS_OFF: usize = 6;
 
 /// The sizes of folios that have rows.
@@ -177,7 +179,7 @@ impl<'a> Bench<'a> {
 
     /// All of the memory touched by so many threads: in base pages, in those again, and in each way.
     fn touches(&'a self, size: Bytes, threads: usize, suffix: &'static str) -> Group<'a> {
-        let mut group = Group::new(self.settings, "touch");
+        let mut group = Group::new(self.settings, "touch").laps(LAPS, least);
         let by = counted(threads as u64, "thread");
         // Once is enough: one thread does it.
         let timed = suffix.is_empty();
@@ -215,8 +217,7 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// What `jumbo run` costs where no folio size is allowed. That is little, and one touch of all the memory takes half as
-    /// long again as the next: the least of several counts.
+    /// What `jumbo run` costs where no folio size is allowed, which is little.
     fn off(&'a self, size: Bytes, threads: usize) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").laps(LAPS_OFF, least);
         let [base, off] = [Way::Base, Way::Disabled].map(|way| {
