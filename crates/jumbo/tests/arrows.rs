@@ -22,7 +22,8 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
+            "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
+            "watch",
         ],
     ),
     (
