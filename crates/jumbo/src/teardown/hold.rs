@@ -152,13 +152,32 @@ impl Hold {
 
     /// Holds another thread than the one that is gone, or than `done`.
     fn move_on(&mut self, done: Option<Pid>) -> News {
-        match Self::seize_but(&self.process, done) {
+        let next = match Self::seize_but(&self.process, done) {
+            Err(Reason::Late) if done.is_some_and(|done| self.is_another_by_now(done)) => {
+                Self::seize(&self.process)
+            }
+            next => next,
+        };
+        match next {
             Ok(hold) => {
                 *self = hold;
                 News::None
             }
             Err(reason) => News::Lost(reason),
         }
+    }
+
+    /// True where a thread that executed a program took the place and the ID of `done`, the first thread, which
+    /// was let go at its end: the process lives, and the thread of that ID does not come to an end.
+    fn is_another_by_now(&self, done: Pid) -> bool {
+        let started = Instant::now();
+        while id(done) == self.process.pid() && !is_ending(&self.process, done) {
+            if started.elapsed() > PATIENCE {
+                return true;
+            }
+            std::thread::sleep(PATIENCE / 20);
+        }
+        false
     }
 
     fn at_exit(&mut self) -> News {
