@@ -192,6 +192,7 @@ unsafe extern "C" fn before_fork() {
 unsafe extern "C" fn after_fork() {
     release_locks();
     streams::unlock();
+    shmem::has_forked();
 }
 
 fn release_locks() {

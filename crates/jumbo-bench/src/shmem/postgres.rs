@@ -54,8 +54,9 @@ const OF_SCALE: u64 = 15 << 20;
 const QUERIES: u64 = 100;
 const CLIENTS: u64 = 4;
 
-/// How long starting may take, and collapsing what the server touched.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long starting may take, and collapsing what the server touched: longer than between two looks of a process that has nothing
+/// to do.
+const PATIENCE: Duration = Duration::from_secs(100);
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Buffers {

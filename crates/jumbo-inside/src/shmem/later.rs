@@ -19,6 +19,7 @@ use super::regions::{self, REGIONS, Region, SELDOM};
 use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
+use crate::sync::now;
 use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, Stop, Without};
 
@@ -45,6 +46,10 @@ static MISSING: AtomicUsize = AtomicUsize::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
 /// How long it waits when there is nothing to do, in milliseconds.
 static IDLE: AtomicU64 = AtomicU64::new(0);
+/// When the next thread may be made for a fork: [`now`], in milliseconds.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+/// So many threads for as many forks at once: a server starts its processes in a burst, and then waits for years.
+const BURST: u64 = 16;
 
 pub(super) fn start(pmd: usize, max_waste: usize) {
     let pages = pmd / BASE_PAGE;
@@ -83,6 +88,32 @@ pub fn about_to_fork() {
     if PMD.load(Ordering::Relaxed) != 0 && !sandbox::is_entered() {
         regions::release_all();
     }
+}
+
+/// After fork(2), in the process that forked: it goes on. A child may end before it has seen anything, and the process that forks it
+/// is there as long as what they share is needed.
+pub fn has_forked() {
+    let over = OVER.load(Ordering::Relaxed) || PMD.load(Ordering::Relaxed) == 0;
+    if over || !regions::is_any() || sandbox::is_entered() || watch::is_anothers() {
+        return;
+    }
+    // The new process may touch what was not.
+    IDLE.store(0, Ordering::Relaxed);
+    if is_affordable() {
+        watch::begin(&JOB, LIVED);
+    }
+}
+
+/// Whether one more thread may be made for a fork: one in [`LIVED`], and as many as were saved up, at most [`BURST`].
+fn is_affordable() -> bool {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (now, each) = (millis(now()), millis(LIVED));
+    let before = NEXT.load(Ordering::Relaxed);
+    let next = before.max(now.saturating_sub(BURST * each)) + each;
+    before <= now
+        && NEXT
+            .compare_exchange(before, next, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
 }
 
 /// In the child of a fork: it looks after what it shares with its parent, if no process does.
@@ -129,13 +160,14 @@ fn look(stop: &Stop) -> Option<Duration> {
         return None;
     }
     let pagemap = asked();
-    let mut soonest = SELDOM;
+    let (mut soonest, mut is_anothers) = (SELDOM, false);
     for region in REGIONS.iter().filter(|region| region.range().is_some()) {
         if region.age() < LIVED {
             soonest = LIVED;
             continue;
         }
         if !region.claim() {
+            is_anothers = true;
             continue;
         }
         let seen = visit(region, pagemap.as_ref(), began, stop);
@@ -151,6 +183,8 @@ fn look(stop: &Stop) -> Option<Duration> {
         Some(Look::More) => rest,
         Some(Look::Whole) if worked => rest.max(LIVED / 2),
         Some(_) => rest.max(idle()),
+        // That process may end.
+        None if is_anothers => idle(),
         None => SELDOM,
     };
     Some(next.min(soonest.max(rest)))

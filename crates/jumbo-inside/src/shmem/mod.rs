@@ -32,7 +32,7 @@ use crate::proc::is_alone;
 use crate::sys::unmap;
 use crate::{heap, sandbox};
 
-pub use later::{about_to_fork, forked, leave};
+pub use later::{about_to_fork, forked, has_forked, leave};
 pub use regions::punched;
 
 /// What is to be done.

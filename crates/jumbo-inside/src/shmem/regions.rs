@@ -228,10 +228,16 @@ pub(super) fn add(address: usize, length: usize, lax: bool) -> bool {
     true
 }
 
+/// Whether there was a mapping to look after.
+#[inline(always)]
+pub(super) fn is_any() -> bool {
+    SOME.load(Ordering::Relaxed)
+}
+
 /// The program is about to unmap a range, or to map something else there.
 #[inline(always)]
 pub(super) fn unmapped(address: usize, length: usize) {
-    if SOME.load(Ordering::Relaxed) {
+    if is_any() {
         forget(address, length);
     }
 }
@@ -254,7 +260,7 @@ fn forget(address: usize, length: usize) {
 /// The program has punched a hole in memory, which may be shared: blocks with holes are left alone from now on.
 #[inline(always)]
 pub fn punched() {
-    if SOME.load(Ordering::Relaxed) {
+    if is_any() {
         for region in &REGIONS {
             let note = region.note.load(Ordering::Relaxed);
             if let Some(notes) = notes_at(note & !(PAGE - 1)) {
@@ -266,7 +272,7 @@ pub fn punched() {
 
 /// This process looks after nothing from now on.
 pub(super) fn release_all() {
-    if !SOME.load(Ordering::Relaxed) {
+    if !is_any() {
         return;
     }
     let process = process();
@@ -276,7 +282,7 @@ pub(super) fn release_all() {
 /// Whether a mapping is there that no process looks after, and it is time to try: the more seldom, the more often that was
 /// tried.
 pub(super) fn is_neglected() -> bool {
-    if !SOME.load(Ordering::Relaxed) {
+    if !is_any() {
         return false;
     }
     let Some(notes) = notes() else { return false };
