@@ -89,3 +89,15 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
         assert_eq!(is_told, number("refused") > 0.0, "{how:?}: {report:?}");
     }
 }
+
+/// Its number, which looking after shared memory is done by, no process under that filter may ask for.
+#[test]
+fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
+    let files = compile(&[Source::C("filtered", &[])]);
+    let program = Program::new(files.path("filtered")).args(["shared", "64"]);
+    let plain = program.plain().ok();
+    for options in [&[][..], &["--shm=user"], &["--shm=advise"]] {
+        let jumbo = program.jumbo_with(options);
+        assert_alike(&plain, &jumbo, &format!("{options:?}"));
+    }
+}

@@ -5,14 +5,17 @@
  *   filtered prctl MIB                    installed by prctl(2), then so much is asked for
  *   filtered syscall MIB                  installed by syscall(2)
  *   filtered refused MIB                  the kernel refuses it
+ *   filtered shared MIB                   the same with shared memory, mapped before and after, by a forked child too
  */
 #include "check.h"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static const int forbidden[] = {SYS_clone, SYS_clone3, SYS_unshare, SYS_getpid, SYS_wait4,
                                 SYS_setsid, SYS_capset, SYS_openat};
@@ -42,9 +45,39 @@ static void install(const char *how)
         CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
 }
 
+static char *map_shared(size_t length)
+{
+    char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    memory[0] = memory[length - 1] = 1;
+    return memory;
+}
+
+static void shared(size_t length)
+{
+    char *before = map_shared(length), *kept = map_shared(length);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    int status;
+    if (child != 0)
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    install("prctl");
+    CHECK(munmap(before, length) == 0);
+    char *after = map_shared(length);
+    CHECK(mlock(after, 4 * MIB) == 0);
+    CHECK(munmap(after, length) == 0);
+    CHECK(kept[0] == 1 && kept[length - 1] == 1);
+    if (child == 0)
+        _exit(0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc > 2);
+    if (!strcmp(argv[1], "shared")) {
+        shared((size_t)atol(argv[2]) * MIB);
+        return 0;
+    }
     install(argv[1]);
     if (!strcmp(argv[1], "exec")) {
         execv(argv[2], argv + 2);

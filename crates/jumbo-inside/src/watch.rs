@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use core::time::Duration;
 
 use rustix::mm::{Advice, madvise};
@@ -226,8 +226,10 @@ fn make() {
     if BUSY.swap(true, Ordering::SeqCst) {
         return;
     }
-    // Another thread, or a handler, may have made it since the caller looked.
-    if is_watched() {
+    // Another thread, or a handler, may have made it since the caller looked; or marked that it installs a filter, and found no
+    // thread to end.
+    fence(Ordering::SeqCst);
+    if is_watched() || sandbox::is_entered() {
         return BUSY.store(false, Ordering::SeqCst);
     }
     MAKER.store(process(), Ordering::Relaxed);
@@ -246,6 +248,12 @@ fn make() {
     BUSY.store(false, Ordering::SeqCst);
 }
 
+/// Whether this process made the thread, or would. No call is made in one that never did: a filter may end who asks for its number.
+fn is_makers() -> bool {
+    let maker = MAKER.load(Ordering::Relaxed);
+    maker != 0 && maker == process()
+}
+
 fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -262,15 +270,22 @@ pub fn end() {
     if let Some(Others(end)) = unsafe { OTHERS.load(Ordering::Acquire).as_ref() } {
         end();
     }
+    fence(Ordering::SeqCst);
     // Where there never was one, or is none any more, no call is made.
     let none =
         !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire) && !is_watched();
-    if none || MAKER.load(Ordering::Relaxed) != process() {
+    if none {
+        return;
+    }
+    // Another thread may be making one.
+    while BUSY.load(Ordering::SeqCst) {
+        rustix::thread::sched_yield();
+    }
+    if !is_makers() {
         return;
     }
     OVER.store(true, Ordering::SeqCst);
     AGAIN.store(false, Ordering::Relaxed);
-    // Another thread may be making one.
     while BUSY.load(Ordering::SeqCst) {
         rustix::thread::sched_yield();
     }
@@ -285,7 +300,7 @@ pub fn end() {
 /// would be a waste of addresses.
 pub fn about_to_fork() {
     let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
-    if never || MAKER.load(Ordering::Relaxed) != process() {
+    if never || !is_makers() {
         return;
     }
     // A program that forks often is left alone for ever longer.
@@ -318,7 +333,7 @@ pub fn resume() {
 #[cold]
 fn come_again() {
     let again = AGAIN.swap(false, Ordering::AcqRel) && !is_watched();
-    if again && MAKER.load(Ordering::Relaxed) == process() {
+    if again && is_makers() {
         make();
     }
 }

@@ -303,11 +303,11 @@ fn entering<T>(
     filter: Option<c_long>,
 ) -> T {
     heap::before_confinement();
-    watch::end();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.
     let is_first = !sandbox::is_untried();
     let entering = sandbox::enter();
+    watch::end();
     if is_first {
         gather::confine();
     }

@@ -64,6 +64,10 @@ pub(super) fn register(address: usize, length: usize, lax: bool) {
     if PMD.load(Ordering::Acquire) == 0 || OVER.load(Ordering::Relaxed) || watch::is_anothers() {
         return;
     }
+    // From here on calls are made that the program may never make.
+    if sandbox::is_entered() {
+        return because(reason::FILTER);
+    }
     if !regions::add(address, length, lax) {
         return because(reason::TOO_MANY);
     }

@@ -26,7 +26,7 @@ mod streams;
 mod tests;
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use core::time::Duration;
 
 use rustix::io::Errno;
@@ -161,6 +161,12 @@ fn make(books: &'static Books, process: i32) -> Result<(), Reason> {
     unsafe { madvise(ground, size_of::<Ground>(), Advice::LinuxWipeOnFork) }.map_err(Reason::of)?;
     watch::with(&Others(end));
     books.maker.store(process, Ordering::Relaxed);
+    // Another thread may have marked that it installs a filter, and found no threads to end.
+    fence(Ordering::SeqCst);
+    if sandbox::is_entered() {
+        books.over.store(true, Ordering::Relaxed);
+        return Err(Reason::Filter);
+    }
     books.ending.store(false, Ordering::Relaxed);
     books.started.store(0, Ordering::Release);
     // SAFETY: signals are blocked. The one that was before is gone, and the stack is its alone; all of it is static.
@@ -307,9 +313,11 @@ fn bring_in_some(range: Range<usize>) -> usize {
 /// Ends the threads, if there are any, for good. No range is registered any more.
 pub fn end() {
     let books = &GROUND.books;
-    // Where there never was one no call is made.
+    fence(Ordering::SeqCst);
+    // Where there never were any, or are none any more, no call is made.
     let maker = books.maker.load(Ordering::Relaxed);
-    if maker == 0 || maker != process() {
+    let none = maker == 0 || books.over.load(Ordering::Relaxed) && !is_serving();
+    if none || maker != process() {
         return;
     }
     let _blocked = Blocked::all();

@@ -141,6 +141,9 @@ impl Server {
             FILL => self.say(self.bring_in(address, length)),
             DROP => self.say(self.faults.unregister(address, length)),
             END => return self.end(),
+            // The caller's wait was interrupted (a stop, a debugger), and another of these threads is at its call: that one
+            // wakes it.
+            _ if books.answer.load(Ordering::Acquire) == 0 => return,
             _ => {}
         }
         match self.faults.zero(GROUND.bell(), PAGE).1 {
