@@ -220,13 +220,13 @@ impl<'a> Bench<'a> {
     /// What `jumbo run` costs where no folio size is allowed, which is little.
     fn off(&'a self, size: Bytes, threads: usize) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").laps(LAPS_OFF, least);
-        let [base, off] = [Way::Base, Way::Disabled].map(|way| {
+        let [plain, off] = [Way::Plain, Way::Disabled].map(|way| {
             let name = way.to_string();
             group.side(name, size, move || self.sample(way, size, threads, false))
         });
         let what = format!("touch of {size}, sizes off");
-        group.against_itself(("disabled_aa", &what, "touch_ms"), base);
-        let row = group.ratio(("disabled", &what, "touch_ms"), [base, off]);
+        group.against_itself(("disabled_aa", &what, "touch_ms"), plain);
+        let row = group.ratio(("disabled", &what, "touch_ms"), [plain, off]);
         row.published = Way::Disabled.published();
         group
     }

@@ -15,9 +15,11 @@ use crate::pool::Wanted;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
-    /// In base pages.
+    /// In base pages, whatever the kernel's controls are.
     Base,
-    /// As the kernel's controls have it under `jumbo run`, and they allow no size.
+    /// As the kernel's controls have it, and they allow no size.
+    Plain,
+    /// The same under `jumbo run`.
     Disabled,
     /// In folios of this size, which the kernel's control allows to all programs.
     Kernel(PageSize),
@@ -46,6 +48,7 @@ impl Way {
         let size = self.block().to_string().to_lowercase();
         match self {
             Self::Base => "base".to_owned(),
+            Self::Plain => "plain".to_owned(),
             Self::Disabled => "disabled".to_owned(),
             Self::Kernel(_) => format!("kernel_{size}"),
             Self::Collapse => format!("collapse_{size}"),
@@ -57,7 +60,7 @@ impl Way {
     /// What a first touch brings in.
     pub(super) fn block(self) -> PageSize {
         match self {
-            Self::Base | Self::Disabled => PageSize::SIZE_4K,
+            Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
             Self::Kernel(size) | Self::User(size) => size,
             Self::Collapse | Self::Hugetlb => SIZE,
         }
@@ -66,7 +69,7 @@ impl Way {
     /// What is missing where it is not to be had.
     pub(super) fn rung(self) -> &'static str {
         match self {
-            Self::Base | Self::Disabled => "sizes off",
+            Self::Base | Self::Plain | Self::Disabled => "sizes off",
             Self::Kernel(_) => "a folio size by the kernel's controls",
             Self::Collapse => "touch and collapse",
             Self::User(_) => "user-space population (--shm=user)",
@@ -84,7 +87,7 @@ impl Way {
 
     pub(super) fn launch(self) -> Launch {
         let mode = match self {
-            Self::Base | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
+            Self::Base | Self::Plain | Self::Kernel(_) | Self::Collapse => return Launch::Plain,
             Self::Disabled => "auto".to_owned(),
             Self::User(size) => format!("user --shm-sizes={size}"),
             Self::Hugetlb => format!("hugetlb --shm-sizes={SIZE}"),
@@ -119,7 +122,7 @@ impl Way {
         let faults = claim::faults(FAULTS, size, self.block());
         let small = claim::at_most(LARGE, size.0 / 100);
         match self {
-            Self::Base | Self::Disabled => {
+            Self::Base | Self::Plain | Self::Disabled => {
                 let mut claims = claim::base(size);
                 claims.extend([faults, small]);
                 claims
@@ -142,6 +145,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Base => f.write_str("4 KiB pages"),
+            Self::Plain => f.write_str("sizes off"),
             Self::Disabled => f.write_str("jumbo run, sizes off"),
             Self::Kernel(size) => write!(f, "kernel, {size}"),
             Self::Collapse => write!(f, "touch and collapse, {SIZE}"),
