@@ -5,7 +5,8 @@
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
 //! end of the main thread, the pool's move off hugetlb pages. After a fork it comes again with the next mapping that the
-//! program makes ([`resume`]), the more seldom the more forks there were; after the others it does not. Its descriptors are
+//! program makes ([`resume`]), the more seldom the more forks there were, or when a job begins again, as that of shared memory does;
+//! after the others it does not. Its descriptors are
 //! its own.
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
