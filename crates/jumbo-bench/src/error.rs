@@ -49,6 +49,9 @@ pub enum Error {
     /// A server was not ready in time: what asked it, and the last that it said.
     #[error("the server is not ready after {0} s: `{1}`: {2}")]
     NotReady(u64, String, String),
+    /// This command, which a server was to serve, did not end within so many seconds.
+    #[error("`{0}` did not end: given up after {1} s")]
+    Endless(String, u64),
     /// This load was to say a number of milliseconds on its last line, and said this.
     #[error("`{0}` says no figure: its last line is {1:?}")]
     NoFigure(String, String),

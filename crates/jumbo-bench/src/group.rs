@@ -5,6 +5,7 @@
 //! of the sides changes from lap to lap, so that what a run leaves behind (a fragmented machine, a warm or a throttled
 //! processor) falls on all of them.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(crate) struct Group<'a> {
     grid: Option<Grid<'a>>,
     /// After which errors it is missing from the table, under its name, and the others go on.
     pub(crate) optional: fn(&Error) -> bool,
+    /// These sides are missing alone after such an error, and the rows in which they are.
+    pub(crate) spare: Range<usize>,
 }
 
 /// Figures of many sides, side by side: a value for each, `COLUMN_LINE`.
@@ -64,6 +67,9 @@ struct Planned {
 
 type Compare = fn(What, [Samples; 2]) -> Row;
 
+/// The figures of a side, lap by lap; or why there are none, in words.
+type Sampled = Result<Vec<Figures>, String>;
+
 /// The name of a row, what it measures, and its figure.
 type Named<'n> = (&'n str, &'n str, &'static str);
 
@@ -82,6 +88,7 @@ impl<'a> Group<'a> {
             fold: median,
             grid: None,
             optional: |_| false,
+            spare: 0..0,
         }
     }
 
@@ -195,11 +202,11 @@ impl<'a> Group<'a> {
         &mut self.rows[at].what
     }
 
-    /// The figures of each side, lap by lap, without a first lap that warms up.
-    fn samples(&self, hit: &mut Hit) -> Result<Vec<Vec<Figures>>, Error> {
+    /// The figures of each side, lap by lap, without a first lap that warms up; or why it has none.
+    fn samples(&self, hit: &mut Hit) -> Result<Vec<Sampled>, Error> {
         let (root, rounds) = (Root::host(), self.settings.rounds.get());
         let progress = &self.settings.progress;
-        let mut samples: Vec<_> = self.sides.iter().map(|_| Vec::new()).collect();
+        let mut samples: Vec<Sampled> = self.sides.iter().map(|_| Ok(Vec::new())).collect();
         let mut least = vec![f64::INFINITY; self.sides.len()];
         for lap in 0..=rounds * self.laps {
             let when = match lap.div_ceil(self.laps) {
@@ -212,24 +219,40 @@ impl<'a> Group<'a> {
                 if is_first {
                     progress.set_message(format!("{when}: {}: {}", self.what, side.name));
                 }
+                progress.inc(u64::from(is_first));
+                let Ok(laps) = &mut samples[at] else {
+                    continue;
+                };
                 let limits = (&*side.prepare, side.tries);
                 let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
-                    .map_err(|error| error.of_side(&side.name))?;
-                if lap > 0 {
-                    samples[at].push(figures);
+                    .map_err(|error| error.of_side(&side.name));
+                match figures {
+                    Ok(figures) if lap > 0 => laps.push(figures),
+                    Ok(_) => {}
+                    Err(error) if self.spare.contains(&at) && (self.optional)(&error) => {
+                        samples[at] = Err(format!("{}: {error}", side.name));
+                    }
+                    Err(error) => return Err(error),
                 }
-                progress.inc(u64::from(is_first));
             }
         }
         Ok(samples)
     }
 
     /// Adds the rows to `table`.
-    fn push(self, table: &mut Table, samples: &[Vec<Figures>]) {
+    fn push(self, table: &mut Table, samples: &[Sampled]) {
+        for (side, why) in samples.iter().enumerate() {
+            let Err(why) = why else {
+                continue;
+            };
+            let values = self.rows.iter().filter(|row| row.sides == [side; 2]);
+            let values: Vec<_> = values.map(|row| row.what.name.as_str()).collect();
+            table.without(&values, self.what, why.clone());
+        }
         if let Some(grid) = &self.grid {
             let lines = grid.lines.iter().map(|(side, key)| {
                 let spreads = grid.columns.iter().map(|(column, figure)| {
-                    let figures = samples[*side].iter();
+                    let figures = samples[*side].iter().flatten();
                     let all: Vec<_> = figures
                         .filter_map(|all| all.get(*figure).copied())
                         .collect();
@@ -253,9 +276,13 @@ impl<'a> Group<'a> {
             (self.fold)(&figures.collect::<Vec<_>>())
         };
         for row in self.rows {
-            let sides: [Samples; 2] = row.sides.map(|side| {
+            let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
+                continue;
+            };
+            let laps = [(row.sides[0], baseline), (row.sides[1], candidate)];
+            let sides: [Samples; 2] = laps.map(|(side, laps)| {
                 let of_round = |laps| row.figure.split('+').map(|name| of_lap(laps, name)).sum();
-                let rounds = samples[side].chunks(self.laps).map(of_round);
+                let rounds = laps.chunks(self.laps).map(of_round);
                 (self.sides[side].name.clone(), rounds.collect())
             });
             match row.compare {
@@ -383,6 +410,32 @@ mod tests {
         group.optional = Error::is_of_host;
         let table = measured(&settings, vec![group]).unwrap();
         assert_eq!(table["missing"][0]["what"], "g");
+    }
+
+    #[test]
+    fn a_side_that_may_fail_is_missing_alone_with_its_rows() {
+        let settings = Settings::for_tests();
+        let mut group = Group::new(&settings, "g");
+        let works = || Ok(with(Figures::new(), [("x_ms", 2.0)]));
+        let [plain, fails, works] = [
+            group.side("plain", Bytes(0), works),
+            group.side("fails", Bytes(0), || Err(Error::claim("nothing", "try"))),
+            group.side("works", Bytes(0), works),
+        ];
+        group.ratio(("gone", "m", "x_ms"), [plain, fails]);
+        group.ratio(("there", "m", "x_ms"), [plain, works]);
+        group.value("gone_x_ms", "x_ms", fails);
+        (group.optional, group.spare) = (Error::is_of_host, fails..works);
+        let table = measured(&settings, vec![group]).unwrap();
+        assert_eq!(table["ratios"]["there"]["median"], 1.0);
+        assert!(table["ratios"].get("gone").is_none(), "{table}");
+        assert!(table["values"]["gone_x_ms"].is_null(), "{table}");
+        let missing = &table["missing"][0];
+        assert_eq!(missing["what"], "g");
+        assert!(
+            missing["why"].as_str().unwrap().starts_with("fails: "),
+            "{table}"
+        );
     }
 
     #[test]

@@ -251,7 +251,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// A line has so many columns at most, but for words that are longer.
-const WIDTH: usize = 80;
+pub(crate) const WIDTH: usize = 80;
 
 /// `first`, and the words of `text` behind it, in lines that go on below its end. There is no newline at the end.
 pub(crate) fn wrapped(first: &str, text: &str) -> String {
@@ -259,7 +259,7 @@ pub(crate) fn wrapped(first: &str, text: &str) -> String {
 }
 
 /// The same, in so many columns, and with `indent` blanks before the lines that go on.
-fn filled(first: &str, text: &str, indent: usize, width: usize) -> String {
+pub(crate) fn filled(first: &str, text: &str, indent: usize, width: usize) -> String {
     let (mut out, mut column) = (first.to_owned(), first.chars().count());
     for (index, word) in text.split(' ').enumerate() {
         let length = word.chars().count();

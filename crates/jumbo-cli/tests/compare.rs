@@ -134,6 +134,35 @@ fn output_or_a_status_that_differs_with_jumbo_is_told() {
         text.contains("WARNING: jumbo run ended with exit status: 7"),
         "{text}"
     );
+    // What ended otherwise did other work: no figure is a gain.
+    for cost in ["time", "cpu", "memory"] {
+        assert_eq!(way[cost]["change"], "unknown", "{it:#}");
+    }
+    assert!(text.contains("time and memory say nothing"), "{text}");
+}
+
+#[test]
+fn what_differs_with_a_peer_alone_is_told_and_no_fault_of_jumbo() {
+    let script = "test -n \"$JUMBO_ORDERS\" || echo $GLIBC_TUNABLES";
+    // jumbo is given something to say too, which is what plain says.
+    let script = format!("{script}; test -z \"$JUMBO_ORDERS\" || echo");
+    let options = ["--peers", "tunable", "--", "sh", "-c", &script];
+    let (code, it) = json(&options);
+    let [ours, peer] = [&it["ways"][0], &it["ways"][1]];
+    assert_eq!(
+        [&ours["is_jumbo"], &peer["is_jumbo"]],
+        [&Value::from(true), &Value::from(false)]
+    );
+    assert_eq!(
+        (&ours["stdout"], &peer["stdout"]),
+        (&"same".into(), &"differs".into())
+    );
+    assert_eq!(code, Some(0), "{it:#}");
+    let (_, text, _) = run(&options);
+    assert!(
+        text.contains("WARNING: hugetlb=1 printed something else"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -222,6 +251,13 @@ fn a_server_is_measured_by_its_load() {
     ]);
     assert_eq!(code, Some(0), "{it:#}");
     assert!(std::fs::metadata(&file).unwrap().len() > 6);
+    assert!(it["ways"][0]["status"].is_null() && it["ways"][0]["stdout"].is_null());
+    let (_, text, _) = run(&["--for", "0.1", "--load", "true", "--", "sh", "-c", server]);
+    assert!(
+        text.contains("how it ends and what it prints was not compared"),
+        "{text}"
+    );
+    assert!(!text.contains("exit status"), "{text}");
     let failing = [
         "--for",
         "1",

@@ -60,6 +60,8 @@ pub struct Program {
     pub folder: Option<PathBuf>,
     /// It does not end by itself.
     pub server: Option<Server>,
+    /// A run that fails is no sample: [`Error::Failed`]. Else how it ended is compared. That of a server is not looked at.
+    pub must_succeed: bool,
 }
 
 /// A comparison of one program with itself, started in several ways.
@@ -70,7 +72,7 @@ pub struct Comparison {
     pub table: Table,
     /// The program and its arguments.
     pub program: Vec<String>,
-    /// How plain runs ended, if all did alike, as in "exit status: 0".
+    /// How the first plain run ended, as in "exit status: 0"; `None` for a server.
     pub plain_status: Option<String>,
     /// The last that a plain run said that failed.
     pub plain_words: Option<String>,
@@ -85,7 +87,9 @@ pub struct Compared {
     pub key: String,
     /// As it is typed.
     pub name: String,
-    /// Of the time.
+    /// It is one of jumbo's; else one of its peers.
+    pub is_jumbo: bool,
+    /// Of the time. Unknown, as the other two are, where it ended otherwise: then it did other work.
     pub time: Change,
     /// Of the CPU time, which other programs disturb less.
     pub cpu: Change,
@@ -93,9 +97,9 @@ pub struct Compared {
     pub memory: Change,
     /// Of how it ended; `None` for a server.
     pub status: Option<Agreement>,
-    /// Of its standard output.
+    /// Of its standard output; `None` for a server, or where a process that goes on has it.
     pub stdout: Option<Agreement>,
-    /// Of its standard error.
+    /// Of its standard error; as above.
     pub stderr: Option<Agreement>,
     /// How the runs ended, where that is not as plain ones did.
     pub ended: Option<String>,
@@ -139,7 +143,7 @@ pub fn compare(
     program.prepare()?;
     let clock = Instant::now();
     let plain = Way::plain();
-    notes.sample(settings, program, &plain, &Cell::new(None))?;
+    notes.sample(settings, program, &plain, &Cell::default())?;
     // Plain runs are there twice.
     let lap = ms(clock.elapsed()) * (ways.len() + 2) as f64;
     let fitting = (TIME_MS / lap).clamp(ROUNDS.0, ROUNDS.1);
@@ -158,7 +162,7 @@ pub fn compare(
     let table = Table::new("compare", words.join(" "), settings)?;
     let group = notes.group(settings, program, "time", "program", ways);
     let table = group::measure(settings, table, vec![group])?;
-    Ok(notes.compared(table, words, ways))
+    Ok(notes.compared(table, words, (program, ways)))
 }
 
 impl Program {
@@ -219,7 +223,10 @@ impl Program {
                 }
             }
         };
-        let ended = running.reap()?;
+        let ended = match self.must_succeed && self.server.is_none() {
+            true => running.succeed(&mut || PATIENCE)?,
+            false => running.reap()?,
+        };
         let huge = huge_faults(&root) - huge;
         let cpu = ended.user_ms + ended.system_ms;
         let figures = [
@@ -235,19 +242,19 @@ impl Program {
 }
 
 impl Notes {
-    /// A sample, of which the first of each side is looked at: what `share` is set to then.
+    /// A sample, of which the first of each side is looked at: what `seen` is set to then.
     fn sample(
         &self,
         settings: &Settings,
         program: &Program,
         way: &Way,
-        share: &Cell<Option<f64>>,
+        seen: &Cell<Option<Peak>>,
     ) -> Result<Figures, Error> {
-        let mut peak = share.get().is_none().then(Peak::default);
+        let mut peak = seen.get().is_none().then(Peak::default);
         let size = (self.plain_size.get(), peak.as_mut());
-        let (figures, ended) = program.run(settings, way, size)?;
+        let (mut figures, ended) = program.run(settings, way, size)?;
         if let Some(peak) = peak {
-            share.set(Some(peak.huge_percent));
+            seen.set(Some(peak));
             self.size.set(self.size.get().max(peak.bytes));
             if way.key == PLAIN {
                 self.plain_size.set(self.plain_size.get().max(peak.bytes));
@@ -261,8 +268,12 @@ impl Notes {
         if way.is_jumbo() {
             wait_for_memory()?;
         }
-        let share = share.get().unwrap_or_default();
-        Ok(with(figures, [("huge_percent", share)]))
+        let seen = seen.get().unwrap_or_default();
+        // What wait4(2) says leaves hugetlb pages out.
+        if let Some(resident) = figures.get_mut("rss_bytes") {
+            *resident += seen.hugetlb.0 as f64;
+        }
+        Ok(with(figures, [("huge_percent", seen.huge_percent)]))
     }
 
     /// A group that measures `program` in all ways, and whose rows begin with `key`.
@@ -276,11 +287,11 @@ impl Notes {
     ) -> Group<'a> {
         let mut group = Group::new(settings, what);
         let mut side = |way: Way| {
-            let share = Cell::new(None);
+            let seen = Cell::default();
             let prepare = || program.prepare().map(|()| self.size.get());
             let name = way.name.clone();
             group.prepared(name, prepare, move || {
-                self.sample(settings, program, &way, &share)
+                self.sample(settings, program, &way, &seen)
             })
         };
         let plain = side(Way::plain());
@@ -325,35 +336,53 @@ impl Notes {
     }
 
     /// What is to be said about a table of one program.
-    fn compared(&self, table: Table, program: Vec<String>, ways: &[Way]) -> Comparison {
+    fn compared(
+        &self,
+        table: Table,
+        words: Vec<String>,
+        (program, ways): (&Program, &[Way]),
+    ) -> Comparison {
         let ended = self.ended.borrow();
         let none = Vec::new();
         let plain = ended.get(PLAIN).unwrap_or(&none);
-        let is_server = |agreement| (!matches!(agreement, Agreement::Unknown)).then_some(agreement);
+        let ends_by_itself = program.server.is_none();
+        let known =
+            |agreement| (agreement != Agreement::Unknown && ends_by_itself).then_some(agreement);
         let status = |ended: &Ended| Some(ended.status.to_string());
-        let first = plain.first();
+        let first = plain.first().filter(|_| ends_by_itself);
         let ways = ways.iter().map(|way| {
             let runs = ended.get(&way.key).unwrap_or(&none);
             let row = way.row("time");
-            let agrees = is_server;
-            let status_agrees = Agreement::of(plain, runs, status);
+            let agrees = known(Agreement::of(plain, runs, status));
+            let change = |suffix: &str| match agrees {
+                Some(Agreement::Differs) => Change::Unknown,
+                _ => Change::of(
+                    &table,
+                    &format!("{row}{suffix}"),
+                    &format!("time{suffix}_aa"),
+                ),
+            };
+            let other = runs.iter().find(|run| {
+                plain
+                    .first()
+                    .is_some_and(|first| run.status != first.status)
+            });
             Compared {
-                time: Change::of(&table, &row, "time_aa"),
-                cpu: Change::of(&table, &format!("{row}_cpu"), "time_cpu_aa"),
-                memory: Change::of(&table, &format!("{row}_rss"), "time_rss_aa"),
-                status: agrees(status_agrees),
-                stdout: agrees(Agreement::of(plain, runs, |ended| ended.said[0].clone())),
-                stderr: agrees(Agreement::of(plain, runs, |ended| ended.said[1].clone())),
-                ended: (status_agrees != Agreement::Same)
-                    .then(|| runs.last().and_then(status))
-                    .flatten(),
+                time: change(""),
+                cpu: change("_cpu"),
+                memory: change("_rss"),
+                status: agrees,
+                stdout: known(Agreement::of(plain, runs, |ended| ended.said[0].clone())),
+                stderr: known(Agreement::of(plain, runs, |ended| ended.said[1].clone())),
+                ended: other.filter(|_| ends_by_itself).and_then(status),
                 key: way.key.clone(),
                 name: way.name.clone(),
+                is_jumbo: way.is_jumbo(),
             }
         });
         Comparison {
             ways: ways.collect(),
-            program,
+            program: words,
             plain_status: first.and_then(status),
             plain_words: (first.filter(|ended| !ended.status.success())).map(Ended::last_words),
             table,

@@ -1,5 +1,7 @@
 //! [`Peak`]: the most memory that a program and those it started had at a time, and how much of it was on huge pages.
 //!
+//! Of hugetlb pages, which wait4(2) does not count, it has the most on its own.
+//!
 //! To look costs the program time (its memory map is locked meanwhile), so this is done in a run that is not counted.
 
 use std::time::{Duration, Instant};
@@ -21,6 +23,8 @@ pub(super) struct Peak {
     pub(super) bytes: Bytes,
     /// On huge pages, in percent of what is resident.
     pub(super) huge_percent: f64,
+    /// The most that one of them had of hugetlb pages, whenever that was.
+    pub(super) hugetlb: Bytes,
 }
 
 impl Peak {
@@ -35,6 +39,8 @@ impl Peak {
             let Ok(rollup) = Smaps::read_rollup(root, pid) else {
                 continue;
             };
+            let hugetlb = rollup.mappings().map(|mapping| mapping.hugetlb()).sum();
+            self.hugetlb = self.hugetlb.max(hugetlb);
             for mapping in rollup.mappings() {
                 all += mapping.pss + mapping.hugetlb();
                 resident += mapping.rss + mapping.hugetlb();
@@ -43,10 +49,7 @@ impl Peak {
         }
         if all > self.bytes {
             let huge_percent = 100.0 * huge.0 as f64 / resident.0.max(1) as f64;
-            *self = Self {
-                bytes: all,
-                huge_percent,
-            };
+            (self.bytes, self.huge_percent) = (all, huge_percent);
         }
         (clock.elapsed() * PAUSE).clamp(SHORTEST, LONGEST)
     }
@@ -55,6 +58,24 @@ impl Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_of_hugetlb_pages_counts_whenever_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = folder.path().join("proc/7");
+        std::fs::create_dir_all(&process).unwrap();
+        let mut peak = Peak::default();
+        for (pss, hugetlb) in [(100, 4096), (900_000, 2048)] {
+            let rollup = format!(
+                "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
+                 Rss: {pss} kB\nPss: {pss} kB\nPrivate_Hugetlb: {hugetlb} kB\n"
+            );
+            std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
+            peak.look(&Root::at(folder.path()), 7);
+        }
+        assert_eq!(peak.hugetlb, Bytes(4096 << 10));
+        assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
+    }
 
     #[test]
     fn a_look_sees_the_process_and_keeps_the_most() {

@@ -75,9 +75,14 @@ impl Running {
         forget_peak();
         let started = command.process_group(0).spawn();
         let mut child = started.map_err(|error| Error::Start(command_line.clone(), error))?;
+        let process = Process::open(root, child.id()).inspect_err(|_| {
+            // It runs, and nothing would wait for it.
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
         let streams = [listen(child.stdout.take()), listen(child.stderr.take())];
         Ok(Self {
-            process: Process::open(root, child.id())?,
+            process,
             command: command_line,
             streams: Some(streams),
         })

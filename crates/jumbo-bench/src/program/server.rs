@@ -12,6 +12,8 @@ use crate::worker::ms;
 
 /// How long a server may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one run of what fills or loads a server may take: it is not to hang for ever.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// The time between two questions whether it does.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -39,14 +41,29 @@ impl Server {
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<Option<f64>, Error> {
-        let mut run = |command: &str| -> Result<Ended, Error> {
-            let mut shell = shell(command, folder);
+        // At most so long, and no longer than the server is there.
+        let mut run = |command: &str, most: Duration| -> Result<Ended, Error> {
+            let (mut shell, clock) = (shell(command, folder), Instant::now());
             shell.stdin(Stdio::null());
-            Running::start(&Root::host(), shell)?.succeed(look)
+            let running = Running::start(&Root::host(), shell)?;
+            while !running.wait(Some(PAUSE), look)? {
+                if server.is_gone() || clock.elapsed() > most {
+                    return Err(Error::Endless(
+                        command.to_owned(),
+                        clock.elapsed().as_secs(),
+                    ));
+                }
+            }
+            running.succeed(look)
         };
         if let Some(ready) = self.ready.as_ref().or(self.load.as_ref()) {
             let clock = Instant::now();
-            while let Err(error) = run(ready) {
+            let most = || match self.ready {
+                Some(_) => PATIENCE.saturating_sub(clock.elapsed()),
+                // A load may take longer than to become ready may.
+                None => LONGEST,
+            };
+            while let Err(error) = run(ready, most()) {
                 let Error::Failed(command, _, last) = error else {
                     return Err(error);
                 };
@@ -58,7 +75,7 @@ impl Server {
             }
         }
         if let Some(setup) = &self.setup {
-            run(setup)?;
+            run(setup, LONGEST)?;
         }
         let (clock, mut times, mut said) = (Instant::now(), 0, None);
         let took = match (&self.load, self.time) {
@@ -68,7 +85,7 @@ impl Server {
             }
             (Some(load), time) => {
                 while times == 0 || time.is_some_and(|time| clock.elapsed() < time) {
-                    let ended = run(load)?;
+                    let ended = run(load, LONGEST)?;
                     times += 1;
                     said = ended.said[0].as_ref().map(|said| said.last.clone());
                 }
@@ -97,4 +114,30 @@ pub(super) fn shell(command: &str, folder: Option<&Path>) -> Command {
         shell.current_dir(folder);
     }
     shell
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_given_up_once_the_server_is_gone() {
+        let start = || {
+            let mut server = shell("exec sleep 0.2", None);
+            server.stdin(Stdio::null());
+            Running::start(&Root::host(), server).unwrap()
+        };
+        let hangs = Some("sleep 1000".to_owned());
+        let [ready, load] = [true, false].map(|is_ready| Server {
+            ready: hangs.clone().filter(|_| is_ready),
+            load: hangs.clone().filter(|_| !is_ready),
+            ..Server::default()
+        });
+        for serves in [ready, load] {
+            let server = start();
+            let error = serves.serve(&server, None, &mut || PAUSE).unwrap_err();
+            assert!(matches!(error, Error::Endless(..)), "{error}");
+            assert!(server.is_gone());
+        }
+    }
 }

@@ -9,6 +9,7 @@ use jumbo::units::Bytes;
 use super::{PLAIN, Peer};
 use crate::Error;
 use crate::child::Launch;
+use crate::table::Missing;
 
 /// A way to start a program, by name.
 #[derive(Clone, Debug)]
@@ -92,6 +93,22 @@ impl Way {
         };
         // One of our modes has the name of an allocator.
         Ok(Self::of(&format!("peer_{name}"), launch))
+    }
+
+    /// The peers of those names, and which of them are not installed.
+    pub fn peers_of(names: &[impl AsRef<str>]) -> (Vec<Self>, Vec<Missing>) {
+        let (mut ways, mut missing) = (Vec::new(), Vec::new());
+        let is_asked = |name: &&str| names.iter().any(|asked| asked.as_ref() == *name);
+        for what in Self::peers().filter(is_asked) {
+            match Self::peer(what) {
+                Ok(way) => ways.push(way),
+                Err(why) => missing.push(Missing {
+                    what,
+                    why: why.to_string(),
+                }),
+            }
+        }
+        (ways, missing)
     }
 
     /// The names of the peers.

@@ -31,7 +31,7 @@ pub(super) struct Serves {
 }
 
 /// What most of them have not.
-const NOTHING: Entry = Entry {
+pub(super) const NOTHING: Entry = Entry {
     key: "",
     what: "",
     install: "",

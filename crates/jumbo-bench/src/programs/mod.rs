@@ -1,6 +1,7 @@
 //! `jumbo bench programs`: real programs, plain against every mode of ours and every allocator that a user would preload.
 //!
-//! `list` has the programs. What is not installed is missing from the table, with what installs it; so is a program that fails.
+//! `list` has the programs. What is not installed is missing from the table, with what installs it; so is a program that fails,
+//! and of one that fails in some way alone the figures of that way.
 //! Each has a folder of its own, in TMPDIR or /var/tmp, which goes with the table.
 //!
 //! Losses stand in the table as gains do.
@@ -13,6 +14,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::group::Group;
 use crate::program::{Notes, Program, Server, Way};
 use crate::table::{Missing, Table};
 use crate::{Error, Settings, group};
@@ -62,10 +64,8 @@ pub fn measure(
         }
     }
     let groups = all.iter().map(|ready| {
-        let (key, program) = (ready.entry.key, &ready.program);
-        let mut group = ready.notes.group(settings, program, key, key, ways);
-        group.optional = |error| !matches!(error, Error::Interrupted(_));
-        group
+        let what = (ready.entry.key, &ready.program);
+        group_of(settings, what, &ready.notes, ways)
     });
     let mut table = group::measure(settings, table, groups.collect())?;
     let (key, name) = BEST;
@@ -77,6 +77,19 @@ pub fn measure(
         table.also(name.to_owned(), best);
     }
     Ok(table)
+}
+
+fn group_of<'a>(
+    settings: &'a Settings,
+    (key, program): (&'static str, &'a Program),
+    notes: &'a Notes,
+    ways: &'a [Way],
+) -> Group<'a> {
+    let mut group = notes.group(settings, program, key, key, ways);
+    group.optional = |error| !matches!(error, Error::Interrupted(_));
+    // Without plain runs there is nothing to compare with; without another way there are the others.
+    group.spare = 1..1 + ways.len();
+    group
 }
 
 impl Entry {
@@ -149,6 +162,7 @@ impl Entry {
                 time: None,
                 says: serves.says,
             }),
+            must_succeed: true,
             ..Program::default()
         };
         if !self.once.is_empty() {
@@ -249,10 +263,49 @@ mod tests {
     }
 
     #[test]
+    fn a_way_in_which_a_program_fails_has_no_figures_and_says_why() {
+        let (settings, notes) = (Settings::for_tests(), Notes::default());
+        let ways = [Way::peer("tunable").unwrap()];
+        let script = "echo no such luck >&2; test -z \"$GLIBC_TUNABLES\"";
+        let program = Program {
+            words: ["sh", "-c", script].map(Into::into).to_vec(),
+            must_succeed: true,
+            ..Program::default()
+        };
+        let group = group_of(&settings, ("x", &program), &notes, &ways);
+        let table = Table::new("t", String::new(), &settings).unwrap();
+        let table = group::measure(&settings, table, vec![group]).unwrap();
+        assert!(table.ratio_of("x_aa").is_some());
+        assert!(table.ratio_of(&ways[0].row("x")).is_none());
+        let Missing { what, why } = &table.missing[0];
+        assert_eq!(*what, "x");
+        for part in ["hugetlb=1: ", "exit status: 1", "no such luck"] {
+            assert!(why.contains(part), "{why}");
+        }
+    }
+
+    #[test]
     fn what_is_not_installed_says_what_installs_it() {
         assert!(find("no-such-program").is_none() && find("sh").is_some());
         assert!(interpreter("no_such_module").is_none());
-        let absent = PROGRAMS.iter().map(|entry| entry.hint());
-        assert!(absent.into_iter().all(|hint| hint.contains("install")));
+        let refused = |needs, install| {
+            let entry: &'static Entry = Box::leak(Box::new(Entry {
+                needs,
+                install,
+                ..list::NOTHING
+            }));
+            let Err(error) = entry.ready(true) else {
+                panic!("{needs:?} is there");
+            };
+            error.to_string()
+        };
+        assert_eq!(
+            refused(&["sh", "no-such-program"], "a-package"),
+            "no no-such-program; hint: apt install a-package"
+        );
+        assert_eq!(
+            refused(&["python:no_such_module"], "pip install it"),
+            "no module no_such_module; hint: pip install it"
+        );
     }
 }

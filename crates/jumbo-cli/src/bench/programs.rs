@@ -55,36 +55,23 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 impl Args {
     /// The ways that are asked for, and the peers that are not installed.
     fn ways(&self) -> Result<(Vec<Way>, Vec<Missing>), Error> {
-        let asked = |asked: &[String], all: &[&'static str]| -> Vec<&'static str> {
-            let mut all = all.to_vec();
-            all.retain(|name| asked.iter().any(|asked| asked == name));
-            all
-        };
-        let (modes, peers): (Vec<_>, Vec<_>) = (Way::modes().collect(), Way::peers().collect());
-        let modes = match (self.modes.is_empty(), self.common.quick) {
-            (false, _) => asked(&self.modes, &modes),
+        let modes: Vec<_> = match (self.modes.is_empty(), self.common.quick) {
+            (false, _) => Way::modes()
+                .filter(|name| self.modes.iter().any(|asked| asked == name))
+                .collect(),
             (true, false) => vec!["default", "mimalloc", "pool"],
             (true, true) => vec!["default"],
         };
-        let peers = match (self.peers.is_empty(), self.common.quick) {
-            (false, _) => asked(&self.peers, &peers),
-            (true, false) => peers,
-            (true, true) => Vec::new(),
+        let (peers, missing) = match (self.peers.is_empty(), self.common.quick) {
+            (false, _) => Way::peers_of(&self.peers),
+            (true, false) => Way::peers_of(&Way::peers().collect::<Vec<_>>()),
+            (true, true) => (Vec::new(), Vec::new()),
         };
         let mut ways = modes
             .into_iter()
             .map(Way::mode)
             .collect::<Result<Vec<_>, _>>()?;
-        let mut missing = Vec::new();
-        for name in peers {
-            match Way::peer(name) {
-                Ok(way) => ways.push(way),
-                Err(why) => missing.push(Missing {
-                    what: name,
-                    why: why.to_string(),
-                }),
-            }
-        }
+        ways.extend(peers);
         Ok((ways, missing))
     }
 }
@@ -107,6 +94,7 @@ fn show(view: &mut View, table: &Table, ways: &[Way]) -> io::Result<()> {
     view.line("")?;
     view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
     view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
+    view.line("  FAILED: it did not succeed so, and did as it is; below is why.")?;
     for missing in &table.missing {
         view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
     }
@@ -119,8 +107,9 @@ fn row(table: &Table, ways: &[Way], key: &str, what: &str) -> Vec<String> {
     let again = table.ratio_of(&format!("{key}_aa"));
     let again = again.map(|again| format!("{:.2} to {:.2}", again.min, again.max));
     let cell = |row: &str, aa: &str| {
+        // Plain has its figures: that way alone did not succeed.
         let Some(ratio) = table.ratio_of(row) else {
-            return "-".to_owned();
+            return "FAILED".to_owned();
         };
         match Change::of(table, row, aa) {
             Change::None { .. } => format!("({:.2})", ratio.median),

@@ -14,7 +14,6 @@ use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use jumbo_bench::program::verdict::Agreement;
 use jumbo_bench::program::{self, Comparison, Program, Server, Way};
-use jumbo_bench::table::Missing;
 use jumbo_bench::{Error, Settings};
 
 use crate::bench::{MIN_ROUNDS, bar, hinted};
@@ -110,16 +109,8 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         ));
     }
     let mut ways: Vec<_> = args.modes.into_iter().flat_map(|modes| modes.0).collect();
-    let mut missing = Vec::new();
-    for name in Way::peers().filter(|name| args.peers.iter().any(|asked| asked == name)) {
-        match Way::peer(name) {
-            Ok(way) => ways.push(way),
-            Err(why) => missing.push(Missing {
-                what: name,
-                why: why.to_string(),
-            }),
-        }
-    }
+    let (peers, missing) = Way::peers_of(&args.peers);
+    ways.extend(peers);
     let program = Program {
         words: args.command,
         as_set: true,
@@ -131,7 +122,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             time: Some(time),
             ..Server::default()
         }),
-        folder: None,
+        ..Program::default()
     };
     let settings = Settings {
         jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
@@ -155,12 +146,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether the program did something else with jumbo.
+/// Whether the program did something else with jumbo; what it did with a peer is only told.
 fn differs(comparison: &Comparison) -> bool {
-    let mut seen = comparison
-        .ways
-        .iter()
-        .flat_map(|way| [way.status, way.stdout, way.stderr]);
+    let ours = comparison.ways.iter().filter(|way| way.is_jumbo);
+    let mut seen = ours.flat_map(|way| [way.status, way.stdout, way.stderr]);
     seen.any(|agreement| agreement == Some(Agreement::Differs))
 }
 

@@ -7,10 +7,7 @@ use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
 use jumbo_bench::program::{Compared, Comparison, PLAIN, Server};
 
-use crate::view::{View, duration};
-
-/// What a line may take.
-const WIDTH: usize = 80;
+use crate::view::{View, WIDTH, duration, filled};
 
 /// Below this a program has too little memory for any of it to be worth a huge page.
 const LITTLE: f64 = 16.0 * 1024.0 * 1024.0;
@@ -43,16 +40,14 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
         sides.map(|(key, name)| cells(it, key, name)),
     )?;
     view.line("")?;
-    for way in &it.ways {
-        for line in wrapped(&verdict(it, way, server)) {
-            view.line(line)?;
-        }
-        for line in advice(it, way).iter().flat_map(|line| wrapped(line)) {
-            view.line(line)?;
-        }
-    }
-    for line in did(it).iter().flat_map(|line| wrapped(line)) {
-        view.line(line)?;
+    let told = it.ways.iter().flat_map(|way| {
+        let verdict = std::iter::once(verdict(it, way, server));
+        verdict.chain(advice(it, way))
+    });
+    for text in told.chain(did(it)) {
+        wrapped(&text)
+            .lines()
+            .try_for_each(|line| view.line(line))?;
     }
     for missing in &it.table.missing {
         view.line(format!("Left out: {}: {}", missing.what, missing.why))?;
@@ -94,6 +89,10 @@ fn bytes(bytes: f64) -> String {
 
 /// One sentence about time and memory.
 fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
+    if way.status == Some(Agreement::Differs) {
+        let name = &way.name;
+        return format!("{name}: it did not end as plain did: time and memory say nothing.");
+    }
     let cpu = server.is_some_and(|server| server.load.is_none());
     let time = match way.time {
         Change::None { noise } => format!(
@@ -187,9 +186,8 @@ fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let is_ours = way.name.starts_with("jumbo");
     let hardly = value(&way.key, "huge_percent") < HARDLY;
-    if is_ours && hardly && value(PLAIN, "rss_bytes") >= LITTLE {
+    if way.is_jumbo && hardly && value(PLAIN, "rss_bytes") >= LITTLE {
         lines.push(
             "  Hardly any of its memory came on huge pages; `jumbo run --report -- PROGRAM` says why."
                 .to_owned(),
@@ -287,24 +285,12 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// Lines that fit; those behind the first are indented.
-fn wrapped(text: &str) -> Vec<String> {
-    let indent: String = text.chars().take_while(|c| *c == ' ').collect();
-    let (mut lines, mut line) = (Vec::new(), indent.clone());
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let is_empty = line.trim().is_empty();
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            lines.push(std::mem::replace(&mut line, format!("{indent}  {word}")));
-            continue;
-        }
-        if !is_empty {
-            line.push(' ');
-        }
-        line += word;
-    }
-    lines.push(line);
-    let shown = |line: String| line.replace('\u{a0}', " ");
-    lines.into_iter().map(shown).collect()
+/// Lines that fit; those behind the first are indented, and a figure stays with its unit.
+fn wrapped(text: &str) -> String {
+    let words = text.trim_start();
+    let indent = text.len() - words.len();
+    let folded = filled(&text[..indent], words, indent + 2, WIDTH);
+    folded.replace('\u{a0}', " ")
 }
 
 #[cfg(test)]
@@ -322,11 +308,12 @@ mod tests {
 
     #[test]
     fn no_line_is_too_long() {
-        let text = format!("  {}", "word ".repeat(40));
+        let text = format!("  {}", ["word"; 40].join(" "));
         let lines = wrapped(&text);
+        let lines: Vec<_> = lines.lines().collect();
         assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= WIDTH));
         assert!(lines[0].starts_with("  w") && lines[1].starts_with("    w"));
-        assert_eq!(wrapped("short"), ["short"]);
+        assert_eq!(wrapped("short"), "short");
         assert_eq!(cut("a\n b c", 80), "a b c");
         assert_eq!(cut("abcdefgh", 6), "abc...");
     }
