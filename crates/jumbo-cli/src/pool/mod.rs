@@ -36,7 +36,7 @@ pub(crate) use wait::TIMED_OUT;
 #[command(mut_arg("compact", |compact| compact.requires("undo")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
 #[command(after_help = "Examples:
-  jumbo pool                                   # the pools, and who has their pages
+  jumbo pool                         # the pools, and who has their pages
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --overcommit 1G --persist
   jumbo pool grow 1G 2 --compact
@@ -46,8 +46,8 @@ pub(crate) use wait::TIMED_OUT;
 
 A number is pages, a number with a unit is memory: of whole pages.
 
-Exit status: 0 done; 3 a part of it: fewer pages came, or could be put back, than asked;
-1 failed, nothing changed; 2 wrong usage; 124 `wait` waited in vain; 128+N signal N ended it,
+Exit status: 0 done; 3 a part of it: fewer pages came, or could be put back, than asked; \
+1 failed, nothing changed; 2 wrong usage; 124 `wait` waited in vain; 128+N signal N ended it, \
 and what was changed was put back.")]
 pub(crate) struct Args {
     #[command(subcommand)]

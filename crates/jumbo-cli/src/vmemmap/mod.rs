@@ -25,14 +25,14 @@ use crate::knobs::{Manner, undo};
 #[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
 #[command(after_help = "Examples:
-  jumbo vmemmap                                # is HVO on, what does it save, what could it
-  jumbo vmemmap show --measure                 # and what it costs here
+  jumbo vmemmap                      # is HVO on, and what does it save
+  jumbo vmemmap show --measure       # and what it costs here
   jumbo vmemmap on --persist
-  jumbo vmemmap on --convert --dry-run         # pages that are there, too
+  jumbo vmemmap on --convert --dry-run     # pages that are there, too
   jumbo vmemmap --undo
   jumbo vmemmap estimate --pool 1T
 
-Exit status: 0 done; 3 a part of it: fewer pages came again than were given back; 1 failed, nothing
+Exit status: 0 done; 3 a part of it: fewer pages came again than were given back; 1 failed, nothing \
 changed; 2 wrong usage; 128+N signal N ended it, and what was changed was put back.")]
 pub(crate) struct Args {
     #[command(subcommand)]
