@@ -214,5 +214,8 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(127), "{said}");
-    assert!(said.contains("hint: --report=json"), "{said}");
+    assert!(
+        said.contains("PATH; hint: --report=json") && said.matches("hint:").count() == 1,
+        "{said}"
+    );
 }

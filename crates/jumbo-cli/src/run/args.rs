@@ -105,11 +105,15 @@ impl Settings {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// Adds to why there is no such program what may have been meant: `--report json`, where the word is taken for the program.
+    /// Why there is no such program, with what may have been meant: `--report json`, where the word is taken for the program.
     pub(super) fn explain(&self, mut failure: Failure) -> Failure {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
         if let (Some(format), true) = (format, self.report.is_some()) {
+            let end = failure.message.find("; hint: ");
+            failure
+                .message
+                .truncate(end.unwrap_or(failure.message.len()));
             failure.message += &format!("; hint: --report={format}, with an equals sign");
         }
         failure
