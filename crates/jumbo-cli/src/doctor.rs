@@ -18,6 +18,12 @@ use crate::view::{self, View, duration, wrapped};
 /// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then waits for the host of a
 /// virtual machine, then what has no figure. Commands that change settings are to be run as root.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo doctor
+  jumbo doctor --measure             # and what a first touch takes
+  jumbo doctor --exit-code --json
+
+Exit status: 0 done; 1 failed, or there are findings and --exit-code was given; 2 wrong usage.")]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]

@@ -29,6 +29,12 @@ use clap::{Parser, Subcommand};
 /// Huge pages for the whole life of a program's memory.
 #[derive(Debug, Parser)]
 #[command(name = "jumbo", version, max_term_width = 80)]
+#[command(after_help = "Examples:
+  jumbo run -- ./program             # on huge pages, with a report
+  jumbo compare -- ./program         # what that gains
+  jumbo doctor                       # what to mend on this host
+
+Exit status: 0 done; 1 failed; 2 wrong usage. Commands that have others name them.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -73,8 +73,8 @@ fn pages(command: &Command, dir: &Path) -> io::Result<()> {
     std::fs::write(dir.join(name), page(command)?)
 }
 
-/// What `clap_mangen` makes of a command, with what stands below its help in sections of their own. Their lines stay as they are: an
-/// example that is filled up to the margin can be neither read nor copied.
+/// What `clap_mangen` makes of a command, with what stands below its help in sections of their own. The lines of a list stay as they
+/// are: an example that is filled up to the margin can be neither read nor copied.
 fn page(command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let source = concat!("jumbo ", env!("CARGO_PKG_VERSION"));
@@ -85,17 +85,37 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
         .render(&mut page)?;
     let below = command.get_after_help().map(ToString::to_string);
     for part in below.unwrap_or_default().split("\n\n") {
-        let (title, text) = part.split_once(':').unwrap_or(("notes", part));
+        let (title, text) = section(part);
         if text.is_empty() {
             continue;
         }
-        writeln!(page, ".SH \"{}\"\n.nf", title.to_uppercase())?;
-        for line in text.trim_start_matches('\n').lines() {
-            let line = line.trim_start().replace('\\', "\\e").replace('-', "\\-");
-            // So that a line may begin with a dot.
-            writeln!(page, "\\&{line}")?;
+        writeln!(page, ".SH \"{}\"", title.to_uppercase())?;
+        match text.strip_prefix('\n') {
+            Some(list) => {
+                writeln!(page, ".nf")?;
+                for line in list.lines() {
+                    writeln!(page, "{}", escaped(line.strip_prefix("  ").unwrap_or(line)))?;
+                }
+                writeln!(page, ".fi")?;
+            }
+            None => writeln!(page, "{}", escaped(text.trim_start()))?,
         }
-        writeln!(page, ".fi")?;
     }
     Ok(page)
+}
+
+/// The title of a part, `Examples:` or `Exit status:`, and what stands behind it. One without is notes.
+fn section(part: &str) -> (&str, &str) {
+    let titled = part.split_once(':').filter(|(title, _)| {
+        // What ends in a colon further on is a sentence.
+        title.split(' ').count() <= 2 && title.starts_with(char::is_uppercase)
+    });
+    titled.unwrap_or(("Notes", part))
+}
+
+/// A line of text, as roff has it.
+fn escaped(line: &str) -> String {
+    let line = line.replace('\\', "\\e").replace('-', "\\-");
+    // So that a line may begin with a dot.
+    format!("\\&{line}")
 }

@@ -303,7 +303,11 @@ pub(crate) fn percent(part: Bytes, whole: Bytes) -> String {
 pub(crate) fn percent_to(digits: usize, part: Bytes, whole: Bytes) -> String {
     match whole {
         Bytes(0) => NONE.to_owned(),
-        _ => format!("{:.digits$}%", 100.0 * part.0 as f64 / whole.0 as f64),
+        // The kernel is asked for one after the other, and a process may grow between.
+        _ => format!(
+            "{:.digits$}%",
+            (100.0 * part.0 as f64 / whole.0 as f64).min(100.0)
+        ),
     }
 }
 

@@ -37,7 +37,7 @@ use crate::view::{self, tell};
 /// by the library that it runs in: this jumbo's, whatever the file is called.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  kill -9 4711; jumbo wait --timeout 60 4711 && ./server      # a restart that needs all the memory
+  kill -9 4711; jumbo wait --timeout 60 4711 && ./server
   jumbo kill \"$(cat db.pid)\"; jumbo wait && ./start-db
   jumbo wait --timeout 0 || echo \"memory is still being given back\"
 

@@ -81,8 +81,15 @@ fn there_is_a_page_for_every_command() {
         .split(' ')
         .any(|part| part.len() == 10 && part.matches('-').count() == 2);
     assert!(title.contains(version) && dated, "{title}");
-    for section in [".SH \"EXAMPLES\"\n.nf", ".SH \"EXIT STATUS\"\n.nf"] {
+    for section in [
+        ".SH \"EXAMPLES\"\n.nf",
+        ".SH \"EXIT STATUS\"\n\\&the program's",
+    ] {
         assert!(run.contains(section), "{section}: {run}");
+    }
+    for page in std::fs::read_dir(folder.path()).unwrap() {
+        let page = std::fs::read_to_string(page.unwrap().path()).unwrap();
+        sections_hold(&page);
     }
     let line = r"\&jumbo run \-\- python3 train.py";
     assert!(
@@ -90,6 +97,39 @@ fn there_is_a_page_for_every_command() {
         "{run}"
     );
     assert!(jumbo(&["man"]).contains(".TH jumbo"));
+}
+
+/// A section has a title of a word or two; lines that are not filled fit a terminal of 80 columns, behind the indent of 7.
+fn sections_hold(page: &str) {
+    let mut is_list = false;
+    for line in page.lines() {
+        match line {
+            ".nf" => is_list = true,
+            ".fi" => is_list = false,
+            _ => {}
+        }
+        if let Some(title) = line.strip_prefix(".SH ") {
+            assert!(title.split(' ').count() <= 2, "{line}");
+        }
+        let shown = line.replace("\\&", "").replace("\\-", "-");
+        assert!(!is_list || shown.chars().count() <= 73, "{line}");
+    }
+}
+
+#[test]
+fn json_of_a_run_says_what_it_is_for() {
+    let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+        .args(["run", "--json", "--", "true"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("hint: a report as JSON is --report=json"),
+        "{said}"
+    );
+    let plan = jumbo(&["run", "--dry-run", "--json", "--", "true"]);
+    assert!(plan.starts_with('{'), "{plan}");
 }
 
 #[test]
@@ -174,5 +214,8 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(127), "{said}");
-    assert!(said.contains("hint: --report=json"), "{said}");
+    assert!(
+        said.contains("PATH; hint: --report=json") && said.matches("hint:").count() == 1,
+        "{said}"
+    );
 }

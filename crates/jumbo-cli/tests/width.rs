@@ -112,7 +112,10 @@ fn no_table_and_no_line_is_wider() {
         ("text images", ""),
         ("bench", "jumbo bench heap"),
         ("run --report -- true", "requested"),
-        ("run --report=full -- sh -c 'true; true | true'", "measured"),
+        (
+            "run --report=full -- sh -c 'sleep 0.3 | sleep 0.3'",
+            "measured",
+        ),
         ("run --dry-run -- sh", "memory"),
         ("run --pool 64M --dry-run -- sh", "pool"),
         ("compare --runs 5 -- true", "Output"),

@@ -462,6 +462,43 @@ fn a_control_group_at_its_memory_limit_in_v1() {
 }
 
 #[test]
+fn what_jumbo_measures_is_no_finding() {
+    let below = |command: &str| {
+        let fake = Fake::healthy();
+        fake.process(7, "jumbo", &[("RssAnon", 1024)], &[])
+            .write("proc/7/cmdline", command)
+            .write("proc/7/status", "Name: jumbo\nPPid:\t1\nVmSize: 9 kB\n")
+            .process(8, "sh", &[("RssAnon", 1024)], &[])
+            .write("proc/8/status", "Name: sh\nPPid:\t7\nVmSize: 9 kB\n")
+            .process(9, "hashmap", &[("RssAnon", GIB), ("RssShmem", GIB)], &[]);
+        let status = std::fs::read_to_string(fake.root().path("proc/9/status")).unwrap();
+        fake.write("proc/9/status", format!("{status}PPid:\t8\n"));
+        ids(&fake)
+    };
+    assert_eq!(below("jumbo\0bench\0programs\0"), [""; 0]);
+    assert_eq!(below("/usr/bin/jumbo\0compare\0--\0sh\0"), [""; 0]);
+    assert_eq!(
+        below("jumbo\0run\0--\0sh\0"),
+        ["small-heap", "small-shared"]
+    );
+}
+
+#[test]
+fn what_runs_under_jumbo_is_not_to_be_started_so() {
+    let hint = |library: &str| {
+        let finding = only(|fake| {
+            fake.process(9, "server", &[("RssAnon", GIB)], &[]).write(
+                "proc/9/maps",
+                format!("1000-2000 r-xp 00000000 08:01 9 /usr/lib/jumbo/{library}\n"),
+            );
+        });
+        finding.hint
+    };
+    assert!(hint("libjumbo_preload.so").contains("runs under `jumbo run` already"));
+    assert!(hint("libother.so").contains("start it with `jumbo run -- /usr/bin/server"));
+}
+
+#[test]
 fn the_costliest_comes_first() {
     let fake = Fake::healthy();
     mapper(&fake, 100)

@@ -36,12 +36,12 @@ const DIFFERS: u8 = 3;
 #[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo compare -- python3 script.py
-  jumbo compare --modes default,mimalloc,pool --peers tunable,jemalloc -- ./program
+  jumbo compare --modes default,pool --peers tunable -- ./program
   jumbo compare --modes '--heap=mimalloc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
-  jumbo compare --for 10s --load 'redis-benchmark -q -n 100000 get x' -- redis-server
+  jumbo compare --for 10s --load 'redis-benchmark -q' -- redis-server
 
-Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it
+Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it \
 could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
 pub(crate) struct Args {
     /// How many runs of each kind count [default: as many as take about a minute, 5 to 20]

@@ -37,7 +37,7 @@ use watch::End;
   jumbo kill --signal KILL --json 4711 4712
   jumbo kill --timeout 0.5 4711 || jumbo kill --signal KILL 4711
 
-Exit status: 0 all processes are gone; 1 one is not, or could not be ended; 2 wrong usage; 128+N
+Exit status: 0 all processes are gone; 1 one is not, or could not be ended; 2 wrong usage; 128+N \
 when signal N interrupted jumbo.")]
 pub(crate) struct Args {
     /// The signal, by name or number

@@ -10,6 +10,7 @@ pub(crate) mod undo;
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
@@ -31,6 +32,25 @@ pub(crate) fn all_or_part(all: bool) -> ExitCode {
 /// The exit status of a command line that makes no sense.
 const USAGE: u8 = 2;
 
+/// What stands below the help of such a command: `$own`, what a change is, and the exit statuses, with `$status` among them.
+macro_rules! help {
+    ($own:literal) => {
+        $crate::knobs::help!($own, "")
+    };
+    ($own:literal, $status:literal) => {
+        concat!(
+            $own,
+            "\n\nChanges: --dry-run prints the plan and writes nothing. What was before is recorded first, each write is \
+             read back, and --undo puts back the last change, however it ended; once more, all changes before it. Ctrl-C \
+             puts back at once.\n\nExit status: 0 done; 3 a part of it: less came, or could be put back, than asked; \
+             1 failed, nothing changed; 2 wrong usage; ",
+            $status,
+            "128+N signal N ended it, and what was changed was put back."
+        )
+    };
+}
+pub(crate) use help;
+
 /// How a change is made, kept and put back.
 #[derive(Debug, clap::Args)]
 pub(crate) struct How {
@@ -48,6 +68,23 @@ pub(crate) struct How {
 
     #[command(flatten)]
     pub(crate) manner: Manner,
+}
+
+/// What such a command takes without a subcommand: to put back, and how.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
+#[command(mut_arg("force", |force| force.requires("undo")))]
+pub(crate) struct Bare {
+    /// Put back what the last change recorded; once more: all changes before it
+    #[arg(long)]
+    pub(crate) undo: bool,
+
+    #[command(flatten)]
+    pub(crate) manner: Manner,
+
+    /// A folder that stands in for /
+    #[arg(long, global = true, hide = true, default_value = "/")]
+    pub(crate) root: PathBuf,
 }
 
 /// How either is done.

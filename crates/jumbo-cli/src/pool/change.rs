@@ -34,7 +34,7 @@ use crate::view::View;
 #[command(after_help = "Examples:
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --node 1 --compact
-  jumbo pool set 2M --persist                  # what the pool is now, at the next boot too
+  jumbo pool set 2M --persist        # as it is now, at the next boot too
   jumbo pool set 2M --undo")]
 pub(crate) struct SetArgs {
     /// The page size: 2M, 1G

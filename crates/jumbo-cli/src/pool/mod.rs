@@ -11,7 +11,6 @@ pub(crate) mod table;
 mod wait;
 mod watch;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
@@ -21,22 +20,16 @@ use jumbo::kernel::hugetlb::{self, Pool};
 use jumbo::knobs::Group;
 use jumbo::units::PageSize;
 
-use crate::knobs::{How, Manner, undo};
+use crate::knobs::{Bare, How, help, undo};
 
 pub(crate) use wait::TIMED_OUT;
 
 /// Show, resize and steer the kernel's huge page pools
-///
-/// A change is a plan: --dry-run prints it and writes nothing. What was before is recorded first, each
-/// write is read back, and --undo puts back the last change, however it ended; once more, all changes
-/// before it. Ctrl-C puts back at once.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-#[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
 #[command(mut_arg("compact", |compact| compact.requires("undo")))]
-#[command(mut_arg("force", |force| force.requires("undo")))]
-#[command(after_help = "Examples:
-  jumbo pool                                   # the pools, and who has their pages
+#[command(after_help = help!("Examples:
+  jumbo pool                         # the pools, and who has their pages
   jumbo pool set 2M --persistent 512 --dry-run
   jumbo pool set 2M --persistent 4G --overcommit 1G --persist
   jumbo pool grow 1G 2 --compact
@@ -44,28 +37,16 @@ pub(crate) use wait::TIMED_OUT;
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
   jumbo pool auto 2M --min 0 --max 8G --keep-free 2G
 
-A number is pages, a number with a unit is memory: of whole pages.
-
-Exit status: 0 done; 3 a part of it: fewer pages came, or could be put back, than asked;
-1 failed, nothing changed; 2 wrong usage; 124 `wait` waited in vain; 128+N signal N ended it,
-and what was changed was put back.")]
+A number is pages, a number with a unit is memory: of whole pages.", "124 `wait` waited in vain; "))]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Put back what the last change of any pool recorded
-    #[arg(long)]
-    undo: bool,
-
     #[command(flatten)]
-    manner: Manner,
+    bare: Bare,
 
     #[command(flatten)]
     compact: Compact,
-
-    /// A folder that stands in for /
-    #[arg(long, global = true, hide = true, default_value = "/")]
-    root: PathBuf,
 }
 
 /// How memory is had.
@@ -88,13 +69,13 @@ enum Command {
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let root = Root::at(args.root);
+    let root = Root::at(args.bare.root);
     match args.command {
-        None if args.undo => {
+        None if args.bare.undo => {
             let groups = groups(&root)?;
-            undo::main(&root, &groups, &args.manner, args.compact.compact)
+            undo::main(&root, &groups, &args.bare.manner, args.compact.compact)
         }
-        None => show::main(&root, &show::Args::all(args.manner.json)),
+        None => show::main(&root, &show::Args::all(args.bare.manner.json)),
         Some(Command::Show(args)) => show::main(&root, &args),
         Some(Command::Set(args)) => change::set(&root, &args),
         Some(Command::Grow(args)) => change::grow(&root, &args),

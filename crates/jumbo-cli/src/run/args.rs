@@ -29,11 +29,11 @@ use super::{Failure, profile};
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo run -- python3 train.py
-  jumbo run --report=json --report-file peak.json -- ./server --port 8080
+  jumbo run --report=json --report-file peak.json -- ./server -p 80
   jumbo run --profile postgresql -- pg_ctl start
-  jumbo run --dry-run -- node app.js      # what would be done, and what would not
+  jumbo run --dry-run -- node app.js     # what would be done, and why
 
-Exit status: the program's; 128+N when signal N ended it; 127 no such program, 126 it cannot be
+Exit status: the program's; 128+N when signal N ended it; 127 no such program, 126 it cannot be \
 started, 125 jumbo itself failed, 2 wrong usage.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     dry_run: bool,
 
     /// With --dry-run: the plan as JSON, for scripts. The report as JSON is --report=json
-    #[arg(long, requires = "dry_run")]
+    #[arg(long)]
     json: bool,
 
     /// The program and its arguments
@@ -105,11 +105,15 @@ impl Settings {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// Adds to why there is no such program what may have been meant: `--report json`, where the word is taken for the program.
+    /// Why there is no such program, with what may have been meant: `--report json`, where the word is taken for the program.
     pub(super) fn explain(&self, mut failure: Failure) -> Failure {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
         if let (Some(format), true) = (format, self.report.is_some()) {
+            let end = failure.message.find("; hint: ");
+            failure
+                .message
+                .truncate(end.unwrap_or(failure.message.len()));
             failure.message += &format!("; hint: --report={format}, with an equals sign");
         }
         failure
@@ -141,6 +145,11 @@ impl Settings {
     }
 
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
+        if args.json && !args.dry_run {
+            return Err(usage(String::from(
+                "--json is for --dry-run; hint: a report as JSON is --report=json",
+            )));
+        }
         let typed = args.options;
         let profile = args.profile.as_deref().map(profile::read).transpose()?;
         let mut profile = profile.unwrap_or_default();
@@ -165,12 +174,16 @@ impl Settings {
     }
 }
 
-/// The pool with what other options say of it. It is for a heap, and they are for a pool.
-fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
-    let usage = |message: String| Failure {
+/// Options that do not go together.
+fn usage(message: String) -> Failure {
+    Failure {
         code: super::USAGE,
         message,
-    };
+    }
+}
+
+/// The pool with what other options say of it. It is for a heap, and they are for a pool.
+fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
     let (overcommit, warm) = (options.overcommit.unwrap_or_default(), options.warm);
     let Some(mut pool) = options.pool else {
         return match warm || overcommit > Bytes(0) {

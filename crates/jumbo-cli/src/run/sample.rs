@@ -262,8 +262,8 @@ impl<'a> Sampler<'a> {
                 },
             ));
         }
-        sampled.share_of_max_rss =
-            (max_rss.0 > 0).then(|| (self.largest_rss.0 as f64 / max_rss.0 as f64).min(1.0));
+        sampled.share_of_max_rss = (max_rss.0 > 0 && sampled.samples > 0)
+            .then(|| (self.largest_rss.0 as f64 / max_rss.0 as f64).min(1.0));
         (self.peak, sampled)
     }
 }

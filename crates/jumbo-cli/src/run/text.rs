@@ -25,6 +25,9 @@ const PROCESSES: usize = 5;
 /// Below this there is too little memory for huge pages to matter: eight of 2 MiB.
 const LITTLE: Bytes = Bytes(16 << 20);
 
+/// Of less of its memory than this share nothing is said about all of it.
+const SEEN: f64 = 0.5;
+
 /// `full`: with all that is known, rather than what matters.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     let mut out = String::new();
@@ -46,7 +49,14 @@ pub(super) fn headline(report: &Report<'_>) -> String {
         let why = trouble.unwrap_or("nothing was resident");
         return format!("{name}: what was on huge pages is unknown: {why}");
     };
-    let total = peak.usage.total();
+    let (total, largest) = (peak.usage.total(), Bytes(seen.end.faults.max_rss));
+    let seen_share = seen.sampled.share_of_max_rss.unwrap_or(1.0);
+    if seen_share < SEEN && largest >= LITTLE {
+        return format!(
+            "{name}: what was on huge pages is unknown: it ended before more than {:.0} % of its {largest} was seen",
+            seen_share * 100.0
+        );
+    }
     let ruled_out = |shortfall: &&Shortfall| shortfall.what == "huge pages";
     match report.shortfalls.iter().find(ruled_out) {
         Some(why) if total.huge == Bytes(0) => format!(

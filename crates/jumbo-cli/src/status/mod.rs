@@ -17,6 +17,12 @@ use crate::view;
 ///
 /// As a normal user it shows what it may, and says what it may not.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo status
+  jumbo status -p postgres
+  jumbo status -p 4711 --mappings
+
+Exit status: 0 done; 1 failed, or there is no such process; 2 wrong usage.")]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]

@@ -25,7 +25,7 @@ use crate::view::{self, View};
   jumbo text align /usr/bin/python3 -o /opt/python3
   jumbo text align libbig.so -o aligned/libbig.so --force
 
-Priming the copy (`jumbo text prime`) then brings it in huge folios. A position-independent program is loaded at
+Priming the copy (`jumbo text prime`) then brings it in huge folios. A position-independent program is loaded at \
 multiples of the huge page size: its addresses are less random, by 9 bits where that is 2 MiB.")]
 pub(crate) struct Args {
     /// The executable or shared library

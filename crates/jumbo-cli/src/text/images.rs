@@ -16,8 +16,8 @@ use crate::view::{self, NONE, View};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text images
-  jumbo text images --check                    # compare each with its file
-  jumbo text images --remove                   # programs that start from now on make new ones
+  jumbo text images --check          # compare each with its file
+  jumbo text images --remove         # the next programs make new ones
 
 Exit status: 0 done; 1 none could be removed, or is as its file; 3 some could not, or are not.")]
 pub(crate) struct Args {

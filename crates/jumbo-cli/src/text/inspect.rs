@@ -25,7 +25,7 @@ use crate::view::{self, NONE, View, percent};
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node
   jumbo text inspect $$ --json
-  jumbo text inspect ./1234                    # a file whose name is a number")]
+  jumbo text inspect ./1234          # a file whose name is a number")]
 pub(crate) struct Args {
     /// An executable or shared library, or the number of a process
     #[arg(value_name = "FILE|PID", required = true)]

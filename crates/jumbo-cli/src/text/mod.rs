@@ -19,9 +19,10 @@ use jumbo::kernel::Root;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node
-  jumbo text inspect $(pidof postgres)         # what its processes have now
+  jumbo text inspect $(pidof postgres)     # what its processes have now
   jumbo text prime /usr/bin/node --persist
-  jumbo text align /usr/bin/python3 -o /opt/python3 && jumbo text prime /opt/python3")]
+  jumbo text align /usr/bin/python3 -o /opt/python3
+  jumbo text prime /opt/python3")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,

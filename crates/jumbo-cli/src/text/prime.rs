@@ -24,8 +24,8 @@ use crate::view::{self, View};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text prime /usr/bin/node
-  jumbo text prime --all-running --dry-run     # what runs here, and what it lacks
-  jumbo text prime --all-running --persist     # from the next boot on, before services start
+  jumbo text prime --all-running --dry-run   # what runs, what it lacks
+  jumbo text prime --all-running --persist   # at the next boot too
   jumbo text prime --forget
 
 Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]

@@ -5,7 +5,6 @@
 mod save;
 mod show;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
@@ -14,41 +13,24 @@ use jumbo::knobs::thp::{Side, Table, once};
 use jumbo::knobs::{Group, Knob, Plan, Value};
 use jumbo::units::PageSize;
 
-use crate::knobs::{How, Manner, change, undo, usage};
+use crate::knobs::{Bare, How, change, help, undo, usage};
 
 /// Show and set which folio sizes the kernel uses for anonymous and shared memory
-///
-/// A change is a plan: --dry-run prints it and writes nothing. What was before is recorded first, each
-/// write is read back, and --undo puts back the last change, however it ended; once more, all changes
-/// before it. Ctrl-C puts back at once.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-#[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
-#[command(mut_arg("force", |force| force.requires("undo")))]
-#[command(after_help = "Examples:
-  jumbo thp                                    # the tables, and what came of them
+#[command(after_help = help!("Examples:
+  jumbo thp                          # the tables, and what came of them
   jumbo thp set enabled=madvise defrag=defer+madvise --dry-run
   jumbo thp set 64K=madvise 64K.shmem=advise --persist
   jumbo thp set shmem 64K=always,2M=inherit
   jumbo thp save before.json && jumbo thp restore before.json
-  jumbo thp --undo
-
-Exit status: 0 done; 3 a part of it; 1 failed, nothing changed; 2 wrong usage; 128+N signal N
-ended it, and what was changed was put back.")]
+  jumbo thp --undo"))]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Put back what the last change of these tables recorded
-    #[arg(long)]
-    undo: bool,
-
     #[command(flatten)]
-    manner: Manner,
-
-    /// A folder that stands in for /
-    #[arg(long, global = true, hide = true, default_value = "/")]
-    root: PathBuf,
+    bare: Bare,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -86,29 +68,28 @@ impl Which {
 #[command(group = clap::ArgGroup::new("wish").required(true).multiple(true).args(["values", "forget", "undo"]))]
 #[command(mut_arg("persist", |persist| persist.requires("values")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
-#[command(
-    after_help = "Knobs, with the words that they take (those of this kernel: jumbo thp show --json):
-  enabled=      anonymous memory: always, madvise (where a program asks), never
-  shmem=        shared memory: always, within_size (of the file), advise, never
-  SIZE=         anonymous memory in folios of SIZE; inherit: as `enabled` says
-  SIZE.shmem=   shared memory in folios of SIZE; inherit: as `shmem` says.
-                8K is a size of shared memory only
-  defrag=       what a fault does when no huge page is free:
-                always, defer, defer+madvise, madvise, never
-  max_ptes_none=     untouched base pages that khugepaged fills for one huge page
-  use_zero_page=     1: a read of untouched memory maps the huge page of zeroes
-  shrink_underused=  1: huge pages of mostly zeroes are split when memory is short
+#[command(after_help = "Knobs:
+  enabled=     anonymous memory: always, madvise (where asked for), never
+  shmem=       shared memory: always, within_size (of the file), advise,
+               never
+  SIZE=        anonymous memory in folios of SIZE; inherit: as `enabled`
+  SIZE.shmem=  shared memory in folios of SIZE; inherit: as `shmem`.
+               8K is a size of shared memory only
+  defrag=      what a fault does when no huge page is free: always, defer,
+               defer+madvise, madvise, never
+  max_ptes_none=     untouched base pages that khugepaged fills
+  use_zero_page=     1: a read of untouched memory maps a page of zeroes
+  shrink_underused=  1: huge pages of mostly zeroes are split
 
-Behind the word `shmem` (or with --shmem) SIZE= is of shared memory, behind `anon` of anonymous
-memory. A comma is as good as a blank. Files of a tmpfs, as in /dev/shm, obey the `huge=` of their mount
-and not this table; System V segments (shmget) obey `shmem` alone, in the PMD size.
+These are the words that the knobs take; those of this kernel: `jumbo thp show --json`. Behind the word `shmem` (or with --shmem) \
+SIZE= is of shared memory, behind `anon` of anonymous memory. A comma is as good as a blank. Files of a tmpfs, as in /dev/shm, obey \
+the `huge=` of their mount and not this table; System V segments (shmget) obey `shmem` alone, in the PMD size.
 
 Examples:
   jumbo thp set enabled=madvise
   jumbo thp set 64K=always 64K.shmem=within_size --dry-run
   jumbo thp set shmem 64K=always,2M=inherit
-  jumbo thp set --undo"
-)]
+  jumbo thp set --undo")]
 struct SetArgs {
     /// Which knob gets which value; any number of them
     #[arg(value_name = "KNOB=VALUE", conflicts_with = "undo")]
@@ -122,10 +103,10 @@ struct SetArgs {
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let root = Root::at(&args.root);
+    let root = Root::at(&args.bare.root);
     match &args.command {
-        None if args.undo => undo::main(&root, &[Group::thp()], &args.manner, false),
-        None => show::main(&root, None, args.manner.json),
+        None if args.bare.undo => undo::main(&root, &[Group::thp()], &args.bare.manner, false),
+        None => show::main(&root, None, args.bare.manner.json),
         Some(Command::Show(args)) => show::main(&root, args.which.side(), args.json),
         Some(Command::Set(args)) => set(&root, args),
         Some(Command::Save(args)) => save::save(&root, args),

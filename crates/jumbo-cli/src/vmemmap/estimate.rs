@@ -14,8 +14,8 @@ use crate::view;
 /// Compute what the metadata of a pool takes
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Columns: without HVO; with the series of 2021, which kept two base pages for each huge page; with the
-kernel's HVO, which keeps one; with a table of jumbo's (jumbo::vmemmap), which keeps an entry for each
+    after_help = "Columns: without HVO; with the series of 2021, which kept two base pages for each huge page; with the \
+kernel's HVO, which keeps one; with a table of jumbo's (jumbo::vmemmap), which keeps an entry for each \
 section of 2 MiB.
 
 Examples:

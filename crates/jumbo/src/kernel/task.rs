@@ -145,6 +145,14 @@ pub fn arguments_of_each(root: &Root, pids: &[u32]) -> Vec<Vec<String>> {
     arguments.map(Result::unwrap_or_default).collect()
 }
 
+/// Whether each of these processes maps a file of that name; false where that is not to be had.
+pub fn map_each(root: &Root, pids: &[u32], file: &str) -> Vec<bool> {
+    let (texts, end) = (aside::texts(root, pids, "maps"), format!("/{file}"));
+    let has = |text: String| text.lines().any(|line| line.ends_with(&end));
+    let texts = texts.into_iter();
+    texts.map(|text| text.is_ok_and(has)).collect()
+}
+
 /// The arguments in a command line. Where all but the first are empty that is a title, which the program wrote over its
 /// arguments, and what it left of their room.
 fn split(text: &str) -> Vec<String> {

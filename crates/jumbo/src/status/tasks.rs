@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 
 use serde::Serialize;
 
+use crate::kernel::process::Standing;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, task};
 use crate::units::Bytes;
 
+use super::library::LIBRARY;
 use super::{Missing, Sibling, siblings};
 
 /// One process, in short.
@@ -25,6 +27,10 @@ pub struct Task {
     pub memory: task::Memory,
     /// How much of that is mapped by PMD; `None` where this user may not look.
     pub huge: Option<Huge>,
+    /// `jumbo bench` or `jumbo compare` has started it, to measure it. Known of tasks that are listed.
+    pub measured: bool,
+    /// The preload library is in it. Known of the largest tasks, of those that this user may look into.
+    pub covered: bool,
 }
 
 /// What a process maps by PMD.
@@ -150,7 +156,13 @@ impl Tasks {
         ] {
             for task in list {
                 task.command = task::command(root, task.pid).unwrap_or_default();
+                task.measured = is_measured(root, task.pid);
             }
+        }
+        let pids: Vec<_> = tasks.largest.iter().map(|task| task.pid).collect();
+        let covered = task::map_each(root, &pids, LIBRARY);
+        for (task, covered) in tasks.largest.iter_mut().zip(covered) {
+            task.covered = covered;
         }
         tasks
     }
@@ -165,6 +177,26 @@ fn siblings_among(root: &Root, tasks: &[Task]) -> Vec<Sibling> {
         .collect()
 }
 
+/// Whether a process that measures has started `pid`, through whatever generations.
+fn is_measured(root: &Root, mut pid: u32) -> bool {
+    // What is read of processes that come and go may lead in a circle.
+    for _ in 0..64 {
+        let Ok(Standing { parent, .. }) = Standing::read(root, pid) else {
+            return false;
+        };
+        let measures = || {
+            let arguments = task::arguments(root, parent).unwrap_or_default();
+            let command = arguments.get(1).map(String::as_str);
+            matches!(command, Some("bench" | "compare"))
+        };
+        if parent > 1 && task::name(root, parent).is_ok_and(|name| name == "jumbo") && measures() {
+            return true;
+        }
+        pid = parent;
+    }
+    false
+}
+
 fn brief(root: &Root, pid: u32) -> Option<Task> {
     let memory = task::memory(root, pid).ok()??;
     Some(Task {
@@ -173,5 +205,7 @@ fn brief(root: &Root, pid: u32) -> Option<Task> {
         command: String::new(),
         memory,
         huge: None,
+        measured: false,
+        covered: false,
     })
 }

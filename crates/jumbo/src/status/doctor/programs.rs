@@ -23,9 +23,9 @@ fn who(task: &Task) -> String {
     format!("{} ({})", task.name, task.pid)
 }
 
-/// What jumbo itself measures on (`jumbo bench`), and a `jumbo run` that waits for its program, whose memory is the program's own.
+/// What jumbo itself measures, and on what (`jumbo bench`), and a `jumbo run` that waits for its program, whose memory is the program's own.
 fn is_jumbo(task: &Task) -> bool {
-    task.name == "jumbo"
+    task.name == "jumbo" || task.measured
 }
 
 fn small_heap(task: &Task) -> Option<Finding> {
@@ -48,10 +48,16 @@ fn small_heap(task: &Task) -> Option<Finding> {
             "smaps_rollup AnonHugePages",
             task.huge.map_or(Bytes(0), |huge| huge.anon),
         )
-        .hint(format!(
-            "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
-            task.command, task.pid
-        )),
+        .hint(match task.covered {
+            true => format!(
+                "it runs under `jumbo run` already: `jumbo status -p {}` shows what keeps it small",
+                task.pid
+            ),
+            false => format!(
+                "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
+                task.command, task.pid
+            ),
+        }),
     )
 }
 
@@ -90,6 +96,7 @@ fn dev_shm(snapshot: &Snapshot) -> Option<Finding> {
     // Either overrules every mount.
     let overruled = ["never", "deny", "force"].iter().any(|word| given.is(word));
     let tasks = snapshot.tasks.largest.iter();
+    let tasks = tasks.filter(|task| !is_jumbo(task));
     let small = tasks.map(|task| (task.small_shmem().unwrap_or(task.memory.shmem), task));
     let (small, task) = small.max_by_key(|(small, _)| *small)?;
     (small >= LARGE && !overruled).then(|| {
