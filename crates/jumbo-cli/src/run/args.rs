@@ -148,6 +148,7 @@ impl Settings {
         profile.quiet &= typed.report.is_none() && typed.report_file.is_none();
         let json = args.json || typed.report == Some(ReportFormat::Json);
         let options = typed.or(profile);
+        check_keep(&options)?;
         Ok(Self {
             asked: options.orders(),
             pool: pool(&options)?,
@@ -162,6 +163,17 @@ impl Settings {
             dry_run: args.dry_run,
             command: args.command,
         })
+    }
+}
+
+/// `--keep` is about jumbo's own heap.
+fn check_keep(options: &Options) -> Result<(), Failure> {
+    match (options.keep, options.heap) {
+        (Some(_), Some(HeapMode::Mimalloc | HeapMode::Off)) => Err(Failure {
+            code: super::USAGE,
+            message: String::from("--keep is for --heap=on; hint: drop one of them"),
+        }),
+        _ => Ok(()),
     }
 }
 
