@@ -185,6 +185,27 @@ fn nothing_is_resident_that_was_not_asked_for() {
     assert!(wasteful.is_empty(), "{wasteful:#?}");
 }
 
+/// `--keep` says how much of what is freed stays: with enough of it a block that comes and goes has no faults.
+#[test]
+fn what_stays_of_freed_memory_can_be_chosen() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("rounds", &[])]);
+    let program = Program::new(files.path("rounds"));
+    let [usual, none] = [&[][..], &["--keep=0"]].map(|options| program.jumbo_with(options).ok());
+    for enough in ["--keep=128M", "--keep=100%"] {
+        let kept = program.jumbo_with(&[enough]).ok();
+        // The others have the first touches of 20 times 50 huge pages.
+        assert!(kept.number("faults") < 100, "{enough}: {kept:?}");
+        for other in [&usual, &none] {
+            assert!(other.number("faults") >= 900, "{other:?}");
+            let more = kept.number("kept").saturating_sub(other.number("kept"));
+            assert!(more > 90 * MIB, "{enough}: {kept:?} {other:?}");
+        }
+    }
+}
+
 /// A program that maps much and touches little can be left out of it.
 #[test]
 fn a_sparse_program_can_be_excluded() {

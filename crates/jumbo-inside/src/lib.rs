@@ -5,6 +5,7 @@
 //! caller is told, and the program's own allocator or the kernel does it.
 //!
 //! - [`heap`]: large allocations in an address window of their own, and the program's mappings.
+//! - [`keep`]: how much of what is freed stays for the next allocations.
 //! - [`gather`]: memory given back by several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
 //! - [`segments`]: the program's text and data, moved to huge pages.
@@ -25,6 +26,7 @@ pub mod bpf;
 pub mod gather;
 pub mod headroom;
 pub mod heap;
+pub mod keep;
 pub mod ledger;
 pub mod orders;
 pub mod pool;

@@ -11,6 +11,7 @@ use core::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::keep::{Keep, KeepError};
 use crate::units::Bytes;
 
 /// The most a pool can be, its overcommit included: what the addresses set aside for it have room for.
@@ -87,6 +88,8 @@ orders! {
     maps: bool = true, flag;
     /// How much of the memory may be beyond what was asked for, in percent (`--max-waste`).
     max_waste: u32 = 5, number;
+    /// How much freed memory stays for the next large allocations (`--keep`); by the heap's own rule if nothing is said.
+    keep: Option<Keep> = None, some;
     /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
     follow: bool = true, flag;
     /// The launcher added `glibc.malloc.hugetlb=1` to GLIBC_TUNABLES (so it is to be taken out again
@@ -409,6 +412,7 @@ mod tests {
             "pmd=x",
             "what=1",
             "max_waste=-1",
+            "keep=101%",
             "=",
             "free=maybe",
             "reaper=",
@@ -422,7 +426,7 @@ mod tests {
         fn what_is_encoded_is_decoded(
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
-            free_least: Option<usize>, small_pages: bool, orphans: bool,
+            free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
             text in 0usize..5, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
@@ -433,8 +437,12 @@ mod tests {
             let pool = pages.map(|(size, overcommit, shift, warm, nofork, each)| PoolOrder {
                 size: size << shift, page: 1 << shift, overcommit: overcommit << shift, warm, nofork, each,
             });
+            let keep = kept.map(|(size, amount)| match size {
+                true => Keep::Size(amount << 20),
+                false => Keep::Percent(u32::try_from(amount).unwrap()),
+            });
             let orders = Orders {
-                heap, pool, maps, max_waste, follow, tunable, free, free_workers, free_least, small_pages, reaper,
+                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
                 orphans, filters, launched_under, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();

@@ -20,6 +20,7 @@ fn start() {
         let settings = Settings {
             pmd: PMD,
             max_waste: 5,
+            keep: None,
             arenas: false,
             pool: None,
             managed: false,

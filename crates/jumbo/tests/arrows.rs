@@ -29,8 +29,8 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "gather", "headroom", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
-            "watch",
+            "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox", "sync",
+            "sys", "watch",
         ],
     ),
     (
@@ -54,7 +54,8 @@ const INSIDE: Table = &[
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),
-    ("orders", &["units"]),
+    ("orders", &["keep", "units"]),
+    ("keep", &["units"]),
     ("bpf", &[]),
     ("proc", &[]),
     ("sync", &[]),

@@ -157,6 +157,7 @@ impl Settings {
         profile.quiet &= typed.report.is_none() && typed.report_file.is_none();
         let json = args.json || typed.report == Some(ReportFormat::Json);
         let options = typed.or(profile);
+        check_keep(&options)?;
         Ok(Self {
             asked: options.orders(),
             pool: pool(&options)?,
@@ -179,6 +180,16 @@ fn usage(message: String) -> Failure {
     Failure {
         code: super::USAGE,
         message,
+    }
+}
+
+/// `--keep` is about jumbo's own heap.
+fn check_keep(options: &Options) -> Result<(), Failure> {
+    match (options.keep, options.heap) {
+        (Some(_), Some(HeapMode::Mimalloc | HeapMode::Off)) => Err(usage(String::from(
+            "--keep is for --heap=on; hint: drop one of them",
+        ))),
+        _ => Ok(()),
     }
 }
 

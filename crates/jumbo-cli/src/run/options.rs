@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jumbo::policy::{
-    DataMode, FreeMode, HeapMode, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode, ShmMode,
-    TextMode,
+    DataMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode,
+    ShmMode, TextMode,
 };
 use jumbo::units::{Bytes, PageSize};
 use serde::{Deserialize, Deserializer};
@@ -124,6 +124,16 @@ pub(super) struct Options {
         allow_negative_numbers = true)]
     pub(super) max_waste: Option<u32>,
 
+    /// How much freed memory stays for the next large allocations [default: see below]
+    ///
+    /// At most SIZE, or a percentage of the most that the program had in large allocations (128 KiB and more) at once. What stays is neither given back nor
+    /// touched anew: a program that frees and allocates large blocks in turn is faster, and stays larger. A freed block of more than
+    /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use.
+    /// For --heap=on; what is freed of a --pool stays in it.
+    #[arg(long, value_name = "SIZE|PERCENT%", allow_hyphen_values = true)]
+    #[serde(deserialize_with = "keep")]
+    pub(super) keep: Option<Keep>,
+
     /// Free large blocks with several threads: sync, background or off [default: sync]
     ///
     /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
@@ -230,6 +240,7 @@ impl Options {
             shm: self.shm.or(profile.shm),
             shm_sizes: self.shm_sizes.or(profile.shm_sizes),
             max_waste: self.max_waste.or(profile.max_waste),
+            keep: self.keep.or(profile.keep),
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
             reaper: self.reaper.or(profile.reaper),
@@ -252,6 +263,7 @@ impl Options {
             shm: self.shm.unwrap_or(usual.shm),
             shm_sizes: self.shm_sizes.map_or(usual.shm_sizes, |sizes| sizes.0),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
+            keep: self.keep.or(usual.keep),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),
             free_workers: self.free_workers.unwrap_or(usual.free_workers),
@@ -287,6 +299,11 @@ fn libs(typed: &str) -> Result<Patterns, String> {
 fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
     let text = String::deserialize(deserializer)?;
     libs(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+fn keep<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Keep>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 /// `"64K,2M"`.

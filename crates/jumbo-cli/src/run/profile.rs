@@ -144,13 +144,13 @@ fn nearest(key: &str) -> String {
 mod tests {
     use super::*;
     use crate::run::options::{Patterns, ReportFormat, Sizes, Switch};
-    use jumbo::policy::{DataMode, FreeMode, HeapMode, ReaperMode, ShmMode, TextMode};
+    use jumbo::policy::{DataMode, FreeMode, HeapMode, Keep, ReaperMode, ShmMode, TextMode};
     use jumbo::units::Bytes;
 
     #[test]
     fn every_option_can_be_set() {
         let profile = parse(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
@@ -166,6 +166,7 @@ mod tests {
             shm: Some(ShmMode::User),
             shm_sizes: Some(Sizes((2 << 20) + (64 << 10))),
             max_waste: Some(10),
+            keep: Some(Keep::Percent(10)),
             free: Some(FreeMode::Background),
             free_workers: Some(2),
             reaper: Some(ReaperMode::Off),
@@ -183,8 +184,8 @@ mod tests {
     fn an_unknown_key_names_its_line_and_the_nearest() {
         for (text, message) in [
             (
-                "\nheep = 1",
-                "line 2: there is no option `heep`; the nearest is `heap`",
+                "\nheapp = 1",
+                "line 2: there is no option `heapp`; the nearest is `heap`",
             ),
             (
                 "max_waste = 1",
@@ -210,6 +211,7 @@ mod tests {
             ("overcommit = \"x\"", 1),
             ("max-waste = -1", 1),
             ("max-waste = 101", 1),
+            ("keep = \"101%\"", 1),
             ("quiet = ", 1),
         ] {
             let error = parse(text).unwrap_err();

@@ -310,6 +310,7 @@ impl<'a> Report<'a> {
                 "warm": pool.is_some_and(|pool| pool.warm),
                 "maps": asked.maps,
                 "max_waste": asked.max_waste,
+                "keep": asked.keep.map(|keep| keep.to_string()),
                 "text": asked.text,
                 "data": asked.data,
                 "shm": asked.shm,

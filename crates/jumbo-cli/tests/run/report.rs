@@ -66,12 +66,15 @@ fn the_report_survives_a_killed_program() {
 
 #[test]
 fn the_options_are_what_is_requested() {
-    let report = report(&["--heap=off", "--no-follow", "--max-waste=2"], &["true"]);
-    let requested = &report["requested"];
+    let without_heap = report(&["--heap=off", "--no-follow", "--max-waste=2"], &["true"]);
+    let requested = &without_heap["requested"];
     assert_eq!(requested["heap"], false);
     assert_eq!(requested["follow"], false);
     assert_eq!(requested["max_waste"], 2);
     assert_eq!(requested["tunable"], Value::Null);
+    assert_eq!(requested["keep"], Value::Null);
+    let kept = report(&["--keep=64M"], &["true"]);
+    assert_eq!(kept["requested"]["keep"], "67108864");
 }
 
 #[test]

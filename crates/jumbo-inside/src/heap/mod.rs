@@ -33,6 +33,7 @@ mod window;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::gather::{self, Leaving};
+use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sync::{Lock, thread_pointer};
@@ -69,6 +70,8 @@ pub struct Settings {
     pub pmd: usize,
     /// How much may be resident beyond what was asked for, in percent.
     pub max_waste: usize,
+    /// How much freed memory stays, where the user says so.
+    pub keep: Option<Keep>,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
     pub arenas: bool,
     /// The pages of a pool.
@@ -142,7 +145,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
     if fits {
         HEAP.window
-            .with(|window| window.place(settings.pmd, settings.max_waste, random));
+            .with(|window| window.place(settings.pmd, settings.max_waste, settings.keep, random));
         maps::place(settings, random >> 32);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
@@ -160,7 +163,7 @@ fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
         return;
     }
     POOL.window
-        .with(|pool| pool.place(order.page, usize::MAX, random));
+        .with(|pool| pool.place(order.page, usize::MAX, None, random));
     POOLED.store(
         SUPPLY.start(order, settings.pmd, POOL_BASE),
         Ordering::Release,

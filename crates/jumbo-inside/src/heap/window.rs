@@ -23,6 +23,7 @@ use super::memory::{self, PageTable};
 use super::supply::SUPPLY;
 use super::{BASE_PAGE, Resize};
 use crate::gather::{self, Leaving};
+use crate::keep::Keep;
 use crate::ledger::stats;
 use crate::sys;
 
@@ -57,8 +58,11 @@ pub(super) struct Window {
     start: usize,
     pmd: usize,
     max_waste: usize,
-    /// Bytes handed out.
+    /// How much freed memory stays, where the user says so.
+    keep: Option<Keep>,
+    /// Bytes handed out, and the most so far.
     live: usize,
+    most_live: usize,
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
@@ -89,7 +93,9 @@ impl Window {
             start: 0,
             pmd: 0,
             max_waste: 0,
+            keep: None,
             live: 0,
+            most_live: 0,
             dirty: 0,
             clean: 0,
             largest_kept: 0,
@@ -98,11 +104,18 @@ impl Window {
 
     /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only. `max_waste` is in percent of what is
     /// handed out.
-    pub(super) fn place(&mut self, pmd: usize, max_waste: usize, random: usize) {
+    pub(super) fn place(
+        &mut self,
+        pmd: usize,
+        max_waste: usize,
+        keep: Option<Keep>,
+        random: usize,
+    ) {
         let chunks = (self.site.end - self.site.base) / 2 / pmd;
         self.start = self.site.base + random % chunks * pmd;
         self.pmd = pmd;
         self.max_waste = max_waste;
+        self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
         self.site.start.store(self.start, Ordering::Release);
     }
@@ -556,12 +569,13 @@ impl Window {
         }
     }
 
-    /// What glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and the
-    /// allowed waste on top. Of the pool all but its surplus.
+    /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
+    /// the allowed waste on top. Of the pool all but its surplus.
     fn keep(&self) -> usize {
-        match self.site.backing {
-            Backing::Pool => self.dirty.saturating_sub(SUPPLY.surplus()),
-            Backing::Advised => (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0),
+        match (self.site.backing, self.keep) {
+            (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
+            (Backing::Advised, Some(keep)) => keep.of(self.most_live),
+            (Backing::Advised, None) => (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0),
         }
     }
 
@@ -587,6 +601,7 @@ impl Window {
         } else {
             self.live - bytes
         };
+        self.most_live = self.most_live.max(self.live);
         if self.site.backing == Backing::Advised {
             stats::live(self.live as u64);
         }
