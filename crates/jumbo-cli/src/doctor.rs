@@ -4,8 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use jumbo::kernel::Root;
+use jumbo::status::Host;
 use jumbo::status::Missing;
 use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
+use jumbo::units::PageSize;
 use jumbo_bench::memory::touch_after_a_while;
 use serde::Serialize;
 
@@ -68,7 +70,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         missing: snapshot.missing().collect(),
     };
     view::page(args.json, &page, |view, page| {
-        show(view, page, snapshot.host.sys_read_only)
+        show(view, page, &snapshot.host)
     })?;
     Ok(ExitCode::from(u8::from(
         args.exit_code && !findings.is_empty(),
@@ -94,7 +96,7 @@ fn measure(root: &Root) -> Result<Option<Touch>, jumbo_bench::Error> {
     })
 }
 
-fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Result<()> {
+fn show(view: &mut View, page: &Page<'_>, host: &Host) -> std::io::Result<()> {
     let Page {
         findings,
         touch,
@@ -118,7 +120,10 @@ fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Resul
         if let Some(rest) = rest {
             text("", rest.trim_start_matches('\n'))?;
         }
-        text("   cost: ", &cost(finding.cost))?;
+        text(
+            "   cost: ",
+            &cost(finding.id, finding.cost, host.base_page, host.pmd_size),
+        )?;
         for evidence in &finding.evidence {
             let value = evidence.value.to_string();
             text(&format!("   {}: ", evidence.source), &value)?;
@@ -135,7 +140,7 @@ fn show(view: &mut View, page: &Page<'_>, sys_read_only: bool) -> std::io::Resul
             &format!("{}: no wait for a host", touched(*touch)),
         ))?;
     }
-    if !findings.is_empty() && sys_read_only {
+    if !findings.is_empty() && host.sys_read_only {
         view.line("")?;
         view.line("/sys is read-only here, as in a container: run the commands on the host")?;
     }
@@ -152,17 +157,46 @@ fn touched(touch: Touch) -> String {
     )
 }
 
-fn cost(cost: Cost) -> String {
+/// The findings about memory that a process has now, so that its pages can be counted.
+const OF_RESIDENT: [&str; 3] = ["small-heap", "small-shared", "thp-disabled"];
+
+fn cost(id: &str, cost: Cost, base: PageSize, pmd: PageSize) -> String {
     match cost {
         Cost::Fails => "programs fail or are killed".to_owned(),
         Cost::Wasted(bytes) => format!("{bytes} that no program can use"),
-        Cost::Slow(bytes) => format!(
-            "{bytes} are slower to use than they need be: {} base pages, each with a fault and a TLB entry of its own, \
-             where {} huge pages would do",
-            bytes.0 >> 12,
-            (bytes.0 >> 21).max(1)
+        Cost::Slow(bytes) if OF_RESIDENT.contains(&id) => format!(
+            "{bytes} are slower to use than they need be: as much as {} base pages, where {} huge pages would do",
+            bytes.whole_pages(base),
+            bytes.whole_pages(pmd).0.max(1)
         ),
+        Cost::Slow(bytes) => format!("{bytes} are slower to use than they need be"),
         Cost::Waits(touch) => format!("{}: {:.1} times as long", touched(touch), touch.ratio()),
         Cost::Unknown => "no figure can be given".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jumbo::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn pages_are_counted_where_a_process_has_them_and_in_the_sizes_of_the_host() {
+        let said = |id, base: u64, pmd| {
+            let [base, pmd] = [base, pmd].map(|kib| PageSize::new(kib << 10).unwrap());
+            cost(id, Cost::Slow(Bytes(1 << 30)), base, pmd)
+        };
+        let small = said("small-heap", 4, 2048);
+        assert!(
+            small.contains("262144 base pages, where 512 huge"),
+            "{small}"
+        );
+        let large = said("small-shared", 64, 512 << 10);
+        assert!(large.contains("16384 base pages, where 2 huge"), "{large}");
+        // Faults since boot, and free memory, are in no page table.
+        for id in ["thp-fallback", "fragmented"] {
+            assert!(!said(id, 4, 2048).contains("base pages"));
+        }
     }
 }

@@ -567,6 +567,27 @@ fn a_first_touch_that_was_measured() {
     assert_eq!(measured(balloon, 44_000), None);
     assert_eq!(measured(|_| (), 400_000), Some((waits(400_000), false)));
     assert_eq!(measured(|_| (), 44_000), None);
+    // A host is blamed only where something says that there is one.
+    let title = |flags: Option<&str>| {
+        let fake = Fake::healthy();
+        if let Some(flags) = flags {
+            fake.write(
+                "proc/cpuinfo",
+                format!("processor\t: 0\nflags\t\t: {flags}\n"),
+            );
+        }
+        let mut snapshot = Snapshot::read(&fake.root(), 10);
+        snapshot.touch = Some(Touch {
+            size: Bytes(256 << 20),
+            first_us: 64_000,
+            again_us: 40_000,
+        });
+        examine(&snapshot)[0].title.clone()
+    };
+    assert!(title(Some("fpu hypervisor lm")).contains("goes back to the host"));
+    for physical in [Some("fpu lm"), None] {
+        assert!(!title(physical).contains("host"), "{physical:?}");
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ use crate::worker::ms;
 
 /// How long a server may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What it serves may hang once it is gone: that is looked at so often.
+const GLANCE: Duration = Duration::from_secs(1);
 /// How long one run of what fills or loads a server may take: it is not to hang for ever.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// The time between two questions whether it does.
@@ -46,7 +48,7 @@ impl Server {
             let (mut shell, clock) = (shell(command, folder), Instant::now());
             shell.stdin(Stdio::null());
             let running = Running::start(&Root::host(), shell)?;
-            while !running.wait(Some(PAUSE), look)? {
+            while !running.wait(Some(GLANCE), look)? {
                 if server.is_gone() || clock.elapsed() > most {
                     return Err(Error::Endless(
                         command.to_owned(),

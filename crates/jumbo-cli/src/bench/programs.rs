@@ -94,7 +94,7 @@ fn show(view: &mut View, table: &Table, ways: &[Way]) -> io::Result<()> {
     view.line("")?;
     view.line("  Plain time / that of the column: above 1 the column is faster. Memory: plain / the first column.")?;
     view.line("  In brackets: within what plain differs by from itself. LOSS: slower, or larger, than that.")?;
-    view.line("  FAILED: it did not succeed so, and did as it is; below is why.")?;
+    view.line("  FAILED: the program failed in that way, and not plain; why is below.")?;
     for missing in &table.missing {
         view.line(format!("  Not measured: {}: {}", missing.what, missing.why))?;
     }

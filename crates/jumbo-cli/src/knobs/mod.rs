@@ -88,7 +88,7 @@ pub(crate) struct Bare {
 }
 
 /// How either is done.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Manner {
     /// Print the plan and write nothing
     #[arg(long)]

@@ -122,20 +122,11 @@ pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCod
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let values = table.knobs(args.which.side());
     let values = values.map_err(|error| wrong(error.to_string()))?;
-    let Manner {
-        dry_run,
-        force,
-        json,
-    } = args.manner;
     let how = How {
         persist: args.persist,
         forget: false,
         undo: false,
-        manner: Manner {
-            dry_run,
-            force,
-            json,
-        },
+        manner: args.manner.clone(),
     };
     give(root, &how, &values)
 }

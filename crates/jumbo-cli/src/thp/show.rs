@@ -172,16 +172,20 @@ fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) -> io::Result<()> {
 }
 
 fn show_side(view: &mut View, thp: &Thp, side: Side) -> io::Result<()> {
-    let (heading, top) = match side {
-        Side::Anon => ("Folio sizes for anonymous memory", Some(&thp.enabled)),
-        Side::Shmem => ("Folio sizes for shared memory", thp.shmem_enabled.as_ref()),
+    let (heading, file, top) = match side {
+        Side::Anon => (
+            "Folio sizes for anonymous memory",
+            "enabled",
+            Some(&thp.enabled),
+        ),
+        Side::Shmem => (
+            "Folio sizes for shared memory",
+            "shmem_enabled",
+            thp.shmem_enabled.as_ref(),
+        ),
     };
     view.heading(heading)?;
-    let (file, now) = match side {
-        Side::Anon => ("enabled", top),
-        Side::Shmem => ("shmem_enabled", top),
-    };
-    let word = now.map_or(NONE, |choice| &choice.current);
+    let word = top.map_or(NONE, |choice| &choice.current);
     view.line(format!("  {file} {word}"))?;
     let control = |of: &SizeControl| match side {
         Side::Anon => of.enabled.clone(),

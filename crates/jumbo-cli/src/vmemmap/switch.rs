@@ -136,6 +136,11 @@ fn convert(
         let known = savings.pools.iter().find(|of| of.size == size);
         let predate = known.and_then(|of| of.predate());
         if predate.is_some_and(|(_, most)| most == Pages(0)) {
+            let total = pool.total.0;
+            if total > 0 {
+                let pages = counted(total, &format!("{size} page"));
+                notes.push(format!("{pages} left as they are: all have HVO already"));
+            }
             continue;
         }
         let before = plan.steps.len();

@@ -141,6 +141,8 @@ fn nothing_is_given_back_in_vain() {
     fake.write(HVO, "1\n");
     let text = fake.says(&["vmemmap", "on", "--convert"]);
     assert!(text.contains("nothing to do"), "{text}");
+    let plan = fake.says(&["vmemmap", "on", "--convert", "--dry-run", "--json"]);
+    assert!(plan.contains("20 2M pages left as they are"), "{plan}");
     // Pages of 1 GiB may not come again.
     let fake = counted(0);
     fake.pool(1 << 20, [2, 2, 0, 0, 0]);

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::hugetlb::Pool;
 use super::memory::{DESCRIPTOR, Metadata};
 use super::thp::optional;
+use super::zones::Watermarks;
 use super::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages};
 
@@ -19,6 +20,9 @@ pub const FILE: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
 /// Whether hotplugged memory holds its own descriptors (Linux 5.13).
 const ON_MEMORY: &str = "sys/module/memory_hotplug/parameters/memmap_on_memory";
 const BLOCKS: &str = "sys/devices/system/memory";
+/// The kernel makes descriptors for so much memory at a time, where any of it is present (SECTION_SIZE_BITS; arm64 with large base
+/// pages has larger ones). A memory block is one section or, on large machines, several, of which some may be absent.
+const SECTION: Bytes = Bytes(128 << 20);
 
 /// Whether HVO is on for pages made from now on; `None` where the kernel lacks it (before 5.18, or
 /// CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP not set).
@@ -189,7 +193,19 @@ fn saved(root: &Root, metadata: Option<Metadata>, base: PageSize) -> Result<Byte
         number.is_some_and(|number| number.parse::<u64>().is_ok())
     };
     let blocks = names.iter().filter(is_block).count() as u64;
-    let all = descriptors(Bytes(blocks.saturating_mul(block)), base);
+    let memory = Bytes(blocks.saturating_mul(block));
+    if block > SECTION.0 {
+        let zones = Watermarks::read_all(root).map_err(in_words)?;
+        let present = Pages(zones.iter().map(|zone| zone.present.0).sum());
+        // A section that is absent is so much that is not present.
+        if memory.0.saturating_sub(present.bytes(base).0) >= SECTION.0 {
+            return Err(format!(
+                "memory blocks of {} are larger than what descriptors are made for, and some of {memory} is absent",
+                Bytes(block)
+            ));
+        }
+    }
+    let all = descriptors(memory, base);
     let lacking = all.0.checked_sub(metadata.bytes.0).map(Bytes);
     lacking.ok_or_else(|| {
         format!(
@@ -228,6 +244,29 @@ mod tests {
         // Of one base page of descriptors or less there is nothing to free.
         let large = PageSize::new(64 << 10).unwrap();
         assert_eq!(freed(PageSize::SIZE_2M, large), Bytes(0));
+    }
+
+    #[test]
+    fn a_hole_in_large_memory_blocks_is_no_saving() {
+        let all = descriptors(Bytes(4 << 30), BASE);
+        let read = |block: &str, blocks: u64, absent: u64| {
+            let present = ((4 << 30) - absent) / BASE.bytes();
+            let zone = format!("Node 0, zone Normal\n  present {present}\n  managed {present}\n");
+            let size = format!("{BLOCKS}/block_size_bytes");
+            let (_folder, root) = fake::host(&[(&size, block), ("proc/zoneinfo", &zone)]);
+            for number in 0..blocks {
+                fake::write(&root, &format!("{BLOCKS}/memory{number}/online"), "1");
+            }
+            let metadata = Metadata {
+                bytes: Bytes(all.0 - (absent >> 6)),
+                counted: true,
+            };
+            saved(&root, Some(metadata), BASE).ok()
+        };
+        // 128 MiB of a block of 2 GiB are absent, and so are their descriptors.
+        assert_eq!(read("80000000\n", 2, 128 << 20), None);
+        assert_eq!(read("80000000\n", 2, 0), Some(Bytes(0)));
+        assert_eq!(read("8000000\n", 32, 0), Some(Bytes(0)));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Watermarks {
     pub min: Pages,
     /// What the page allocator manages.
     pub managed: Pages,
+    /// What there is of memory, without the holes between.
+    pub present: Pages,
 }
 
 /// The pageblocks of a zone by what may lie in them.
@@ -55,6 +57,7 @@ impl Watermarks {
                     free: Pages(0),
                     min: Pages(0),
                     managed: Pages(0),
+                    present: Pages(0),
                 });
             } else if let Some(zone) = zones.last_mut() {
                 // Fields of the same names that come later belong to CPUs, and have a colon.
@@ -68,6 +71,7 @@ impl Watermarks {
                     Some("free") => zone.free = value,
                     Some("min") => zone.min = value,
                     Some("managed") => zone.managed = value,
+                    Some("present") => zone.present = value,
                     _ => {}
                 }
             }
@@ -125,7 +129,7 @@ mod tests {
         let zone = |name, free, managed| {
             format!(
                 "Node 1, zone {name}\n  per-node stats\n      nr_free_cma 7\n  pages free     {free}\n        \
-                 boost    0\n        min      9\n        managed  {managed}\n  pagesets\n    cpu: 0\n              \
+                 boost    0\n        min      9\n        present  {managed}\n        managed  {managed}\n  pagesets\n    cpu: 0\n              \
                  high:     27224\n              high_min: 8468\n"
             )
         };
@@ -138,6 +142,7 @@ mod tests {
             free: Pages(100),
             min: Pages(9),
             managed: Pages(200),
+            present: Pages(200),
         };
         assert_eq!(zones, [expected]);
     }

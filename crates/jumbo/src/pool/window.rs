@@ -381,7 +381,7 @@ impl Origin {
             let first =
                 WORD.compare_exchange(0, mapping.address, Ordering::AcqRel, Ordering::Acquire);
             if first.is_ok() {
-                // For good: there is one, and everybody may look at it at any time.
+                // For good: there is one, and every thread may look at it at any time.
                 std::mem::forget(mapping);
             }
         }

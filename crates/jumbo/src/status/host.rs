@@ -43,6 +43,8 @@ pub struct Host {
     pub limits: Limits,
     /// Through what free memory goes back to the host of this virtual machine; `None` where it does not, or that is not known.
     pub reporting: Option<Reporting>,
+    /// The processor says that this is a virtual machine, by the flag `hypervisor` of /proc/cpuinfo. Only x86 does.
+    pub hypervisor: bool,
     /// Free memory that could become huge pages without moving anything.
     pub formable: Vec<Formable>,
     /// /proc/vmstat.
@@ -172,6 +174,7 @@ impl Host {
             thp,
             limits,
             reporting,
+            hypervisor: has_hypervisor(root),
             events,
             sysctl: Sysctl::read(root),
             sys_read_only: rustix::fs::statvfs(root.path("sys"))
@@ -195,6 +198,13 @@ impl Host {
         let pages = of().map(|formable| formable.pages.0).sum();
         (Pages(pages), of().all(|formable| formable.exact))
     }
+}
+
+fn has_hypervisor(root: &Root) -> bool {
+    let text = root.read("proc/cpuinfo").unwrap_or_default();
+    let mut flags = text.lines().filter(|line| line.starts_with("flags"));
+    let mut flags = flags.next().unwrap_or_default().split_whitespace();
+    flags.any(|flag| flag == "hypervisor")
 }
 
 fn formable(zones: &[Zone], pmd: PageSize, pools: &[PageSize], base: PageSize) -> Vec<Formable> {

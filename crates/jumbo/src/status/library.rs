@@ -66,7 +66,8 @@ impl Library {
     }
 
     /// The true path of the library at `path`, where `command` may load it: it can be read and executed, and no user could
-    /// have put it there but root, the caller, and the owner of the command, which the caller trusts by running it.
+    /// have put it there but root, the caller, and the owner of the command, which the caller trusts by running it; nor a
+    /// member of a group but root's, the caller's own, and one that can write to the command.
     ///
     /// # Errors
     /// Why it may not, in words.
@@ -77,8 +78,13 @@ impl Library {
         if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(String::from("its file system is mounted noexec"));
         }
-        let command_owner = fs::metadata(command).map(|of| of.uid()).unwrap_or(0);
+        let of_command = fs::metadata(command).ok();
+        let command_owner = of_command.as_ref().map_or(0, |of| of.uid());
         let trusted = [0, rustix::process::geteuid().as_raw(), command_owner];
+        // A group that can write to the command can replace it too.
+        let writes = of_command.filter(|of| of.mode() & libc::S_IWGRP != 0);
+        let command_group = writes.map_or(0, |of| of.gid());
+        let trusted_groups = [0, rustix::process::getegid().as_raw(), command_group];
         // Who can write to a folder that the command is in can replace the command too.
         let apart = |part: &&Path| *part == path || !command.starts_with(part);
         for part in path.ancestors().take_while(apart) {
@@ -93,6 +99,14 @@ impl Library {
             }
             if found.mode() & libc::S_IWOTH != 0 && !is_sticky {
                 return Err(format!("any user may write to {}", part.display()));
+            }
+            let is_of_others = !trusted_groups.contains(&found.gid());
+            if found.mode() & libc::S_IWGRP != 0 && is_of_others && !is_sticky {
+                return Err(format!(
+                    "another group ({}) may write to {}",
+                    found.gid(),
+                    part.display()
+                ));
             }
         }
         Ok(path)
@@ -165,7 +179,15 @@ mod tests {
         assert!(check().unwrap_err().contains("any user may write to"));
         folder("other", 0o755);
         assert!(check().is_ok());
-        // To give a file away takes root.
+        // The caller's own group may write, another not; to give a file away takes root.
+        let shared = folder("other", 0o775);
+        assert!(check().is_ok());
+        if chown(&shared, None, Some(65534)).is_ok() {
+            assert!(check().unwrap_err().contains("another group (65534)"));
+            folder("other", 0o1775);
+            assert!(check().is_ok());
+        }
+        folder("other", 0o755);
         if chown(&other, Some(65534), None).is_ok() {
             assert!(check().unwrap_err().contains("another user (65534)"));
             chown(&command, Some(65534), None).unwrap();

@@ -1,4 +1,4 @@
-//! Transparent huge pages: [`Thp`], a pool for everybody, without any privilege.
+//! Transparent huge pages: [`Thp`], a pool for every user, without any privilege.
 //!
 //! A place is anonymous memory, aligned to what one PMD maps. A page is made by touching one base page of it
 //! and MADV_COLLAPSE, which puts all of it on one huge page whatever the host's `enabled` says, or answers with

@@ -17,14 +17,22 @@ pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     .collect()
 }
 
-/// A first touch that takes so many times as long has waited for the host: clearing the page takes the same each time.
+/// A first touch that takes so many times as long has waited, in a virtual machine for the host: clearing the page takes the same
+/// each time.
 const WAITED: f64 = 1.5;
 
-/// Free memory that goes back to the host of a virtual machine, so that the first touch of memory waits for the host.
+/// Free memory that goes back to the host of a virtual machine, so that the first touch of memory waits for the host. Where nothing says
+/// that there is a host, only what was measured.
 fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
     let (reporting, touch) = (&snapshot.host.reporting, snapshot.touch);
     let waited = touch.map(|touch| touch.ratio() >= WAITED);
+    let has_host = reporting.is_some() || snapshot.host.hypervisor;
     let (cost, title, how) = match (reporting, touch) {
+        (_, Some(touch)) if waited == Some(true) && !has_host => (
+            Cost::Waits(touch),
+            "the first touch of memory that was free for a while takes longer than the next",
+            "",
+        ),
         (_, Some(touch)) if waited == Some(true) => (
             Cost::Waits(touch),
             "free memory goes back to the host of this virtual machine: its first touch waits for the host",
@@ -39,9 +47,13 @@ fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
     };
     let (file, value) = match reporting {
         Some(reporting) => (reporting.file(), "bit 5 is set: free page reporting"),
-        None => (
+        None if has_host => (
             "/sys/bus/virtio/devices".to_owned(),
             "no balloon that reports free pages: the host has another way",
+        ),
+        None => (
+            "/proc/cpuinfo flags".to_owned(),
+            "no `hypervisor`: nothing says that this is a virtual machine",
         ),
     };
     let finding = Finding::new("first-touch", cost, title).evidence(file, value);

@@ -58,7 +58,7 @@ pub enum Cost {
     Wasted(Bytes),
     /// Memory that is slower to use than it need be.
     Slow(Bytes),
-    /// The first touch of memory waits for the host of a virtual machine.
+    /// The first touch of memory waits, as a rule for the host of a virtual machine.
     Waits(Touch),
     /// The evidence gives no figure.
     Unknown,
