@@ -67,7 +67,7 @@ impl Library {
 
     /// The true path of the library at `path`, where `command` may load it: it can be read and executed, and no user could
     /// have put it there but root, the caller, and the owner of the command, which the caller trusts by running it; nor a
-    /// member of a group but root's, the caller's own, and one that can write to the command.
+    /// member of a group but root's, the caller's own, and one that can write to the command or its folder.
     ///
     /// # Errors
     /// Why it may not, in words.
@@ -78,13 +78,16 @@ impl Library {
         if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(String::from("its file system is mounted noexec"));
         }
-        let of_command = fs::metadata(command).ok();
-        let command_owner = of_command.as_ref().map_or(0, |of| of.uid());
+        let command_owner = fs::metadata(command).map_or(0, |of| of.uid());
         let trusted = [0, rustix::process::geteuid().as_raw(), command_owner];
-        // A group that can write to the command can replace it too.
-        let writes = of_command.filter(|of| of.mode() & libc::S_IWGRP != 0);
-        let command_group = writes.map_or(0, |of| of.gid());
-        let trusted_groups = [0, rustix::process::getegid().as_raw(), command_group];
+        // A group that can write to the command or its folder can replace it too: `staff` in /usr/local, on an older Debian.
+        let writer = |path: &Path| {
+            let of = fs::metadata(path).ok()?;
+            (of.mode() & libc::S_IWGRP != 0).then(|| of.gid())
+        };
+        let writers = [Some(command), command.parent()];
+        let [by_file, by_folder] = writers.map(|path| path.and_then(writer).unwrap_or(0));
+        let trusted_groups = [0, rustix::process::getegid().as_raw(), by_file, by_folder];
         // Who can write to a folder that the command is in can replace the command too.
         let apart = |part: &&Path| *part == path || !command.starts_with(part);
         for part in path.ancestors().take_while(apart) {
@@ -186,6 +189,11 @@ mod tests {
             assert!(check().unwrap_err().contains("another group (65534)"));
             folder("other", 0o1775);
             assert!(check().is_ok());
+            // Its members could replace the command as well.
+            folder("other", 0o775);
+            chown(folder("bin", 0o775), None, Some(65534)).unwrap();
+            assert!(check().is_ok());
+            folder("bin", 0o755);
         }
         folder("other", 0o755);
         if chown(&other, Some(65534), None).is_ok() {
