@@ -206,6 +206,26 @@ fn what_stays_of_freed_memory_can_be_chosen() {
     }
 }
 
+/// Memory that a program makes of a reservation is on base pages until it turns out dense.
+#[test]
+fn a_reservation_that_is_sparse_stays_as_small_and_one_that_fills_becomes_huge() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("reserved", &[])]);
+    for forks in [&[][..], &["forks"]] {
+        let program = Program::new(files.path("reserved")).args(forks);
+        let plain = program.plain().ok();
+        let (plain, jumbo) = (plain.number("headers"), program.jumbo().ok());
+        let headers = jumbo.number("headers");
+        if !host::thp_is_always() {
+            assert!(headers < plain + 8 * MIB, "{plain} plain, {headers}");
+        }
+        assert!(jumbo.number("first") >= 120 * MIB, "{jumbo:?}");
+        assert!(jumbo.number("second") >= 200 * MIB, "{jumbo:?}");
+    }
+}
+
 /// A program that maps much and touches little can be left out of it.
 #[test]
 fn a_sparse_program_can_be_excluded() {

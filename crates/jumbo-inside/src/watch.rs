@@ -1,6 +1,6 @@
 //! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
 //! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
-//! ([`crate::shmem`]).
+//! ([`crate::shmem`]); which of its private memory has turned out dense ([`crate::heap::sparse`]).
 //!
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
@@ -58,7 +58,7 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// What there is to do: one for each mechanism.
-static JOBS: [AtomicPtr<Job>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+static JOBS: [AtomicPtr<Job>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.

@@ -8,7 +8,7 @@ use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
-use jumbo_inside::heap::{self, maps};
+use jumbo_inside::heap::{self, maps, sparse};
 use jumbo_inside::{sandbox, segments, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
@@ -52,6 +52,7 @@ pub unsafe extern "C" fn mmap(
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
         gather::about_to_map_at(addr.addr(), len);
         shmem::unmapped(addr.addr(), len);
+        sparse::forget(addr.addr(), len);
         return segments::changing(|| pending(map, flags, prot, len));
     }
     pending(map, flags, prot, len)
@@ -276,7 +277,12 @@ unsafe fn anonymous(
         },
     );
     if mapped != MAP_FAILED {
-        maps::advise_mapping(mapped.addr(), len, prot != PROT_NONE);
+        // What is made of a reservation may be touched here and there.
+        let may_be_sparse =
+            flags & MAP_FIXED != 0 && writable && flags & (MAP_POPULATE | MAP_LOCKED) == 0;
+        if !may_be_sparse || !sparse::commit(mapped.addr(), len) {
+            maps::advise_mapping(mapped.addr(), len, prot != PROT_NONE);
+        }
         if populate {
             maps::populate(mapped.addr(), len);
         }
@@ -300,8 +306,10 @@ pub unsafe extern "C" fn mremap(
     if flags & MREMAP_FIXED != 0 {
         gather::about_to_map_at(to.addr(), new);
         shmem::unmapped(to.addr(), new);
+        sparse::forget(to.addr(), new);
     }
     shmem::unmapped(addr.addr(), old.max(1));
+    sparse::forget(addr.addr(), old);
     let remap = |flags| {
         // SAFETY: the same call.
         segments::changing(|| unsafe { (next::mremap.get())(addr, old, new, flags, to) })
@@ -366,6 +374,7 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
     shmem::unmapped(addr.addr(), len);
+    sparse::forget(addr.addr(), len);
     // SAFETY: the caller may unmap the range.
     if gather::is_large(len) && unsafe { gather::unmap(addr.addr(), len) } {
         return 0;
@@ -540,6 +549,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     ];
     if !passing.contains(&advice) {
         heap::changed(addr.addr());
+    }
+    if advice == libc::MADV_NOHUGEPAGE {
+        sparse::forget(addr.addr(), len);
     }
     let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
     // SAFETY: the caller drops what the range holds.

@@ -121,11 +121,15 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
 
 /// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
-    let done = sandbox::allows_advice() && sys::collapse(address, length).is_ok();
-    if done {
-        stats::collapsed(length);
+    try_collapse(address, length).is_ok()
+}
+
+/// As [`collapse`], and why not.
+pub(super) fn try_collapse(address: usize, length: usize) -> Result<()> {
+    if !sandbox::allows_advice() {
+        return Err(Errno::PERM);
     }
-    done
+    sys::collapse(address, length).inspect(|()| stats::collapsed(length))
 }
 
 /// Moves a mapping to `to`, where it has a length of `new`.

@@ -33,13 +33,20 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// Bits of an entry of the file itself: no other process has the page mapped (Linux 4.2); it is there.
+const EXCLUSIVE: u64 = 1 << 56;
+const PRESENT: u64 = 1 << 63;
 
 /// Which pages of a range are counted ([`Pagemap::count`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Those that this process has mapped.
     Present,
+    /// Those of them that take memory: all but the zero page.
+    Resident,
     /// Those mapped by a PMD or more.
     Huge,
     /// Those that are no file's any more, because they were written to: in memory or in swap.
@@ -99,6 +106,7 @@ impl Pagemap {
         const REGIONS: usize = 32;
         let (inverted, mask, any) = match pages {
             Pages::Present => (0, PAGE_IS_PRESENT, 0),
+            Pages::Resident => (PAGE_IS_PFNZERO, PAGE_IS_PRESENT | PAGE_IS_PFNZERO, 0),
             Pages::Huge => (0, PAGE_IS_PRESENT | PAGE_IS_HUGE, 0),
             Pages::Changed => (
                 PAGE_IS_FILE,
@@ -136,5 +144,35 @@ impl Pagemap {
             start = scan.walk_end;
         }
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    /// How many bytes of a range are in pages that no other process has mapped; the zero page is none. `page` is the base page's
+    /// size.
+    ///
+    /// # References
+    /// Documentation/admin-guide/mm/pagemap.rst; Linux 4.2.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn exclusive(&self, range: Range<usize>, page: usize) -> Result<usize> {
+        const ENTRY: usize = size_of::<u64>();
+        let mut pages = 0;
+        let (mut at, end) = (range.start / page * ENTRY, range.end / page * ENTRY);
+        let mut entries = [0u8; 512 * ENTRY];
+        while at < end {
+            let wanted = entries.len().min(end - at);
+            let into = entries.get_mut(..wanted).unwrap_or_default();
+            let read = rustix::io::pread(&self.0, into, at as u64)?;
+            if read < ENTRY {
+                break;
+            }
+            let (read, _) = entries.get(..read).unwrap_or_default().as_chunks::<ENTRY>();
+            let is_exclusive = |entry: &&[u8; ENTRY]| {
+                u64::from_ne_bytes(**entry) & (PRESENT | EXCLUSIVE) == PRESENT | EXCLUSIVE
+            };
+            pages += read.iter().filter(is_exclusive).count();
+            at += read.len() * ENTRY;
+        }
+        Ok(pages * page)
     }
 }

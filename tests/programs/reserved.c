@@ -1,0 +1,76 @@
+/* Reserves 1 GiB of addresses, makes memory of 256 MiB of it, and touches the first 144 KiB in each 8 MiB, as databases lay out
+ * a buffer pool. Says what is resident. Then fills it, a MiB each 2 ms, and waits until all of it is advised, or ten seconds
+ * have passed. Then makes memory of as much again behind it, and fills that. Says what is huge of each. ARG `forks`: the child of a
+ * fork touches it too. */
+#include "check.h"
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+static char *commit(char *at, size_t size)
+{
+    char *memory = mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(memory == at);
+    return memory;
+}
+
+/* How many bytes from `from` to `to` are huge; whether the mapping there is advised. */
+static size_t huge(const char *from, const char *to, int *advised)
+{
+    FILE *file = fopen("/proc/self/smaps", "r");
+    CHECK(file != NULL);
+    char line[512];
+    size_t start = 0, first, end, sum = 0, kib;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "%zx-%zx ", &first, &end) == 2)
+            start = first;
+        else if (sscanf(line, "AnonHugePages: %zu kB", &kib) == 1 && start >= (size_t)from && start < (size_t)to)
+            sum += kib * KIB;
+        else if (strncmp(line, "VmFlags:", 8) == 0 && start == (size_t)from)
+            *advised = strstr(line, " hg") != NULL;
+    }
+    fclose(file);
+    return sum;
+}
+
+int main(int argc, char **argv)
+{
+    size_t size = 256 * MIB;
+    char *all = mmap(NULL, GIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(all != MAP_FAILED);
+    char *pool = commit((char *)(((size_t)all + 2 * MIB) & ~(2 * MIB - 1)), size);
+    for (size_t at = 0; at < size; at += 8 * MIB)
+        memset(pool + at, 1, 144 * KIB);
+    usleep(300000);
+    size_t headers = resident();
+    if (argc > 1) {
+        pid_t child = fork();
+        if (child == 0) {
+            paint(pool, size, 3);
+            check_paint(pool, size, 3);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        /* Programs go on mapping after a fork. */
+        CHECK(mmap(NULL, MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+    }
+    for (size_t at = 0; at < size; at += MIB) {
+        paint(pool + at, MIB, 7);
+        usleep(2000);
+    }
+    const long begin = microseconds();
+    int advised = 0;
+    size_t first;
+    while (first = huge(pool, pool + size, &advised), !advised && microseconds() - begin < 10000000)
+        usleep(20000);
+    char *more = commit(pool + size, size);
+    for (size_t at = 0; at < size; at += MIB)
+        paint(more + at, MIB, 9);
+    size_t second = huge(pool, more + size, &advised) - first;
+    for (size_t at = 0; at < size; at += MIB) {
+        check_paint(pool + at, MIB, 7);
+        check_paint(more + at, MIB, 9);
+    }
+    printf("headers=%zu first=%zu second=%zu\n", headers, first, second);
+    return 0;
+}
