@@ -301,12 +301,14 @@ pub(crate) fn measure(
 ) -> Result<Table, Error> {
     let sides: usize = groups.iter().map(|group| group.sides.len()).sum();
     let steps = sides * (settings.rounds.get() + 1);
-    let names: Vec<_> = groups.iter().map(|group| group.what).collect();
+    let mut names: Vec<_> = groups.iter().map(|group| group.what).collect();
+    names.dedup();
     let (rounds, samples) = (settings.rounds.get(), counted(steps as u64, "sample"));
+    // A line each: together they are wider than a terminal.
     settings.progress.println(format!(
-        "{}: {}; {rounds} rounds after a warm-up, {samples}",
+        "{}: {rounds} rounds after a warm-up, {samples}:\n  {}",
         table.table,
-        names.join(", ")
+        names.join("\n  ")
     ));
     settings.progress.set_length(steps as u64);
     settings.progress.enable_steady_tick(Duration::from_secs(1));

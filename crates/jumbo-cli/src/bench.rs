@@ -69,7 +69,7 @@ struct Heap {
 struct Free {
     #[command(flatten)]
     common: Common,
-    /// Bytes of the block; 8G, or 512M with --quick
+    /// Bytes of the block; 8G, or 256M with --quick
     #[arg(long, value_parser = |text: &str| at_least(free::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads free it: a row for each number; 1,2 with --quick
@@ -89,7 +89,7 @@ struct Free {
 struct Exit {
     #[command(flatten)]
     common: Common,
-    /// Bytes of memory that the process has; 8G, or 512M with --quick
+    /// Bytes of memory that the process has; 8G, or 128M with --quick
     #[arg(long, value_parser = |text: &str| at_least(exit::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads give it back [default: as `jumbo run`]
@@ -103,7 +103,7 @@ struct Exit {
 struct Pool {
     #[command(flatten)]
     common: Common,
-    /// Bytes of STREAM's three arrays; 1536M, or 96M with --quick
+    /// Bytes of STREAM's three arrays; 1536M, or 48M with --quick
     #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
     /// How many threads take and give pages: a row for each number. STREAM runs with the most of
@@ -132,7 +132,7 @@ struct Text {
 struct Shmem {
     #[command(flatten)]
     common: Common,
-    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G, or 128M and no PostgreSQL with --quick
+    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G, or 64M and no PostgreSQL with --quick
     #[arg(long, value_parser = |text: &str| at_least(shmem::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
 }
@@ -165,7 +165,7 @@ struct Fork {
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Less work: done in under 50 seconds
+    /// Less work: done in under 30 seconds on a quiet machine, each of `programs` in a minute
     #[arg(long)]
     quick: bool,
     /// Print JSON
@@ -190,17 +190,17 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             common.measure(|settings| heap::measure(settings, size))?;
         }
         Some(Table::Free(free)) => {
-            let size = free.common.size(free.size, 8 << 30, 512 << 20);
+            let size = free.common.size(free.size, 8 << 30, 256 << 20);
             let measure = |settings: &_| free::measure(settings, size, &free.workers);
             free.common.measure(measure)?;
         }
         Some(Table::Exit(exit)) => {
-            let size = exit.common.size(exit.size, 8 << 30, 512 << 20);
+            let size = exit.common.size(exit.size, 8 << 30, 128 << 20);
             let measure = |settings: &_| exit::measure(settings, size, exit.workers);
             exit.common.measure(measure)?;
         }
         Some(Table::Pool(pool)) => {
-            let size = pool.common.size(pool.size, 1536 << 20, 96 << 20);
+            let size = pool.common.size(pool.size, 1536 << 20, 48 << 20);
             let threads = match pool.threads.is_empty() {
                 true => up_to_cpus(),
                 false => pool.threads,
@@ -214,7 +214,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             common.measure(|settings| text::measure(settings, size, common.quick))?;
         }
         Some(Table::Shmem(Shmem { common, size })) => {
-            let size = common.size(size, 1 << 30, 128 << 20);
+            let size = common.size(size, 1 << 30, 64 << 20);
             common.measure(|settings| shmem::measure(settings, size, common.quick))?;
         }
         Some(Table::Vmemmap(Vmemmap { common })) => {

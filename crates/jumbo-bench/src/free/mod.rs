@@ -28,7 +28,8 @@ use crate::{Error, Settings, group};
 /// The least size of the block: below, jumbo leaves it to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
 
-/// The size of the huge-mapped range: so large that jumbo looks at it before it leaves it to the kernel.
+/// The size of the huge-mapped range, or that of the block where that is smaller: so large that jumbo looks at it before it leaves it to
+/// the kernel.
 const HUGE: Bytes = Bytes(2 << 30);
 
 /// A block of the row on the host as it is found.
@@ -56,7 +57,7 @@ pub fn measure(settings: &Settings, size: Bytes, workers: &[NonZeroU32]) -> Resu
         false => [(1, 1), (3, 1)],
     };
     let names = ("huge_inline", "munmap of huge pages");
-    let mut huge = unmaps(settings, names, (vec![HUGE], true), huge);
+    let mut huge = unmaps(settings, names, (vec![HUGE.min(size)], true), huge);
     huge.optional = Error::is_of_host;
     let sizes = SMALL.map(|mib| Bytes(mib << 20)).to_vec();
     let names = ("small_inline", "munmap of 1 to 64 MiB");

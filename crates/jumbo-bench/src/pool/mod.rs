@@ -61,8 +61,8 @@ const LARGE: Bytes = Bytes(1 << 30);
 /// How much is done.
 #[derive(Clone, Copy)]
 struct Work {
-    /// Passes over the small arrays.
-    passes: usize,
+    /// Passes over the small arrays, and over the large ones.
+    passes: [usize; 2],
     /// How many pages are used for the first time.
     first: Pages,
     /// How many pages a pool has whose pages are had and given back.
@@ -72,13 +72,13 @@ struct Work {
 /// All of it, and less, to be done soon.
 const WORK: [Work; 2] = [
     Work {
-        passes: 200,
+        passes: [200, 6],
         first: Pages(128),
         exchanged: Pages(64),
     },
     Work {
-        passes: 50,
-        first: Pages(32),
+        passes: [50, 3],
+        first: Pages(16),
         exchanged: Pages(16),
     },
 ];
@@ -200,7 +200,7 @@ impl<'a> Bench<'a> {
     /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
     fn streams(&'a self, size: Bytes, threads: usize) -> Group<'a> {
         let (small, arrays) = named(size);
-        let passes = if size == SMALL { self.work.passes } else { 6 };
+        let passes = self.work.passes[usize::from(size != SMALL)];
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
         let on = |arrays| Task::Stream(arrays, size, threads, passes);
