@@ -118,7 +118,7 @@ struct Pool {
 struct Text {
     #[command(flatten)]
     common: Common,
-    /// Bytes of text; 256M, or 128M with --quick
+    /// Bytes of text; 256M, or 64M with --quick
     #[arg(long, value_parser = |text: &str| at_least(text::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
 }
@@ -210,7 +210,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             pool.common.measure(measure)?;
         }
         Some(Table::Text(Text { common, size })) => {
-            let size = common.size(size, 256 << 20, 128 << 20);
+            let size = common.size(size, 256 << 20, 64 << 20);
             common.measure(|settings| text::measure(settings, size, common.quick))?;
         }
         Some(Table::Shmem(Shmem { common, size })) => {
