@@ -1,6 +1,6 @@
 /* Reserves 1 GiB of addresses, makes memory of 256 MiB of it, and touches the first 144 KiB in each 8 MiB, as databases lay out
- * a buffer pool. Says what is resident. Then fills it, a MiB each 2 ms, and waits until all of it is advised, or ten seconds
- * have passed. Then makes memory of as much again behind it, and fills that. Says what is huge of each. ARG `forks`: the child of a
+ * a buffer pool. Says what is resident. Then fills it, a MiB each 2 ms, and waits until all of it is advised, or a minute
+ * has passed. Then makes memory of as much again behind it, and fills that. Says what is huge of each. ARG `forks`: the child of a
  * fork touches it too. */
 #include "check.h"
 #include <sys/mman.h>
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
     const long begin = microseconds();
     int advised = 0;
     size_t first;
-    while (first = huge(pool, pool + size, &advised), !advised && microseconds() - begin < 10000000)
+    while (first = huge(pool, pool + size, &advised), !advised && microseconds() - begin < 60000000)
         usleep(20000);
     char *more = commit(pool + size, size);
     for (size_t at = 0; at < size; at += MIB)
