@@ -31,6 +31,8 @@ use crate::sys;
 const KEEP_BLOCK: usize = 32 << 20;
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
+/// The same in a program that grows.
+const KEEP_GROWING: usize = 8 << 20;
 /// How often another place is tried when a mapping of the program's is in the way.
 const DETOURS: u32 = 8;
 /// Larger alignments are left to the program's allocator, which trims what it does not need.
@@ -325,6 +327,7 @@ impl Window {
             self.dirty -= pages as usize * BASE_PAGE;
             return Ok((page, false));
         }
+        self.make_way(pages as usize * BASE_PAGE);
         if let Some(page) = self.extents.take(State::Clean, pages, place) {
             self.clean -= pages as usize * BASE_PAGE;
             return Ok((page, true));
@@ -342,6 +345,18 @@ impl Window {
                 .map(|page| (page, true));
         }
         fresh
+    }
+
+    /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
+    /// A table that grows does not leave its smaller selves beside it.
+    fn make_way(&mut self, bytes: usize) {
+        let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
+        let before = self.most_live.saturating_sub(self.live + bytes);
+        let keep = before.max(KEEP_GROWING);
+        if is_ours && self.dirty > keep {
+            // At once: what comes is resident before another thread would be through.
+            self.purge(keep, None);
+        }
     }
 
     /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
