@@ -16,6 +16,7 @@ use core::time::Duration;
 
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::headroom::tasks;
 use crate::sync::now;
@@ -230,8 +231,14 @@ fn make() {
     // Another thread, or a handler, may have made it since the caller looked; or marked that it installs a filter, and found no
     // thread to end.
     fence(Ordering::SeqCst);
-    if is_watched() || sandbox::is_entered() {
-        return BUSY.store(false, Ordering::SeqCst);
+    let is_entered = sandbox::is_entered();
+    if is_watched() || is_entered {
+        BUSY.store(false, Ordering::SeqCst);
+        // The jobs do without a thread, and say so.
+        if is_entered {
+            because(Without::Filter);
+        }
+        return;
     }
     MAKER.store(process(), Ordering::Relaxed);
     ENDING.store(false, Ordering::Release);
@@ -385,6 +392,11 @@ fn look() {
             None => return,
         };
     }
+}
+
+/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
+pub(crate) fn used() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Whether the first thread has ended by itself, past the C library: the process ends with its last thread, and this may be it.

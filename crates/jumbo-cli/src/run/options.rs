@@ -128,7 +128,7 @@ pub(super) struct Options {
     ///
     /// At most SIZE, or a percentage of the most that the program had in large allocations (128 KiB and more) at once. What stays is neither given back nor
     /// touched anew: a program that frees and allocates large blocks in turn is faster, and stays larger. A freed block of more than
-    /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use.
+    /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use; less where the program grows beyond all that it had.
     /// For --heap=on; what is freed of a --pool stays in it.
     #[arg(long, value_name = "SIZE|PERCENT%", allow_hyphen_values = true)]
     #[serde(deserialize_with = "keep")]

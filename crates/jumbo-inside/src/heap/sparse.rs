@@ -18,13 +18,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::{BASE_PAGE, LOCKED, PMD, maps, memory};
 use crate::headroom::{Enough, headroom};
 use crate::sandbox;
 use crate::sys::{Pagemap, Pages as Of};
-use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without};
+use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without, used};
 
 /// So many blocks are looked at before it is said what they are; and a smaller mapping is not looked at.
 const ENOUGH: usize = 8;
@@ -51,8 +50,10 @@ static MISSING: AtomicUsize = AtomicUsize::new(0);
 /// How long the thread waits where it finds nothing new, in milliseconds; and how much was resident the last time.
 static IDLE: AtomicU64 = AtomicU64::new(0);
 static FOUND: AtomicUsize = AtomicUsize::new(0);
-/// The address at which the last look was broken off; 0: it was not.
+/// The address at which the last look was broken off, 0 where it was not; and what it had seen of that range before: blocks touched,
+/// bytes resident.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+static BEFORE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 static JOB: Job = Job::new(2, look, without);
 
@@ -249,14 +250,27 @@ fn look(stop: &Stop) -> Option<Duration> {
         if resumed.is_some_and(|next| !blocks.contains(&next)) {
             continue;
         }
-        let from = resumed.take().unwrap_or(blocks.start);
-        let (seen, is_over) = visit(from..blocks.end, &map, began, stop);
+        let (from, before) = match resumed.take() {
+            Some(next) => (
+                next,
+                BEFORE.each_ref().map(|seen| seen.load(Ordering::Relaxed)),
+            ),
+            None => (blocks.start, [0; 2]),
+        };
+        let (rest, is_over) = visit(from..blocks.end, &map, began, stop);
+        let seen = Seen {
+            touched: before[0].saturating_add(rest.touched),
+            resident: before[1].saturating_add(rest.resident),
+        };
         found = found.saturating_add(seen.resident);
-        if is_over && from == blocks.start && seen.is_dense(pmd, missing) {
-            advise(place);
-        }
         if !is_over {
+            for (place, seen) in BEFORE.iter().zip([seen.touched, seen.resident]) {
+                place.store(seen, Ordering::Relaxed);
+            }
             break;
+        }
+        if seen.is_dense(pmd, missing) {
+            advise(place);
         }
     }
     let rest = used().saturating_sub(began).saturating_mul(SHARE);
@@ -284,6 +298,7 @@ fn visit(blocks: Range<usize>, map: &Pagemap, began: Duration, stop: &Stop) -> (
     let (mut may_collapse, mut run) = (has_room, at..at);
     while at < blocks.end {
         if stop.check_before_wait().is_err() || used().saturating_sub(began) > LOOK {
+            // The blocks of the run are seen again, and counted twice: they are full, and few.
             NEXT.store(run.start.min(at), Ordering::Relaxed);
             return (seen, false);
         }
@@ -321,11 +336,6 @@ fn visit(blocks: Range<usize>, map: &Pagemap, began: Duration, stop: &Stop) -> (
 /// False where no huge page is to be had now. Whatever is mapped there by now, no byte changes.
 fn collapse(run: &Range<usize>) -> bool {
     run.is_empty() || memory::try_collapse(run.start, run.len()) != Err(Errno::NOMEM)
-}
-
-/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
-fn used() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]

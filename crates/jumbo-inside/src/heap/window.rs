@@ -352,7 +352,8 @@ impl Window {
     fn make_way(&mut self, bytes: usize) {
         let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
         let before = self.most_live.saturating_sub(self.live + bytes);
-        let keep = before.max(KEEP_GROWING);
+        // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
+        let keep = before.max(KEEP_GROWING).max(self.allowed(bytes));
         if is_ours && self.dirty > keep {
             // At once: what comes is resident before another thread would be through.
             self.purge(keep, None);

@@ -12,7 +12,6 @@ use core::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mm::{self, Advice};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::because;
 use super::regions::{self, REGIONS, Region, SELDOM};
@@ -21,7 +20,7 @@ use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::sandbox;
 use crate::sync::now;
 use crate::sys::{self, Pagemap, Pages};
-use crate::watch::{self, Job, Stop, Without};
+use crate::watch::{self, Job, Stop, Without, used};
 
 /// What a mapping lives, at least, before it is looked at.
 const LIVED: Duration = Duration::from_secs(1);
@@ -278,11 +277,6 @@ fn visit(region: &Region, pagemap: Option<&Pagemap>, began: Duration, stop: &Sto
         }
     }
     Look::Whole
-}
-
-/// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
-fn used() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 fn is_huge(range: &Range<usize>, pagemap: Option<&Pagemap>) -> bool {
