@@ -39,7 +39,7 @@ fn a_fork_beside_threads_that_flush_and_read_goes_on() {
     let plain = program.plain();
     for options in [
         &[][..],
-        &["--heap=mimalloc"],
+        &["--heap=glibc"],
         &["--heap=mimalloc", "--pool=256M"],
     ] {
         crate::support::program::assert_alike(

@@ -7,7 +7,7 @@ use crate::support::{Compiled, Program, Source, compile};
 const WAYS: &[&[&str]] = &[
     &[],
     &["--heap=off"],
-    &["--heap=mimalloc"],
+    &["--heap=glibc"],
     &["--heap=mimalloc", "--pool=64M"],
     &["--pool=64M"],
     &["--free=background"],

@@ -105,7 +105,8 @@ fn nothing_is_freed_later_where_the_kernel_promises_no_more_than_there_is() {
 fn what_mimalloc_gives_back_is_freed_by_threads_too() {
     let files = compiled("free_again");
     let program = Program::new(files.path("free_again")).args(["160", "2"]);
-    let (ran, report) = program.reported_with(&["--heap=mimalloc", "--free-workers=2"]);
+    let (ran, report) =
+        program.reported_with(&["--heap=mimalloc", "--pool=2M", "--free-workers=2"]);
     ran.ok();
     // Two mappings and two blocks.
     let gathered = report.number("/obtained/ledger/free/gathered");

@@ -531,7 +531,7 @@ fn mimalloc_keeps_the_promises_of_the_family() {
             _ => program,
         };
         let plain = program.plain();
-        for options in [&["--heap=mimalloc"][..], &["--heap=mimalloc", "--pool=64M"]] {
+        for options in [&["--heap=on"][..], &["--heap=mimalloc", "--pool=64M"]] {
             let ran = program.jumbo_with(options);
             crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
         }

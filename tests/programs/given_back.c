@@ -1,10 +1,10 @@
-/* Touches a GiB in blocks of ARG KiB, frees it all, and says what was resident before, then and after. `later`: then
+/* Touches a GiB in blocks of ARG KiB (0.2, say), frees it all, and says what was resident before, then and after. `later`: then
  * goes on to allocate and free a little, until most of it has gone or ten seconds have passed. */
 #include "check.h"
 
 int main(int argc, char **argv)
 {
-    size_t size = (argc > 1 ? strtoull(argv[1], NULL, 10) : 1024) * KIB;
+    size_t size = (argc > 1 ? strtod(argv[1], NULL) : 1024) * KIB;
     size_t count = GIB / size;
     char **blocks = calloc(count, sizeof *blocks);
     size_t before = resident();

@@ -97,7 +97,8 @@ fn what_is_asked_of_mimalloc_counts() {
         let program = Program::new(files.path("asks"));
         let reaper = |mib: &str| {
             let program = program.clone().args([mib, kib]);
-            let (ran, report) = program.reported_with(&["--heap=mimalloc", "--reaper=auto"]);
+            let (ran, report) =
+                program.reported_with(&["--heap=mimalloc", "--pool=2M", "--reaper=auto"]);
             ran.ok();
             states(&report)[0].clone()
         };

@@ -41,7 +41,7 @@ fn json(arguments: &[&str]) -> (Option<i32>, Value) {
 
 #[test]
 fn a_program_that_does_the_same_is_compared_in_80_columns() {
-    let (code, text, stderr) = run(&["--modes", "default,mimalloc", "--", "echo", "hello"]);
+    let (code, text, stderr) = run(&["--modes", "default,glibc", "--", "echo", "hello"]);
     assert_eq!(code, Some(0), "{text}{stderr}");
     assert!(
         text.contains("Output and exit status were the same in all runs."),
@@ -51,7 +51,7 @@ fn a_program_that_does_the_same_is_compared_in_80_columns() {
         text.starts_with("echo hello: 2 runs of each kind"),
         "{text}"
     );
-    for name in ["plain", "jumbo run: ", "jumbo run --heap=mimalloc: "] {
+    for name in ["plain", "jumbo run: ", "jumbo run --heap=glibc: "] {
         assert!(text.contains(name), "{name}: {text}");
     }
     assert!(

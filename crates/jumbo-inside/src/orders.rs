@@ -141,12 +141,15 @@ pub const MAX_FREE_WORKERS: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeapMode {
-    /// Large allocations come from the window, the rest from glibc, whose heap and arenas are advised.
+    /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
+    /// whose heap and arenas are advised.
     On,
+    /// The same without mimalloc.
+    Glibc,
+    /// As [`HeapMode::On`]; where there is a pool, all come from mimalloc, and it from the pool.
+    Mimalloc,
     /// The program's allocator, as it is.
     Off,
-    /// mimalloc, for the whole program.
-    Mimalloc,
 }
 
 /// When a large free returns.
@@ -243,8 +246,9 @@ pub trait Mode: Copy + PartialEq + 'static {
 impl Mode for HeapMode {
     const ALL: &'static [(&'static str, Self)] = &[
         ("on", Self::On),
-        ("off", Self::Off),
+        ("glibc", Self::Glibc),
         ("mimalloc", Self::Mimalloc),
+        ("off", Self::Off),
     ];
 
     fn code(name: &'static str) -> &'static str {

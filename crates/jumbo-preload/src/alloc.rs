@@ -12,6 +12,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Resize};
 
 use crate::end::invalid;
+use crate::mimalloc;
 use crate::next::{self, set_errno};
 use crate::reaper::auto;
 
@@ -46,13 +47,13 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     Some(with_exposed_provenance_mut(block))
 }
 
-/// Lets the heap look at what glibc returned.
+/// Lets the heap look at what glibc or mimalloc returned.
 #[inline(always)]
 fn small(pointer: *mut c_void) -> *mut c_void {
     if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
-        // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its
-        // start), and the program has not seen it yet.
-        if unsafe { heap::arena::seen(pointer.addr()) } {
+        // SAFETY: glibc's malloc, or mimalloc's, has just returned it (another allocator leaves LARGE_FROM at
+        // its start), and the program has not seen it yet.
+        if unsafe { heap::arena::seen(pointer.addr(), || !mimalloc::owns(pointer)) } {
             auto::region();
         }
     }

@@ -18,7 +18,7 @@ use libc::{
 use rustix::fd::BorrowedFd;
 
 use crate::reaper::auto;
-use crate::{next, threads};
+use crate::{mimalloc, next, threads};
 
 /// Mappings below 2 GiB, which only x86-64 has a flag for.
 #[cfg(target_arch = "x86_64")]
@@ -481,6 +481,7 @@ fn grown(old: usize, increment: isize) {
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
     threads::end_ours();
+    mimalloc::before_lock();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

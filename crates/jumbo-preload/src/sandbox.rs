@@ -53,6 +53,10 @@ pub unsafe extern "C" fn prctl(
     if NARROWING.contains(&option) {
         threads::end_ours();
     }
+    if option == libc::PR_SET_TSC {
+        // mimalloc reads a clock when it gives memory back.
+        mimalloc::confine();
+    }
     let answer = call();
     if answer == 0 {
         controlled(c_long::from(option), first != 0);

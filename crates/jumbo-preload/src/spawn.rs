@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 
 use jumbo_inside::{gather, heap};
 
-use crate::next;
+use crate::{mimalloc, next};
 
 /// pthread_create(3).
 ///
@@ -19,6 +19,7 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // A worker of ours writes to nothing that the program uses.
     if !gather::is_worker(start as usize) {
+        mimalloc::before_thread();
         heap::before_thread();
     }
     // SAFETY: the same call.
@@ -35,6 +36,7 @@ pub unsafe extern "C" fn thrd_create(
     start: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
 ) -> c_int {
+    mimalloc::before_thread();
     heap::before_thread();
     // SAFETY: the same call.
     unsafe { (next::thrd_create.get())(thread, start, argument) }

@@ -65,29 +65,43 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
         .next_back();
     let ours = is_glibc && orders.heap != HeapMode::Off;
-    let mimalloc = ours && orders.heap == HeapMode::Mimalloc && mimalloc::IS_THERE;
+    let small = match orders.heap {
+        HeapMode::Mimalloc if orders.pool.is_some() => mimalloc::IS_THERE,
+        HeapMode::On | HeapMode::Mimalloc => {
+            mimalloc::IS_THERE && !is_tuned(environment) && !is_bounded()
+        }
+        HeapMode::Glibc | HeapMode::Off => false,
+    };
+    let mimalloc = ours && small;
+    // All of mimalloc's, small and large.
+    let managed = orders
+        .pool
+        .filter(|_| mimalloc && orders.heap == HeapMode::Mimalloc);
     let settings = Settings {
         pmd: orders.pmd,
         max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
         keep: orders.keep,
         // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
         arenas: ours
-            && !mimalloc
+            && managed.is_none()
             && hugetlb.is_none_or(|value| value == b"0" || value == b"1")
             && getrlimit(Resource::Data).current.is_none(),
         pool: orders.pool.filter(|_| ours),
-        managed: mimalloc,
+        managed: managed.is_some(),
     };
     // SAFETY: the constructor runs once, and nothing is diverted yet.
     if !unsafe { heap::start(settings) } {
         flags |= flag::NO_WINDOW;
     }
     if mimalloc {
-        mimalloc::divert(orders.pool);
-        flags |= flag::MALLOC | flag::MIMALLOC;
-    } else if ours {
-        alloc::divert();
+        mimalloc::divert(managed);
+        flags |= flag::MIMALLOC;
+    }
+    if ours {
         flags |= flag::MALLOC;
+        if managed.is_none() {
+            alloc::divert();
+        }
     }
     if orders.maps {
         maps::cover(orders.pmd);
@@ -137,6 +151,36 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         digit: environment.orphans_digit(),
     };
     reaper::begin(orders.reaper, ours || !is_glibc, &orphans);
+}
+
+/// Whether the user tunes glibc's malloc, and so wants that: the variables of mallopt(3), and tunables of
+/// the same (glibc's manual, "Memory Allocation Tunables"), but for the one that jumbo sets itself.
+fn is_tuned(environment: &Environment) -> bool {
+    const VARIABLES: [&[u8]; 8] = [
+        b"MALLOC_CHECK_",
+        b"MALLOC_PERTURB_",
+        b"MALLOC_ARENA_MAX",
+        b"MALLOC_ARENA_TEST",
+        b"MALLOC_TOP_PAD_",
+        b"MALLOC_TRIM_THRESHOLD_",
+        b"MALLOC_MMAP_MAX_",
+        b"MALLOC_MMAP_THRESHOLD_",
+    ];
+    let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
+    let is_of_malloc =
+        |entry: &[u8]| entry.starts_with(b"glibc.malloc.") && entry != b"glibc.malloc.hugetlb=1";
+    VARIABLES
+        .iter()
+        .any(|name| environment.value(name).is_some())
+        || tunables.split(|byte| *byte == b':').any(is_of_malloc)
+}
+
+/// Whether addresses that the program does not use yet would count towards a limit of its own.
+fn is_bounded() -> bool {
+    [Resource::As, Resource::Data]
+        .map(getrlimit)
+        .iter()
+        .any(|limit| limit.current.is_some())
 }
 
 /// True where this process is the one to warm the pool: the first that asks, or itself after an exec. It

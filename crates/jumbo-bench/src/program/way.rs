@@ -25,9 +25,10 @@ pub struct Way {
 const DEFAULT: &str = "default";
 
 /// The modes by name, and their options.
-const MODES: [(&str, &str); 6] = [
+const MODES: [(&str, &str); 7] = [
     (DEFAULT, ""),
-    ("mimalloc", "--heap=mimalloc"),
+    ("glibc", "--heap=glibc"),
+    ("mimalloc", "--heap=mimalloc --pool"),
     ("pool", POOL),
     ("text", "--text=shared"),
     ("background", "--free=background"),
@@ -146,9 +147,9 @@ impl Way {
         (as_set, size): (bool, Bytes),
     ) -> Command {
         let launch = match &self.launch {
-            Launch::Jumbo(options) if options == POOL => {
+            Launch::Jumbo(options) if options.ends_with(POOL) => {
                 let size = (size.0 + size.0 / 4 + ROOM) >> 20;
-                Launch::Jumbo(format!("{POOL}={size}M"))
+                Launch::Jumbo(format!("{options}={size}M"))
             }
             other => other.clone(),
         };

@@ -37,7 +37,7 @@ const DIFFERS: u8 = 3;
 #[command(after_help = "Examples:
   jumbo compare -- python3 script.py
   jumbo compare --modes default,pool --peers tunable -- ./program
-  jumbo compare --modes '--heap=mimalloc --text=shared' -- ./program
+  jumbo compare --modes '--heap=glibc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
   jumbo compare --for 10s --load 'redis-benchmark -q' -- redis-server
 
@@ -48,10 +48,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
     runs: Option<NonZeroUsize>,
 
-    /// Modes of jumbo: default, mimalloc, pool, text, background, supervise; or its options
+    /// Modes of jumbo: default, glibc, mimalloc, pool, text, background, supervise; or its options
     ///
     /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` is as large as
-    /// the program needs. May be given several times.
+    /// the program needs, and `mimalloc` serves all from one. May be given several times.
     #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default", allow_hyphen_values = true)]
     modes: Vec<Modes>,
 

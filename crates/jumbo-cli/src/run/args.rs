@@ -185,11 +185,12 @@ fn usage(message: String) -> Failure {
 
 /// `--keep` is about jumbo's own heap.
 fn check_keep(options: &Options) -> Result<(), Failure> {
-    match (options.keep, options.heap) {
-        (Some(_), Some(HeapMode::Mimalloc | HeapMode::Off)) => Err(usage(String::from(
-            "--keep is for --heap=on; hint: drop one of them",
+    let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
+    match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
+        true => Err(usage(String::from(
+            "--keep is for the heap of --heap=on and --heap=glibc; hint: drop one of them",
         ))),
-        _ => Ok(()),
+        false => Ok(()),
     }
 }
 

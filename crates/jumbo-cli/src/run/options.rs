@@ -21,10 +21,14 @@ pub(super) const MAX_WASTE: u32 = 100;
 #[derive(Debug, Default, PartialEq, clap::Args, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct Options {
-    /// Allocations on huge pages: on, off or mimalloc [default: on]
+    /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
     ///
-    /// `on`: large ones from jumbo, small ones from glibc, whose heap is advised. `mimalloc`: all of them
-    /// from mimalloc, whose arenas are advised, or are the memory of --pool.
+    /// `on`: those of 128 KiB and more from jumbo, small objects (up to 128 bytes) of threads that ask for more than a MiB
+    /// of them from mimalloc, and the rest from glibc, whose heap is advised. mimalloc is left out where you set limits to
+    /// address space or data (ulimit -v, -d), MALLOC_ variables or tunables of glibc.malloc, and from the program's mlockall(2)
+    /// or seccomp filter on. `glibc`: without
+    /// mimalloc, so that mallinfo(3) counts small objects, and glibc finds those that are freed twice. `mimalloc`: as `on`, and
+    /// with --pool all come from mimalloc, on the pool. A program with an allocator of its own keeps it.
     #[arg(long, value_name = "MODE", value_parser = mode::<HeapMode>(), hide_possible_values = true)]
     pub(super) heap: Option<HeapMode>,
 
@@ -38,8 +42,8 @@ pub(super) struct Options {
     /// The heap's pages come from the kernel's hugetlb pool where it has some. The others are THPs, which
     /// take no privilege. Beyond SIZE allocations get what they get without a pool. SIZE is one page at least, and 256G at most,
     /// --overcommit included. Pages larger than a PMD maps (1G) are hugetlb alone; where the kernel's pool has none, the pool is
-    /// in pages that a PMD maps. With --heap=on the pool serves large allocations, with --heap=mimalloc small ones
-    /// too. Neither serves allocations aligned to whole base pages from it.
+    /// in pages that a PMD maps. With --heap=on and --heap=glibc the pool serves large allocations, with --heap=mimalloc small ones
+    /// too. None of them serves allocations aligned to whole base pages from it.
     ///
     /// Hugetlb pages serve processes of one thread: where there are more, a fork could end the child by SIGBUS.
     /// What they hold moves to THPs before a fork and before the second thread starts; a forked child

@@ -304,7 +304,7 @@ impl<'a> Report<'a> {
             // What was asked: of jumbo, and by jumbo of the kernel.
             "requested": {
                 "heap": asked.heap != HeapMode::Off,
-                "mimalloc": asked.heap == HeapMode::Mimalloc,
+                "mimalloc": matches!(asked.heap, HeapMode::On | HeapMode::Mimalloc),
                 "pool": pool,
                 "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
                 "warm": pool.is_some_and(|pool| pool.warm),

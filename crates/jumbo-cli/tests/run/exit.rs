@@ -157,7 +157,7 @@ fn jumbo_s_own_failures_are_125_and_wrong_usage_is_2() {
         &["run", "--haep=on", "true"],
         &["run", "--max-waste=101", "true"],
         &["run", "--keep=101%", "true"],
-        &["run", "--keep=64M", "--heap=mimalloc", "true"],
+        &["run", "--keep=64M", "--heap=off", "true"],
     ] {
         assert_eq!(
             crate::support::output(jumbo().args(wrong)).status.code(),

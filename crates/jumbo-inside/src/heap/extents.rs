@@ -136,6 +136,11 @@ impl<T: Table> Extents<T> {
             .then_some(record.pages)
     }
 
+    /// Whether an extent in `state` begins at `page`, where one ends.
+    pub(super) fn begins(&self, page: u32, state: State) -> bool {
+        page < self.end && self.table.get(page).state == state
+    }
+
     /// Adds `pages` at the end, in `state`. The caller has seen to it that the table reaches so far.
     pub(super) fn append(&mut self, pages: u32, state: State) -> u32 {
         let start = self.end;

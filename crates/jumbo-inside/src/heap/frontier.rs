@@ -10,6 +10,8 @@
 //! All of it is advised, always, before it is touched: so the kernel keeps it as one mapping, and what
 //! is handed out never lies across two (mremap(2) would refuse it).
 //!
+//! What a block that has to begin at a chunk would leave of the one before is not mapped either: such blocks' ends stay on base pages.
+//!
 //! Invariant: `next <= mapped`, `[next, mapped)` was never handed out, and `mapped` ends a chunk or is
 //! `next`.
 
@@ -113,10 +115,15 @@ impl Frontier {
         self.next = growth.start;
     }
 
-    /// Leaves `bytes` out, which are whole chunks, from the beginning of one.
-    pub(super) fn jump(&mut self, bytes: usize) {
-        debug_assert!(self.next == self.mapped && self.next.is_multiple_of(self.pmd));
-        self.next += bytes;
+    /// Whether nothing is mapped beyond what was handed out.
+    pub(super) fn is_at_edge(&self) -> bool {
+        self.next == self.mapped
+    }
+
+    /// Leaves out what there is until `to`, the beginning of a chunk, where [`Frontier::is_at_edge`].
+    pub(super) fn jump(&mut self, to: usize) {
+        debug_assert!(self.is_at_edge() && self.next <= to && to.is_multiple_of(self.pmd));
+        self.next = to;
         self.mapped = self.next;
         self.pieces = false;
     }

@@ -1,4 +1,5 @@
-//! The pool's pages for an allocator that manages addresses of its own: [`range`], [`commit`], [`uncommit`].
+//! Memory for an allocator that manages addresses of its own: [`reserve`] and [`open`]; and the pool's pages: [`range`],
+//! [`commit`], [`uncommit`].
 //!
 //! The allocator asks for parts of the range before it uses them, and says when it uses them no more, in
 //! any pieces of at least `SLICE`. The pages under them are brought when the first piece of them is asked for;
@@ -7,13 +8,13 @@
 //! Invariant: of each page `USED` has a bit for each piece that the allocator may use.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 
 use super::memory::Mapped;
 use super::supply::{self, SUPPLY};
-use super::{LOCKED, MANAGED_BASE, PMD, memory};
+use super::{LOCKED, MANAGED_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sync::Lock;
@@ -22,6 +23,24 @@ use crate::sync::Lock;
 const SLICE: usize = 64 << 10;
 /// Pages larger than that many slices are not given back: no user gives up all of one.
 const SLICES: usize = u32::BITS as usize;
+
+/// Where addresses were reserved first, and where the next ones are.
+static BEGIN: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
+/// None is opened any more.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+/// A bit for each huge page of them.
+type Bits = [AtomicU64; MOST >> 27];
+/// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
+static RESERVED: Bits = [const { AtomicU64::new(0) }; MOST >> 27];
+static OPENED: Bits = [const { AtomicU64::new(0) }; MOST >> 27];
+/// So many addresses are reserved, at most.
+const MOST: usize = 512 << 30;
+/// Nothing was reserved yet. The first huge pages' worth is not advised.
+static FIRST: AtomicBool = AtomicBool::new(true);
+const FEW: usize = 2;
+/// How often another place is tried when a mapping of the program's is in the way.
+const DETOURS: u32 = 8;
 
 static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
 
@@ -131,10 +150,11 @@ fn missing(at: usize, end: usize) -> usize {
     missing.count() * page
 }
 
-/// The allocator has mapped memory for itself, where it has a pool.
+/// The allocator has taken memory for itself, where the pool is its own.
 pub fn beyond(length: usize) {
     // Tables of its own are no matter.
-    if SUPPLY.page() != 0 && length >= PMD.load(Ordering::Relaxed) {
+    let is_pooled = SUPPLY.page() != 0 && !POOLED.load(Ordering::Relaxed);
+    if is_pooled && length >= PMD.load(Ordering::Relaxed) {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
 }
@@ -156,13 +176,151 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
-/// Advises memory that the allocator has mapped for itself, where a huge page may fit.
-pub fn advise(address: usize, length: usize) {
+pub(super) fn place(pmd: usize, random: usize) {
+    let chunks = (RESERVED_END - RESERVED_BASE) / 2 / pmd;
+    let begin = RESERVED_BASE + random % chunks * pmd;
+    BEGIN.store(begin, Ordering::Relaxed);
+    NEXT.store(begin, Ordering::Relaxed);
+}
+
+/// Addresses for the allocator to [`open`]: whole huge pages, advised, which count as memory nowhere yet (RLIMIT_DATA,
+/// vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be had.
+pub fn reserve(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
-    if pmd != 0 && length >= pmd {
-        // A refusal is counted.
-        let _ = memory::advise(address, length);
+    if pmd == 0 || !length.is_multiple_of(pmd) {
+        return None;
     }
+    let find = || (0..DETOURS).find_map(|_| reserve_next(length));
+    let is_closed = || CLOSED.load(Ordering::Relaxed);
+    let address = LOCK
+        .with(|()| if is_closed() { None } else { find() })
+        .flatten()?;
+    // A program that needs little has it on base pages.
+    let few = match FIRST.swap(false, Ordering::Relaxed) {
+        true => length.min(FEW * pmd),
+        false => 0,
+    };
+    // Advised before any of it is accessible, so that what is opened piece by piece stays one mapping.
+    if length > few {
+        let _ = memory::advise(address + few, length - few);
+    }
+    Some(address)
+}
+
+/// Called with the lock held.
+fn reserve_next(length: usize) -> Option<usize> {
+    let (begin, address) = (BEGIN.load(Ordering::Relaxed), NEXT.load(Ordering::Relaxed));
+    let end = address
+        .checked_add(length)
+        .filter(|end| *end <= begin + MOST)?;
+    let reserved = memory::reserve(address, length);
+    if reserved.is_ok() || reserved == Err(Errno::EXIST) {
+        NEXT.store(end, Ordering::Relaxed);
+    }
+    reserved.ok()?;
+    set(&RESERVED, address..end);
+    Some(address)
+}
+
+/// Gives up a part of what was [reserved](reserve).
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// It was reserved for the caller, and nothing uses it from now on.
+#[expect(unsafe_code, reason = "unmaps memory")]
+pub unsafe fn unreserve(address: usize, length: usize) -> Result<()> {
+    LOCK.with(|()| {
+        let pmd = PMD.load(Ordering::Relaxed);
+        for (word, bit) in (address..address + length)
+            .step_by(pmd)
+            .filter_map(|page| bit(&RESERVED, page))
+        {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { memory::unmap(address, length) }
+    })
+    .unwrap_or(Err(Errno::AGAIN))
+}
+
+/// Makes a part of what was [reserved](reserve) accessible, in whole huge pages.
+///
+/// # Errors
+/// The kernel's: ENOMEM mostly.
+///
+/// # Safety
+/// The range was reserved for the caller, who counts on no fault there.
+#[expect(unsafe_code, reason = "makes memory accessible by address")]
+pub unsafe fn open(address: usize, length: usize) -> Result<()> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    let (start, end) = (
+        address & !(pmd - 1),
+        (address + length).next_multiple_of(pmd),
+    );
+    // What was opened stays so. The allocator asks for much less at a time.
+    let closed = || (start..end).step_by(pmd).filter(|page| !is_open(*page));
+    if closed().next().is_none() {
+        return Ok(());
+    }
+    LOCK.with(|()| {
+        let first = closed().next().unwrap_or(end);
+        if CLOSED.load(Ordering::Relaxed) {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: the caller's promise; reservations are of whole huge pages.
+        unsafe { memory::unprotect(first, end - first)? };
+        set(&OPENED, first..end);
+        beyond(end - first);
+        Ok(())
+    })
+    // In a signal handler that interrupted us.
+    .unwrap_or(Err(Errno::NOMEM))
+}
+
+/// The bit of the huge page at an address.
+fn bit(of: &'static Bits, page: usize) -> Option<(&'static AtomicU64, u64)> {
+    let number = page.checked_sub(BEGIN.load(Ordering::Relaxed))? / PMD.load(Ordering::Relaxed);
+    Some((of.get(number / 64)?, 1 << (number % 64)))
+}
+
+fn set(of: &'static Bits, pages: Range<usize>) {
+    let pages = pages.step_by(PMD.load(Ordering::Relaxed));
+    for (word, bit) in pages.filter_map(|page| bit(of, page)) {
+        word.fetch_or(bit, Ordering::Release);
+    }
+}
+
+fn is_set(of: &'static Bits, page: usize) -> bool {
+    bit(of, page).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+}
+
+fn is_open(page: usize) -> bool {
+    is_set(&OPENED, page)
+}
+
+/// Gives addresses up that were not opened, for the allocator is not asked any more, and mlockall(2) would count them. To open
+/// them fails from now on.
+pub fn close() {
+    let pmd = PMD.load(Ordering::Relaxed);
+    LOCK.with(|()| {
+        if pmd == 0 || CLOSED.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let pages = BEGIN.load(Ordering::Relaxed)..NEXT.load(Ordering::Relaxed);
+        let is_closed = |page: &usize| is_set(&RESERVED, *page) && !is_open(*page);
+        for page in pages.step_by(pmd).filter(is_closed) {
+            #[expect(unsafe_code, reason = "unmaps memory")]
+            // SAFETY: it was reserved here and never accessible, and is not opened any more.
+            let _ = unsafe { memory::unmap(page, pmd) };
+        }
+    });
+}
+
+/// Whether an address is one that was [reserved](reserve).
+pub fn is_reserved(address: usize) -> bool {
+    (RESERVED_BASE..RESERVED_END).contains(&address)
 }
 
 /// Changes the bits of the slices that a range touches.

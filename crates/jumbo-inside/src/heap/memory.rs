@@ -35,6 +35,11 @@ pub(super) fn map(address: usize, length: usize) -> Result<()> {
     )
 }
 
+/// Keeps addresses for [`unprotect`], which must be free: `EEXIST` where they are not.
+pub(super) fn reserve(address: usize, length: usize) -> Result<()> {
+    sys::map_at(address, length, ProtFlags::empty(), MapFlags::NORESERVE)
+}
+
 /// Gives the memory of pages back and keeps them mapped. Where no advice may be given, they are mapped anew.
 ///
 /// # Safety

@@ -61,8 +61,10 @@ const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
 const TABLE_BASE: usize = MAPS_END;
 const POOL_TABLE: usize = TABLE_BASE + (64 << 30);
-/// What an allocator with addresses of its own gets.
+/// What an allocator with addresses of its own gets: the pool's, and others.
 const MANAGED_BASE: usize = 0x2f80_0000_0000;
+const RESERVED_BASE: usize = 0x3000_0000_0000;
+const RESERVED_END: usize = 0x3800_0000_0000;
 
 /// How the heap is to behave; see [`crate::orders::Orders`].
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +150,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         HEAP.window
             .with(|window| window.place(settings.pmd, settings.max_waste, settings.keep, random));
         maps::place(settings, random >> 32);
+        managed::place(settings.pmd, random >> 16);
         sparse::place(settings.pmd, settings.max_waste);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);

@@ -7,7 +7,7 @@
 //! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
 //!
 //! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
-//! extent begins and ends at a huge page; what is in no `Live` extent, and in one only while a function here has it, no code
+//! extent ends at a huge page, and begins at one or behind a block that ends before (a *gap*, which a block aligned to huge pages leaves); what is in no `Live` extent, and in one only while a function here has it, no code
 //! uses.
 #![expect(unsafe_code, reason = "gives memory back, and moves it")]
 
@@ -33,10 +33,21 @@ const KEEP_BLOCK: usize = 32 << 20;
 const KEEP_LEAST: usize = 16 << 20;
 /// The same in a program that grows.
 const KEEP_GROWING: usize = 8 << 20;
+/// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
+const FRESH: usize = 8 << 30;
 /// How often another place is tried when a mapping of the program's is in the way.
 const DETOURS: u32 = 8;
 /// Larger alignments are left to the program's allocator, which trims what it does not need.
 const MOST_ALIGN: usize = 1 << 30;
+
+/// What becomes of memory that is left over of a chunk beyond what may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beyond {
+    /// There is none: the chunk is not taken.
+    Refuse,
+    /// It is not mapped: a gap.
+    Gap,
+}
 
 /// Which part of the address space a window has, and what its memory is.
 #[derive(Debug)]
@@ -62,6 +73,9 @@ pub(super) struct Window {
     max_waste: usize,
     /// How much freed memory stays, where the user says so.
     keep: Option<Keep>,
+    /// The block that is being taken was asked for at a huge page, so its user lays huge pages out by itself: what is beyond
+    /// its end is not made resident with it.
+    is_exact: bool,
     /// Bytes handed out, and the most so far.
     live: usize,
     most_live: usize,
@@ -96,6 +110,7 @@ impl Window {
             pmd: 0,
             max_waste: 0,
             keep: None,
+            is_exact: false,
             live: 0,
             most_live: 0,
             dirty: 0,
@@ -131,13 +146,14 @@ impl Window {
         size: usize,
         align: usize,
     ) -> Result<(usize, bool), Errno> {
-        let better = gather::alignment(size);
-        if better > align
-            && let Ok(taken) = self.take(size, better)
-        {
-            return Ok(taken);
-        }
-        self.take(size, align)
+        self.is_exact = align >= self.pmd;
+        let better = gather::alignment(size).max(align);
+        let taken = match self.take(size, better) {
+            Err(_) if better > align => self.take(size, align),
+            taken => taken,
+        };
+        self.is_exact = false;
+        taken
     }
 
     /// `size` bytes at a multiple of `align`, and whether they are zero.
@@ -333,15 +349,24 @@ impl Window {
             return Ok((page, true));
         }
         // One huge page may always be left over: it is used up by what comes next.
-        let most = self.allowed(pages as usize * BASE_PAGE).max(self.pmd);
-        if let Ok(page) = self.take_unmapped(pages, place, most) {
+        let most = match self.is_exact {
+            true => 0,
+            false => self.allowed(pages as usize * BASE_PAGE).max(self.pmd),
+        };
+        // Fresh addresses are the most seamless, but their records stay: so there is an end to them.
+        let used = self.extents.end() as usize * BASE_PAGE;
+        let beyond = match self.is_exact || used > FRESH.max(self.most_live.saturating_mul(2)) {
+            true => Beyond::Gap,
+            false => Beyond::Refuse,
+        };
+        if let Ok(page) = self.take_unmapped(pages, place, most, beyond) {
             return Ok((page, true));
         }
         let fresh = self.take_fresh(pages, place);
         if fresh == Err(Errno::RANGE) {
             // All addresses have been used once.
             return self
-                .take_unmapped(pages, place, usize::MAX)
+                .take_unmapped(pages, place, most, Beyond::Gap)
                 .map(|page| (page, true));
         }
         fresh
@@ -363,8 +388,15 @@ impl Window {
     /// Takes whole chunks out of the unmapped extents, and frees again what is not needed of them.
     ///
     /// A clean extent in front (what was left over the last time) is used up first, so that blocks
-    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over.
-    fn take_unmapped(&mut self, pages: u32, place: Placement, most: usize) -> Result<u32, Errno> {
+    /// follow each other as seamlessly as at the frontier. `most` bounds what may be left over; where it would be more, `beyond`
+    /// says what becomes of it.
+    fn take_unmapped(
+        &mut self,
+        pages: u32,
+        place: Placement,
+        most: usize,
+        beyond: Beyond,
+    ) -> Result<u32, Errno> {
         let chunk = self.chunk_pages();
         let lead = place.remainder % chunk;
         let whole = |pages: u32| pages.checked_next_multiple_of(chunk).ok_or(Errno::NOMEM);
@@ -385,16 +417,20 @@ impl Window {
             }
             front => front.map_or(0, |(_, length)| length),
         };
-        let needed = whole(pages + lead - front)?;
+        let exact = pages + lead - front;
+        let mut needed = whole(exact)?;
+        let surplus = (needed - exact) as usize * BASE_PAGE;
+        let is_beyond = surplus + self.clean - front as usize * BASE_PAGE > most;
+        if is_beyond && beyond == Beyond::Gap {
+            needed = exact;
+        }
         if needed < count {
             let rest = self.extents.split(page, count, needed);
             self.extents.release(rest, count - needed, State::Unmapped);
         }
-        let surplus = (front + needed - lead - pages) as usize * BASE_PAGE;
-        let mapped = if surplus + self.clean - front as usize * BASE_PAGE > most {
-            Err(Errno::RANGE)
-        } else {
-            self.map_again(page, needed)
+        let mapped = match is_beyond && beyond == Beyond::Refuse {
+            true => Err(Errno::RANGE),
+            false => self.map_again(page, needed),
         };
         if let Err(errno) = mapped {
             // Where a mapping of the program's is there, those addresses are lost to us, for good.
@@ -433,25 +469,26 @@ impl Window {
 
     fn take_at_frontier(&mut self, pages: u32, place: Placement) -> Result<u32, Errno> {
         let end = self.extents.end();
-        let at = place.first_from(end).ok_or(Errno::NOMEM)?;
-        let gap = at - end;
-        let to_chunk = Placement {
-            modulus: self.chunk_pages(),
-            remainder: 0,
-        }
-        .first_from(end);
-        let near = to_chunk.map_or(gap, |chunk| gap.min(chunk - end));
-        if gap > near {
-            // More than a chunk is left out: map none of it.
-            if near > 0 {
-                self.append(near, Self::add_clean)?;
+        let at = place.first_from(end).filter(|at| *at < 1 << 31);
+        let at = at.ok_or(Errno::NOMEM)?;
+        // What is left out is mapped only where it is already, or less than a chunk in front of the block.
+        let chunk = at - at % self.chunk_pages();
+        let from = match self.frontier.is_at_edge() {
+            true => end,
+            false => end.next_multiple_of(self.chunk_pages()),
+        };
+        if chunk > from {
+            if from > end {
+                self.append(from - end, Self::add_clean)?;
             }
-            let far = gap - near;
-            self.reach(end + near + far)?;
-            self.frontier.jump(far as usize * BASE_PAGE);
-            self.extents.append(far, State::Unmapped);
-        } else if gap > 0 {
-            self.append(gap, Self::add_clean)?;
+            self.reach(chunk)?;
+            self.frontier.jump(self.address(chunk));
+            let gap = self.extents.append(chunk - from, State::Live);
+            self.extents.release(gap, chunk - from, State::Unmapped);
+        }
+        let lead = at - self.extents.end();
+        if lead > 0 {
+            self.append(lead, Self::add_clean)?;
         }
         self.append(pages, |_, _, _| ())
     }
@@ -465,7 +502,11 @@ impl Window {
             .filter(|end| *end < 1 << 31);
         let end = end.ok_or(Errno::NOMEM)?;
         let size = pages as usize * BASE_PAGE;
-        let growth = self.frontier.take(size, self.allowed(size))?;
+        let allowed = match self.is_exact {
+            true => 0,
+            false => self.allowed(size).saturating_sub(self.clean),
+        };
+        let growth = self.frontier.take(size, allowed)?;
         if let Err(errno) = self.reach(end) {
             // SAFETY: no part of it has become an extent.
             unsafe { self.frontier.undo(growth) };
@@ -641,8 +682,13 @@ impl Window {
         }
     }
 
+    /// The chunks in `range` that nothing else is in: the last one, too, where a gap follows.
     fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
-        range.start.next_multiple_of(self.pmd)..range.end & !(self.pmd - 1)
+        let end = match self.extents.begins(self.page(range.end), State::Unmapped) {
+            true => range.end,
+            false => range.end & !(self.pmd - 1),
+        };
+        range.start.next_multiple_of(self.pmd)..end
     }
 
     fn chunk_pages(&self) -> u32 {

@@ -1,13 +1,16 @@
-//! `--heap=mimalloc`: mimalloc serves the whole program; on the pool, where there is one.
+//! Small allocations of threads that ask for much come from mimalloc; with `--heap=mimalloc` and a pool all do, and its pages
+//! from the pool.
 //!
-//! [`divert`] puts mimalloc's functions where glibc's were ([`crate::next`]), so that ours go on to them.
-//! Blocks that glibc handed out before (the dynamic loader's, mostly) go back to glibc: mimalloc knows its own.
-//! Its arenas are the pool's addresses, whose pages come as it commits them ([`jumbo_inside::heap::managed`]);
-//! beyond the pool it maps its own, which are advised. Where there is a pool, blocks of whole base pages are glibc's:
-//! the program may protect or drop some of their pages, which hugetlb pages refuse. `shim.c` has the C side.
+//! [`divert`] puts the functions of this file where glibc's were ([`crate::next`]), so that ours go on to them. Each asks
+//! mimalloc or glibc, by size; what is there already is asked by address: mimalloc knows its own. [`retreat`] has glibc asked
+//! for all that is allocated from then on.
+//! mimalloc's arenas are addresses that [`jumbo_inside::heap::managed`] reserves, and opens in whole huge pages; or the pool's,
+//! whose pages come as it commits them. Blocks of whole base pages are glibc's: the program may protect or drop some of
+//! their pages, which hugetlb pages refuse. `shim.c` has the C side.
 
 use core::ffi::{c_int, c_void};
-use core::ptr::with_exposed_provenance_mut;
+use core::ops::Range;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
@@ -25,31 +28,45 @@ unsafe extern "C" {
     fn jumbo_mimalloc_unit() -> usize;
     fn jumbo_mimalloc_owns(block: *const c_void) -> bool;
     fn jumbo_mimalloc_taken() -> usize;
+    fn jumbo_mimalloc_threads() -> usize;
     fn jumbo_mimalloc_malloc(size: usize) -> *mut c_void;
     fn jumbo_mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
-    fn jumbo_mimalloc_trim();
+    fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_before_fork();
     fn jumbo_mimalloc_after_fork();
 }
 
-/// glibc's, for its own blocks.
+/// glibc's.
+static MALLOC: Next<unsafe extern "C" fn(usize) -> *mut c_void> = Next::empty();
+static CALLOC: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
+static REALLOC: Next<unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void> = Next::empty();
+static MEMALIGN: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
+static ALIGNED_ALLOC: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
 static FREE: Next<unsafe extern "C" fn(*mut c_void)> = Next::empty();
 static ROOM: Next<unsafe extern "C" fn(*mut c_void) -> usize> = Next::empty();
 static TRIM: Next<unsafe extern "C" fn(usize) -> c_int> = Next::empty();
-static MEMALIGN: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
 
-/// What asks for whole base pages goes to glibc.
-static POOLED: AtomicBool = AtomicBool::new(false);
+/// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after [`retreat`].
+static BELOW: AtomicUsize = AtomicUsize::new(0);
+static HAS_RETREATED: AtomicBool = AtomicBool::new(false);
+/// What it was before the fork under way.
+static BELOW_BEFORE: AtomicUsize = AtomicUsize::new(0);
+/// Up to 128 bytes mimalloc's blocks are at most 16 bytes apart in size, as glibc's are, and have no headers. Beyond, they are up to
+/// a quarter apart: a program with objects of 1040 bytes would take a fifth more memory.
+const SMALL: usize = 128 + 1;
 
 /// The library was built with it.
 pub(crate) const IS_THERE: bool = true;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// What mimalloc reserves for an arena is so large, at least: MI_ARENA_MIN_SIZE. Its tables are smaller.
+const ARENA: usize = 32 << 20;
 
 /// Bytes that it has taken from the pool.
 static COMMITTED: AtomicUsize = AtomicUsize::new(0);
@@ -60,32 +77,93 @@ static TOLD: AtomicUsize = AtomicUsize::new(0);
 static HOLDER: AtomicUsize = AtomicUsize::new(0);
 static NESTED: AtomicU8 = AtomicU8::new(0);
 
-/// Starts mimalloc and hands the program over to it. Once, after everything was looked up.
+/// The program's first thread: mimalloc takes the one that starts it for that.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+/// How many threads it may serve in any case; and another one for each so many bytes that it has taken.
+const FEW: usize = 16;
+const FOR_EACH: usize = 20 << 20;
+
+/// Hands the program over to mimalloc: at once where there is a pool, else once it asks for much. Once, after everything was
+/// looked up.
 pub(crate) fn divert(pool: Option<PoolOrder>) {
+    FIRST.store(heap::thread(), Ordering::Relaxed);
     // SAFETY: no promise is asked for.
     let unit = unsafe { jumbo_mimalloc_unit() };
     let range = pool.map_or(0..0, |order| managed::range(order, unit));
-    // SAFETY: the range is the pool's, used for nothing else, and committed by `jumbo_mimalloc_commit`.
-    unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(range.start), range.len()) };
-    STARTED.store(true, Ordering::Release);
-    POOLED.store(!range.is_empty(), Ordering::Relaxed);
-
+    let below = if pool.is_some() { usize::MAX } else { SMALL };
+    if pool.is_some() {
+        start(range);
+    }
+    BELOW.store(below, Ordering::Relaxed);
+    MALLOC.replace(next::malloc.address());
+    CALLOC.replace(next::calloc.address());
+    REALLOC.replace(next::realloc.address());
+    MEMALIGN.replace(next::memalign.address());
+    ALIGNED_ALLOC.replace(next::aligned_alloc.address());
     FREE.replace(next::free.address());
     ROOM.replace(next::malloc_usable_size.address());
     TRIM.replace(next::malloc_trim.address());
-    MEMALIGN.replace(next::memalign.address());
     next::free.replace(free as *mut c_void);
     next::realloc.replace(realloc as *mut c_void);
     next::malloc_usable_size.replace(malloc_usable_size as *mut c_void);
     next::malloc_trim.replace(malloc_trim as *mut c_void);
     next::memalign.replace(memalign as *mut c_void);
-    next::aligned_alloc.replace(memalign as *mut c_void);
+    next::aligned_alloc.replace(aligned_alloc as *mut c_void);
     next::posix_memalign.replace(posix_memalign as *mut c_void);
-    next::valloc.replace(valloc as *mut c_void);
-    next::pvalloc.replace(pvalloc as *mut c_void);
-    next::calloc.replace(jumbo_mimalloc_calloc as *mut c_void);
+    next::calloc.replace(calloc as *mut c_void);
     // Last: from now on there are blocks of mimalloc's.
-    next::malloc.replace(jumbo_mimalloc_malloc as *mut c_void);
+    next::malloc.replace(malloc as *mut c_void);
+}
+
+fn start(pool: Range<usize>) {
+    // SAFETY: the range is the pool's, used for nothing else, and committed by `jumbo_mimalloc_commit`.
+    unsafe { jumbo_mimalloc_start(with_exposed_provenance_mut(pool.start), pool.len()) };
+    STARTED.store(true, Ordering::Release);
+}
+
+/// Starts mimalloc, if this is the thread that may.
+fn start_here() {
+    let is_first = FIRST.load(Ordering::Relaxed) == heap::thread();
+    if is_first && is_small(0) && !STARTED.load(Ordering::Relaxed) {
+        start(0..0);
+    }
+}
+
+/// Before the program makes a thread, which may be one that asks for much.
+pub(crate) fn before_thread() {
+    start_here();
+}
+
+/// Whether one more thread is served by mimalloc.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_admits() -> bool {
+    start_here();
+    if !STARTED.load(Ordering::Acquire) {
+        return false;
+    }
+    // SAFETY: no promise is asked for.
+    unsafe { jumbo_mimalloc_threads() < FEW + taken() / FOR_EACH }
+}
+
+/// From now on blocks are glibc's: before a seccomp filter, which may let pass what glibc calls and nothing else. Those that are
+/// mimalloc's stay so until they are freed, or grow.
+pub(crate) fn retreat() {
+    HAS_RETREATED.store(true, Ordering::SeqCst);
+    BELOW.store(0, Ordering::SeqCst);
+}
+
+/// The same before mlockall(2), which would count addresses that are not used yet: they are given up.
+pub(crate) fn before_lock() {
+    retreat();
+    if STARTED.load(Ordering::Acquire) {
+        managed::close();
+    }
+}
+
+/// Whether a block of `size` bytes is mimalloc's to give.
+#[inline(always)]
+fn is_small(size: usize) -> bool {
+    size < BELOW.load(Ordering::Relaxed)
 }
 
 /// Before fork(2): mimalloc's locks are taken, so that the child finds them free.
@@ -101,24 +179,33 @@ pub(crate) fn before_fork() {
     // SAFETY: `after_fork` follows, in both processes.
     unsafe { jumbo_mimalloc_before_fork() };
     HOLDER.store(heap::thread(), Ordering::Relaxed);
+    // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
+    BELOW_BEFORE.store(BELOW.swap(0, Ordering::SeqCst), Ordering::Relaxed);
 }
 
 /// After fork(2), in both processes.
 pub(crate) fn after_fork() {
-    if !STARTED.load(Ordering::Acquire) {
+    // Another thread's start may have come in between.
+    if HOLDER.load(Ordering::Relaxed) != heap::thread() {
         return;
     }
     if NESTED.load(Ordering::Relaxed) > 0 {
         NESTED.fetch_sub(1, Ordering::Relaxed);
         return;
     }
+    BELOW.store(BELOW_BEFORE.load(Ordering::Relaxed), Ordering::SeqCst);
+    if HAS_RETREATED.load(Ordering::SeqCst) {
+        BELOW.store(0, Ordering::SeqCst);
+    }
     HOLDER.store(0, Ordering::Relaxed);
     // SAFETY: `before_fork` has taken them, in this thread.
     unsafe { jumbo_mimalloc_after_fork() };
 }
 
-/// Before a seccomp filter: it makes no more system calls than to map and unmap.
+/// Before a seccomp filter, or where the clock may not be read: it has no new blocks, and gives nothing back, for which it takes
+/// system calls and the clock.
 pub(crate) fn confine() {
+    retreat();
     if STARTED.load(Ordering::Acquire) {
         // SAFETY: no promise is asked for.
         unsafe { jumbo_mimalloc_confine() };
@@ -146,41 +233,83 @@ extern "C" fn jumbo_mimalloc_asked() {
     }
 }
 
-fn is_mimallocs(block: *const c_void) -> bool {
+/// Whether a block is mimalloc's.
+pub(crate) fn owns(block: *const c_void) -> bool {
     // SAFETY: any address may be asked about.
-    unsafe { jumbo_mimalloc_owns(block) }
+    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_owns(block) }
+}
+
+extern "C" fn malloc(size: usize) -> *mut c_void {
+    // SAFETY: the same calls.
+    unsafe {
+        match is_small(size) {
+            true => or_else(jumbo_mimalloc_malloc(size), || (MALLOC.get())(size)),
+            false => (MALLOC.get())(size),
+        }
+    }
+}
+
+/// A block of mimalloc's; where it finds no memory (a limit, or [`retreat`] meanwhile), of glibc's.
+#[inline(always)]
+fn or_else(block: *mut c_void, glibc: impl FnOnce() -> *mut c_void) -> *mut c_void {
+    match block.is_null() {
+        true => glibc(),
+        false => block,
+    }
+}
+
+extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    let total = count.checked_mul(size);
+    // SAFETY: the same call.
+    unsafe {
+        match total.is_some_and(is_small) {
+            true => or_else(jumbo_mimalloc_calloc(count, size), || {
+                (CALLOC.get())(count, size)
+            }),
+            false => (CALLOC.get())(count, size),
+        }
+    }
 }
 
 /// # Safety
 /// As for free(3).
 unsafe extern "C" fn free(block: *mut c_void) {
-    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
-    if !unsafe { jumbo_mimalloc_free(block) } && !block.is_null() {
-        // SAFETY: the caller's promise; the block is glibc's.
-        unsafe { (FREE.get())(block) }
+    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone, and is glibc's.
+    unsafe {
+        if STARTED.load(Ordering::Relaxed) && jumbo_mimalloc_free(block) || block.is_null() {
+            return;
+        }
+        (FREE.get())(block);
     }
 }
 
 /// # Safety
 /// As for realloc(3); `block` is not null.
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    if size == 0 {
-        // As glibc does.
-        // SAFETY: the caller's promise.
-        unsafe { free(block) };
-        return core::ptr::null_mut();
-    }
-    if is_mimallocs(block) {
-        // SAFETY: the caller's promise; the block is mimalloc's.
-        return unsafe { jumbo_mimalloc_realloc(block, size) };
-    }
-    // SAFETY: the caller's promise; the block is glibc's, and has the room that it says.
+    // SAFETY: the caller's promise; the block belongs to the one that is asked, and has the room that it says.
     unsafe {
-        let room = (ROOM.get())(block);
-        let moved = jumbo_mimalloc_malloc(size);
+        if !owns(block) {
+            return (REALLOC.get())(block, size);
+        }
+        if size == 0 {
+            // As glibc does.
+            free(block);
+            return null_mut();
+        }
+        if is_small(size) {
+            let moved = jumbo_mimalloc_realloc(block, size);
+            if !moved.is_null() {
+                return moved;
+            }
+        }
+        let room = jumbo_mimalloc_room(block);
+        if size <= room {
+            return block;
+        }
+        let moved = (MALLOC.get())(size);
         if !moved.is_null() {
-            heap::copy(block.addr(), moved.addr(), room.min(size));
-            (FREE.get())(block);
+            heap::copy(block.addr(), moved.addr(), room);
+            free(block);
         }
         moved
     }
@@ -189,7 +318,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
 /// # Safety
 /// As for malloc_usable_size(3).
 unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
-    if is_mimallocs(block) {
+    if owns(block) {
         // SAFETY: the caller's promise; the block is mimalloc's.
         return unsafe { jumbo_mimalloc_room(block) };
     }
@@ -200,38 +329,34 @@ unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
 extern "C" fn malloc_trim(pad: usize) -> c_int {
     // SAFETY: as for malloc_trim(3).
     unsafe {
-        jumbo_mimalloc_trim();
-        (TRIM.get())(pad);
+        let ours = STARTED.load(Ordering::Relaxed) && jumbo_mimalloc_trim();
+        c_int::from((TRIM.get())(pad) != 0 || ours)
     }
-    1
 }
 
-/// memalign(3) and aligned_alloc(3): an alignment that is no power of two is rounded up to one, as by
-/// glibc.
 extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    let Some(align) = align
-        .checked_next_power_of_two()
-        .filter(|align| *align <= usize::MAX / 2)
-    else {
-        set_errno(libc::EINVAL);
-        return core::ptr::null_mut();
-    };
-    // SAFETY: a power of two.
-    unsafe { aligned(align, size) }
+    // SAFETY: the same call.
+    aligned(align, size, || unsafe { (MEMALIGN.get())(align, size) })
 }
 
-/// A block at a multiple of `align`.
-///
-/// # Safety
-/// `align` is a power of two.
-unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
-    if POOLED.load(Ordering::Relaxed) && align >= rustix::param::page_size() {
-        managed::beyond(size);
-        // SAFETY: the caller's promise; the block is not mimalloc's, and goes back to glibc.
-        return unsafe { (MEMALIGN.get())(align, size) };
+extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the same call.
+    aligned(align, size, || unsafe {
+        (ALIGNED_ALLOC.get())(align, size)
+    })
+}
+
+fn aligned(align: usize, size: usize, glibc: impl FnOnce() -> *mut c_void) -> *mut c_void {
+    if !is_small(size) {
+        return glibc();
     }
-    // SAFETY: the caller's promise.
-    unsafe { jumbo_mimalloc_aligned(align, size) }
+    // glibc has its own ways with an alignment that is no power of two.
+    if align.is_power_of_two() && align < rustix::param::page_size() {
+        // SAFETY: a power of two.
+        return or_else(unsafe { jumbo_mimalloc_aligned(align, size) }, glibc);
+    }
+    managed::beyond(size);
+    glibc()
 }
 
 /// # Safety
@@ -242,8 +367,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     }
     // It is left alone.
     let errno = next::errno();
-    // SAFETY: a power of two.
-    let block = unsafe { aligned(align, size) };
+    let block = memalign(align, size);
     set_errno(errno);
     if block.is_null() {
         return libc::ENOMEM;
@@ -251,21 +375,6 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     // SAFETY: the caller's promise.
     unsafe { out.write(block) };
     0
-}
-
-extern "C" fn valloc(size: usize) -> *mut c_void {
-    memalign(rustix::param::page_size(), size)
-}
-
-extern "C" fn pvalloc(size: usize) -> *mut c_void {
-    let page = rustix::param::page_size();
-    match size.checked_next_multiple_of(page) {
-        Some(size) => memalign(page, size),
-        None => {
-            set_errno(libc::ENOMEM);
-            core::ptr::null_mut()
-        }
-    }
 }
 
 /// The commit function of the pool's arena: `mi_commit_fun_t`. What it commits is never promised to be zero.
@@ -299,6 +408,10 @@ extern "C" fn jumbo_mimalloc_map(
     prot: c_int,
     flags: c_int,
 ) -> isize {
+    if prot == libc::PROT_NONE && len >= ARENA {
+        let reserved = managed::reserve(len).map(usize::cast_signed);
+        return reserved.unwrap_or(-isize::try_from(libc::ENOMEM).unwrap_or(1));
+    }
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // The bit says what rustix's function says itself.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
@@ -309,7 +422,6 @@ extern "C" fn jumbo_mimalloc_map(
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
                 managed::beyond(len);
             }
-            managed::advise(address.addr(), len);
             address.expose_provenance().cast_signed()
         }
         Err(errno) => -isize::try_from(errno.raw_os_error()).unwrap_or(1),
@@ -319,6 +431,10 @@ extern "C" fn jumbo_mimalloc_map(
 /// munmap(2), for mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_unmap(addr: *mut c_void, len: usize) -> c_int {
+    if managed::is_reserved(addr.addr()) {
+        // SAFETY: mimalloc unmaps what it has reserved, without blocks in it.
+        return answer(unsafe { managed::unreserve(addr.addr(), len) });
+    }
     // SAFETY: mimalloc unmaps memory of its own, without blocks in it.
     answer(unsafe { mm::munmap(addr, len) })
 }
@@ -354,6 +470,10 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
 /// mprotect(2), for mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_protect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
+    if prot & libc::PROT_WRITE != 0 && managed::is_reserved(addr.addr()) {
+        // SAFETY: mimalloc opens what it has reserved.
+        return answer(unsafe { managed::open(addr.addr(), len) });
+    }
     let prot = MprotectFlags::from_bits_retain(prot.cast_unsigned());
     // SAFETY: mimalloc protects memory of its own.
     answer(unsafe { mm::mprotect(addr, len, prot) })

@@ -32,6 +32,7 @@ int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
 void jumbo_mimalloc_asked(void);
+bool jumbo_mimalloc_admits(void);
 #pragma GCC visibility pop
 
 #undef errno
@@ -79,8 +80,17 @@ static long jumbo_syscall(long number, ...) {
   va_start(list, number);
   for (int at = 0; at < 6; at++) arguments[at] = va_arg(list, long);
   va_end(list);
+  if (number == SYS_open || number == SYS_access) {
+    /* Whether memory is overcommitted, THPs are on and there are several nodes: all of that is ours to know. */
+    errno = ENOENT;
+    return -1;
+  }
   if (number != SYS_getrandom || !atomic_load_explicit(&confined, memory_order_acquire)) {
-    return syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+    const int programs = *__errno_location();
+    const long answer = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+    errno = *__errno_location();
+    *__errno_location() = programs;
+    return answer;
   }
   unsigned char *to = (unsigned char *)arguments[0];
   for (long at = 0; at < arguments[1]; at++) {
@@ -102,15 +112,13 @@ static long jumbo_syscall(long number, ...) {
 
 static inline size_t at_least(size_t size) { return size < LEAST ? LEAST : size; }
 
-static inline void *checked(void *block) {
-  if (mi_unlikely(block == NULL)) *__errno_location() = ENOMEM;
-  return block;
-}
-
 /* From this size on a block is large: what is done for one does not show beside its own cost. */
 #define LARGE (64 * 1024)
 /* From this size on a freed block goes back at once, as it does with glibc, whose highest threshold it is. */
 #define AT_ONCE (32 * 1024 * 1024)
+
+/* Behind a seccomp filter nothing goes back: that takes system calls, and reads the clock. */
+static inline bool is_confined(void) { return atomic_load_explicit(&confined, memory_order_relaxed) != 0; }
 
 /* How often what is due is looked for, in milliseconds. */
 #define PAUSE 100
@@ -121,13 +129,41 @@ static _Atomic(int64_t) next_look;
  * here; mimalloc's own is a system call where the kernel trusts no fast one. */
 static inline void give_due(void) {
   const int64_t due = mi_atomic_loadi64_relaxed(&subproc_main.purge_expire);
-  if (due == 0) return;
+  if (due == 0 || is_confined()) return;
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
   const int64_t now = time.tv_sec * 1000 + time.tv_nsec / 1000000;
   if (now < due || now < mi_atomic_loadi64_relaxed(&next_look)) return;
   mi_atomic_storei64_relaxed(&next_look, now + PAUSE);
   mi_arenas_try_purge(false, false, &subproc_main, 0);
+}
+
+/* How many slices wait to go back. */
+static size_t waiting(void) {
+  size_t sum = 0;
+  for (size_t at = 0; at < mi_arenas_get_count(&subproc_main); at++) {
+    mi_arena_t *arena = mi_arena_from_index(&subproc_main, at);
+    if (arena != NULL) sum += mi_bitmap_popcount(arena->slices_purge);
+  }
+  return sum;
+}
+
+/* At each so many frees of small blocks of a thread, a MiB of them at the most, what waits is counted; and no more than this
+ * waits. Else a program that frees all it has, and rests, would keep it: nothing comes due where nobody calls. */
+#define EACH 4096
+#define MOST_WAITING (16 * 1024 * 1024 / MI_ARENA_SLICE_SIZE)
+static __thread unsigned small_frees;
+/* Some cannot go: they share a huge page with what is in use. */
+static _Atomic(size_t) stuck;
+
+static mi_decl_noinline void give_beyond(void) {
+  if (mi_atomic_loadi64_relaxed(&subproc_main.purge_expire) == 0 || is_confined()) return;
+  size_t before = atomic_load_explicit(&stuck, memory_order_relaxed), now = waiting();
+  if (now >= before + MOST_WAITING) {
+    mi_arenas_try_purge(true, true, &subproc_main, 0);
+    now = before = waiting();
+  }
+  if (now <= before) atomic_store_explicit(&stuck, now, memory_order_relaxed);
 }
 
 /* Every thousandth malloc(3) that finds nothing at hand. */
@@ -151,7 +187,7 @@ static void give_back(mi_memid_t memid) {
   if (memid.memkind != MI_MEM_ARENA) return;
   size_t at, count;
   mi_arena_t *arena = mi_arena_from_memid(memid, &at, &count);
-  if (arena->memid.is_pinned) return;
+  if (arena->memid.is_pinned || is_confined()) return;
   const size_t least = mi_slice_count_of_size(_mi_os_minimal_purge_size());
   const size_t end = _mi_align_down(at + count, least);
   at = _mi_align_up(at, least);
@@ -175,16 +211,41 @@ static void freed(size_t size, mi_memid_t memid) {
   give_due();
 }
 
+/* Every thread that mimalloc serves has a slice of 64 KiB for each size class that it asks for, on huge pages. So only those are
+ * served that ask for much, and only so many at a time (jumbo_mimalloc_admits): the others are glibc's. */
+#define MUCH (1024 * 1024)
+#define ADMITTED SIZE_MAX
+static __thread size_t thread_asked;
+static bool admits_all;
+
+static mi_decl_noinline bool admit(size_t size) {
+  thread_asked += size;
+  if (!admits_all) {
+    if (thread_asked < MUCH) return false;
+    thread_asked = 0;
+    if (!jumbo_mimalloc_admits()) return false;
+  }
+  thread_asked = ADMITTED;
+  return true;
+}
+
+static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
+
 EXPORTED void jumbo_mimalloc_start(void *pool, size_t size) {
+  admits_all = size > 0;
+  /* Where a thread runs is the kernel's to know: memory is where it is touched first. */
+  mi_atomic_store_release(&mi_numa_node_count, 1);
   /* Memory goes back in whole huge pages. */
   mi_option_set_default(mi_option_allow_thp, 2);
+  /* Arenas are addresses at first, and become memory in whole huge pages (jumbo_mimalloc_protect): so they count as little as
+   * glibc's do towards limits, and in a core dump. */
+  mi_option_set_default(mi_option_arena_eager_commit, 0);
+  mi_option_set(mi_option_arena_reserve, 256 * 1024);
   /* As large an object as an arena has room for. */
   mi_option_set_default(mi_option_arena_max_object_size, 16 * 1024 * 1024);
   _mi_auto_process_init();
   mi_register_deferred_free(&at_thousandth, NULL);
   if (size > 0) {
-    /* What is mapped beyond the pool comes in smaller steps (KiB): it is counted. */
-    mi_option_set(mi_option_arena_reserve, 64 * 1024);
     mi_manage_memory(pool, size, false, false, false, -1, false, &jumbo_mimalloc_commit, NULL, NULL);
   }
 }
@@ -200,24 +261,26 @@ EXPORTED size_t jumbo_mimalloc_taken(void) {
   return taken > 0 ? (size_t)taken : 0;
 }
 
-/* What malloc(3) and its like return. */
+/* What malloc(3) and its like return: NULL, and errno as it was, where there is no memory. */
 static inline void *given(void *block, size_t size) {
   if (mi_unlikely(size >= LARGE)) jumbo_mimalloc_asked();
-  return checked(block);
+  return block;
 }
 
-EXPORTED void *jumbo_mimalloc_malloc(size_t size) { return given(mi_malloc(at_least(size)), size); }
+EXPORTED void *jumbo_mimalloc_malloc(size_t size) {
+  if (!is_admitted(size)) return NULL;
+  return given(mi_malloc(at_least(size)), size);
+}
 
 EXPORTED void *jumbo_mimalloc_calloc(size_t count, size_t size) {
   size_t total;
-  if (__builtin_mul_overflow(count, size, &total)) {
-    return checked(NULL);
-  }
+  if (__builtin_mul_overflow(count, size, &total) || !is_admitted(total)) return NULL;
   return given(mi_zalloc(at_least(total)), total);
 }
 
 /* `block` is mimalloc's. */
 EXPORTED void *jumbo_mimalloc_realloc(void *block, size_t size) {
+  if (!is_admitted(size)) return NULL;
   const mi_page_t *page = _mi_safe_ptr_page(block);
   const size_t before = mi_page_block_size(page);
   const mi_memid_t memid = page->memid;
@@ -227,6 +290,7 @@ EXPORTED void *jumbo_mimalloc_realloc(void *block, size_t size) {
 }
 
 EXPORTED void *jumbo_mimalloc_aligned(size_t align, size_t size) {
+  if (!is_admitted(size)) return NULL;
   return given(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align), size);
 }
 
@@ -237,6 +301,7 @@ EXPORTED bool jumbo_mimalloc_free(void *block) {
   const size_t size = mi_page_block_size(page);
   if (mi_likely(size < LARGE)) {
     mi_free(block);
+    if (mi_unlikely(++small_frees % EACH == 0)) give_beyond();
   } else {
     const mi_memid_t memid = page->memid;
     mi_free(block);
@@ -247,14 +312,22 @@ EXPORTED bool jumbo_mimalloc_free(void *block) {
 
 EXPORTED size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
 
-EXPORTED void jumbo_mimalloc_trim(void) { mi_collect(true); }
+EXPORTED bool jumbo_mimalloc_trim(void) {
+  if (is_confined()) return false;
+  mi_collect(true);
+  const size_t before = waiting();
+  mi_arenas_try_purge(true, true, &subproc_main, 0);
+  return waiting() < before;
+}
+
+/* Threads that have pages of their own. */
+EXPORTED size_t jumbo_mimalloc_threads(void) { return mi_atomic_load_relaxed(&subproc_main.thread_count); }
 
 EXPORTED void jumbo_mimalloc_confine(void) {
   if (atomic_load_explicit(&confined, memory_order_relaxed)) return;
   jumbo_syscall(SYS_getrandom, &seed, sizeof seed, 1 /* GRND_NONBLOCK */);
   atomic_store_explicit(&confined, 1, memory_order_release);
-  /* No question which node a thread runs on. */
-  mi_atomic_store_release(&mi_numa_node_count, 1);
+  mi_option_set(mi_option_purge_delay, -1);
 }
 
 /* In the order in which mimalloc nests them. */
@@ -265,9 +338,11 @@ EXPORTED void jumbo_mimalloc_before_fork(void) {
   mi_lock_acquire(&heap_main.os_abandoned_pages_lock);
   mi_lock_acquire(&heap_main.arena_pages_lock);
   mi_lock_acquire(&subproc_main.arena_reserve_lock);
+  mi_lock_acquire(&mi_page_map_lock);
 }
 
 EXPORTED void jumbo_mimalloc_after_fork(void) {
+  mi_lock_release(&mi_page_map_lock);
   mi_lock_release(&subproc_main.arena_reserve_lock);
   mi_lock_release(&heap_main.arena_pages_lock);
   mi_lock_release(&heap_main.os_abandoned_pages_lock);

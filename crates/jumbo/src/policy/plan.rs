@@ -73,7 +73,7 @@ impl Plan {
         let preload = useful && reach.tolerates_preload();
         let tunable = if asked.heap == HeapMode::Off {
             Tunable::Left("--heap=off")
-        } else if asked.heap == HeapMode::Mimalloc {
+        } else if asked.heap == HeapMode::Mimalloc && pool.is_some() {
             Tunable::Left("--heap=mimalloc: glibc's malloc is not used")
         } else if !thp {
             Tunable::Left("this kernel has no transparent huge pages")
@@ -157,10 +157,13 @@ impl Plan {
         let heap = self.orders.heap != HeapMode::Off;
         let tunable = variables::HUGETLB_TUNABLE;
         let how = match &self.tunable {
-            _ if self.orders.heap == HeapMode::Mimalloc => {
-                Ok(format!("mimalloc, {}", self.arenas()))
+            _ if self.is_mimallocs() => Ok(format!("mimalloc, {}", self.arenas())),
+            Tunable::Set(_) if self.orders.heap == HeapMode::Glibc => {
+                Ok(format!("glibc's heap, by {tunable}=1"))
             }
-            Tunable::Set(_) => Ok(format!("glibc's heap, by {tunable}=1")),
+            Tunable::Set(_) => Ok(format!(
+                "up to 128 bytes in mimalloc's arenas, advised; others in glibc's heap, by {tunable}=1"
+            )),
             Tunable::Kept(value) if value != "0" => {
                 Ok(format!("glibc's heap, by your own {tunable}={value}"))
             }
@@ -268,7 +271,7 @@ impl Plan {
 
     /// By what means large allocations become huge.
     fn large(&self) -> String {
-        if self.orders.heap == HeapMode::Mimalloc {
+        if self.is_mimallocs() {
             return format!("mimalloc, {}", self.arenas());
         }
         let window = "in an aligned window of their own";
@@ -276,6 +279,11 @@ impl Plan {
             Some(pool) => format!("malloc and its family, from {pool}; beyond it {window}"),
             None => format!("malloc and its family, {window}"),
         }
+    }
+
+    /// All allocations are mimalloc's, on the pool.
+    fn is_mimallocs(&self) -> bool {
+        self.orders.heap == HeapMode::Mimalloc && self.orders.pool.is_some()
     }
 
     fn arenas(&self) -> String {
