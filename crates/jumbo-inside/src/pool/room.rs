@@ -4,7 +4,7 @@
 //! touched counts as used until it is there. Another process of the cgroup may be faster, so this narrows the
 //! window in which a touch is fatal to what happens within one page fault; it cannot close it.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::headroom::{self, Enough};
 use crate::sandbox;
@@ -12,21 +12,48 @@ use crate::sandbox;
 /// How far one look at the headroom is trusted.
 const TRUSTED: usize = 64 << 20;
 
-/// What a look at the headroom has left to be used without another one, in bytes.
+/// What a look at the headroom has left to be used without another one, in bytes; and above those which look that was. A look
+/// that another one has overtaken leaves nothing: threads may have used what it saw.
 #[derive(Debug)]
-pub struct Credit(AtomicUsize);
+pub struct Credit(AtomicU64);
+
+/// The bits that bytes have: [`TRUSTED`] is less.
+const BYTES: u32 = 40;
+const LOOK: u64 = 1 << BYTES;
 
 impl Credit {
     /// None: there was no look yet.
     pub const fn new() -> Self {
-        Self(AtomicUsize::new(0))
+        Self(AtomicU64::new(0))
     }
 
-    /// Whether so many bytes may be used: by an earlier look, or by `look`, which says how many more than those there are.
+    /// Whether so many bytes may be used: by an earlier look, or by `look`, which says how many more than those there are. What
+    /// threads use by earlier looks they have announced before `look` is called.
     pub fn spend(&self, bytes: usize, look: impl FnOnce() -> Option<usize>) -> bool {
-        let (relaxed, less) = (Ordering::Relaxed, |left: usize| left.checked_sub(bytes));
-        let trust = |more: &usize| self.0.store((more / 4).min(TRUSTED), relaxed);
-        self.0.fetch_update(relaxed, relaxed, less).is_ok() || look().inspect(trust).is_some()
+        let bytes = bytes as u64;
+        let (ordering, failed) = (Ordering::AcqRel, Ordering::Acquire);
+        let less = |credit: u64| (credit % LOOK >= bytes).then(|| credit - bytes);
+        if self.0.fetch_update(ordering, failed, less).is_ok() {
+            return true;
+        }
+        let of_this = self.clear();
+        let Some(more) = look() else {
+            return false;
+        };
+        let trusted = of_this + (more / 4).min(TRUSTED) as u64;
+        let _ = self.0.compare_exchange(of_this, trusted, ordering, failed);
+        true
+    }
+
+    /// Leaves nothing to be used without another look, and gives what stands for that one.
+    fn clear(&self) -> u64 {
+        let next = |credit: u64| (credit / LOOK).wrapping_add(1).wrapping_mul(LOOK);
+        let cleared = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
+                Some(next(credit))
+            });
+        next(cleared.unwrap_or_else(|credit| credit))
     }
 }
 
@@ -72,7 +99,7 @@ impl Room {
 
     /// Has the next claim look, whatever an earlier look left.
     pub fn look_again(&self) {
-        self.credit.0.store(0, Ordering::Relaxed);
+        self.credit.clear();
     }
 
     /// Room for so many bytes; `None` where there is none, or none is known of.
@@ -96,9 +123,13 @@ impl Room {
         // A filter that the program installed may not let us read files.
         !sandbox::is_entered_later()
             && self.credit.spend(bytes, || {
-                let enough = Enough::for_touching(bytes.saturating_add(self.left));
-                let room = headroom::headroom(enough)?.least();
-                room.checked_sub(self.left)?.checked_sub(bytes)
+                // With these bytes, and those of threads that have begun since.
+                let needed = self
+                    .touching
+                    .load(Ordering::Relaxed)
+                    .saturating_add(self.left);
+                let room = headroom::headroom(Enough::for_touching(needed))?.least();
+                room.checked_sub(needed)
             })
     }
 }
@@ -110,4 +141,28 @@ fn pause() {
         tv_nsec: 1_000_000,
     };
     let _ = rustix::thread::nanosleep(&time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_trusted_for_a_quarter_of_what_it_saw() {
+        let credit = Credit::new();
+        assert!(credit.spend(10, || Some(400)));
+        assert!(credit.spend(99, || None) && credit.spend(1, || None));
+        assert!(!credit.spend(1, || None));
+    }
+
+    #[test]
+    fn a_look_that_another_has_overtaken_leaves_nothing() {
+        let credit = Credit::new();
+        let overtaken = || {
+            assert!(credit.spend(10, || Some(0)));
+            Some(400)
+        };
+        assert!(credit.spend(10, overtaken));
+        assert!(!credit.spend(1, || None));
+    }
 }

@@ -22,6 +22,10 @@ use super::{Slot, Source};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages};
 
+/// What a memory cgroup keeps for the rest of the process. At its limit the kernel kills for a page of a stack as well, and for
+/// the buffer of a file that is read, such as those with the limits themselves: some 16 KiB for each thread that asks.
+const LEFT: usize = 4 << 20;
+
 /// Anonymous memory, collapsed into THPs.
 #[derive(Debug)]
 pub struct Thp {
@@ -49,7 +53,7 @@ impl Thp {
         window::name(window.mapping(), window.length(), c"jumbo-pool");
         Ok(Self {
             window,
-            room: Room::new(0),
+            room: Room::new(LEFT),
         })
     }
 
