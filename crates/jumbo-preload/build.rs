@@ -30,6 +30,8 @@ fn mimalloc() {
         .include(include.join("../src"))
         .flag_if_supported("-ftls-model=initial-exec")
         .flag_if_supported("-fno-builtin-malloc")
+        // What could be replaced from outside is not inlined.
+        .flag_if_supported("-fvisibility=hidden")
         .define("MI_DEBUG", "0")
         .define("MI_BUILD_RELEASE", None)
         .define("NDEBUG", None)

@@ -1,8 +1,8 @@
 //! The `malloc` family. See malloc(3), posix_memalign(3), malloc_usable_size(3), malloc_trim(3).
 //!
-//! [`LARGE_FROM`] is all that decides: what is at least so large is asked of [`jumbo_inside::heap`] first; the
-//! rest, and what the heap cannot serve, is the business of the program's allocator. It starts at "never",
-//! and the constructor lowers it where the program's allocator is glibc's.
+//! Sizes decide: what is small is asked of [`crate::mimalloc`], what is at least [`LARGE_FROM`] of
+//! [`jumbo_inside::heap`]; the rest, and what they cannot serve, is the business of the program's allocator. Both begin
+//! with "never", and the constructor changes that where the program's allocator is glibc's.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, with_exposed_provenance_mut};
@@ -20,7 +20,7 @@ use crate::reaper::auto;
 static LARGE_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// glibc's MALLOC_ALIGNMENT, which every block has.
-const ALIGN: usize = 16;
+pub(crate) const ALIGN: usize = 16;
 
 /// Starts diverting.
 pub(crate) fn divert() {
@@ -71,9 +71,13 @@ fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
     small(block)
 }
 
-/// A large block from the heap; a small one, and where the heap has none, from the program's allocator.
+/// A small block from mimalloc, a large one from the heap; and where they have none, from the program's allocator.
 #[inline(always)]
 fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    let block = mimalloc::allocate(size, align, zeroed);
+    if !block.is_null() {
+        return block;
+    }
     if is_large(size)
         && let Some(block) = large(size, align, zeroed)
     {
@@ -93,7 +97,7 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     // More than there can be is the allocator's to refuse.
-    let bytes = count.checked_mul(size).unwrap_or(0);
+    let bytes = count.saturating_mul(size);
     // SAFETY: the same call.
     block(bytes, ALIGN, true, || unsafe {
         (next::calloc.get())(count, size)
@@ -109,6 +113,10 @@ pub unsafe extern "C" fn free(pointer: *mut c_void) {
     if heap::is_ours(pointer.addr()) {
         // SAFETY: the caller's promise.
         return unsafe { release(pointer) };
+    }
+    // SAFETY: the caller's promise.
+    if unsafe { mimalloc::free(pointer) } {
+        return;
     }
     // SAFETY: the same call.
     unsafe { (next::free.get())(pointer) }
@@ -165,7 +173,9 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         }
     }
     // SAFETY: the same call.
-    let resize = || unsafe { (next::realloc.get())(pointer, size) };
+    let resize = || unsafe {
+        mimalloc::realloc(pointer, size).unwrap_or_else(|| (next::realloc.get())(pointer, size))
+    };
     if size == 0 {
         // It frees the block, and has none to give.
         return resize();
@@ -215,19 +225,19 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     block
 }
 
-/// A block of the program's allocator grows large enough for the heap.
+/// A block of mimalloc's or of the program's allocator grows large enough for the heap.
 ///
 /// # Safety
-/// `pointer` was allocated by the program's allocator and not freed.
+/// `pointer` was allocated by one of them and not freed.
 #[cold]
 unsafe fn move_in(pointer: *mut c_void, size: usize) -> Option<*mut c_void> {
     // SAFETY: the caller's promise.
-    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
+    let room = unsafe { malloc_usable_size(pointer) };
     let block = large(size, ALIGN, false)?;
     // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
     unsafe {
         heap::copy(pointer.addr(), block.addr(), room.min(size));
-        (next::free.get())(pointer);
+        free(pointer);
     }
     Some(block)
 }
@@ -276,13 +286,16 @@ pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 /// `out` points to memory for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    if is_large(size)
-        && align.is_multiple_of(size_of::<*mut c_void>())
-        && let Some(block) = large(size, align, false)
-    {
-        // SAFETY: the caller's promise.
-        unsafe { out.write(block) };
-        return 0;
+    if align.is_power_of_two() && align.is_multiple_of(size_of::<*mut c_void>()) {
+        let mut block = mimalloc::allocate(size, align, false);
+        if block.is_null() && is_large(size) {
+            block = large(size, align, false).unwrap_or(ptr::null_mut());
+        }
+        if !block.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { out.write(block) };
+            return 0;
+        }
     }
     // SAFETY: the same call.
     let ask = || unsafe { (next::posix_memalign.get())(out, align, size) };
@@ -324,13 +337,13 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
         return unsafe { heap::room(pointer.addr()) }.unwrap_or(0);
     }
     // SAFETY: the same call.
-    unsafe { (next::malloc_usable_size.get())(pointer) }
+    unsafe { mimalloc::room(pointer).unwrap_or_else(|| (next::malloc_usable_size.get())(pointer)) }
 }
 
 /// malloc_trim(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
-    let ours = heap::trim();
+    let ours = heap::trim() | mimalloc::trim();
     // SAFETY: the same call.
     let theirs = unsafe { (next::malloc_trim.get())(pad) };
     c_int::from(ours || theirs != 0)

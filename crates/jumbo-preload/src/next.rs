@@ -25,22 +25,6 @@ impl<F: Copy> Next<F> {
         }
     }
 
-    /// One that will be filled in with [`Next::replace`], before it is called.
-    #[cfg(feature = "mimalloc")]
-    pub(crate) const fn empty() -> Self {
-        Self {
-            address: AtomicPtr::new(core::ptr::null_mut()),
-            name: c"",
-            _type: core::marker::PhantomData,
-        }
-    }
-
-    /// Puts another function of type `F` there.
-    #[cfg(feature = "mimalloc")]
-    pub(crate) fn replace(&self, address: *mut c_void) {
-        self.address.store(address, Ordering::Release);
-    }
-
     /// The function to call.
     #[inline(always)]
     pub(crate) fn get(&self) -> F {

@@ -1,5 +1,8 @@
 //! A library that was built without mimalloc: all is served as by `--heap=glibc`.
 
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
 use jumbo_inside::orders::PoolOrder;
 
 pub(crate) const IS_THERE: bool = false;
@@ -10,7 +13,33 @@ pub(crate) fn before_fork() {}
 
 pub(crate) fn after_fork() {}
 
-pub(crate) fn owns(_block: *const core::ffi::c_void) -> bool {
+pub(crate) fn owns(_block: *const c_void) -> bool {
+    false
+}
+
+pub(crate) fn allocate(_size: usize, _align: usize, _zeroed: bool) -> *mut c_void {
+    null_mut()
+}
+
+/// # Safety
+/// None is asked for.
+pub(crate) unsafe fn free(_block: *mut c_void) -> bool {
+    false
+}
+
+/// # Safety
+/// None is asked for.
+pub(crate) unsafe fn realloc(_block: *mut c_void, _size: usize) -> Option<*mut c_void> {
+    None
+}
+
+/// # Safety
+/// None is asked for.
+pub(crate) unsafe fn room(_block: *const c_void) -> Option<usize> {
+    None
+}
+
+pub(crate) fn trim() -> bool {
     false
 }
 

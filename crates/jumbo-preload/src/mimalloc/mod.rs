@@ -1,9 +1,8 @@
 //! Small allocations of threads that ask for much come from mimalloc; with `--heap=mimalloc` and a pool all do, and its pages
 //! from the pool.
 //!
-//! [`divert`] puts the functions of this file where glibc's were ([`crate::next`]), so that ours go on to them. Each asks
-//! mimalloc or glibc, by size; what is there already is asked by address: mimalloc knows its own. [`retreat`] has glibc asked
-//! for all that is allocated from then on.
+//! The functions of [`crate::alloc`] ask here first, by size; about what is there already, by address: mimalloc knows its own.
+//! [`retreat`] has glibc asked for all that is allocated from then on.
 //! mimalloc's arenas are addresses that [`jumbo_inside::heap::managed`] reserves, and opens in whole huge pages; or the pool's,
 //! whose pages come as it commits them. Blocks of whole base pages are glibc's: the program may protect or drop some of
 //! their pages, which hugetlb pages refuse. `shim.c` has the C side.
@@ -20,7 +19,8 @@ use jumbo_inside::sandbox;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::next::{self, Next, set_errno};
+use crate::alloc::ALIGN;
+use crate::next;
 use crate::reaper::auto;
 
 unsafe extern "C" {
@@ -30,7 +30,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_taken() -> usize;
     fn jumbo_mimalloc_threads() -> usize;
     fn jumbo_mimalloc_malloc(size: usize) -> *mut c_void;
-    fn jumbo_mimalloc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn jumbo_mimalloc_zalloc(size: usize) -> *mut c_void;
     fn jumbo_mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
@@ -40,16 +40,6 @@ unsafe extern "C" {
     fn jumbo_mimalloc_before_fork();
     fn jumbo_mimalloc_after_fork();
 }
-
-/// glibc's.
-static MALLOC: Next<unsafe extern "C" fn(usize) -> *mut c_void> = Next::empty();
-static CALLOC: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
-static REALLOC: Next<unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void> = Next::empty();
-static MEMALIGN: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
-static ALIGNED_ALLOC: Next<unsafe extern "C" fn(usize, usize) -> *mut c_void> = Next::empty();
-static FREE: Next<unsafe extern "C" fn(*mut c_void)> = Next::empty();
-static ROOM: Next<unsafe extern "C" fn(*mut c_void) -> usize> = Next::empty();
-static TRIM: Next<unsafe extern "C" fn(usize) -> c_int> = Next::empty();
 
 /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after [`retreat`].
 static BELOW: AtomicUsize = AtomicUsize::new(0);
@@ -83,36 +73,18 @@ static FIRST: AtomicUsize = AtomicUsize::new(0);
 const FEW: usize = 16;
 const FOR_EACH: usize = 20 << 20;
 
-/// Hands the program over to mimalloc: at once where there is a pool, else once it asks for much. Once, after everything was
-/// looked up.
+/// Hands the program over to mimalloc: at once where there is a pool, else once it asks for much. Once.
 pub(crate) fn divert(pool: Option<PoolOrder>) {
     FIRST.store(heap::thread(), Ordering::Relaxed);
+    let Some(pool) = pool else {
+        return BELOW.store(SMALL, Ordering::Relaxed);
+    };
     // SAFETY: no promise is asked for.
-    let unit = unsafe { jumbo_mimalloc_unit() };
-    let range = pool.map_or(0..0, |order| managed::range(order, unit));
-    let below = if pool.is_some() { usize::MAX } else { SMALL };
-    if pool.is_some() {
+    let range = managed::range(pool, unsafe { jumbo_mimalloc_unit() });
+    if !range.is_empty() {
         start(range);
+        BELOW.store(usize::MAX, Ordering::Relaxed);
     }
-    BELOW.store(below, Ordering::Relaxed);
-    MALLOC.replace(next::malloc.address());
-    CALLOC.replace(next::calloc.address());
-    REALLOC.replace(next::realloc.address());
-    MEMALIGN.replace(next::memalign.address());
-    ALIGNED_ALLOC.replace(next::aligned_alloc.address());
-    FREE.replace(next::free.address());
-    ROOM.replace(next::malloc_usable_size.address());
-    TRIM.replace(next::malloc_trim.address());
-    next::free.replace(free as *mut c_void);
-    next::realloc.replace(realloc as *mut c_void);
-    next::malloc_usable_size.replace(malloc_usable_size as *mut c_void);
-    next::malloc_trim.replace(malloc_trim as *mut c_void);
-    next::memalign.replace(memalign as *mut c_void);
-    next::aligned_alloc.replace(aligned_alloc as *mut c_void);
-    next::posix_memalign.replace(posix_memalign as *mut c_void);
-    next::calloc.replace(calloc as *mut c_void);
-    // Last: from now on there are blocks of mimalloc's.
-    next::malloc.replace(malloc as *mut c_void);
 }
 
 fn start(pool: Range<usize>) {
@@ -239,142 +211,92 @@ pub(crate) fn owns(block: *const c_void) -> bool {
     STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_owns(block) }
 }
 
-extern "C" fn malloc(size: usize) -> *mut c_void {
-    // SAFETY: the same calls.
-    unsafe {
-        match is_small(size) {
-            true => or_else(jumbo_mimalloc_malloc(size), || (MALLOC.get())(size)),
-            false => (MALLOC.get())(size),
-        }
-    }
-}
-
-/// A block of mimalloc's; where it finds no memory (a limit, or [`retreat`] meanwhile), of glibc's.
+/// A block that is mimalloc's to give; null where it is not, or where mimalloc finds no memory (a limit, or [`retreat`]
+/// meanwhile): the caller asks glibc.
 #[inline(always)]
-fn or_else(block: *mut c_void, glibc: impl FnOnce() -> *mut c_void) -> *mut c_void {
-    match block.is_null() {
-        true => glibc(),
-        false => block,
+pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
+    if !is_small(size) {
+        return null_mut();
     }
-}
-
-extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    let total = count.checked_mul(size);
-    // SAFETY: the same call.
+    if align != ALIGN {
+        return aligned(size, align);
+    }
+    // SAFETY: no promise is asked for.
     unsafe {
-        match total.is_some_and(is_small) {
-            true => or_else(jumbo_mimalloc_calloc(count, size), || {
-                (CALLOC.get())(count, size)
-            }),
-            false => (CALLOC.get())(count, size),
+        match zeroed {
+            true => jumbo_mimalloc_zalloc(size),
+            false => jumbo_mimalloc_malloc(size),
         }
     }
 }
 
+fn aligned(size: usize, align: usize) -> *mut c_void {
+    // glibc has its own ways with an alignment that is no power of two.
+    if align.is_power_of_two() && align < rustix::param::page_size() {
+        // SAFETY: a power of two.
+        return unsafe { jumbo_mimalloc_aligned(align, size) };
+    }
+    managed::beyond(size);
+    null_mut()
+}
+
+/// free(3) of a block that is mimalloc's; false where it is not.
+///
 /// # Safety
 /// As for free(3).
-unsafe extern "C" fn free(block: *mut c_void) {
-    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone, and is glibc's.
-    unsafe {
-        if STARTED.load(Ordering::Relaxed) && jumbo_mimalloc_free(block) || block.is_null() {
-            return;
-        }
-        (FREE.get())(block);
-    }
+#[inline(always)]
+pub(crate) unsafe fn free(block: *mut c_void) -> bool {
+    // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
+    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_free(block) }
 }
 
+/// realloc(3) of a block that is mimalloc's; `None` where it is not.
+///
 /// # Safety
 /// As for realloc(3); `block` is not null.
-unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the caller's promise; the block belongs to the one that is asked, and has the room that it says.
+pub(crate) unsafe fn realloc(block: *mut c_void, size: usize) -> Option<*mut c_void> {
+    // SAFETY: the caller's promise; the block belongs to mimalloc, and has the room that it says.
     unsafe {
         if !owns(block) {
-            return (REALLOC.get())(block, size);
+            return None;
         }
         if size == 0 {
             // As glibc does.
-            free(block);
-            return null_mut();
+            jumbo_mimalloc_free(block);
+            return Some(null_mut());
         }
         if is_small(size) {
             let moved = jumbo_mimalloc_realloc(block, size);
             if !moved.is_null() {
-                return moved;
+                return Some(moved);
             }
         }
         let room = jumbo_mimalloc_room(block);
         if size <= room {
-            return block;
+            return Some(block);
         }
-        let moved = (MALLOC.get())(size);
+        let moved = (next::malloc.get())(size);
         if !moved.is_null() {
             heap::copy(block.addr(), moved.addr(), room);
-            free(block);
+            jumbo_mimalloc_free(block);
         }
-        moved
+        Some(moved)
     }
 }
 
+/// malloc_usable_size(3) of a block that is mimalloc's.
+///
 /// # Safety
 /// As for malloc_usable_size(3).
-unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
-    if owns(block) {
-        // SAFETY: the caller's promise; the block is mimalloc's.
-        return unsafe { jumbo_mimalloc_room(block) };
-    }
-    // SAFETY: the caller's promise; the block is glibc's, or null.
-    unsafe { (ROOM.get())(block) }
-}
-
-extern "C" fn malloc_trim(pad: usize) -> c_int {
-    // SAFETY: as for malloc_trim(3).
-    unsafe {
-        let ours = STARTED.load(Ordering::Relaxed) && jumbo_mimalloc_trim();
-        c_int::from((TRIM.get())(pad) != 0 || ours)
-    }
-}
-
-extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the same call.
-    aligned(align, size, || unsafe { (MEMALIGN.get())(align, size) })
-}
-
-extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the same call.
-    aligned(align, size, || unsafe {
-        (ALIGNED_ALLOC.get())(align, size)
-    })
-}
-
-fn aligned(align: usize, size: usize, glibc: impl FnOnce() -> *mut c_void) -> *mut c_void {
-    if !is_small(size) {
-        return glibc();
-    }
-    // glibc has its own ways with an alignment that is no power of two.
-    if align.is_power_of_two() && align < rustix::param::page_size() {
-        // SAFETY: a power of two.
-        return or_else(unsafe { jumbo_mimalloc_aligned(align, size) }, glibc);
-    }
-    managed::beyond(size);
-    glibc()
-}
-
-/// # Safety
-/// As for posix_memalign(3).
-unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
-        return libc::EINVAL;
-    }
-    // It is left alone.
-    let errno = next::errno();
-    let block = memalign(align, size);
-    set_errno(errno);
-    if block.is_null() {
-        return libc::ENOMEM;
-    }
+pub(crate) unsafe fn room(block: *const c_void) -> Option<usize> {
     // SAFETY: the caller's promise.
-    unsafe { out.write(block) };
-    0
+    owns(block).then(|| unsafe { jumbo_mimalloc_room(block) })
+}
+
+/// malloc_trim(3).
+pub(crate) fn trim() -> bool {
+    // SAFETY: no promise is asked for.
+    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_trim() }
 }
 
 /// The commit function of the pool's arena: `mi_commit_fun_t`. What it commits is never promised to be zero.

@@ -267,16 +267,19 @@ static inline void *given(void *block, size_t size) {
   return block;
 }
 
-EXPORTED void *jumbo_mimalloc_malloc(size_t size) {
+static mi_decl_noinline void *allocate(size_t size, bool zeroed) {
   if (!is_admitted(size)) return NULL;
-  return given(mi_malloc(at_least(size)), size);
+  size = at_least(size);
+  return given(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
-EXPORTED void *jumbo_mimalloc_calloc(size_t count, size_t size) {
-  size_t total;
-  if (__builtin_mul_overflow(count, size, &total) || !is_admitted(total)) return NULL;
-  return given(mi_zalloc(at_least(total)), total);
+EXPORTED void *jumbo_mimalloc_malloc(size_t size) {
+  if (mi_unlikely(thread_asked != ADMITTED || size > MI_SMALL_SIZE_MAX)) return allocate(size, false);
+  /* mi_malloc_small, with nothing left to call. */
+  return mi_theap_malloc_small_zero(_mi_theap_default(), at_least(size), false, NULL);
 }
+
+EXPORTED void *jumbo_mimalloc_zalloc(size_t size) { return allocate(size, true); }
 
 /* `block` is mimalloc's. */
 EXPORTED void *jumbo_mimalloc_realloc(void *block, size_t size) {
@@ -294,19 +297,24 @@ EXPORTED void *jumbo_mimalloc_aligned(size_t align, size_t size) {
   return given(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align), size);
 }
 
+static mi_decl_noinline void free_large(void *block, const mi_page_t *page) {
+  const size_t size = mi_page_block_size(page);
+  const mi_memid_t memid = page->memid;
+  mi_free(block);
+  freed(size, memid);
+}
+
 /* False where the block is not mimalloc's. */
 EXPORTED bool jumbo_mimalloc_free(void *block) {
-  const mi_page_t *page = _mi_safe_ptr_page(block);
+  mi_page_t *page = _mi_safe_ptr_page(block);
   if (page == NULL) return false;
-  const size_t size = mi_page_block_size(page);
-  if (mi_likely(size < LARGE)) {
-    mi_free(block);
-    if (mi_unlikely(++small_frees % EACH == 0)) give_beyond();
-  } else {
-    const mi_memid_t memid = page->memid;
-    mi_free(block);
-    freed(size, memid);
+  if (mi_unlikely(mi_page_block_size(page) >= LARGE)) {
+    free_large(block, page);
+    return true;
   }
+  if (mi_unlikely(++small_frees % EACH == 0)) give_beyond();
+  /* mi_free, without another look for the page. */
+  mi_free_ex(block, NULL, page);
   return true;
 }
 
