@@ -7,17 +7,15 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::kernel::memory::Memory;
 use jumbo::units::{Bytes, Pages};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
 use crate::child::{Launch, Talk, line};
 use crate::claim::{self, Claim};
@@ -90,14 +88,9 @@ impl Database {
         settings.progress.set_message("making a database");
         let none = || io::Error::other("PostgreSQL is not installed under /usr/lib/postgresql");
         let bin = newest().ok_or_else(none)?;
-        let folder = tempfile::Builder::new()
-            .prefix("jumbo-bench-")
-            .tempdir_in(on_disk())?;
         let root = rustix::process::geteuid().is_root();
         // The server's user writes to it.
-        let mode = if root { 0o1777 } else { 0o700 };
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode))?;
-        let (folder, broom) = swept(folder)?;
+        let (folder, broom) = swept(if root { "1777" } else { "700" })?;
         let database = Self {
             size,
             jumbo: settings.jumbo.clone(),
@@ -315,15 +308,20 @@ impl Shared {
     }
 }
 
-/// A folder that is removed when this process has ended, however it did: by a shell that hears no signal of the terminal.
-fn swept(folder: TempDir) -> Result<(PathBuf, Talk), Error> {
+/// A new folder, which is removed when this process has ended, however it did: by a shell that makes it, and hears no signal of
+/// the terminal.
+fn swept(mode: &str) -> Result<(PathBuf, Talk), Error> {
     // A server that has not ended yet goes on to write.
-    let script =
-        "trap '' HUP INT TERM; read end; until rm -rf \"$0\" 2>/dev/null; do sleep 0.1; done";
+    let script = "trap '' HUP INT TERM; mkdir -m \"$1\" \"$0\" && echo true || exit; read end
+        until rm -rf \"$0\" 2>/dev/null; do sleep 0.1; done";
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let name = format!("jumbo-bench-{}-{}", std::process::id(), since.as_nanos());
+    let folder = on_disk().join(name);
     let mut command = Command::new("sh");
-    command.args(["-c", script]).arg(folder.path());
-    let broom = Talk::start(command, Stdio::null())?;
-    Ok((folder.keep(), broom))
+    command.args(["-c", script]).arg(&folder).arg(mode);
+    let mut broom = Talk::start(command, Stdio::piped())?;
+    broom.hear::<bool>()?;
+    Ok((folder, broom))
 }
 
 /// The newest installed version's commands.
