@@ -161,6 +161,7 @@ fn nothing_is_resident_that_was_not_asked_for() {
         (2_202_009, 200, "heap"),
         (4_089_446, 100, "heap"),
         (16_777_216, 20, "heap"),
+        (64, 400_000, "narrow"),
         (2_202_009, 100, "aligned"),
         (3_300_000, 80, "aligned"),
         (7_500_000, 40, "aligned"),

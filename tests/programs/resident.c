@@ -1,6 +1,6 @@
 /* Blocks of SIZE bytes, COUNT of them, all touched; then every second one is freed; then half of those is
  * made again. Says each time what is resident. `map` makes mappings instead of allocations, `aligned` such
- * as begin at a huge page; `sparse` touches only one page in 64. */
+ * as begin at a huge page, `narrow` such as begin at a multiple of 512; `sparse` touches only one page in 64. */
 #include "check.h"
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@ int main(int argc, char **argv)
 {
     CHECK(argc > 3);
     size_t size = strtoull(argv[1], NULL, 10), count = strtoull(argv[2], NULL, 10);
-    int map = strcmp(argv[3], "map") == 0, aligned = strcmp(argv[3], "aligned") == 0, sparse = strcmp(argv[3], "sparse") == 0;
+    int map = strcmp(argv[3], "map") == 0, aligned = strcmp(argv[3], "aligned") == 0, narrow = strcmp(argv[3], "narrow") == 0, sparse = strcmp(argv[3], "sparse") == 0;
     size_t step = sparse ? 64 * 4096 : 4096;
     char **blocks = calloc(count, sizeof *blocks);
     for (int round = 0; round < 3; round++) {
@@ -21,7 +21,7 @@ int main(int argc, char **argv)
                 blocks[i] = NULL;
             } else if (round == 0 || (round == 2 && i % 4 == 0)) {
                 blocks[i] = map ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                           : aligned ? aligned_alloc(2 * MIB, size)
+                           : aligned || narrow ? aligned_alloc(aligned ? 2 * MIB : 512, size)
                                      : malloc(size);
                 CHECK(blocks[i] != NULL && blocks[i] != MAP_FAILED);
                 for (size_t at = 0; at < size; at += step)

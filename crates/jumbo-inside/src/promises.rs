@@ -19,7 +19,7 @@ refused! {
     ROOM: "heap::room(4096)",
     DISCARD: "heap::discard(4096, 4096)",
     MOVE_GROWN: "heap::maps::move_grown(4096, 4096, 8192)",
-    SEEN: "heap::arena::seen(4096, || true)",
+    SEEN: "heap::arena::seen(4096)",
     COMMIT: "heap::managed::commit(4096, 4096)",
     UNCOMMIT: "heap::managed::uncommit(4096, 4096)",
     RENEW: "heap::managed::renew(4096, 4096)",

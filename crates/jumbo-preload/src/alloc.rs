@@ -47,13 +47,13 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     Some(with_exposed_provenance_mut(block))
 }
 
-/// Lets the heap look at what glibc or mimalloc returned.
+/// Lets the heap look at what glibc returned.
 #[inline(always)]
 fn small(pointer: *mut c_void) -> *mut c_void {
     if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
-        // SAFETY: glibc's malloc, or mimalloc's, has just returned it (another allocator leaves LARGE_FROM at
-        // its start), and the program has not seen it yet.
-        if unsafe { heap::arena::seen(pointer.addr(), || !mimalloc::owns(pointer)) } {
+        // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its start), and the
+        // program has not seen it yet.
+        if unsafe { heap::arena::seen(pointer.addr()) } {
             auto::region();
         }
     }
@@ -166,6 +166,11 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         // SAFETY: the caller's promise.
         return unsafe { resize(pointer, size) };
     }
+    // SAFETY: the caller's promise.
+    if let Some(room) = unsafe { mimalloc::room(pointer) } {
+        // SAFETY: the caller's promise; mimalloc says how large it is.
+        return unsafe { resize_small(pointer, room, size) };
+    }
     if is_large(size) {
         // SAFETY: the caller's promise.
         if let Some(block) = unsafe { move_in(pointer, size) } {
@@ -173,9 +178,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         }
     }
     // SAFETY: the same call.
-    let resize = || unsafe {
-        mimalloc::realloc(pointer, size).unwrap_or_else(|| (next::realloc.get())(pointer, size))
-    };
+    let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if size == 0 {
         // It frees the block, and has none to give.
         return resize();
@@ -213,31 +216,61 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     let Some(room) = room else {
         invalid("realloc(): invalid pointer")
     };
-    let block = malloc(size);
-    if block.is_null() {
-        return block;
+    // SAFETY: the caller's promise; the heap says how large it is.
+    unsafe { moved(pointer, room, size) }
+}
+
+/// A block of mimalloc's, which has that room, gets another size.
+///
+/// # Safety
+/// As for [`realloc`].
+unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
+    if size == 0 {
+        // As above.
+        // SAFETY: the caller's promise.
+        unsafe { free(pointer) };
+        return ptr::null_mut();
     }
-    // SAFETY: the block has that room, and the new one is so large; what it held is there then.
-    unsafe {
-        heap::copy(pointer.addr(), block.addr(), room.min(size));
-        release(pointer);
+    if size <= room && size >= room / 2 {
+        return pointer;
+    }
+    // SAFETY: the caller's promise.
+    let block = unsafe { moved(pointer, room, size) };
+    match block.is_null() && size <= room {
+        true => pointer,
+        false => block,
+    }
+}
+
+/// A new block with what `pointer` holds, which is freed then; null where there is no memory.
+///
+/// # Safety
+/// As for [`realloc`]; it has that room.
+unsafe fn moved(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
+    let block = malloc(size);
+    if !block.is_null() {
+        // SAFETY: the caller's promise, and the new one is so large; what it held is there then.
+        unsafe {
+            heap::copy(pointer.addr(), block.addr(), room.min(size));
+            free(pointer);
+        }
     }
     block
 }
 
-/// A block of mimalloc's or of the program's allocator grows large enough for the heap.
+/// A block of the program's allocator grows large enough for the heap.
 ///
 /// # Safety
-/// `pointer` was allocated by one of them and not freed.
+/// `pointer` was allocated by it and not freed.
 #[cold]
 unsafe fn move_in(pointer: *mut c_void, size: usize) -> Option<*mut c_void> {
-    // SAFETY: the caller's promise.
-    let room = unsafe { malloc_usable_size(pointer) };
     let block = large(size, ALIGN, false)?;
+    // SAFETY: the caller's promise.
+    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
     // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
     unsafe {
         heap::copy(pointer.addr(), block.addr(), room.min(size));
-        free(pointer);
+        (next::free.get())(pointer);
     }
     Some(block)
 }

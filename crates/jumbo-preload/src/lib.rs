@@ -6,8 +6,8 @@
 //! [`environment`] what it reads and what children inherit, [`glibc`] what is known of glibc's insides, [`slot`] shows others where we count.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
-//! back in, errno left alone by what succeeds. A call that is none of our business costs a comparison and
-//! a jump.
+//! back in, errno left alone by what succeeds. A call that is none of our business costs a few comparisons and
+//! a jump. mimalloc, which is not ours, has thread-locals, and reads the clock.
 //!
 //! Interposed: malloc, calloc, realloc, reallocarray, free, free_sized, free_aligned_sized, memalign,
 //! posix_memalign, aligned_alloc, valloc, pvalloc, malloc_usable_size, malloc_trim; mmap, mmap64, munmap,

@@ -192,6 +192,9 @@ unsafe extern "C" fn watched(
             if NARROWING.map(c_long::from).contains(&first) {
                 threads::end_ours();
             }
+            if first == c_long::from(libc::PR_SET_TSC) {
+                mimalloc::confine();
+            }
             let answer = call();
             if answer == 0 {
                 controlled(first, second != 0);
@@ -306,6 +309,10 @@ fn entering<T>(
     succeeded: impl FnOnce(&T) -> bool,
     filter: Option<c_long>,
 ) -> T {
+    if filter == Some(0) {
+        // The kernel refuses it: so a program asks whether there are filters.
+        return call();
+    }
     heap::before_confinement();
     // A worker that was there before would run in the program's memory without the filter; and from the
     // mark on none is made.

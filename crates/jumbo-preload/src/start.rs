@@ -93,13 +93,13 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if !unsafe { heap::start(settings) } {
         flags |= flag::NO_WINDOW;
     }
+    let mimalloc = mimalloc && mimalloc::divert(managed);
     if mimalloc {
-        mimalloc::divert(managed);
         flags |= flag::MIMALLOC;
     }
     if ours {
         flags |= flag::MALLOC;
-        if managed.is_none() {
+        if !mimalloc || managed.is_none() {
             alloc::divert();
         }
     }

@@ -312,7 +312,8 @@ impl Shared {
 /// the terminal.
 fn swept(mode: &str) -> Result<(PathBuf, Talk), Error> {
     // A server that has not ended yet goes on to write.
-    let script = "trap '' HUP INT TERM; mkdir -m \"$1\" \"$0\" && echo true || exit; read end
+    let script =
+        "trap '' HUP INT QUIT TERM PIPE; mkdir -m \"$1\" \"$0\" || exit; echo true; read end
         until rm -rf \"$0\" 2>/dev/null; do sleep 0.1; done";
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let name = format!("jumbo-bench-{}-{}", std::process::id(), since.as_nanos());

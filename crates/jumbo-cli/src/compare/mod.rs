@@ -50,8 +50,9 @@ pub(crate) struct Args {
 
     /// Modes of jumbo: default, glibc, mimalloc, pool, text, background, supervise; or its options
     ///
-    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` is as large as
-    /// the program needs, and `mimalloc` serves all from one. May be given several times.
+    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` and
+    /// `mimalloc` have a pool as large as the program needs; with `mimalloc` all allocations come from it. May be given
+    /// several times.
     #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default", allow_hyphen_values = true)]
     modes: Vec<Modes>,
 

@@ -24,7 +24,8 @@ use super::{Failure, profile};
 /// Its children are covered too.
 ///
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
-/// Without a report to write, jumbo becomes the program: same process ID.
+/// Without a report to write, --supervise or a --pool for all processes, jumbo becomes the program: same
+/// process ID.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
@@ -188,7 +189,7 @@ fn check_keep(options: &Options) -> Result<(), Failure> {
     let is_mimallocs = options.heap == Some(HeapMode::Mimalloc) && options.pool.is_some();
     match options.keep.is_some() && (is_mimallocs || options.heap == Some(HeapMode::Off)) {
         true => Err(usage(String::from(
-            "--keep is for the heap of --heap=on and --heap=glibc; hint: drop one of them",
+            "--keep goes neither with --heap=off nor with --heap=mimalloc and --pool; hint: drop one of them",
         ))),
         false => Ok(()),
     }

@@ -24,7 +24,7 @@ pub(super) struct Options {
     /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
     ///
     /// `on`: those of 128 KiB and more from jumbo, small objects (up to 128 bytes) of threads that ask for more than a MiB
-    /// of them from mimalloc, and the rest from glibc, whose heap is advised. mimalloc is left out where you set limits to
+    /// of them from mimalloc (16 threads, and one more for each 20 MiB), and the rest from glibc, whose heap is advised. mimalloc is left out where you set limits to
     /// address space or data (ulimit -v, -d), MALLOC_ variables or tunables of glibc.malloc, and from the program's mlockall(2)
     /// or seccomp filter on. `glibc`: without
     /// mimalloc, so that mallinfo(3) counts small objects, and glibc finds those that are freed twice. `mimalloc`: as `on`, and
@@ -133,7 +133,7 @@ pub(super) struct Options {
     /// At most SIZE, or a percentage of the most that the program had in large allocations (128 KiB and more) at once. What stays is neither given back nor
     /// touched anew: a program that frees and allocates large blocks in turn is faster, and stays larger. A freed block of more than
     /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use; less where the program grows beyond all that it had.
-    /// For --heap=on; what is freed of a --pool stays in it.
+    /// Not with --heap=off, nor with --heap=mimalloc and --pool: what is freed of a --pool stays in it.
     #[arg(long, value_name = "SIZE|PERCENT%", allow_hyphen_values = true)]
     #[serde(deserialize_with = "keep")]
     pub(super) keep: Option<Keep>,

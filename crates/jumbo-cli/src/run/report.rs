@@ -159,6 +159,7 @@ impl Counts {
         pool["reasons"] = json!(self.pool_reasons());
         json!({
             "malloc_diverted": self.has(flag::MALLOC),
+            "mimalloc_serves": self.has(flag::MIMALLOC),
             "maps_covered": self.has(flag::MAPS),
             "large_peak": of.large_peak,
             "large_calls": of.large_calls,

@@ -67,6 +67,12 @@ pub(super) fn find(
         ),
         _ => {}
     }
+    let asks_mimalloc = matches!(orders.heap, HeapMode::On | HeapMode::Mimalloc);
+    if asks_mimalloc && total.has(flag::MALLOC) && !total.has(flag::MIMALLOC) {
+        let reason = "glibc serves all of them: MALLOC_ variables, glibc.malloc tunables or a limit (ulimit -v, -d) are set, \
+                      or there is no pool";
+        add("small allocations", reason.to_owned());
+    }
     if orders.heap != HeapMode::Off && total.has(flag::FOREIGN_MALLOC) {
         let whose = match total.has(flag::MALLOC) {
             true => "some processes bring their own malloc",

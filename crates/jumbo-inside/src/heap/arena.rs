@@ -28,14 +28,14 @@ const SHIFT: u32 = HEAP_MAX.trailing_zeros();
 const WORDS: usize = (1 << (47 - SHIFT)) / 64;
 static SEEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
-/// Looks at memory that malloc has just returned. Costs a comparison or two, but for the first
+/// Looks at memory that glibc's malloc has just returned. Costs a comparison or two, but for the first
 /// time in each [`REGION`], when it returns true.
 ///
 /// # Safety
-/// `pointer` is null, or was returned by malloc and is still allocated: by glibc's, if `is_glibcs`.
+/// `pointer` is null, or was returned by glibc's malloc and is still allocated.
 #[inline(always)]
 #[expect(unsafe_code, reason = "the caller vouches for the pointer")]
-pub unsafe fn seen(pointer: usize, is_glibcs: impl FnOnce() -> bool) -> bool {
+pub unsafe fn seen(pointer: usize) -> bool {
     // The first 2 MiB of each region never matter: an arena that small is left as it is.
     if pointer & (HEAP_MAX - (2 << 20)) == 0 {
         return false;
@@ -46,17 +46,13 @@ pub unsafe fn seen(pointer: usize, is_glibcs: impl FnOnce() -> bool) -> bool {
         return false;
     }
     word.fetch_or(bit, Ordering::Relaxed);
-    // What is another's is counted by itself.
-    let is_glibcs = is_glibcs();
-    if is_glibcs {
-        // SAFETY: the caller's promise.
-        unsafe { look(pointer) };
-    }
-    is_glibcs
+    // SAFETY: the caller's promise.
+    unsafe { look(pointer) };
+    true
 }
 
 /// # Safety
-/// As for [`seen`], of glibc's.
+/// As for [`seen`].
 #[cold]
 #[inline(never)]
 #[expect(unsafe_code, reason = "reads the chunk's header")]

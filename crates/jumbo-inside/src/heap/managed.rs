@@ -108,6 +108,10 @@ pub unsafe fn uncommit(start: usize, length: usize) -> bool {
 
 /// Makes the pool resident, from its start on and as far as there are pages.
 pub(super) fn warm(order: PoolOrder) {
+    if SUPPLY.page() == 0 {
+        // The pool could not start.
+        return;
+    }
     SUPPLY.in_parallel(|| {
         LOCK.with(|()| {
             let (mut at, end) = (MANAGED_BASE, MANAGED_BASE + order.size);
@@ -154,7 +158,8 @@ fn missing(at: usize, end: usize) -> usize {
 pub fn beyond(length: usize) {
     // Tables of its own are no matter.
     let is_pooled = SUPPLY.page() != 0 && !POOLED.load(Ordering::Relaxed);
-    if is_pooled && length >= PMD.load(Ordering::Relaxed) {
+    // More than there can be is no matter of the pool's.
+    if is_pooled && length >= PMD.load(Ordering::Relaxed) && isize::try_from(length).is_ok() {
         Slot::add(&stats::slot().pool_beyond, length as u64);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Allocations of at least [`LARGE`] bytes live in a window: a range of addresses that the kernel never
 //! chooses by itself, so that `free` knows in one comparison ([`is_ours`]) whether a pointer is ours.
-//! Smaller ones stay with the program's allocator. The window is not reserved: it is mapped as it is
+//! Smaller ones are mimalloc's or stay with the program's allocator. The window is not reserved: it is mapped as it is
 //! used, so that `ulimit -v`, mlockall(2), core dumps and the commit limit see what they would see
 //! without us.
 //!

@@ -258,7 +258,7 @@ pub mod flag {
     pub const THP_DISABLED: u32 = 1 << 4;
     /// glibc's own heap advises THP: glibc.malloc.hugetlb is 1 or more in its tunables.
     pub const TUNABLE: u32 = 1 << 5;
-    /// mimalloc serves `malloc` and its family.
+    /// mimalloc serves small blocks, of threads that ask for many; or all, from a pool.
     pub const MIMALLOC: u32 = 1 << 6;
 }
 

@@ -66,7 +66,7 @@ impl Default for Credit {
 /// The room of this process, in bytes.
 #[derive(Debug)]
 pub struct Room {
-    /// What is left to others.
+    /// What is left to the rest of the process, and to others.
     left: usize,
     credit: Credit,
     /// What has room and is being touched: no other thread is to count on that room.
@@ -83,12 +83,13 @@ pub struct Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.room.touching.fetch_sub(self.bytes, Ordering::Relaxed);
+        // Touched before it is no longer counted.
+        self.room.touching.fetch_sub(self.bytes, Ordering::Release);
     }
 }
 
 impl Room {
-    /// Leaves `left` bytes to others.
+    /// Leaves `left` bytes to the rest of the process, and to others.
     pub const fn new(left: usize) -> Self {
         Self {
             left,
@@ -105,29 +106,28 @@ impl Room {
     /// Room for so many bytes; `None` where there is none, or none is known of.
     pub fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         loop {
-            let others = self.touching.fetch_add(bytes, Ordering::Relaxed);
+            self.touching.fetch_add(bytes, Ordering::Relaxed);
             let claim = Claim { room: self, bytes };
-            if self.has(others.saturating_add(bytes)) {
+            let mut counted = 0;
+            if self.has(bytes, &mut counted) {
                 return Some(claim);
             }
             drop(claim);
-            if others == 0 {
+            if counted <= bytes {
                 return None;
             }
-            // What the others have touched meanwhile counts twice until they are done.
+            // What others have touched meanwhile counts twice until they are done.
             pause();
         }
     }
 
-    fn has(&self, bytes: usize) -> bool {
+    /// `counted` is what a look took to be used: these bytes, and those of threads that are touching theirs.
+    fn has(&self, bytes: usize, counted: &mut usize) -> bool {
         // A filter that the program installed may not let us read files.
         !sandbox::is_entered_later()
             && self.credit.spend(bytes, || {
-                // With these bytes, and those of threads that have begun since.
-                let needed = self
-                    .touching
-                    .load(Ordering::Relaxed)
-                    .saturating_add(self.left);
+                *counted = self.touching.load(Ordering::Acquire);
+                let needed = counted.saturating_add(self.left);
                 let room = headroom::headroom(Enough::for_touching(needed))?.least();
                 room.checked_sub(needed)
             })

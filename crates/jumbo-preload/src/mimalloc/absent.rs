@@ -7,15 +7,13 @@ use jumbo_inside::orders::PoolOrder;
 
 pub(crate) const IS_THERE: bool = false;
 
-pub(crate) fn divert(_pool: Option<PoolOrder>) {}
+pub(crate) fn divert(_pool: Option<PoolOrder>) -> bool {
+    false
+}
 
 pub(crate) fn before_fork() {}
 
 pub(crate) fn after_fork() {}
-
-pub(crate) fn owns(_block: *const c_void) -> bool {
-    false
-}
 
 pub(crate) fn allocate(_size: usize, _align: usize, _zeroed: bool) -> *mut c_void {
     null_mut()
@@ -25,12 +23,6 @@ pub(crate) fn allocate(_size: usize, _align: usize, _zeroed: bool) -> *mut c_voi
 /// None is asked for.
 pub(crate) unsafe fn free(_block: *mut c_void) -> bool {
     false
-}
-
-/// # Safety
-/// None is asked for.
-pub(crate) unsafe fn realloc(_block: *mut c_void, _size: usize) -> Option<*mut c_void> {
-    None
 }
 
 /// # Safety

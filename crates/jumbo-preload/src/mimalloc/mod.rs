@@ -20,7 +20,6 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::alloc::ALIGN;
-use crate::next;
 use crate::reaper::auto;
 
 unsafe extern "C" {
@@ -31,7 +30,6 @@ unsafe extern "C" {
     fn jumbo_mimalloc_threads() -> usize;
     fn jumbo_mimalloc_malloc(size: usize) -> *mut c_void;
     fn jumbo_mimalloc_zalloc(size: usize) -> *mut c_void;
-    fn jumbo_mimalloc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
@@ -73,18 +71,22 @@ static FIRST: AtomicUsize = AtomicUsize::new(0);
 const FEW: usize = 16;
 const FOR_EACH: usize = 20 << 20;
 
-/// Hands the program over to mimalloc: at once where there is a pool, else once it asks for much. Once.
-pub(crate) fn divert(pool: Option<PoolOrder>) {
+/// Hands the program over to mimalloc: all of it at once where there is a pool, else small blocks once it asks for much. Once.
+/// False where the pool cannot be had: all is left to others then.
+pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
     FIRST.store(heap::thread(), Ordering::Relaxed);
     let Some(pool) = pool else {
-        return BELOW.store(SMALL, Ordering::Relaxed);
+        BELOW.store(SMALL, Ordering::Relaxed);
+        return true;
     };
     // SAFETY: no promise is asked for.
     let range = managed::range(pool, unsafe { jumbo_mimalloc_unit() });
-    if !range.is_empty() {
-        start(range);
-        BELOW.store(usize::MAX, Ordering::Relaxed);
+    if range.is_empty() {
+        return false;
     }
+    start(range);
+    BELOW.store(usize::MAX, Ordering::Relaxed);
+    true
 }
 
 fn start(pool: Range<usize>) {
@@ -165,7 +167,10 @@ pub(crate) fn after_fork() {
         NESTED.fetch_sub(1, Ordering::Relaxed);
         return;
     }
-    BELOW.store(BELOW_BEFORE.load(Ordering::Relaxed), Ordering::SeqCst);
+    if !HAS_RETREATED.load(Ordering::SeqCst) {
+        BELOW.store(BELOW_BEFORE.load(Ordering::Relaxed), Ordering::SeqCst);
+    }
+    // Another thread may just have.
     if HAS_RETREATED.load(Ordering::SeqCst) {
         BELOW.store(0, Ordering::SeqCst);
     }
@@ -206,9 +211,9 @@ extern "C" fn jumbo_mimalloc_asked() {
 }
 
 /// Whether a block is mimalloc's.
-pub(crate) fn owns(block: *const c_void) -> bool {
+fn owns(block: *const c_void) -> bool {
     // SAFETY: any address may be asked about.
-    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_owns(block) }
+    STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_owns(block) }
 }
 
 /// A block that is mimalloc's to give; null where it is not, or where mimalloc finds no memory (a limit, or [`retreat`]
@@ -231,8 +236,11 @@ pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
 }
 
 fn aligned(size: usize, align: usize) -> *mut c_void {
-    // glibc has its own ways with an alignment that is no power of two.
-    if align.is_power_of_two() && align < rustix::param::page_size() {
+    // glibc has its own ways with an alignment that is no power of two. mimalloc takes as much more as the alignment, but for
+    // sizes that have it by themselves.
+    let has_it = align <= ALIGN || align <= size && size.is_power_of_two();
+    let fits = has_it || BELOW.load(Ordering::Relaxed) == usize::MAX;
+    if fits && align.is_power_of_two() && align < rustix::param::page_size() {
         // SAFETY: a power of two.
         return unsafe { jumbo_mimalloc_aligned(align, size) };
     }
@@ -247,41 +255,7 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut c_void) -> bool {
     // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
-    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_free(block) }
-}
-
-/// realloc(3) of a block that is mimalloc's; `None` where it is not.
-///
-/// # Safety
-/// As for realloc(3); `block` is not null.
-pub(crate) unsafe fn realloc(block: *mut c_void, size: usize) -> Option<*mut c_void> {
-    // SAFETY: the caller's promise; the block belongs to mimalloc, and has the room that it says.
-    unsafe {
-        if !owns(block) {
-            return None;
-        }
-        if size == 0 {
-            // As glibc does.
-            jumbo_mimalloc_free(block);
-            return Some(null_mut());
-        }
-        if is_small(size) {
-            let moved = jumbo_mimalloc_realloc(block, size);
-            if !moved.is_null() {
-                return Some(moved);
-            }
-        }
-        let room = jumbo_mimalloc_room(block);
-        if size <= room {
-            return Some(block);
-        }
-        let moved = (next::malloc.get())(size);
-        if !moved.is_null() {
-            heap::copy(block.addr(), moved.addr(), room);
-            jumbo_mimalloc_free(block);
-        }
-        Some(moved)
-    }
+    STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_free(block) }
 }
 
 /// malloc_usable_size(3) of a block that is mimalloc's.
@@ -296,7 +270,7 @@ pub(crate) unsafe fn room(block: *const c_void) -> Option<usize> {
 /// malloc_trim(3).
 pub(crate) fn trim() -> bool {
     // SAFETY: no promise is asked for.
-    STARTED.load(Ordering::Relaxed) && unsafe { jumbo_mimalloc_trim() }
+    STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_trim() }
 }
 
 /// The commit function of the pool's arena: `mi_commit_fun_t`. What it commits is never promised to be zero.

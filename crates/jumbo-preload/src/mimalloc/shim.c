@@ -5,8 +5,7 @@
  * - nothing runs unless it is asked for: no constructor, no destructor;
  * - its mappings are made by jumbo, never by the mmap(2) that the program sees;
  * - what it notes in errno stays here: the program's changes only where a function fails;
- * - its locks can be held over a fork(2), so that the child of a program with threads can allocate;
- * - its functions answer as glibc's do where the C standard leaves a choice.
+ * - its locks can be held over a fork(2), so that the child of a program with threads can allocate.
  */
 #define MI_PRIM_HAS_PROCESS_ATTACH 1
 
@@ -104,8 +103,6 @@ static long jumbo_syscall(long number, ...) {
 #define syscall jumbo_syscall
 
 #include "static.c"
-
-#define EXPORTED __attribute__((visibility("hidden")))
 
 /* What glibc aligns every block to (MALLOC_ALIGNMENT); mimalloc aligns blocks of up to 8 bytes to 8. */
 #define LEAST 16
@@ -231,7 +228,7 @@ static mi_decl_noinline bool admit(size_t size) {
 
 static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
 
-EXPORTED void jumbo_mimalloc_start(void *pool, size_t size) {
+void jumbo_mimalloc_start(void *pool, size_t size) {
   admits_all = size > 0;
   /* Where a thread runs is the kernel's to know: memory is where it is touched first. */
   mi_atomic_store_release(&mi_numa_node_count, 1);
@@ -251,17 +248,17 @@ EXPORTED void jumbo_mimalloc_start(void *pool, size_t size) {
 }
 
 /* The multiple that mi_manage_memory rounds down to. */
-EXPORTED size_t jumbo_mimalloc_unit(void) { return MI_ARENA_SLICE_SIZE * MI_BCHUNK_BITS; }
+size_t jumbo_mimalloc_unit(void) { return MI_ARENA_SLICE_SIZE * MI_BCHUNK_BITS; }
 
-EXPORTED bool jumbo_mimalloc_owns(const void *block) { return mi_is_in_heap_region(block); }
+bool jumbo_mimalloc_owns(const void *block) { return mi_is_in_heap_region(block); }
 
 /* What mimalloc has taken from its arenas and the system, touched at least once. */
-EXPORTED size_t jumbo_mimalloc_taken(void) {
+size_t jumbo_mimalloc_taken(void) {
   const int64_t taken = mi_atomic_loadi64_relaxed((_Atomic(int64_t) *)&subproc_main.stats.committed.current);
   return taken > 0 ? (size_t)taken : 0;
 }
 
-/* What malloc(3) and its like return: NULL, and errno as it was, where there is no memory. */
+/* Takes note of a large block that mimalloc gave. */
 static inline void *given(void *block, size_t size) {
   if (mi_unlikely(size >= LARGE)) jumbo_mimalloc_asked();
   return block;
@@ -273,26 +270,15 @@ static mi_decl_noinline void *allocate(size_t size, bool zeroed) {
   return given(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
-EXPORTED void *jumbo_mimalloc_malloc(size_t size) {
+void *jumbo_mimalloc_malloc(size_t size) {
   if (mi_unlikely(thread_asked != ADMITTED || size > MI_SMALL_SIZE_MAX)) return allocate(size, false);
   /* mi_malloc_small, with nothing left to call. */
   return mi_theap_malloc_small_zero(_mi_theap_default(), at_least(size), false, NULL);
 }
 
-EXPORTED void *jumbo_mimalloc_zalloc(size_t size) { return allocate(size, true); }
+void *jumbo_mimalloc_zalloc(size_t size) { return allocate(size, true); }
 
-/* `block` is mimalloc's. */
-EXPORTED void *jumbo_mimalloc_realloc(void *block, size_t size) {
-  if (!is_admitted(size)) return NULL;
-  const mi_page_t *page = _mi_safe_ptr_page(block);
-  const size_t before = mi_page_block_size(page);
-  const mi_memid_t memid = page->memid;
-  void *moved = mi_realloc(block, at_least(size));
-  if (before >= LARGE && moved != NULL && moved != block) freed(before, memid);
-  return given(moved, size);
-}
-
-EXPORTED void *jumbo_mimalloc_aligned(size_t align, size_t size) {
+void *jumbo_mimalloc_aligned(size_t align, size_t size) {
   if (!is_admitted(size)) return NULL;
   return given(mi_malloc_aligned(at_least(size), align < LEAST ? LEAST : align), size);
 }
@@ -305,7 +291,7 @@ static mi_decl_noinline void free_large(void *block, const mi_page_t *page) {
 }
 
 /* False where the block is not mimalloc's. */
-EXPORTED bool jumbo_mimalloc_free(void *block) {
+bool jumbo_mimalloc_free(void *block) {
   mi_page_t *page = _mi_safe_ptr_page(block);
   if (page == NULL) return false;
   if (mi_unlikely(mi_page_block_size(page) >= LARGE)) {
@@ -318,9 +304,9 @@ EXPORTED bool jumbo_mimalloc_free(void *block) {
   return true;
 }
 
-EXPORTED size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
+size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
 
-EXPORTED bool jumbo_mimalloc_trim(void) {
+bool jumbo_mimalloc_trim(void) {
   if (is_confined()) return false;
   mi_collect(true);
   const size_t before = waiting();
@@ -329,9 +315,9 @@ EXPORTED bool jumbo_mimalloc_trim(void) {
 }
 
 /* Threads that have pages of their own. */
-EXPORTED size_t jumbo_mimalloc_threads(void) { return mi_atomic_load_relaxed(&subproc_main.thread_count); }
+size_t jumbo_mimalloc_threads(void) { return mi_atomic_load_relaxed(&subproc_main.thread_count); }
 
-EXPORTED void jumbo_mimalloc_confine(void) {
+void jumbo_mimalloc_confine(void) {
   if (atomic_load_explicit(&confined, memory_order_relaxed)) return;
   jumbo_syscall(SYS_getrandom, &seed, sizeof seed, 1 /* GRND_NONBLOCK */);
   atomic_store_explicit(&confined, 1, memory_order_release);
@@ -339,7 +325,7 @@ EXPORTED void jumbo_mimalloc_confine(void) {
 }
 
 /* In the order in which mimalloc nests them. */
-EXPORTED void jumbo_mimalloc_before_fork(void) {
+void jumbo_mimalloc_before_fork(void) {
   mi_lock_acquire(&subprocs_lock);
   mi_lock_acquire(&subproc_main.heaps_lock);
   mi_lock_acquire(&heap_main.theaps_lock);
@@ -349,7 +335,7 @@ EXPORTED void jumbo_mimalloc_before_fork(void) {
   mi_lock_acquire(&mi_page_map_lock);
 }
 
-EXPORTED void jumbo_mimalloc_after_fork(void) {
+void jumbo_mimalloc_after_fork(void) {
   mi_lock_release(&mi_page_map_lock);
   mi_lock_release(&subproc_main.arena_reserve_lock);
   mi_lock_release(&heap_main.arena_pages_lock);

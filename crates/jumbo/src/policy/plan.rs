@@ -158,12 +158,10 @@ impl Plan {
         let tunable = variables::HUGETLB_TUNABLE;
         let how = match &self.tunable {
             _ if self.is_mimallocs() => Ok(format!("mimalloc, {}", self.arenas())),
-            Tunable::Set(_) if self.orders.heap == HeapMode::Glibc => {
-                Ok(format!("glibc's heap, by {tunable}=1"))
+            Tunable::Set(_) => Ok(self.small(&format!("{tunable}=1"))),
+            Tunable::Kept(value) if value == "1" => {
+                Ok(self.small(&format!("your own {tunable}=1")))
             }
-            Tunable::Set(_) => Ok(format!(
-                "up to 128 bytes in mimalloc's arenas, advised; others in glibc's heap, by {tunable}=1"
-            )),
             Tunable::Kept(value) if value != "0" => {
                 Ok(format!("glibc's heap, by your own {tunable}={value}"))
             }
@@ -266,6 +264,18 @@ impl Plan {
                 .filter_map(|size| PageSize::new(size as u64).ok())
                 .collect(),
             how: how.to_owned(),
+        }
+    }
+
+    /// Where small allocations come from; glibc's heap is advised by that tunable.
+    fn small(&self, by: &str) -> String {
+        let glibcs = format!("glibc's heap, by {by}");
+        match self.orders.heap {
+            HeapMode::Glibc => glibcs,
+            _ => format!(
+                "up to 128 bytes in mimalloc's arenas, advised, but where MALLOC_ variables, glibc.malloc tunables or a limit \
+                 (ulimit -v, -d) are set; others in {glibcs}"
+            ),
         }
     }
 

@@ -22,7 +22,7 @@ use super::{Slot, Source};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages};
 
-/// What a memory cgroup keeps for the rest of the process. At its limit the kernel kills for a page of a stack as well, and for
+/// What a memory cgroup and the host keep for the rest of the process. At a cgroup's limit the kernel kills for a page of a stack as well, and for
 /// the buffer of a file that is read, such as those with the limits themselves: some 16 KiB for each thread that asks.
 const LEFT: usize = 4 << 20;
 
