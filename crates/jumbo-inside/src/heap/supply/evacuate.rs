@@ -69,7 +69,7 @@ impl Moves {
 impl Supply {
     /// Whether so many more bytes of hugetlb pages could be moved to THPs, all others included, or will not have to be. Not so in a memory cgroup
     /// with a limit, however much room it has now: hugetlb pages are not charged to it, and the program may use
-    /// up what there is before it forks.
+    /// up what there is before it forks. What other threads are just about to map is not counted yet.
     pub(super) fn could_move(&self, length: usize) -> bool {
         if self.moves.nofork.load(Ordering::Relaxed) {
             return true;
