@@ -203,7 +203,11 @@ fn small_objects_have_no_headers() {
     assert!(rss(program.jumbo()) < least, "{plain}");
     assert!(rss(program.jumbo_with(&["--heap=glibc"])) > least);
     let tuned = program.clone().env("MALLOC_ARENA_MAX", "1");
-    assert!(rss(tuned.jumbo()) > least);
+    let says_so = "glibc serves all of them";
+    let (ran, report) = tuned.reported_with(&[]);
+    assert!(rss(ran) > least && report.says(says_so), "{report:?}");
+    let (_, report) = program.reported_with(&[]);
+    assert!(!report.says(says_so), "{report:?}");
 }
 
 /// Nor do threads that have few objects get pages of their own for each size.
