@@ -132,7 +132,7 @@ struct Text {
 struct Shmem {
     #[command(flatten)]
     common: Common,
-    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G, or 64M and no PostgreSQL with --quick
+    /// Bytes of shared memory, and of PostgreSQL's buffers; 1G; with --quick 64M, and neither PostgreSQL nor 32 threads
     #[arg(long, value_parser = |text: &str| at_least(shmem::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
 }

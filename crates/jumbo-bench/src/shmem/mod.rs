@@ -61,7 +61,7 @@ const COLUMNS: [(&str, &str); 7] = [
     ("bloat", "resident_x"),
 ];
 
-/// Measures the table, with `size` bytes of shared memory; without PostgreSQL where `quick` is set.
+/// Measures the table, with `size` bytes of shared memory; without PostgreSQL and without many threads where `quick` is set.
 ///
 /// # Errors
 /// [`Error`].
@@ -82,17 +82,20 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     bench.try_out(&mut table.missing)?;
     let mut database = None;
     match quick {
-        true => table.missing(POSTGRES, "left out with --quick"),
+        true => {
+            table.missing(POSTGRES, "left out with --quick");
+            table.missing("32 threads", "left out with --quick");
+        }
         false => match Database::make(settings, size) {
             Ok(made) => database = Some(made),
             Err(error) => table.missing(POSTGRES, error.to_string()),
         },
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut groups = vec![
-        bench.touches(size, cpus, ""),
-        bench.touches(size, MANY, "_32_threads"),
-    ];
+    let mut groups = vec![bench.touches(size, cpus, "")];
+    if !quick {
+        groups.push(bench.touches(size, MANY, "_32_threads"));
+    }
     if bench.ways.contains(&Way::Disabled) {
         groups.push(bench.off(size, cpus));
     }

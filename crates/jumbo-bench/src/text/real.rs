@@ -90,7 +90,7 @@ const SHORT: [Work; 2] = [
         input: "int main() {}",
     },
 ];
-const STARTS: [usize; 2] = [50, 15];
+const STARTS: [usize; 2] = [50, 5];
 
 /// Nothing but text differs.
 const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
