@@ -146,9 +146,9 @@ impl<P: Platform> Handover<P> {
         self.with(|queue| queue.is_idle()).unwrap_or(false)
     }
 
-    /// True where there is no worker and may be one: the caller makes it.
-    pub(super) fn lacks_worker(&self) -> bool {
-        self.with(Queue::expect).unwrap_or(false)
+    /// How many workers the caller is to make: `count` where there is none and may be some.
+    pub(super) fn expect(&self, count: u32) -> u32 {
+        self.with(|queue| queue.expect(count)).unwrap_or(0)
     }
 
     /// Enters this thread as a worker, and gives its number.

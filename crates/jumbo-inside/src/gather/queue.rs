@@ -312,11 +312,11 @@ impl Queue {
         self.alive > 0 && rests
     }
 
-    /// Counts a worker that the caller makes, if there is none: true then.
-    pub(super) const fn expect(&mut self) -> bool {
+    /// Counts `count` workers, whom the caller makes, if there is none: gives how many.
+    pub(super) fn expect(&mut self, count: u32) -> u32 {
         let lacks = self.alive == 0 && !self.no_more && !self.ending;
-        self.alive += lacks as u32;
-        lacks
+        self.alive += if lacks { count.min(MOST) } else { 0 };
+        if lacks { self.alive } else { 0 }
     }
 
     /// So many workers could not be made.
@@ -546,7 +546,8 @@ mod tests {
     fn a_worker_that_is_not_there_yet_is_idle_where_there_is_nothing_to_do() {
         let mut queue = Queue::new();
         assert!(!queue.is_idle());
-        assert!(queue.expect() && queue.is_idle());
+        assert_eq!((queue.expect(2), queue.expect(2)), (2, 0));
+        assert!(queue.is_idle());
         let mut batch = Batch::new(None);
         let entry = Entry::new(0, 2 << 20, Operation::Unmap);
         assert!(batch.push_unfreed(entry).is_ok());

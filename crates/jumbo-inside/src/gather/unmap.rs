@@ -41,14 +41,19 @@ fn threads(length: usize) -> Option<u32> {
 }
 
 /// The program was given a block of `bytes`, and has not touched it yet. Where such a block will be freed in the
-/// background, a worker is made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
+/// background, workers are made ready for it: afterwards the caches are cold, fresh pages dear, and a thread takes
 /// longer to make than all else takes together.
 pub fn prepare(bytes: usize) {
     if is_later(bytes) {
         let _blocked = Blocked::new();
-        workers::prepare();
+        workers::prepare(beside_caller());
         deepen();
     }
+}
+
+/// How many threads free while the caller goes on, and keeps a CPU to do so.
+fn beside_caller() -> u32 {
+    MOST.load(Ordering::Relaxed).saturating_sub(1).max(1)
 }
 
 /// Touches as much of the stack as a free takes: fresh pages are dear when one is under way.
@@ -178,9 +183,11 @@ impl Leaving {
         let bytes = batch.bytes();
         if bytes > 0 {
             let later = BACKGROUND.load(Ordering::Relaxed) && allows_later(bytes);
-            let most = MOST.load(Ordering::Relaxed);
-            // The caller goes on, and keeps a CPU to do so.
-            let most = if later { (most - 1).max(1) } else { most };
+            let most = if later {
+                beside_caller()
+            } else {
+                MOST.load(Ordering::Relaxed)
+            };
             let outcome = run(batch, most, later);
             count(bytes, outcome, later);
         }
@@ -211,12 +218,7 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
     let Some(call) = HANDOVER.submit(&mut batch, terms) else {
         return Err(alone(batch));
     };
-
-    let made = workers::make(call.make);
-
-    if made < call.make {
-        HANDOVER.not_made(call.make - made);
-    }
+    workers::make(call.make);
     if later && !HANDOVER.has_workers() {
         // No other thread would do it.
         HANDOVER.help(&Kernel);

@@ -42,23 +42,31 @@ static BACK_OFF: BackOff = BackOff::new();
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 
-/// Makes `count` workers, or none: gives how many. Never under a lock, nor in a signal handler: the C
-/// library allocates.
+/// Makes `count` workers, whom the queue counts already, or as many as can be made. Never under a lock, nor in a
+/// signal handler: the C library allocates.
 ///
-/// The first is made here and each other one by the one before it, ahead of its work: the C library maps a
-/// stack, and while a thread frees, that waits for a piece to be done. It need not be the caller who waits.
-pub(super) fn make(count: u32) -> u32 {
-    // A filter may be on its way whose installer saw no worker before and will see none after.
-    if BACK_OFF.holds() || count == 0 || sandbox::is_untried() {
-        return 0;
+/// All of them here, and none by another worker: a thread that has not allocated before is given an arena by
+/// glibc, which takes 128 MiB of addresses for a moment and 64 for good, out of what RLIMIT_AS leaves the program.
+pub(super) fn make(count: u32) {
+    if count == 0 {
+        return;
     }
-    MAKER.store(process(), Ordering::Relaxed);
-    // SAFETY: errno is this thread's own; what succeeds must leave it alone.
-    let errno = unsafe { *libc::__errno_location() };
-    let made = make_one(count - 1);
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-    if made { count } else { 0 }
+    // A filter may be on its way whose installer saw no worker before and will see none after.
+    let may = !BACK_OFF.holds() && !sandbox::is_untried();
+    let mut made = 0;
+    if may {
+        MAKER.store(process(), Ordering::Relaxed);
+        // SAFETY: errno is this thread's own; what succeeds must leave it alone.
+        let errno = unsafe { *libc::__errno_location() };
+        while made < count && make_one() {
+            made += 1;
+        }
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+    }
+    if made < count {
+        HANDOVER.not_made(count - made);
+    }
 }
 
 /// Whether that is the address of a worker's start routine.
@@ -66,8 +74,7 @@ pub(super) fn is_routine(address: usize) -> bool {
     address == start as *const () as usize
 }
 
-/// Makes one, who makes the `others`.
-fn make_one(others: u32) -> bool {
+fn make_one() -> bool {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut all, mut before) = (
         MaybeUninit::<libc::sigset_t>::uninit(),
@@ -90,8 +97,7 @@ fn make_one(others: u32) -> bool {
         let made = masked && {
             let mut thread = MaybeUninit::uninit();
             let create = |thread: *mut libc::pthread_t| {
-                let others = ptr::without_provenance_mut(others as usize);
-                libc::pthread_create(thread, attributes, start, others)
+                libc::pthread_create(thread, attributes, start, ptr::null_mut())
             };
             create(thread.as_mut_ptr()) == 0
         };
@@ -106,14 +112,7 @@ fn make_one(others: u32) -> bool {
     }
 }
 
-extern "C" fn start(others: *mut c_void) -> *mut c_void {
-    if let Some(others) = u32::try_from(others.addr())
-        .ok()
-        .filter(|others| *others > 0)
-        && !make_one(others - 1)
-    {
-        HANDOVER.not_made(others);
-    }
+extern "C" fn start(_: *mut c_void) -> *mut c_void {
     let thread = rustix::thread::gettid()
         .as_raw_nonzero()
         .get()
@@ -161,11 +160,9 @@ fn linger() -> Duration {
     }
 }
 
-/// Makes a worker where there is none.
-pub(super) fn prepare() {
-    if HANDOVER.lacks_worker() && make(1) == 0 {
-        HANDOVER.not_made(1);
-    }
+/// Makes `count` workers where there is none.
+pub(super) fn prepare(count: u32) {
+    make(HANDOVER.expect(count));
 }
 
 /// Ends the workers where all of them sleep or are about to: a fork is about to be made, and some programs warn where one is made
