@@ -181,7 +181,14 @@ impl Program {
         running.succeed(&mut || PATIENCE).map(drop)
     }
 
-    /// One run. Where `looks` is set its memory is looked at.
+    /// It is a server, and what is measured is a load.
+    fn has_load(&self) -> bool {
+        self.server
+            .as_ref()
+            .is_some_and(|server| server.load.is_some())
+    }
+
+    /// One run, whose memory is looked at where there is a `peak`.
     fn run(
         &self,
         settings: &Settings,
@@ -242,7 +249,7 @@ impl Program {
 }
 
 impl Notes {
-    /// A sample, of which the first of each side is looked at: what `seen` is set to then.
+    /// A sample. The first of each side is looked at, and each of a server with a load: what `seen` is set to then.
     fn sample(
         &self,
         settings: &Settings,
@@ -250,7 +257,8 @@ impl Notes {
         way: &Way,
         seen: &Cell<Option<Peak>>,
     ) -> Result<Figures, Error> {
-        let mut peak = seen.get().is_none().then(Peak::default);
+        let looks = seen.get().is_none() || program.has_load();
+        let mut peak = looks.then(Peak::default);
         let size = (self.plain_size.get(), peak.as_mut());
         let (mut figures, ended) = program.run(settings, way, size)?;
         if let Some(peak) = peak {
@@ -269,9 +277,15 @@ impl Notes {
             wait_for_memory()?;
         }
         let seen = seen.get().unwrap_or_default();
-        // What wait4(2) says leaves hugetlb pages out.
         if let Some(resident) = figures.get_mut("rss_bytes") {
-            *resident += seen.hugetlb.0 as f64;
+            *resident = if program.has_load() {
+                // The largest of its processes says little of a server: what it maps of shared memory is its own
+                // touches on base pages, and those of all others on huge ones.
+                seen.bytes.0 as f64
+            } else {
+                // What wait4(2) says leaves hugetlb pages out.
+                *resident + seen.hugetlb.0 as f64
+            };
         }
         Ok(with(figures, [("huge_percent", seen.huge_percent)]))
     }

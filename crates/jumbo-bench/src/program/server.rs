@@ -37,6 +37,8 @@ pub struct Server {
 impl Server {
     /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds;
     /// `None` without a load.
+    ///
+    /// While the load is timed there is no `look`: the load runs once more, and it is looked at then.
     pub(super) fn serve(
         &self,
         server: &Running,
@@ -44,7 +46,8 @@ impl Server {
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<Option<f64>, Error> {
         // At most so long, and no longer than the server is there.
-        let mut run = |command: &str, most: Duration| -> Result<Ended, Error> {
+        let mut run = |command: &str, most: Duration, is_timed: bool| -> Result<Ended, Error> {
+            let look: &mut dyn FnMut() -> Duration = if is_timed { &mut || GLANCE } else { look };
             let (mut shell, clock) = (shell(command, folder), Instant::now());
             shell.stdin(Stdio::null());
             let running = Running::start(&Root::host(), shell)?;
@@ -65,7 +68,7 @@ impl Server {
                 // A load may take longer than to become ready may.
                 None => LONGEST,
             };
-            while let Err(error) = run(ready, most()) {
+            while let Err(error) = run(ready, most(), false) {
                 let Error::Failed(command, _, last) = error else {
                     return Err(error);
                 };
@@ -77,7 +80,7 @@ impl Server {
             }
         }
         if let Some(setup) = &self.setup {
-            run(setup, LONGEST)?;
+            run(setup, LONGEST, false)?;
         }
         let (clock, mut times, mut said) = (Instant::now(), 0, None);
         let took = match (&self.load, self.time) {
@@ -87,11 +90,13 @@ impl Server {
             }
             (Some(load), time) => {
                 while times == 0 || time.is_some_and(|time| clock.elapsed() < time) {
-                    let ended = run(load, LONGEST)?;
+                    let ended = run(load, LONGEST, true)?;
                     times += 1;
                     said = ended.said[0].as_ref().map(|said| said.last.clone());
                 }
-                Some(ms(clock.elapsed()) / f64::from(times))
+                let took = ms(clock.elapsed()) / f64::from(times);
+                run(load, LONGEST, false)?;
+                Some(took)
             }
         };
         server.stop()?;
