@@ -21,12 +21,9 @@ use crate::{Error, Settings};
 struct Work {
     program: &'static str,
     arguments: &'static [&'static str],
-    /// Its standard input; with `ROUNDS` in it for how much there is to do.
+    /// Its standard input.
     input: &'static str,
 }
-
-/// How much that is, and how much where it shall be over soon.
-const ROUNDS: [&str; 2] = ["2", "1"];
 
 /// Work of some seconds, in a program with much text.
 const LONG: [Work; 2] = [
@@ -37,7 +34,7 @@ const LONG: [Work; 2] = [
             const words = [];
             for (let i = 0; i < 20000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
             let found = 0;
-            for (let round = 0; round < 4 * ROUNDS; round++) {
+            for (let round = 0; round < 8; round++) {
                 const text = JSON.stringify(words.map((word, i) => ({ word, i, list: [word, round] })));
                 const parsed = JSON.parse(text);
                 parsed.sort((a, b) => a.word < b.word ? -1 : 1);
@@ -68,14 +65,14 @@ const LONG: [Work; 2] = [
                 if constexpr (N > 1) rest = all<N - 1>();
                 return rest + names.size();
             }
-            int main() { return all<ROUNDS>(); }
+            int main() { return all<2>(); }
         ",
     },
 ];
 
 /// Of so many runs in a round the best one counts: another program disturbs most of those that take a second. With three of them
 /// a program differed from itself by a tenth.
-const RUNS: [usize; 2] = [8, 1];
+const RUNS: usize = 8;
 
 /// Work of less than a second, and how often.
 const SHORT: [Work; 2] = [
@@ -99,20 +96,20 @@ const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off 
 /// What is made of the laps of a round.
 type Fold = fn(&[f64]) -> f64;
 
-/// The groups of the programs that this host has; of one of them where it is to be `quick`.
+/// The groups of the programs that this host has; of one of them, and of its start alone, where it is to be `quick`.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
     let rounds = settings.rounds.get();
     let most = if quick { 1 } else { LONG.len() };
     // As many starts in all rounds together.
     let starts = STARTS[usize::from(quick)].div_ceil(rounds);
     let mut groups = Vec::new();
-    for (kind, all, laps) in [
-        ("real", &LONG, (RUNS[usize::from(quick)], least as Fold)),
-        ("short", &SHORT, (starts, median)),
-    ] {
+    let kinds = [
+        ("short", &SHORT, (starts, median as Fold)),
+        ("real", &LONG, (RUNS, least)),
+    ];
+    for (kind, all, laps) in kinds.into_iter().take(if quick { 1 } else { 2 }) {
         let here: Vec<_> = all.iter().filter(|work| work.is_here()).collect();
         for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
-            let work = (*work, ROUNDS[usize::from(quick)]);
             groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
         }
         if here.is_empty() {
@@ -127,13 +124,13 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
 
 fn group<'a>(
     settings: &'a Settings,
-    (work, rounds): (&'static Work, &'static str),
+    work: &'static Work,
     name: &str,
     (laps, fold): (usize, Fold),
 ) -> Group<'a> {
     let mut group = Group::new(settings, work.program).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
-        group.side(name, Bytes(0), move || work.run(settings, rounds, &launch))
+        group.side(name, Bytes(0), move || work.run(settings, &launch))
     };
     let plain = side("plain", Launch::Plain);
     let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
@@ -158,13 +155,13 @@ impl Work {
         std::env::split_paths(&paths).any(|folder| folder.join(self.program).is_file())
     }
 
-    fn run(&self, settings: &Settings, rounds: &str, launch: &Launch) -> Result<Figures, Error> {
+    fn run(&self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
         let mut command = launch.command(&settings.jumbo, OsStr::new(self.program));
         command.args(self.arguments);
         let clock = Instant::now();
         let mut talk = Talk::start(command, Stdio::piped())?;
         if let Some(mut input) = talk.child.stdin.take() {
-            input.write_all(self.input.replace("ROUNDS", rounds).as_bytes())?;
+            input.write_all(self.input.as_bytes())?;
         }
         talk.end()?;
         Ok(with(Figures::new(), [("work_ms", ms(clock.elapsed()))]))
