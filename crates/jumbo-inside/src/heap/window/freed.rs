@@ -1,0 +1,155 @@
+//! What becomes of freed blocks: how much of them stays, and how the rest goes back to the kernel.
+#![expect(unsafe_code, reason = "gives memory back")]
+
+use core::ops::Range;
+
+use super::Window;
+use crate::gather::Leaving;
+use crate::heap::BASE_PAGE;
+use crate::heap::backing::Backing;
+use crate::heap::extents::State;
+use crate::heap::supply::SUPPLY;
+
+/// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
+const KEEP_BLOCK: usize = 32 << 20;
+/// What is kept in any case: enough for a set of blocks that come and go.
+const KEEP_LEAST: usize = 16 << 20;
+
+impl Window {
+    /// Gives free memory back until at most `keep` bytes of it may be resident; true if any was. Large ranges are handed
+    /// to `leaving`, where there is one, to be freed without the heap's lock.
+    pub(super) fn purge(&mut self, keep: usize, mut leaving: Option<&mut Leaving>) -> bool {
+        let (before, backing) = (self.dirty, self.site.backing);
+        while self.dirty > keep {
+            let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
+                break;
+            };
+            let range = self.range(page, pages);
+            let mut inner = self.whole_chunks(&range);
+            if backing == Backing::Pool {
+                // No more of the pool than has to go.
+                let most = (self.dirty - keep).next_multiple_of(self.pmd);
+                inner.start = inner.start.max(inner.end.saturating_sub(most));
+            }
+            self.dirty -= range.len();
+            // SAFETY: the extent was free, and is this function's now.
+            unsafe {
+                if !inner.is_empty()
+                    && backing
+                        .unmap(inner.start, inner.len(), leaving.as_deref_mut())
+                        .is_ok()
+                {
+                    // The edges are smaller than a huge page: they stay as they are.
+                    self.carve(page, pages, &inner, Self::add_dirty);
+                } else if backing.discard(range.start, range.len()).is_ok() {
+                    // It is less than a huge page, or there are too many mappings (vm.max_map_count): it keeps its addresses.
+                    self.add_clean(page, pages);
+                } else {
+                    // A refusal (locked memory, the pool's) leaves it resident, and `Clean` would be wrong.
+                    self.add_dirty(page, pages);
+                    break;
+                }
+            }
+        }
+        self.dirty < before
+    }
+
+    /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
+    /// `Unmapped`, and what is around them is handed to `edge`.
+    fn carve(
+        &mut self,
+        page: u32,
+        pages: u32,
+        inner: &Range<usize>,
+        edge: fn(&mut Self, u32, u32),
+    ) {
+        let (head, tail) = (
+            self.page(inner.start) - page,
+            page + pages - self.page(inner.end),
+        );
+        let mut middle = (page, pages);
+        if head > 0 {
+            middle = (self.extents.split(page, pages, head), pages - head);
+            edge(self, page, head);
+        }
+        if tail > 0 {
+            let rest = self.extents.split(middle.0, middle.1, middle.1 - tail);
+            middle.1 -= tail;
+            edge(self, rest, tail);
+        }
+        let freed = self.extents.release(middle.0, middle.1, State::Unmapped);
+        self.extents.forget(freed, middle.0, middle.1);
+    }
+
+    /// The pages of a live extent were unmapped, all of them: it becomes free.
+    pub(super) fn unmapped(&mut self, page: u32, pages: u32) {
+        let inner = self.whole_chunks(&self.range(page, pages));
+        if inner.is_empty() {
+            self.refill(page, pages);
+        } else {
+            self.carve(page, pages, &inner, Self::refill);
+        }
+    }
+
+    /// Maps pages of a live extent anew and frees them. Where that fails the addresses are lost.
+    fn refill(&mut self, page: u32, pages: u32) {
+        if self.map_again(page, pages).is_ok() {
+            self.add_clean(page, pages);
+        }
+    }
+
+    pub(super) fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut Leaving) {
+        let length = pages as usize * BASE_PAGE;
+        if length <= KEEP_BLOCK {
+            self.largest_kept = self.largest_kept.max(length);
+        }
+        self.add_dirty(page, pages);
+        self.purge(self.keep(), Some(leaving));
+    }
+
+    pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Dirty);
+        self.dirty += (pages + freed.absorbed) as usize * BASE_PAGE;
+        self.clean -= freed.absorbed as usize * BASE_PAGE;
+    }
+
+    /// Frees mapped pages that are not resident. Whole chunks of them are unmapped, so that they can be
+    /// huge again.
+    pub(super) fn add_clean(&mut self, page: u32, pages: u32) {
+        let freed = self.extents.release(page, pages, State::Clean);
+        self.clean += pages as usize * BASE_PAGE;
+        let inner = self.whole_chunks(&self.range(freed.start, freed.pages));
+        // SAFETY: the extent is free.
+        let unmap = || unsafe { self.site.backing.unmap(inner.start, inner.len(), None) };
+        if !inner.is_empty() && unmap().is_ok() {
+            self.extents.claim(freed.start, freed.pages, State::Clean);
+            self.clean -= freed.pages as usize * BASE_PAGE;
+            self.carve(freed.start, freed.pages, &inner, Self::add_clean);
+        }
+    }
+
+    /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
+    /// the allowed waste on top. Of the pool all but its surplus.
+    pub(super) fn keep(&self) -> usize {
+        match (self.site.backing, self.keep) {
+            (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
+            (Backing::Advised, Some(keep)) => keep.of(self.most_live),
+            (Backing::Advised, None) => (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0),
+        }
+    }
+
+    /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is
+    /// beyond them, and all where that would not help.
+    pub(super) fn spared(&self, pages: u32) -> usize {
+        let needed = (pages as usize * BASE_PAGE).next_multiple_of(self.pmd);
+        match self.site.backing {
+            Backing::Pool => self.dirty.checked_sub(needed).unwrap_or(self.dirty),
+            Backing::Advised => 0,
+        }
+    }
+
+    /// The waste that is allowed when there are so many bytes more.
+    pub(super) fn allowed(&self, more: usize) -> usize {
+        ((self.live + more) / 100 + 1).saturating_mul(self.max_waste)
+    }
+}

@@ -1,0 +1,352 @@
+//! Large allocations: [`Window`], the extents and the frontier under one lock.
+//!
+//! `place` says where a block comes from, `freed` what becomes of it.
+//!
+//! Every function here is called with the heap's lock held, but for [`peek`]. What is freed stays mapped
+//! for a while (`Dirty`), because the next allocation of its size would fault it in again. Past
+//! [`Window::keep`] it goes back to the kernel: whole huge pages are unmapped, so that freed memory is
+//! really free and a late access faults; what is smaller than one stays mapped (cutting a huge page would
+//! leave mappings behind that can never be huge again) and is given back with MADV_DONTNEED.
+//!
+//! Invariants: the frontier's next address is that of the first page past the extents; an `Unmapped`
+//! extent ends at a huge page, and begins at one or behind a block that ends before (a *gap*, which a block aligned to huge pages leaves); what is in no `Live` extent, and in one only while a function here has it, no code
+//! uses.
+#![expect(unsafe_code, reason = "gives memory back, and moves it")]
+
+mod freed;
+mod place;
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+
+use super::backing::Backing;
+use super::extents::{Extents, Placement, State};
+use super::frontier::Frontier;
+use super::memory::{self, PageTable};
+use super::{BASE_PAGE, Resize};
+use crate::gather::{self, Leaving};
+use crate::keep::Keep;
+use crate::ledger::stats;
+use crate::sys;
+
+/// Larger alignments are left to the program's allocator, which trims what it does not need.
+const MOST_ALIGN: usize = 1 << 30;
+
+/// Which part of the address space a window has, and what its memory is.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) backing: Backing,
+    /// Blocks lie in this range.
+    pub(super) base: usize,
+    pub(super) end: usize,
+    /// Where its page records are.
+    pub(super) table: usize,
+    /// Where it begins, for [`peek`]. Written once.
+    pub(super) start: AtomicUsize,
+}
+
+/// The state behind the heap's lock.
+#[derive(Debug)]
+pub(super) struct Window {
+    site: &'static Site,
+    extents: Extents<PageTable>,
+    frontier: Frontier,
+    start: usize,
+    pmd: usize,
+    max_waste: usize,
+    /// How much freed memory stays, where the user says so.
+    keep: Option<Keep>,
+    /// The block that is being taken was asked for at a huge page, so its user lays huge pages out by itself: what is beyond
+    /// its end is not made resident with it.
+    is_exact: bool,
+    /// Bytes handed out, and the most so far.
+    live: usize,
+    most_live: usize,
+    /// Bytes in `Dirty` and in `Clean` extents.
+    dirty: usize,
+    clean: usize,
+    /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
+    largest_kept: usize,
+}
+
+/// The bytes that the block at `address` has room for, looked up without the lock.
+///
+/// A signal handler may do so that interrupted a call of the heap.
+///
+/// # Safety
+/// A block of the caller's begins at `address`: no other thread changes its record.
+pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
+    let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
+    // SAFETY: the caller's promise.
+    unsafe { memory::peek(site.table, page) }
+        .live_pages()
+        .map(|pages| pages as usize * BASE_PAGE)
+}
+
+impl Window {
+    pub(super) const fn new(site: &'static Site) -> Self {
+        Self {
+            site,
+            extents: Extents::new(PageTable::new(site.table)),
+            frontier: Frontier::new(site.backing),
+            start: 0,
+            pmd: 0,
+            max_waste: 0,
+            keep: None,
+            is_exact: false,
+            live: 0,
+            most_live: 0,
+            dirty: 0,
+            clean: 0,
+            largest_kept: 0,
+        }
+    }
+
+    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only. `max_waste` is in percent of what is
+    /// handed out.
+    pub(super) fn place(
+        &mut self,
+        pmd: usize,
+        max_waste: usize,
+        keep: Option<Keep>,
+        random: usize,
+    ) {
+        let chunks = (self.site.end - self.site.base) / 2 / pmd;
+        self.start = self.site.base + random % chunks * pmd;
+        self.pmd = pmd;
+        self.max_waste = max_waste;
+        self.keep = keep;
+        self.frontier.place(self.start, self.site.end, pmd);
+        self.site.start.store(self.start, Ordering::Release);
+    }
+
+    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
+    ///
+    /// # Errors
+    /// As [`Window::take`].
+    pub(super) fn take_aligned(
+        &mut self,
+        size: usize,
+        align: usize,
+    ) -> Result<(usize, bool), Errno> {
+        self.is_exact = align >= self.pmd;
+        let better = gather::alignment(size).max(align);
+        let taken = match self.take(size, better) {
+            Err(_) if better > align => self.take(size, align),
+            taken => taken,
+        };
+        self.is_exact = false;
+        taken
+    }
+
+    /// `size` bytes at a multiple of `align`, and whether they are zero.
+    ///
+    /// # Errors
+    /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
+        let pages = page_count(size).ok_or(Errno::NOMEM)?;
+        if align > MOST_ALIGN {
+            return Err(Errno::RANGE);
+        }
+        let place = self.placement(align, 0);
+        let mut taken = self.take_pages(pages, place);
+        if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
+            // Freed at once, or it would be no help.
+            self.purge(self.spared(pages), None);
+            taken = self.take_pages(pages, place);
+        }
+        let (page, zero) = taken?;
+        self.count(pages, true);
+        Ok((self.address(page), zero))
+    }
+
+    /// Frees the block at `address`, at once unless it may be kept for the next one. False where none begins there.
+    ///
+    /// # Safety
+    /// Where one does, nothing uses it from now on.
+    pub(super) unsafe fn release(
+        &mut self,
+        address: usize,
+        keep: bool,
+        leaving: &mut Leaving,
+    ) -> bool {
+        let Some((page, pages)) = self.block(address) else {
+            return false;
+        };
+        self.count(pages, false);
+        let length = pages as usize * BASE_PAGE;
+        // SAFETY: the caller's promise.
+        let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
+        if !keep && unmap().is_ok() {
+            self.unmapped(page, pages);
+            return true;
+        }
+        self.release_pages(page, pages, leaving);
+        true
+    }
+
+    /// The bytes that the block at `address` has room for.
+    pub(super) fn room(&self, address: usize) -> Option<usize> {
+        self.block(address)
+            .map(|(_, pages)| pages as usize * BASE_PAGE)
+    }
+
+    /// Whether blocks have come as far as that address.
+    pub(super) fn holds(&self, address: usize) -> bool {
+        (self.start..self.address(self.extents.end())).contains(&address)
+    }
+
+    /// Resizes without copying, where that can be done.
+    ///
+    /// # Safety
+    /// Nothing uses what the block at `address` has beyond `size`, nor, where it moves, its old place.
+    pub(super) unsafe fn resize(
+        &mut self,
+        address: usize,
+        size: usize,
+        leaving: &mut Leaving,
+    ) -> Resize {
+        let Some((page, old)) = self.block(address) else {
+            return Resize::Unknown;
+        };
+        let room = old as usize * BASE_PAGE;
+        let Some(new) = page_count(size) else {
+            return Resize::Copy(room);
+        };
+        if new <= old {
+            if new < old {
+                let tail = self.extents.split(page, old, new);
+                self.count(old - new, false);
+                self.release_pages(tail, old - new, leaving);
+            }
+            return Resize::Done(address);
+        }
+        if self.grow(page, old, new - old) {
+            self.count(new - old, true);
+            return Resize::Done(address);
+        }
+        self.relocate(page, old, new)
+            .map_or(Resize::Copy(room), Resize::Done)
+    }
+
+    /// Gives free memory back that need not be kept. True if there was any.
+    pub(super) fn trim(&mut self, leaving: &mut Leaving) -> bool {
+        self.purge(self.keep(), Some(leaving))
+    }
+
+    /// Gives all free memory back. True if there was any.
+    pub(super) fn give_up(&mut self, leaving: &mut Leaving) -> bool {
+        self.purge(0, Some(leaving))
+    }
+
+    fn grow(&mut self, page: u32, pages: u32, extra: u32) -> bool {
+        let end = page + pages;
+        if end == self.extents.end() {
+            let merge = |window: &mut Self, _, _| window.extents.join(page, pages, extra);
+            return self.append(extra, merge).is_ok();
+        }
+        let bytes = extra as usize * BASE_PAGE;
+        if self.extents.grow(page, extra, State::Dirty) {
+            self.dirty -= bytes;
+            return true;
+        }
+        if self.extents.grow(page, extra, State::Clean) {
+            self.clean -= bytes;
+            return true;
+        }
+        false
+    }
+
+    /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
+    /// move whole.
+    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
+        let length = old as usize * BASE_PAGE;
+        // The pool's pages stay where they were counted.
+        if length < self.pmd || self.site.backing == Backing::Pool {
+            return None;
+        }
+        let from = self.address(page);
+        let place = self.placement(self.pmd, from % self.pmd);
+        let (target, _) = self.take_pages(new, place).ok()?;
+        let to = self.address(target);
+        // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
+        unsafe {
+            if sys::move_mapping(from, to, length).is_err() {
+                // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
+                // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
+                // pages that have moved already go back.
+                sys::move_back(from, to, length);
+                return None;
+            }
+        }
+        self.count(new - old, true);
+        self.unmapped(page, old);
+        Some(to)
+    }
+
+    fn count(&mut self, pages: u32, more: bool) {
+        let bytes = pages as usize * BASE_PAGE;
+        self.live = if more {
+            self.live + bytes
+        } else {
+            self.live - bytes
+        };
+        self.most_live = self.most_live.max(self.live);
+        if self.site.backing == Backing::Advised {
+            stats::live(self.live as u64);
+        }
+    }
+
+    fn block(&self, address: usize) -> Option<(u32, u32)> {
+        let offset = address
+            .checked_sub(self.start)
+            .filter(|_| address.is_multiple_of(BASE_PAGE))?;
+        let page = u32::try_from(offset / BASE_PAGE).ok()?;
+        Some((page, self.extents.live(page)?))
+    }
+
+    /// Blocks at `offset` past a multiple of `align`, which is at most [`MOST_ALIGN`].
+    fn placement(&self, align: usize, offset: usize) -> Placement {
+        let modulus = u32::try_from(align.div_ceil(BASE_PAGE)).unwrap_or(1);
+        let pages = (offset.wrapping_sub(self.start) / BASE_PAGE) & (modulus as usize - 1);
+        Placement {
+            modulus,
+            remainder: u32::try_from(pages).unwrap_or(0),
+        }
+    }
+
+    /// The chunks in `range` that nothing else is in: the last one, too, where a gap follows.
+    fn whole_chunks(&self, range: &Range<usize>) -> Range<usize> {
+        let end = match self.extents.begins(self.page(range.end), State::Unmapped) {
+            true => range.end,
+            false => range.end & !(self.pmd - 1),
+        };
+        range.start.next_multiple_of(self.pmd)..end
+    }
+
+    fn chunk_pages(&self) -> u32 {
+        u32::try_from(self.pmd / BASE_PAGE).unwrap_or(1)
+    }
+
+    fn range(&self, page: u32, pages: u32) -> Range<usize> {
+        self.address(page)..self.address(page + pages)
+    }
+
+    fn address(&self, page: u32) -> usize {
+        self.start + page as usize * BASE_PAGE
+    }
+
+    /// The page at an address of the window, which has fewer than 2^31.
+    fn page(&self, address: usize) -> u32 {
+        u32::try_from((address - self.start) / BASE_PAGE).unwrap_or(u32::MAX)
+    }
+}
+
+/// How many pages `size` bytes take: at least one.
+fn page_count(size: usize) -> Option<u32> {
+    u32::try_from(size.max(1).div_ceil(BASE_PAGE))
+        .ok()
+        .filter(|pages| *pages < 1 << 31)
+}
