@@ -64,9 +64,13 @@ fn small(pointer: *mut c_void) -> *mut c_void {
 /// too soon to be told is not there.
 #[inline(always)]
 fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    let block = ask();
+    let before = next::errno();
+    let mut block = ask();
     if block.is_null() && gather::is_pending() && gather::drain() {
-        return small(ask());
+        block = ask();
+        if !block.is_null() {
+            set_errno(before);
+        }
     }
     small(block)
 }
@@ -217,7 +221,7 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
         invalid("realloc(): invalid pointer")
     };
     // SAFETY: the caller's promise; the heap says how large it is.
-    unsafe { moved(pointer, room, size) }
+    unsafe { moved_or_kept(pointer, room, size) }
 }
 
 /// A block of mimalloc's, which has that room, gets another size.
@@ -235,11 +239,22 @@ unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c
         return pointer;
     }
     // SAFETY: the caller's promise.
+    unsafe { moved_or_kept(pointer, room, size) }
+}
+
+/// As [`moved`]; where there is no memory for a smaller one, the block as it is: programs do not expect that to fail.
+///
+/// # Safety
+/// As for [`moved`].
+unsafe fn moved_or_kept(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
+    let before = next::errno();
+    // SAFETY: the caller's promise.
     let block = unsafe { moved(pointer, room, size) };
-    match block.is_null() && size <= room {
-        true => pointer,
-        false => block,
+    if block.is_null() && size <= room {
+        set_errno(before);
+        return pointer;
     }
+    block
 }
 
 /// A new block with what `pointer` holds, which is freed then; null where there is no memory.

@@ -23,6 +23,7 @@ mod bytes;
 mod end;
 mod environment;
 mod glibc;
+mod limits;
 mod maps;
 #[cfg(feature = "mimalloc")]
 mod mimalloc;

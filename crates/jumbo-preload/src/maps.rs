@@ -481,7 +481,7 @@ fn grown(old: usize, increment: isize) {
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
     threads::end_ours();
-    mimalloc::before_lock();
+    mimalloc::give_up_addresses();
     // SAFETY: the same call.
     let answer = unsafe { (next::mlockall.get())(flags) };
     if answer == 0 {

@@ -106,6 +106,9 @@ next! {
     mlock2: fn(_addr: *const c_void, _len: usize, _flags: c_uint) -> c_int, else failed();
     madvise: fn(_addr: *mut c_void, _len: usize, _advice: c_int) -> c_int, else failed();
     munlockall: fn() -> c_int, else failed();
+    setrlimit: fn(_resource: c_uint, _limit: *const libc::rlimit) -> c_int, else failed();
+    prlimit: fn(_pid: libc::pid_t, _resource: c_uint, _limit: *const libc::rlimit, _before: *mut libc::rlimit)
+        -> c_int, else failed();
     pthread_create: fn(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int, else libc::EAGAIN;
     thrd_create: fn(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn prctl(
     }
     if option == libc::PR_SET_TSC {
         // mimalloc reads a clock when it gives memory back.
-        mimalloc::confine();
+        mimalloc::without_clock();
     }
     let answer = call();
     if answer == 0 {
@@ -193,7 +193,7 @@ unsafe extern "C" fn watched(
                 threads::end_ours();
             }
             if first == c_long::from(libc::PR_SET_TSC) {
-                mimalloc::confine();
+                mimalloc::without_clock();
             }
             let answer = call();
             if answer == 0 {
@@ -332,6 +332,7 @@ fn entering<T>(
         environment::entered(filter);
     } else {
         entering.refused();
+        mimalloc::unconfine();
     }
     glibc::follow();
     answer

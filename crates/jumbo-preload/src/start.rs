@@ -254,6 +254,7 @@ fn release_locks() {
 unsafe extern "C" fn after_fork_child() {
     release_locks();
     streams::reset();
+    mimalloc::forked();
     // SAFETY: this is the child.
     unsafe {
         watch::forked();

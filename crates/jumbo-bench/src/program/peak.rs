@@ -50,7 +50,7 @@ impl Peak {
     /// What they have now, one after the other.
     fn at(root: &Root, pid: u32) -> Self {
         let mut now = Self::default();
-        let (mut resident, mut huge) = (Bytes(0), Bytes(0));
+        let (mut resident, mut huge, mut shared_hugetlb) = (Bytes(0), Bytes(0), Bytes(0));
         let mut left = vec![pid];
         while let Some(pid) = left.pop() {
             left.extend(tree::children(root, pid));
@@ -61,11 +61,14 @@ impl Peak {
             let hugetlb = rollup.mappings().map(|mapping| mapping.hugetlb()).sum();
             now.hugetlb = now.hugetlb.max(hugetlb);
             for mapping in rollup.mappings() {
-                now.bytes += mapping.pss + mapping.hugetlb();
+                // Of hugetlb pages the kernel does not say with how many they are shared: with all of them.
+                shared_hugetlb = shared_hugetlb.max(mapping.shared_hugetlb);
+                now.bytes += mapping.pss + mapping.private_hugetlb;
                 resident += mapping.rss + mapping.hugetlb();
                 huge += mapping.pmd_mapped() + mapping.hugetlb();
             }
         }
+        now.bytes += shared_hugetlb;
         now.huge_percent = 100.0 * huge.0 as f64 / resident.0.max(1) as f64;
         now
     }
@@ -91,6 +94,22 @@ mod tests {
         }
         assert_eq!(peak.hugetlb, Bytes(4096 << 10));
         assert_eq!(peak.bytes, Bytes((900_000 + 2048) << 10));
+    }
+
+    #[test]
+    fn hugetlb_pages_that_processes_share_count_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for (pid, children) in [("7", "8 9"), ("8", ""), ("9", "")] {
+            let process = folder.path().join("proc").join(pid);
+            std::fs::create_dir_all(process.join("task").join(pid)).unwrap();
+            std::fs::write(process.join("task").join(pid).join("children"), children).unwrap();
+            let rollup = "400000-800000 ---p 00000000 00:00 0 [rollup]\n\
+                          Rss: 300 kB\nPss: 100 kB\nShared_Hugetlb: 4096 kB\nPrivate_Hugetlb: 2048 kB\n";
+            std::fs::write(process.join("smaps_rollup"), rollup).unwrap();
+        }
+        let mut peak = Peak::default();
+        peak.look(&Root::at(folder.path()), 7);
+        assert_eq!(peak.bytes, Bytes((3 * (100 + 2048) + 4096) << 10));
     }
 
     #[test]

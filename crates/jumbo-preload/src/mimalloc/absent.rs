@@ -37,9 +37,19 @@ pub(crate) fn trim() -> bool {
 
 pub(crate) fn before_thread() {}
 
-pub(crate) fn before_lock() {}
+pub(crate) fn has_pool() -> bool {
+    false
+}
+
+pub(crate) fn give_up_addresses() {}
 
 pub(crate) fn confine() {}
+
+pub(crate) fn without_clock() {}
+
+pub(crate) fn unconfine() {}
+
+pub(crate) fn forked() {}
 
 pub(crate) fn taken() -> usize {
     0

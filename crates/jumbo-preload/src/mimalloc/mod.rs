@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::alloc::ALIGN;
+use crate::glibc;
 use crate::reaper::auto;
 
 unsafe extern "C" {
@@ -35,15 +36,25 @@ unsafe extern "C" {
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
     fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
-    fn jumbo_mimalloc_before_fork();
+    fn jumbo_mimalloc_unconfine();
+    fn jumbo_mimalloc_before_fork(thread: c_int);
     fn jumbo_mimalloc_after_fork();
+    fn jumbo_mimalloc_forked();
 }
 
-/// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after [`retreat`].
+/// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
+/// is under way.
 static BELOW: AtomicUsize = AtomicUsize::new(0);
-static HAS_RETREATED: AtomicBool = AtomicBool::new(false);
-/// What it was before the fork under way.
-static BELOW_BEFORE: AtomicUsize = AtomicUsize::new(0);
+/// What that is otherwise.
+static USUALLY_BELOW: AtomicUsize = AtomicUsize::new(0);
+/// Why all blocks are glibc's.
+static RETREATS: AtomicU8 = AtomicU8::new(0);
+/// Addresses that are not used yet count.
+const COUNTED: u8 = 1;
+/// A seccomp filter.
+const CONFINED: u8 = 2;
+/// The clock may not be read.
+const CLOCKLESS: u8 = 4;
 /// Up to 128 bytes mimalloc's blocks are at most 16 bytes apart in size, as glibc's are, and have no headers. Beyond, they are up to
 /// a quarter apart: a program with objects of 1040 bytes would take a fifth more memory.
 const SMALL: usize = 128 + 1;
@@ -76,7 +87,7 @@ const FOR_EACH: usize = 20 << 20;
 pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
     FIRST.store(heap::thread(), Ordering::Relaxed);
     let Some(pool) = pool else {
-        BELOW.store(SMALL, Ordering::Relaxed);
+        serve_below(SMALL);
         return true;
     };
     // SAFETY: no promise is asked for.
@@ -85,8 +96,13 @@ pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
         return false;
     }
     start(range);
-    BELOW.store(usize::MAX, Ordering::Relaxed);
+    serve_below(usize::MAX);
     true
+}
+
+fn serve_below(size: usize) {
+    USUALLY_BELOW.store(size, Ordering::Relaxed);
+    BELOW.store(size, Ordering::Relaxed);
 }
 
 fn start(pool: Range<usize>) {
@@ -119,16 +135,32 @@ extern "C" fn jumbo_mimalloc_admits() -> bool {
     unsafe { jumbo_mimalloc_threads() < FEW + taken() / FOR_EACH }
 }
 
-/// From now on blocks are glibc's: before a seccomp filter, which may let pass what glibc calls and nothing else. Those that are
-/// mimalloc's stay so until they are freed, or grow.
-pub(crate) fn retreat() {
-    HAS_RETREATED.store(true, Ordering::SeqCst);
+/// From now on blocks are glibc's. Those that are mimalloc's stay so until they are freed, or grow.
+fn retreat(why: u8) {
+    RETREATS.fetch_or(why, Ordering::SeqCst);
     BELOW.store(0, Ordering::SeqCst);
 }
 
-/// The same before mlockall(2), which would count addresses that are not used yet: they are given up.
-pub(crate) fn before_lock() {
-    retreat();
+/// Blocks are mimalloc's again, unless there is a reason why not.
+fn advance() {
+    let usual = USUALLY_BELOW.load(Ordering::Relaxed);
+    if RETREATS.load(Ordering::SeqCst) == 0 {
+        BELOW.store(usual, Ordering::SeqCst);
+    }
+    // Another thread may just have found one.
+    if RETREATS.load(Ordering::SeqCst) != 0 {
+        BELOW.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Whether a pool is under all of the program.
+pub(crate) fn has_pool() -> bool {
+    USUALLY_BELOW.load(Ordering::Relaxed) == usize::MAX
+}
+
+/// From now on addresses that are not used yet count (mlockall(2), a limit): they are given up, and blocks are glibc's.
+pub(crate) fn give_up_addresses() {
+    retreat(COUNTED);
     if STARTED.load(Ordering::Acquire) {
         managed::close();
     }
@@ -151,10 +183,10 @@ pub(crate) fn before_fork() {
         return;
     }
     // SAFETY: `after_fork` follows, in both processes.
-    unsafe { jumbo_mimalloc_before_fork() };
+    unsafe { jumbo_mimalloc_before_fork(glibc::thread().cast_signed()) };
     HOLDER.store(heap::thread(), Ordering::Relaxed);
     // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
-    BELOW_BEFORE.store(BELOW.swap(0, Ordering::SeqCst), Ordering::Relaxed);
+    BELOW.store(0, Ordering::SeqCst);
 }
 
 /// After fork(2), in both processes.
@@ -167,25 +199,56 @@ pub(crate) fn after_fork() {
         NESTED.fetch_sub(1, Ordering::Relaxed);
         return;
     }
-    if !HAS_RETREATED.load(Ordering::SeqCst) {
-        BELOW.store(BELOW_BEFORE.load(Ordering::Relaxed), Ordering::SeqCst);
-    }
-    // Another thread may just have.
-    if HAS_RETREATED.load(Ordering::SeqCst) {
-        BELOW.store(0, Ordering::SeqCst);
-    }
+    advance();
     HOLDER.store(0, Ordering::Relaxed);
     // SAFETY: `before_fork` has taken them, in this thread.
     unsafe { jumbo_mimalloc_after_fork() };
 }
 
-/// Before a seccomp filter, or where the clock may not be read: it has no new blocks, and gives nothing back, for which it takes
-/// system calls and the clock.
+/// In the child of a fork, after [`after_fork`]: it has no thread but this one.
+pub(crate) fn forked() {
+    if STARTED.load(Ordering::Acquire) {
+        // SAFETY: this is the child, and holds no lock of mimalloc's that it had not before.
+        unsafe { jumbo_mimalloc_forked() };
+    }
+}
+
+/// Before a seccomp filter, which may let pass what glibc calls and nothing else: mimalloc has no new blocks, and gives nothing
+/// back, for which it takes system calls and the clock.
 pub(crate) fn confine() {
-    retreat();
+    rest(CONFINED);
+}
+
+/// The same where the clock may not be read.
+pub(crate) fn without_clock() {
+    rest(CLOCKLESS);
+}
+
+fn rest(why: u8) {
+    retreat(why);
     if STARTED.load(Ordering::Acquire) {
         // SAFETY: no promise is asked for.
         unsafe { jumbo_mimalloc_confine() };
+    }
+}
+
+/// The kernel has refused the filter.
+pub(crate) fn unconfine() {
+    if sandbox::is_entered_later() {
+        return;
+    }
+    let others = RETREATS.fetch_and(!CONFINED, Ordering::SeqCst) & !CONFINED;
+    if others & CLOCKLESS == 0 && STARTED.load(Ordering::Acquire) {
+        // SAFETY: no promise is asked for.
+        unsafe { jumbo_mimalloc_unconfine() };
+    }
+    // Else the end of the fork does.
+    if HOLDER.load(Ordering::SeqCst) == 0 {
+        advance();
+    }
+    // Another thread's may just have begun.
+    if sandbox::is_entered_later() {
+        confine();
     }
 }
 

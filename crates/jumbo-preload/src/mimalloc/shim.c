@@ -8,6 +8,8 @@
  * - its locks can be held over a fork(2), so that the child of a program with threads can allocate.
  */
 #define MI_PRIM_HAS_PROCESS_ATTACH 1
+/* The environment's options are for a mimalloc of the program's own. */
+#define MI_NO_GETENV 1
 
 #include <errno.h>
 #include <stdarg.h>
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/single_threaded.h>
 #include <sys/syscall.h>
 #include <linux/prctl.h>
 #include <time.h>
@@ -101,6 +104,19 @@ static long jumbo_syscall(long number, ...) {
   return arguments[1];
 }
 #define syscall jumbo_syscall
+
+#include "mimalloc.h"
+#include "mimalloc/internal.h"
+
+/* The thread that has memory given back, one at a time, by the address of a variable of its own: the child of a fork beside it
+ * does not have that thread, and would wait for ever for its turn. */
+static _Atomic(uintptr_t) purging;
+#undef mi_atomic_guard
+#define mi_atomic_guard(guard)                                                             \
+  (void)(guard);                                                                           \
+  for (uintptr_t nobody = 0, self = (uintptr_t)&own_errno;                                 \
+       self != 0 && mi_atomic_cas_strong_acq_rel(&purging, &nobody, self);                 \
+       mi_atomic_store_release(&purging, (uintptr_t)0), self = 0)
 
 #include "static.c"
 
@@ -314,33 +330,64 @@ bool jumbo_mimalloc_trim(void) {
   return waiting() < before;
 }
 
-/* Threads that have pages of their own. */
-size_t jumbo_mimalloc_threads(void) { return mi_atomic_load_relaxed(&subproc_main.thread_count); }
+/* Threads that have pages of their own. The first one is not counted when it comes, and is when it goes. */
+size_t jumbo_mimalloc_threads(void) {
+  const intptr_t count = (intptr_t)mi_atomic_load_relaxed(&subproc_main.thread_count);
+  return count > 0 ? (size_t)count : 0;
+}
+
+static long purge_delay;
 
 void jumbo_mimalloc_confine(void) {
   if (atomic_load_explicit(&confined, memory_order_relaxed)) return;
   jumbo_syscall(SYS_getrandom, &seed, sizeof seed, 1 /* GRND_NONBLOCK */);
   atomic_store_explicit(&confined, 1, memory_order_release);
+  purge_delay = mi_option_get(mi_option_purge_delay);
   mi_option_set(mi_option_purge_delay, -1);
 }
 
-/* In the order in which mimalloc nests them. */
-void jumbo_mimalloc_before_fork(void) {
-  mi_lock_acquire(&subprocs_lock);
-  mi_lock_acquire(&subproc_main.heaps_lock);
-  mi_lock_acquire(&heap_main.theaps_lock);
-  mi_lock_acquire(&heap_main.os_abandoned_pages_lock);
-  mi_lock_acquire(&heap_main.arena_pages_lock);
-  mi_lock_acquire(&subproc_main.arena_reserve_lock);
-  mi_lock_acquire(&mi_page_map_lock);
+/* There is no filter after all. */
+void jumbo_mimalloc_unconfine(void) {
+  if (!is_confined()) return;
+  mi_option_set(mi_option_purge_delay, purge_delay);
+  atomic_store_explicit(&confined, 0, memory_order_release);
+}
+
+/* What is held over a fork, in the order in which mimalloc nests them. */
+static mi_lock_t *const fork_locks[] = {
+  &subprocs_lock, &subproc_main.heaps_lock, &heap_main.theaps_lock, &heap_main.os_abandoned_pages_lock,
+  &heap_main.arena_pages_lock, &subproc_main.arena_reserve_lock, &mi_page_map_lock,
+};
+#define FORK_LOCKS (sizeof fork_locks / sizeof fork_locks[0])
+/* Which of them the fork under way has taken. */
+static unsigned taken_locks;
+
+/* glibc writes down who holds a lock. */
+static bool holds(int thread, const mi_lock_t *lock) { return lock->mutex.__data.__owner == thread; }
+
+/* `thread` is the ID of this one. It may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
+ * none then, least of all for itself. Nor does it where it is the only one: what is locked is its own. */
+void jumbo_mimalloc_before_fork(int thread) {
+  bool waits = !__libc_single_threaded;
+  for (size_t at = 0; at < FORK_LOCKS; at++) waits = waits && !holds(thread, fork_locks[at]);
+  unsigned taken = 0;
+  for (size_t at = 0; at < FORK_LOCKS; at++) {
+    if (waits) mi_lock_acquire(fork_locks[at]);
+    else if (!mi_lock_try_acquire(fork_locks[at])) continue;
+    taken |= 1u << at;
+  }
+  taken_locks = taken;
 }
 
 void jumbo_mimalloc_after_fork(void) {
-  mi_lock_release(&mi_page_map_lock);
-  mi_lock_release(&subproc_main.arena_reserve_lock);
-  mi_lock_release(&heap_main.arena_pages_lock);
-  mi_lock_release(&heap_main.os_abandoned_pages_lock);
-  mi_lock_release(&heap_main.theaps_lock);
-  mi_lock_release(&subproc_main.heaps_lock);
-  mi_lock_release(&subprocs_lock);
+  const unsigned taken = taken_locks;
+  for (size_t at = FORK_LOCKS; at-- > 0;) {
+    if (taken & 1u << at) mi_lock_release(fork_locks[at]);
+  }
+}
+
+/* In the child: it has this thread alone. */
+void jumbo_mimalloc_forked(void) {
+  mi_atomic_store_relaxed(&subproc_main.thread_count, (size_t)0);
+  if (mi_atomic_load_relaxed(&purging) != (uintptr_t)&own_errno) mi_atomic_store_release(&purging, (uintptr_t)0);
 }
