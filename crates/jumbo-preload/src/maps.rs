@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps, sparse};
@@ -337,9 +337,16 @@ pub unsafe extern "C" fn mremap(
     } else {
         maps::advise_mapping(moved.addr(), new, true);
     }
+    let is_seam = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_packed(addr.addr(), old);
     if moved == MAP_FAILED && next::errno() == libc::EFAULT {
-        // SAFETY: the caller's promise.
-        moved = unsafe { copy_grown(addr, old, new) };
+        moved = match is_seam() {
+            // SAFETY: the caller's promise.
+            true => unsafe { copy_grown(addr, old, new) },
+            false => MAP_FAILED,
+        };
+        if moved == MAP_FAILED {
+            next::set_errno(libc::EFAULT);
+        }
     }
     if moved != MAP_FAILED {
         next::set_errno(saved);
@@ -347,11 +354,14 @@ pub unsafe extern "C" fn mremap(
     moved
 }
 
+/// The program has advised memory in a way that a copy of it would lose (MADV_DONTFORK, MADV_DONTDUMP).
+static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
+
 /// Does by hand what the kernel refuses because our packing made one mapping of the program's two of
 /// its own: it merges none whose memory was shared by a fork.
 ///
 /// # Safety
-/// `addr` is a private mapping of `old` bytes, which the caller wants moved.
+/// `addr` is private, readable and writable memory of `old` bytes, which the caller wants moved.
 unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
@@ -550,6 +560,9 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     ];
     if !passing.contains(&advice) {
         heap::changed(addr.addr());
+        if maps::is_placed(addr.addr()) {
+            ODDLY_ADVISED.store(true, Ordering::Relaxed);
+        }
     }
     if advice == libc::MADV_NOHUGEPAGE {
         sparse::forget(addr.addr(), len);

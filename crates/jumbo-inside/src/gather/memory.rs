@@ -98,7 +98,7 @@ pub(super) fn word(place: &AtomicPtr<AtomicU32>) -> Option<&'static AtomicU32> {
 /// Whether a range is mapped without a hole (else `ENOMEM`) and no part of it is locked (else `EBUSY`).
 /// It costs a look at each mapping, and nothing else: msync(2) with MS_ASYNC has written nothing since
 /// Linux 2.6.19, and MS_INVALIDATE only asks for locks.
-pub(super) fn is_whole_and_unlocked(address: usize, length: usize) -> Result<()> {
+pub(crate) fn is_whole_and_unlocked(address: usize, length: usize) -> Result<()> {
     let flags = MsyncFlags::ASYNC | MsyncFlags::INVALIDATE;
     // SAFETY: nothing is read or written.
     unsafe { mm::msync(at(address), length, flags) }

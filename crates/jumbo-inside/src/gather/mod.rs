@@ -45,6 +45,7 @@ use crate::{headroom, sandbox, sys::Blocked};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
+pub(crate) use memory::is_whole_and_unlocked;
 pub use rehearse::rehearse;
 pub(crate) use unmap::alignment;
 pub use unmap::{Leaving, discard, prepare, unmap};

@@ -16,8 +16,10 @@ use rustix::io::Errno;
 use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
+use crate::gather;
 use crate::ledger::Slot;
 use crate::ledger::stats;
+use crate::proc;
 use crate::sandbox;
 use crate::sync::Lock;
 use crate::sys;
@@ -129,6 +131,28 @@ pub const fn is_placed(address: usize) -> bool {
     address.wrapping_sub(MAPS_BASE) < LARGE_END - MAPS_BASE
 }
 
+/// Whether a range lies where mappings that are too small to be huge alone are packed, and is of one kind: readable, writable,
+/// private, without a file, a hole or a lock. False where that is not known.
+pub fn is_packed(address: usize, length: usize) -> bool {
+    if address < MAPS_BASE || length >= PMD.load(Ordering::Relaxed) {
+        return false;
+    }
+    let length = length.next_multiple_of(BASE_PAGE);
+    let end = address + length;
+    let is_whole = || gather::is_whole_and_unlocked(address, length).is_ok();
+    if end > PACK_END || sandbox::is_entered_later() || !is_whole() {
+        return false;
+    }
+    let mut is_plain = true;
+    let looked = proc::each_mapping(|line| {
+        if line.start < end && address < line.end {
+            is_plain &= line.writable && !line.executable && line.is_private_anonymous();
+        }
+        line.start >= end
+    });
+    is_plain && looked.is_ok()
+}
+
 /// A good address for a mapping of `length` bytes, as a hint for mmap(2): the kernel takes another
 /// one where this is in use. `None` where the mapping is too small to be huge.
 pub fn place_large(length: usize) -> Option<usize> {
@@ -148,7 +172,8 @@ pub fn take_small(length: usize) -> Option<usize> {
         return None;
     }
     let length = length.next_multiple_of(BASE_PAGE);
-    PACK.with(|pack| {
+    // mmap(2) waits for no other thread: one that is suspended may be in here.
+    PACK.with_soon(|pack| {
         pack.asked = pack.asked.saturating_add(length);
         if pack.asked < PATIENCE * pack.pmd {
             return None;

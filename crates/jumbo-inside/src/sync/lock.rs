@@ -18,6 +18,8 @@ use super::{Linux, Platform, Word};
 
 const FREE: u32 = 0;
 const ASLEEP: u32 = 1;
+/// How often [`Lock::with_soon`] asks: for some tens of microseconds.
+const SOON: u32 = 2000;
 
 /// A value that one thread at a time may touch.
 #[derive(Debug)]
@@ -53,6 +55,31 @@ impl<T, P: Platform> Lock<T, P> {
         }
         #[expect(unsafe_code, reason = "the lock is held")]
         // SAFETY: the lock is held and not re-entrant, so this is the only reference.
+        let result = work(unsafe { &mut *self.value.get() });
+        #[expect(unsafe_code, reason = "the lock is held")]
+        // SAFETY: taken above, by this thread.
+        unsafe {
+            self.release();
+        }
+        Some(result)
+    }
+
+    /// As [`Lock::with`], and `None` where another thread has the lock and keeps it: it may be suspended, and its resumption
+    /// be up to the caller (a garbage collector).
+    pub fn with_soon<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let me = P::me();
+        let take = |_| {
+            let taken = self.word.compare_exchange(FREE, me, Ordering::Acquire);
+            if taken.is_err() {
+                core::hint::spin_loop();
+            }
+            taken.is_ok()
+        };
+        if !(0..SOON).any(take) {
+            return None;
+        }
+        #[expect(unsafe_code, reason = "the lock is held")]
+        // SAFETY: as in `with`.
         let result = work(unsafe { &mut *self.value.get() });
         #[expect(unsafe_code, reason = "the lock is held")]
         // SAFETY: taken above, by this thread.
@@ -130,5 +157,15 @@ mod tests {
             *count
         });
         assert_eq!(seen, Some(160_000));
+    }
+
+    #[test]
+    fn who_does_not_wait_is_refused_while_another_thread_has_it() {
+        static SOME: Lock<u64> = Lock::new(1);
+        let other = || {
+            std::thread::scope(|scope| scope.spawn(|| SOME.with_soon(|some| *some)).join().unwrap())
+        };
+        assert_eq!(SOME.with(|_| other()), Some(None));
+        assert_eq!(other(), Some(1));
     }
 }
