@@ -32,6 +32,18 @@ fn children_forked_amid_allocating_threads_can_allocate() {
     assert_same(&storm);
 }
 
+#[test]
+fn a_handler_that_forks_amid_malloc_goes_on() {
+    let (_files, program) = program("handler_forks");
+    assert_same(&program);
+}
+
+#[test]
+fn children_forked_beside_a_thread_that_frees_give_memory_back() {
+    let (_files, program) = program("forks_while_freeing");
+    assert_same(&program);
+}
+
 /// fork(2) takes glibc's list of streams, which a thread may hold that waits for one that waits for the heap.
 #[test]
 fn a_fork_beside_threads_that_flush_and_read_goes_on() {

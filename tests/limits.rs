@@ -30,6 +30,12 @@ fn a_limit_of_address_space_holds_as_much_as_before() {
 }
 
 #[test]
+fn a_limit_that_a_program_gives_itself_holds_as_much_as_before() {
+    let files = compile(&[Source::C("limits_itself", &[])]);
+    assert_same(&Program::new(files.path("limits_itself")));
+}
+
+#[test]
 fn a_limit_of_data_holds_as_much_as_before() {
     let files = compile(&[Source::C("until_full", &[])]);
     for kib in ["200", "1024", "3000"] {

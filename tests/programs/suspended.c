@@ -1,0 +1,64 @@
+/* Stops its threads wherever they are, in a signal handler, and maps memory meanwhile, as garbage collectors do: mmap(2) is a system
+ * call, and waits for none of them. */
+#include "check.h"
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+enum { THREADS = 2 };
+static sem_t said;
+static volatile int is_over, may_go_on;
+
+static void stop(int signal)
+{
+    (void)signal;
+    sem_post(&said);
+    while (!may_go_on)
+        usleep(50);
+    sem_post(&said);
+}
+
+static void map(void)
+{
+    char *memory = mmap(NULL, 512 * KIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    CHECK(munmap(memory, 512 * KIB) == 0);
+}
+
+static void *work(void *argument)
+{
+    while (!is_over)
+        map();
+    return argument;
+}
+
+int main(void)
+{
+    pthread_t threads[THREADS];
+    CHECK(sem_init(&said, 0, 0) == 0);
+    CHECK(signal(SIGUSR1, stop) != SIG_ERR);
+    for (int at = 0; at < 64; at++)
+        map();
+    for (int at = 0; at < THREADS; at++)
+        CHECK(pthread_create(&threads[at], NULL, work, NULL) == 0);
+    for (int round = 0; round < 5000; round++) {
+        alarm(60);
+        may_go_on = 0;
+        for (int at = 0; at < THREADS; at++)
+            CHECK(pthread_kill(threads[at], SIGUSR1) == 0);
+        for (int at = 0; at < THREADS; at++)
+            while (sem_wait(&said) != 0)
+                ;
+        map();
+        may_go_on = 1;
+        for (int at = 0; at < THREADS; at++)
+            while (sem_wait(&said) != 0)
+                ;
+    }
+    is_over = 1;
+    for (int at = 0; at < THREADS; at++)
+        CHECK(pthread_join(threads[at], NULL) == 0);
+    puts("mapped");
+    return 0;
+}
