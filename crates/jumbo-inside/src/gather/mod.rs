@@ -275,5 +275,6 @@ pub unsafe fn forked(process: i32) {
     if OWNER.load(Ordering::Relaxed) != 0 {
         own(process);
     }
+    workers::forked();
     HANDOVER.forked();
 }

@@ -215,10 +215,6 @@ pub(super) fn hand_over(mut batch: Batch, most: u32, later: bool) -> Result<Id, 
         piece: piece(batch.bytes(), most),
         owner: (!later).then(Linux::me),
     };
-    if later {
-        // Once there is work they hold the memory map, for which the making of a thread waits.
-        workers::prepare(most);
-    }
     let Some(call) = HANDOVER.submit(&mut batch, terms) else {
         return Err(alone(batch));
     };

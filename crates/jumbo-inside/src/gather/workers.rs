@@ -12,14 +12,14 @@
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use core::time::Duration;
 
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
 use super::{BACKGROUND, HANDOVER, is_own, process};
-use crate::sync::{BackOff, Deadline};
+use crate::sync::{BackOff, Deadline, Word};
 use crate::sys::{Batch, request};
 use crate::{headroom, sandbox};
 
@@ -38,6 +38,9 @@ const LETTING_GO: Duration = Duration::from_secs(2);
 
 /// After a thread could not be made, some frees do without.
 static BACK_OFF: BackOff = BackOff::new();
+/// How many threads are making workers. Those that are there begin when all are: who frees holds the memory map, and the
+/// making of a thread, whose stack is mapped, waits for that.
+static MAKING: AtomicU32 = AtomicU32::new(0);
 /// The process that made workers. It is another one in a child that shares its memory (vfork(2)), or that
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
@@ -58,8 +61,12 @@ pub(super) fn make(count: u32) {
         MAKER.store(process(), Ordering::Relaxed);
         // SAFETY: errno is this thread's own; what succeeds must leave it alone.
         let errno = unsafe { *libc::__errno_location() };
+        MAKING.fetch_add(1, Ordering::AcqRel);
         while made < count && make_one() {
             made += 1;
+        }
+        if MAKING.fetch_sub(1, Ordering::AcqRel) == 1 {
+            MAKING.wake(u32::MAX >> 1);
         }
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
@@ -112,7 +119,19 @@ fn make_one() -> bool {
     }
 }
 
+/// In the child of a fork: no thread is making any.
+pub(super) fn forked() {
+    MAKING.store(0, Ordering::Relaxed);
+}
+
 extern "C" fn start(_: *mut c_void) -> *mut c_void {
+    loop {
+        let making = MAKING.load(Ordering::Acquire);
+        if making == 0 {
+            break;
+        }
+        MAKING.wait(making, None);
+    }
     let thread = rustix::thread::gettid()
         .as_raw_nonzero()
         .get()
