@@ -64,12 +64,15 @@ fn small(pointer: *mut c_void) -> *mut c_void {
 /// too soon to be told is not there.
 #[inline(always)]
 fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    let before = next::errno();
+    let before = gather::is_pending().then(next::errno);
     let mut block = ask();
-    if block.is_null() && gather::is_pending() && gather::drain() {
+    if block.is_null()
+        && let Some(errno) = before
+        && gather::drain()
+    {
         block = ask();
         if !block.is_null() {
-            set_errno(before);
+            set_errno(errno);
         }
     }
     small(block)
