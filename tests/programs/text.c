@@ -107,9 +107,9 @@ int main(int count, char **arguments) {
         fflush(stdout);
         getchar();
     } else if (!strcmp(what, "burn")) {
-        // Until the text is huge, or so many seconds of CPU time are used.
+        // Until the text is huge and who moved it has noted it and gone, or so many seconds of CPU time are used.
         double most = atof(arguments[2]);
-        while (used() < most && !huge(functions + 32 * COUNT, NULL)) all();
+        while (used() < most && (!huge(functions + 32 * COUNT, NULL) || threads() > 1)) all();
         tell();
         printf("threads %d\n", threads());
     } else if (!strcmp(what, "lowest")) {
