@@ -50,18 +50,9 @@ impl<T, P: Platform> Lock<T, P> {
 
     /// Runs `work` on the value, or gives `None` where this thread holds the lock already.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        if !self.acquire() {
-            return None;
-        }
+        // SAFETY: taken here, by this thread, for this alone.
         #[expect(unsafe_code, reason = "the lock is held")]
-        // SAFETY: the lock is held and not re-entrant, so this is the only reference.
-        let result = work(unsafe { &mut *self.value.get() });
-        #[expect(unsafe_code, reason = "the lock is held")]
-        // SAFETY: taken above, by this thread.
-        unsafe {
-            self.release();
-        }
-        Some(result)
+        self.acquire().then(|| unsafe { self.run(work) })
     }
 
     /// As [`Lock::with`], and `None` where another thread has the lock and keeps it: it may be suspended, and its resumption
@@ -75,18 +66,22 @@ impl<T, P: Platform> Lock<T, P> {
             }
             taken.is_ok()
         };
-        if !(0..SOON).any(take) {
-            return None;
-        }
-        #[expect(unsafe_code, reason = "the lock is held")]
         // SAFETY: as in `with`.
-        let result = work(unsafe { &mut *self.value.get() });
         #[expect(unsafe_code, reason = "the lock is held")]
-        // SAFETY: taken above, by this thread.
-        unsafe {
-            self.release();
-        }
-        Some(result)
+        (0..SOON).any(take).then(|| unsafe { self.run(work) })
+    }
+
+    /// Runs `work` on the value, and gives the lock back.
+    ///
+    /// # Safety
+    /// The calling thread has taken the lock, and gives it back by this alone.
+    #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
+    unsafe fn run<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: the lock is held and not re-entrant, so this is the only reference.
+        let result = work(unsafe { &mut *self.value.get() });
+        // SAFETY: the caller's promise.
+        unsafe { self.release() };
+        result
     }
 
     /// Takes the lock without a value, for fork(2). False where this thread holds it already.

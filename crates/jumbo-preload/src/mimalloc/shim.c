@@ -109,7 +109,7 @@ static long jumbo_syscall(long number, ...) {
 #include "mimalloc/internal.h"
 
 /* The thread that has memory given back, one at a time, by the address of a variable of its own: the child of a fork beside it
- * does not have that thread, and would wait for ever for its turn. */
+ * does not have that thread, and would never have its turn. */
 static _Atomic(uintptr_t) purging;
 #undef mi_atomic_guard
 #define mi_atomic_guard(guard)                                                             \
