@@ -76,6 +76,37 @@ fn a_handler_may_allocate_large_blocks_within_a_call() {
     assert_eq!(ran.stdout, "2000 handlers\n", "{ran:?}");
 }
 
+/// The modes in which blocks come from different places.
+const HEAPS: [&[&str]; 4] = [
+    &[],
+    &["--heap=glibc"],
+    &["--heap=mimalloc", "--pool=64M"],
+    &["--heap=off"],
+];
+
+/// PHP loads its extensions so: their `free` would be glibc's.
+#[test]
+fn libraries_that_are_bound_deeply_free_the_programs_blocks() {
+    let files = compile(&[Source::Library("bound_deeply"), Source::C("deepbind", &[])]);
+    let program = Program::new(files.path("deepbind")).arg(files.path("libbound_deeply.so"));
+    let plain = program.plain().ok();
+    for options in HEAPS {
+        let ran = program.jumbo_with(options);
+        crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+    }
+}
+
+/// GCL's programs and others need the program break where the kernel put it, until they allocate.
+#[test]
+fn the_program_break_is_moved_by_the_program_alone() {
+    let (_files, program) = program("program_break");
+    let plain = program.plain().ok();
+    for options in HEAPS.into_iter().chain([&["--heap=off", "--maps=off"][..]]) {
+        let ran = program.jumbo_with(options);
+        crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+    }
+}
+
 #[test]
 fn malloc_works_before_our_constructor() {
     let files = compile(&[
@@ -134,4 +165,14 @@ fn an_allocator_that_the_user_preloads_is_kept() {
         "{maps}"
     );
     report.read(&running.wait().ok());
+}
+
+/// A write into a freed object ends the program, or does nothing; it never chooses what `malloc` returns.
+#[test]
+fn a_write_into_a_freed_object_does_not_choose_what_malloc_returns() {
+    let files = compile(&[Source::C("overwritten", &[])]);
+    let ran = Program::new(files.path("overwritten")).jumbo();
+    let aborted = 128 + rustix::process::Signal::ABORT.as_raw();
+    assert_eq!(ran.shell_status(), aborted, "{ran:?}");
+    assert!(ran.stderr.contains("corrupted free list"), "{ran:?}");
 }

@@ -143,3 +143,38 @@ fn the_name_of_a_process_does_not_drive_the_terminal() {
         assert!(said.contains("red") || command[0] == "status", "{said}");
     }
 }
+
+/// The counts are the program's to write: a run ends as the program does, whatever stands there.
+#[test]
+fn a_program_that_overwrites_its_counts_ends_as_it_would() {
+    let files = compile(&[Source::C("scribbles", &[])]);
+    for fill in ["0", "0xff", "0x80", "0x7f", "1", "random"] {
+        let program = Program::new(files.path("scribbles")).arg(fill);
+        for report in ["--report", "--report=full", "--report=json"] {
+            let ran = program.jumbo_with(&[report, "--reaper=off"]);
+            assert!(ran.stdout.contains("filled 1"), "{ran:?}");
+            assert_eq!(ran.shell_status(), 7, "{fill} {report}: {ran:?}");
+        }
+        let ran = program.jumbo_with(&["--pool", "64M", "--report=full"]);
+        assert_eq!(ran.shell_status(), 7, "{fill} --pool: {ran:?}");
+    }
+}
+
+/// A system call past the C library changes one thread: a thread of ours must not keep what the program gave up.
+#[test]
+fn no_thread_keeps_a_user_or_cpus_that_the_program_left_by_a_bare_system_call() {
+    let Some(_held) = host::with_thp().filter(|_| host::root()) else {
+        return;
+    };
+    let files = compile(&[Source::C("raw_user", &[])]);
+    for change in ["user", "cpus"] {
+        let program = Program::new(files.path("raw_user")).arg(change);
+        let ran = program.jumbo_with(&["--reaper=off"]).ok();
+        assert!(ran.stdout.contains("watched 1\n"), "{change}: {ran:?}");
+        assert!(
+            ran.stdout.contains("without capabilities 1\n"),
+            "{change}: {ran:?}"
+        );
+        assert!(ran.stdout.contains("left behind 0\n"), "{change}: {ran:?}");
+    }
+}

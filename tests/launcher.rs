@@ -1,9 +1,11 @@
 //! `jumbo run` itself: the program behaves as without it, whatever it does and however it ends.
 
+use std::process::Command;
+
 use rustix::process::Signal;
 
 use crate::support::program::assert_alike;
-use crate::support::{MIB, Program, Source, assert_same, compile, host, smaps, wait};
+use crate::support::{MIB, Program, Source, assert_same, build, compile, host, smaps, wait};
 
 #[test]
 fn the_exit_status_is_the_programs() {
@@ -34,6 +36,57 @@ fn a_program_that_cannot_start_is_127_or_126() {
         assert!(folder.stderr.contains("is a directory"), "{folder:?}");
     }
 }
+
+/// Its dynamic loader loads our library too, and has no function that glibc alone has.
+#[test]
+fn a_program_of_another_c_library_runs_as_it_is() {
+    let is_there = Command::new("musl-gcc").arg("--version").output();
+    if !is_there.is_ok_and(|output| output.status.success()) {
+        return host::skip("there is no musl-gcc");
+    }
+    let files = compile(&[Source::Musl("elsewhere")]);
+    let direct = Program::new(files.path("elsewhere"));
+    let path = files.path("elsewhere");
+    let child = Program::shell(&format!("{}; exit 3", path.display()));
+    for program in [direct, child] {
+        let plain = program.plain();
+        assert_eq!(plain.stdout, "from a child\n", "{plain:?}");
+        for options in [&[][..], &["--heap=mimalloc", "--pool=64M"], &["--heap=off"]] {
+            assert_alike(&plain, &program.jumbo_with(options), &options.join(" "));
+        }
+    }
+}
+
+#[test]
+fn children_below_another_root_run_without_the_library() {
+    if !host::root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let copy = Command::new("sh")
+        .current_dir(root.path())
+        .args(["-c", COPY])
+        .status();
+    assert!(copy.unwrap().success());
+    let script = "/bin/sh -c 'echo \"preloads: $LD_PRELOAD\"'";
+    let program = Program::new("chroot")
+        .arg(root.path())
+        .args(["/bin/sh", "-c", script]);
+    let plain = program.plain().ok();
+    assert_eq!(plain.stdout, "preloads: \n");
+    assert_alike(&plain, &program.jumbo(), "jumbo run");
+    // What is below that root as well stays.
+    let kept = Program::shell("chroot / sh -c 'echo \"$LD_PRELOAD\"'")
+        .jumbo()
+        .ok();
+    assert!(kept.stdout.contains("libjumbo_preload.so"), "{kept:?}");
+}
+
+/// Copies sh and the libraries that it is linked with, with their paths.
+const COPY: &str = r"
+    mkdir bin && cp /bin/sh bin/sh &&
+    for file in $(ldd /bin/sh | grep -o '/[^ ]*'); do mkdir -p .${file%/*} && cp $file .$file || exit; done
+";
 
 /// A filter that was inherited ends each process that makes a call that the program never makes: the launcher as well.
 #[test]
@@ -301,4 +354,40 @@ fn a_program_ends_when_its_launcher_is_killed() {
             .is_err()
             .then_some(())
     });
+}
+
+/// A start is short: the launcher reads no file piece by piece, and no more of the program than its headers.
+#[test]
+fn the_launcher_makes_few_system_calls() {
+    let Some(strace) = host::command("strace") else {
+        return;
+    };
+    let folder = build::world_readable_folder();
+    let log = folder.path().join("log");
+    let traced = Program::new("/bin/true").around([
+        strace.as_os_str(),
+        "-f".as_ref(),
+        "-o".as_ref(),
+        log.as_os_str(),
+    ]);
+    // Cargo names folders there, which the loader would search.
+    traced.env("LD_LIBRARY_PATH", "").jumbo().ok();
+    let log = std::fs::read_to_string(&log).unwrap();
+    let calls: Vec<_> = log.lines().collect();
+    let program = calls
+        .iter()
+        .rposition(|call| call.contains("execve(\"/bin/true\""));
+    let launchers = &calls[..program.expect("the program was started")];
+    assert!(
+        launchers.len() < 150,
+        "{} calls: {launchers:#?}",
+        launchers.len()
+    );
+    let of = |name: &str| launchers.iter().filter(|call| call.contains(name)).count();
+    assert!(of(" lseek(") < 10 && of(" read(") < 40, "{launchers:#?}");
+    // What the program gets is untouched by the shorter way.
+    assert_eq!(
+        Program::shell("kill -s PIPE $$").jumbo().shell_status(),
+        141
+    );
 }

@@ -31,3 +31,20 @@ fn either_part_may_be_switched_off() {
         }
     }
 }
+
+/// The first thread is made when its stack has room to grow. Nothing of ours is mapped where the kernel would have it then.
+#[test]
+fn a_thread_has_the_room_below_its_growing_stack() {
+    let files = compile(&[Source::C("grows_down", &[])]);
+    let program = Program::new(files.path("grows_down"));
+    let plain = program.plain().ok();
+    for options in [
+        &[][..],
+        &["--heap=mimalloc", "--pool=64M"],
+        &["--heap=glibc"],
+        &["--free=background"],
+    ] {
+        let ran = program.jumbo_with(options);
+        crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
+    }
+}

@@ -172,6 +172,86 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     }
 }
 
+/// A descriptor of this process by which programs would find an image.
+fn show(image: &fs::File) -> std::os::fd::OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(image, 960).unwrap()
+}
+
+/// A memfd of that name.
+fn image(name: &str) -> fs::File {
+    use rustix::fs::MemfdFlags;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC;
+    rustix::fs::memfd_create(name, flags).unwrap().into()
+}
+
+/// A process that announces an image holds up no program for long, and one on base pages is no reason to go without.
+#[test]
+fn an_image_that_is_never_ready_and_one_on_base_pages_are_passed_over() {
+    use rustix::fs::{FallocateFlags, SealFlags, fallocate};
+    let Some(_held) = ready().filter(|_| host::root()) else {
+        return;
+    };
+    let files = compile(&[FIXED]);
+    cache_anew(&files.path("text"));
+    let program = Program::new(files.path("text")).arg("stay");
+    let (mut first, line) = staying(&program);
+    let name = told(&line).1.split_once("/memfd:").unwrap().1;
+    let name = name.split(' ').next().unwrap().to_owned();
+    let shown = (960..968).find_map(|number| {
+        let path = format!("/proc/{}/fd/{number}", first.pid().as_raw_nonzero());
+        let link = fs::read_link(&path).ok()?;
+        link.to_string_lossy()
+            .contains(&name)
+            .then(|| fs::read(path).unwrap())
+    });
+    let content = shown.unwrap();
+    first.write("\n");
+    first.reap();
+
+    // One that changes all the time, at its full length, and never gets anywhere.
+    let changing = image(&name);
+    changing.set_len(content.len() as u64).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let shown = show(&changing);
+        scope.spawn(|| {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                changing.write_all_at(&[1; 65536], 0).unwrap();
+                std::thread::yield_now();
+                fallocate(&changing, hole, 0, 65536).unwrap();
+            }
+        });
+        let began = std::time::Instant::now();
+        let (mut late, line) = staying(&program);
+        let took = began.elapsed();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(line.contains("/memfd:jumbo-text"), "{line}");
+        // Its own bound is 2 s.
+        assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+        late.write("\n");
+        late.reap();
+        drop(shown);
+    });
+
+    // The same bytes, sealed, on base pages.
+    let small = image(&name);
+    small.write_all_at(&content, 0).unwrap();
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fchmod(&small, rustix::fs::Mode::RUSR | rustix::fs::Mode::XUSR).unwrap();
+    rustix::fs::fcntl_add_seals(&small, seals).unwrap();
+    let shown = show(&small);
+    let (mut late, line) = staying(&program);
+    let (huge, mapping) = told(&line);
+    assert!(
+        huge >= 4096 && mapping.contains("/memfd:jumbo-text"),
+        "{line}"
+    );
+    late.write("\n");
+    late.reap();
+    drop(shown);
+}
+
 #[test]
 fn another_users_image_is_not_taken() {
     let Some(_held) = ready().filter(|_| host::root()) else {

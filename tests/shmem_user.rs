@@ -30,6 +30,24 @@ fn a_program_of_ten_lines_enters_the_kernel_for_blocks_alone() {
     assert!(blocks > 0.0 && blocks * 16.0 <= PAGES, "{report:?}");
 }
 
+/// The kernel refuses to collapse a range with holes that a userfaultfd could fill.
+#[test]
+fn a_program_may_collapse_what_it_has_touched_in_part() {
+    let files = compile(&[Source::C("collapses", &[])]);
+    let Some(_inherit) = Knob::set(CONTROL, "inherit") else {
+        return;
+    };
+    let program = Program::new(files.path("collapses"));
+    let (ran, report) = program.reported_with(OPTION);
+    let advised = program.jumbo_with(&["--shm=advise"]).ok();
+    assert_eq!(ran.ok().stdout, advised.stdout);
+    assert!(
+        advised.stdout.contains("collapsed 0 errno 0"),
+        "{advised:?}"
+    );
+    assert_eq!(report.at("/obtained/shmem/rung"), "user", "{report:?}");
+}
+
 #[test]
 fn what_programs_do_with_such_memory_is_as_ever() {
     let files = compile(&[Source::C("into_shared", &["-pthread"])]);

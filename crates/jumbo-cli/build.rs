@@ -17,6 +17,37 @@ fn main() {
     if let Err(why) = build() {
         println!("cargo::error=cannot build {LIBRARY}: {why}");
     }
+    link_unwinder();
+    // An executable at a fixed address has no pointers to relocate: the 5 000 of clap's and serde's tables are 24 pages that
+    // each start would write to.
+    if is_native_gnu() {
+        println!("cargo::rustc-link-arg-bins=-no-pie");
+    }
+}
+
+/// True where the C compiler at hand links for the target.
+fn is_native_gnu() -> bool {
+    let is_gnu = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "gnu");
+    is_gnu && env::var("HOST").is_ok() && env::var("HOST") == env::var("TARGET")
+}
+
+/// Links gcc's unwinder into the command. libgcc_s.so asks for the processor's features when it is loaded: 13 times
+/// CPUID, each of which leaves a virtual machine. Without a static one of the compiler's, the shared one is taken.
+fn link_unwinder() {
+    if !is_native_gnu() {
+        return;
+    }
+    let found = Command::new("cc")
+        .arg("-print-file-name=libgcc_eh.a")
+        .output();
+    // The compiler answers with the name alone where it has no such file.
+    let found = found.map(|found| PathBuf::from(String::from_utf8_lossy(&found.stdout).trim()));
+    if let Some(folder) = found.as_deref().ok().and_then(Path::parent)
+        && folder.is_absolute()
+    {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+        println!("cargo::rustc-link-lib=static=gcc_eh");
+    }
 }
 
 fn build() -> Result<(), String> {

@@ -20,6 +20,8 @@ pub(crate) enum Source {
     C(&'static str, &'static [&'static str]),
     /// C, as a shared library.
     Library(&'static str),
+    /// C, as an executable for musl.
+    Musl(&'static str),
     /// Go.
     Go(&'static str),
 }
@@ -72,6 +74,12 @@ fn compile_one(source: &Source, folder: &Path) {
             compiler = gcc();
             compiler.args(["-shared", "-fPIC", "-o"]);
             compiler.arg(folder.join(format!("lib{name}.so")));
+            compiler.arg(programs.join(format!("{name}.c")));
+        }
+        Source::Musl(name) => {
+            compiler = Command::new("musl-gcc");
+            compiler.args(["-O1", "-g", "-Wall", "-Wextra", "-o"]);
+            compiler.arg(folder.join(name));
             compiler.arg(programs.join(format!("{name}.c")));
         }
         Source::Go(name) => {

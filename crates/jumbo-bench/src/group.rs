@@ -217,7 +217,8 @@ impl<'a> Group<'a> {
             for at in order(lap, self.sides.len()) {
                 let side = &self.sides[at];
                 if is_first {
-                    progress.set_message(format!("{when}: {}: {}", self.what, side.name));
+                    let what = self.what;
+                    self.settings.say(format!("{when}: {what}: {}", side.name));
                 }
                 progress.inc(u64::from(is_first));
                 let Ok(laps) = &mut samples[at] else {

@@ -52,6 +52,18 @@ pub struct Settings {
     pub rounds: NonZeroUsize,
     /// Shows how far a table has come.
     pub progress: ProgressBar,
+    /// Prints the progress line by line, a line a run, where the bar cannot be seen.
+    pub line: Option<fn(&str)>,
+}
+
+impl Settings {
+    /// Shows `message` beside the bar, or prints it.
+    pub(crate) fn say(&self, message: String) {
+        if let Some(line) = self.line {
+            line(&message);
+        }
+        self.progress.set_message(message);
+    }
 }
 
 /// Where files are made: on a disk, if there is one.
@@ -67,6 +79,7 @@ impl Settings {
             jumbo: "/j".into(),
             rounds: NonZeroUsize::MIN.saturating_add(1),
             progress: ProgressBar::hidden(),
+            line: None,
         }
     }
 }

@@ -274,6 +274,7 @@ impl Common {
             jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
             rounds,
             progress: bar(),
+            line: None,
         })
     }
 

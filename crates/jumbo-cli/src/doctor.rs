@@ -4,7 +4,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use jumbo::kernel::Root;
-use jumbo::status::Host;
 use jumbo::status::Missing;
 use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use jumbo::units::PageSize;
@@ -25,7 +24,7 @@ use crate::view::{self, View, duration, wrapped};
   jumbo doctor --measure             # and what a first touch takes
   jumbo doctor --exit-code --json
 
-Exit status: 0 done; 1 failed, or there are findings and --exit-code was given; 2 wrong usage.")]
+Exit status: 0 done; 1 failed, nothing could be examined, or there are findings and --exit-code was given; 2 wrong usage.")]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
@@ -69,12 +68,11 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         touch: snapshot.touch,
         missing: snapshot.missing().collect(),
     };
-    view::page(args.json, &page, |view, page| {
-        show(view, page, &snapshot.host)
-    })?;
-    Ok(ExitCode::from(u8::from(
-        args.exit_code && !findings.is_empty(),
-    )))
+    view::page(args.json, &page, |view, page| show(view, page, &snapshot))?;
+    // Nothing was found because nothing was examined: that is a failure, not a healthy host.
+    let is_blind = findings.is_empty() && snapshot.is_blind();
+    let is_failure = args.exit_code && !findings.is_empty();
+    Ok(ExitCode::from(u8::from(is_blind || is_failure)))
 }
 
 fn measure(root: &Root) -> Result<Option<Touch>, jumbo_bench::Error> {
@@ -96,17 +94,18 @@ fn measure(root: &Root) -> Result<Option<Touch>, jumbo_bench::Error> {
     })
 }
 
-fn show(view: &mut View, page: &Page<'_>, host: &Host) -> std::io::Result<()> {
+fn show(view: &mut View, page: &Page<'_>, snapshot: &Snapshot) -> std::io::Result<()> {
+    let host = &snapshot.host;
     let Page {
         findings,
         touch,
         missing,
     } = page;
     if findings.is_empty() {
-        view.line(if missing.is_empty() {
-            "nothing to mend"
-        } else {
-            "nothing to mend in what could be examined"
+        view.line(match missing.is_empty() {
+            _ if snapshot.is_blind() => "nothing could be examined",
+            true => "nothing to mend",
+            false => "no finding in what could be examined",
         })?;
     }
     for (index, finding) in findings.iter().enumerate() {

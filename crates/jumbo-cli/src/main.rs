@@ -4,6 +4,8 @@
 //! program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap` and `text prime` have 3 for a part of what was asked;
 //! `compare` has 3 for a program that did something else; `pool wait` and `wait` have 124 for a wait in vain.
 
+#![cfg_attr(not(test), no_main)]
+
 mod bench;
 mod compare;
 mod doctor;
@@ -11,9 +13,11 @@ mod kill;
 mod knobs;
 mod manual;
 mod pool;
+mod power;
 mod rehearse;
 mod run;
 mod signal;
+mod similar;
 mod status;
 mod text;
 mod thp;
@@ -24,7 +28,7 @@ mod wait;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args as _, FromArgMatches as _, Parser, Subcommand};
 
 /// Huge pages for the whole life of a program's memory.
 #[derive(Debug, Parser)]
@@ -59,8 +63,50 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+/// The command line of `jumbo run`, read without the tree of all other commands; `None` for the rest.
+///
+/// The tree takes more time than everything else that happens before PROGRAM. Help and wrong usage are left to it: it
+/// has the words for both.
+fn run_alone() -> Option<Command> {
+    let arguments = || std::env::args_os().skip(1);
+    if arguments().next()? != "run" {
+        return None;
+    }
+    if let Some(args) = run::Args::plain(arguments().skip(1)) {
+        return Some(Command::Run(args));
+    }
+    let run = run::Args::augment_args(clap::Command::new("run"));
+    let mut matches = run.try_get_matches_from(arguments()).ok()?;
+    let args = run::Args::from_arg_matches_mut(&mut matches).ok()?;
+    Some(Command::Run(args))
+}
+
+/// The C library calls this, without Rust's runtime in between: see [`run::begin`].
+#[cfg(not(test))]
+#[expect(unsafe_code, reason = "the C library finds main by its name")]
+#[unsafe(no_mangle)]
+extern "C" fn main(_count: std::ffi::c_int, _arguments: *const *const std::ffi::c_char) -> i32 {
+    // Not by returning: what stdout holds back is written.
+    std::process::exit(start())
+}
+
+/// The test harness takes its place.
+#[cfg(test)]
+fn main() {
+    start();
+}
+
+fn start() -> i32 {
+    run::begin();
+    let code = command();
+    // The standard library tells the number of an ExitCode to its own runtime alone.
+    let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
+    number.map_or(1, i32::from)
+}
+
+fn command() -> ExitCode {
+    let parse = || Cli::try_parse().unwrap_or_else(|error| similar::hinted(error).exit());
+    let result = match run_alone().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),

@@ -8,6 +8,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use jumbo::kernel::process::tree;
 use jumbo::kernel::{Root, task};
 use jumbo::status::{is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo::teardown::Process;
@@ -28,7 +29,8 @@ use crate::view::{self, tell};
 ///
 /// With PIDs of programs or of reapers, it waits until all of these have ended, and the reapers of these programs.
 /// Where a program has ended before, jumbo cannot tell which reaper was its own: it waits until no reaper of any program
-/// that has ended is left. So a PID may be one that is gone.
+/// that has ended is left. So a PID may be one that is gone. One that no process ever had is an error, where the kernel shows that:
+/// it is above the last PID, and PIDs have not begun again at small ones.
 ///
 /// Without a PID, it waits until there is no reaper of a program that has ended. It does not wait for the reapers of programs
 /// that live. A program that was killed a moment ago may still count as living: name it.
@@ -75,11 +77,19 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     for pid in &args.pids {
         let reaper = reaper_of(&root, *pid);
         looks |= reaper.is_none() && !is_reaper(&root, *pid);
-        // A script names a process that may be gone; who types a number may have got it wrong.
-        if !awaited.add(&root, *pid)? && !args.json && std::io::stderr().is_terminal() {
-            tell(&format!(
-                "there is no process {pid}; waiting for the memory of programs that have ended"
-            ));
+        if !awaited.add(&root, *pid)? {
+            if let Some(last) = tree::never_was(&root, *pid) {
+                anyhow::bail!(
+                    "cannot wait for {pid}: there never was a process of that ID\n\
+                     hint: the last one that was started has {last}; `pgrep -a NAME` shows those of a program"
+                );
+            }
+            // A script names a process that may be gone; a number that is typed may be wrong.
+            if !args.json && std::io::stderr().is_terminal() {
+                tell(&format!(
+                    "there is no process {pid}; waiting for the memory of programs that have ended"
+                ));
+            }
         }
         if let Some(reaper) = reaper {
             awaited.add(&root, reaper)?;

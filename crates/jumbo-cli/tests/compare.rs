@@ -258,6 +258,14 @@ fn a_server_is_measured_by_its_load() {
         "{text}"
     );
     assert!(!text.contains("exit status"), "{text}");
+    // Without a terminal each run has a line.
+    let (_, _, stderr) = run(&["--for", "0.1", "--load", "true", "--", "sh", "-c", server]);
+    for line in [
+        "warm-up: program: plain",
+        "round 2 of 2: program: jumbo run",
+    ] {
+        assert!(stderr.contains(&format!("jumbo: {line}")), "{stderr}");
+    }
     let failing = [
         "--for",
         "1",
@@ -271,6 +279,62 @@ fn a_server_is_measured_by_its_load() {
     let (code, _, stderr) = run(&failing);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("exit status: 9: cannot listen"), "{stderr}");
+}
+
+#[test]
+fn the_figures_of_a_load_are_shown() {
+    let server = ["--", "sh", "-c", "while :; do sleep 0.05; done"];
+    let load = "echo 'SET: 1250.00 requests per second, p50=0.500 msec'; echo 'took 7 ms'";
+    let options = ["--for", "0.1", "--load", load];
+    let (code, it) = json(&[&options[..], &server].concat());
+    assert_eq!(code, Some(0), "{it:#}");
+    for served in [&it["plain_served"], &it["ways"][0]["served"]] {
+        assert_eq!(served["throughput"], 1250.0, "{it:#}");
+        assert_eq!(served["p50_ms"], 0.5, "{it:#}");
+        assert!(served["p99_ms"].is_null(), "{it:#}");
+    }
+    let regex = ["--latency-regex", "took ([0-9]+) ms"];
+    let (_, text, _) = run(&[&options[..], &regex, &server].concat());
+    let row = text.lines().find(|line| line.contains("1250/s"));
+    assert!(row.is_some_and(|row| row.contains("7.0 ms")), "{text}");
+    let (code, _, stderr) = run(&[&options[..], &["--latency-regex", "took"], &server].concat());
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("it has no group"), "{stderr}");
+}
+
+#[test]
+fn a_program_that_cannot_be_reached_is_said_to_be_so() {
+    // Its loader is read from its headers, and so that it has none.
+    let folder = tempfile::tempdir().unwrap();
+    let [source, program] = ["static.c", "static"].map(|name| folder.path().join(name));
+    std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+    let compiled = Command::new("gcc")
+        .args(["-static", "-o"])
+        .args([&program, &source])
+        .status();
+    assert!(compiled.unwrap().success());
+    let program = program.to_str().unwrap();
+    let (_, it) = json(&["--", program]);
+    assert!(
+        it["unreached"]
+            .as_str()
+            .unwrap()
+            .contains("statically linked"),
+        "{it:#}"
+    );
+    let (_, text, _) = run(&["--", program]);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        text.contains("LD_PRELOAD cannot reach this program"),
+        "{text}"
+    );
+    let (_, it) = json(&["--", "true"]);
+    assert!(it["unreached"].is_null(), "{it:#}");
+    // A small program is as small as it is, whatever the command that starts it has.
+    let small = it["values"]["time_plain_rss_bytes"]["median"]
+        .as_f64()
+        .unwrap();
+    assert!(small < f64::from(4 << 20), "{small}");
 }
 
 #[test]

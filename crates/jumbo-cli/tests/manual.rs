@@ -219,3 +219,32 @@ fn a_report_format_in_the_place_of_the_program_is_explained() {
         "{said}"
     );
 }
+
+#[test]
+fn an_option_typed_wrongly_hints_at_the_nearest_one_and_not_at_help() {
+    for (arguments, hint) in [
+        (&["run", "--heep", "--", "true"][..], "'--heap'"),
+        (&["run", "--hepl"], "'--help'"),
+        (&["pool", "set", "2M", "--forse"], "'--force'"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(hint), "{said}");
+    }
+}
+
+#[test]
+fn a_process_that_never_was_cannot_be_waited_for() {
+    // Above every ID that a kernel gives (PID_MAX_LIMIT).
+    let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))
+        .args(["wait", "--timeout=0", "4194305"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("there never was a process"), "{said}");
+}

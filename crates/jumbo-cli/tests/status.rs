@@ -69,6 +69,41 @@ fn a_process_as_json_adds_up() {
 }
 
 #[test]
+fn many_processes_have_a_line_each_and_a_total() {
+    let mut sleeps: Vec<_> = (0..5)
+        .map(|_| Command::new("sleep").arg("1000").spawn().unwrap())
+        .collect();
+    let pids = sleeps.iter().map(|sleep| sleep.id().to_string());
+    let pids: Vec<_> = pids.flat_map(|pid| ["-p".to_owned(), pid]).collect();
+    let arguments: Vec<_> = ["status"]
+        .into_iter()
+        .chain(pids.iter().map(String::as_str))
+        .collect();
+    let page = text(&jumbo(&arguments).output().unwrap());
+    // The total does not take the right to look into them.
+    let nobody = jumbo(&arguments).uid(NOBODY).output();
+    for sleep in &mut sleeps {
+        sleep.kill().unwrap();
+        sleep.wait().unwrap();
+    }
+    assert!(page.contains("5 processes in all"), "{page}");
+    let lines = page.lines().filter(|line| line.contains("sleep 1000"));
+    assert_eq!(lines.count(), 5, "{page}");
+    assert!(page.lines().count() < 30, "{page}");
+    let may_change_user = nobody.is_ok_and(|output| {
+        let page = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            page.contains("5 processes in all") && page.contains("anonymous "),
+            "{page}"
+        );
+        true
+    });
+    if !may_change_user {
+        println!("SKIP many_processes_have_a_line_each_and_a_total: cannot change the user");
+    }
+}
+
+#[test]
 fn pages_for_people_have_no_escape_codes_in_a_pipe() {
     let pid = own_pid();
     for arguments in [&["status"][..], &["status", "-p", &pid], &["doctor"]] {

@@ -37,6 +37,7 @@ pub mod reaper;
 pub mod sandbox;
 pub mod segments;
 pub mod shmem;
+mod standing;
 pub mod sync;
 pub mod sys;
 pub mod units;

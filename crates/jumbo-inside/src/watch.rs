@@ -7,7 +7,7 @@
 //! end of the main thread, the pool's move off hugetlb pages. After a fork it comes again with the next mapping that the
 //! program makes ([`resume`]), the more seldom the more forks there were, or when a job begins again, as that of shared memory does;
 //! after the others it does not. Its descriptors are
-//! its own.
+//! its own. A program that changes its user or namespaces by a bare system call is noticed at the next scan (`crate::standing`).
 #![expect(unsafe_code, reason = "makes a thread on a stack of its own")]
 
 use core::cell::UnsafeCell;
@@ -19,9 +19,10 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::headroom::tasks;
+use crate::sandbox;
+use crate::standing::{self, Leader};
 use crate::sync::now;
 use crate::sys::{Blocked, Thread, request, wait, wake};
-use crate::{proc, sandbox};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
@@ -368,6 +369,7 @@ fn look() {
     if unsafe { request(libc::SYS_close_range, all) }.is_err() {
         return because(Without::Kernel);
     }
+    standing::shed();
     let _ = rustix::thread::set_name(c"jumbo-watch");
     // Whatever its maker has: nothing that keeps another thread from its CPU.
     let priority = 0u32;
@@ -384,8 +386,17 @@ fn look() {
     let stop = Stop::at(&ENDING, &LEAVING);
     loop {
         let calls = CALLS.load(Ordering::Acquire);
-        if stop.check_before_wait().is_err() || has_no_leader() {
+        if stop.check_before_wait().is_err() {
             return;
+        }
+        match standing::compare() {
+            Leader::Same => {}
+            Leader::Gone => return,
+            Leader::Different => {
+                // For good: it would be made anew with what the calling thread may do, not the first one.
+                OVER.store(true, Ordering::SeqCst);
+                return because(Without::Ended);
+            }
         }
         match jobs().filter_map(|job| job.run(&stop)).min() {
             Some(soonest) => wait(&CALLS, calls, soonest.clamp(SHORTEST, LONGEST)),
@@ -397,20 +408,6 @@ fn look() {
 /// The CPU time of this thread: on a busy machine a look is longer than what it takes from the program.
 pub(crate) fn used() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
-
-/// Whether the first thread has ended by itself, past the C library: the process ends with its last thread, and this may be it.
-pub(crate) fn has_no_leader() -> bool {
-    let mut text = [0u8; 128];
-    let read =
-        proc::open(c"/proc/self/stat").and_then(|file| rustix::io::read(&file, &mut text[..]));
-    let text = text.get(..read.unwrap_or(0)).unwrap_or_default();
-    // The name before it may have anything in it.
-    let state = text
-        .iter()
-        .rposition(|byte| *byte == b')')
-        .and_then(|at| text.get(at + 2));
-    state == Some(&b'Z')
 }
 
 /// Whether what is under way is to be given up.

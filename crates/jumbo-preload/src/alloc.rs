@@ -27,6 +27,11 @@ pub(crate) fn divert() {
     LARGE_FROM.store(heap::LARGE, Ordering::Release);
 }
 
+/// Whether the program's blocks may be ours.
+pub(crate) fn is_diverted() -> bool {
+    LARGE_FROM.load(Ordering::Relaxed) != usize::MAX || mimalloc::has_served()
+}
+
 #[inline(always)]
 fn is_large(size: usize) -> bool {
     size >= LARGE_FROM.load(Ordering::Relaxed)

@@ -5,6 +5,11 @@ use core::ffi::{CStr, c_char, c_long};
 use jumbo_inside::bpf::{self, Call};
 use jumbo_inside::orders::Orders;
 use jumbo_inside::sandbox;
+use rustix::fs::Access;
+use rustix::io::Errno;
+use rustix::thread::gettid;
+
+use crate::glibc;
 
 /// This library's file name, as it ends its entry in LD_PRELOAD.
 const LIBRARY: &[u8] = b"libjumbo_preload.so";
@@ -87,6 +92,33 @@ pub(crate) fn leave(tunable: bool, environment: &Environment) {
         environment.leave_tunable();
     }
     environment.remove(Orders::VARIABLE.as_bytes());
+}
+
+/// The root is another one, unless that was refused. Where this library is not below it, children run without us: the dynamic loader
+/// would complain in each.
+pub(crate) fn rooted() {
+    // The child of a vfork(2) has the memory of the process that goes on outside: it is not the thread that glibc takes it
+    // for. A filter may end who asks.
+    if sandbox::is_entered_later()
+        || gettid().as_raw_nonzero().get().unsigned_abs() != glibc::thread()
+    {
+        return;
+    }
+    // SAFETY: the C library's own; as with getenv(3), the program sees to it that no other thread changes it now.
+    let environment = unsafe { Environment::new((&raw const environ).read()) };
+    let text = environment.value(Orders::VARIABLE.as_bytes());
+    let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
+        return;
+    };
+    let tunable = Orders::decode(text).tunable;
+    let preloaded = environment.value(b"LD_PRELOAD").unwrap_or_default();
+    let mut entries = preloaded.split(|byte| *byte == b':' || *byte == b' ');
+    let Some(ours) = entries.find(|entry| entry.ends_with(LIBRARY)) else {
+        return;
+    };
+    if rustix::fs::access(ours, Access::READ_OK) == Err(Errno::NOENT) {
+        leave(tunable, &environment);
+    }
 }
 
 /// The process's environment.

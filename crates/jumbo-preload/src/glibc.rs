@@ -38,7 +38,13 @@ pub(crate) fn watch(pmd: usize) {
     follow();
 }
 
-/// Has glibc advise its heap where that is harmless, and only there.
+/// Whether glibc's malloc has to be kept from advising its heap, which it does once it has initialised itself.
+pub(crate) fn is_to_be_told() -> bool {
+    PAGE.load(Ordering::Relaxed) != 0 && !sandbox::allows_advice()
+}
+
+/// Has glibc advise its heap where that is harmless, and only there. Before its malloc has initialised itself, the word
+/// is not found: [`crate::next`] asks again then.
 pub(crate) fn follow() {
     let page = PAGE.load(Ordering::Relaxed);
     let advises = sandbox::allows_advice();

@@ -578,6 +578,11 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     if [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE].contains(&advice) {
         shmem::user::touch(addr.addr(), len);
     }
+    if advice == libc::MADV_COLLAPSE {
+        // The kernel collapses no range with holes that a userfaultfd could fill: EBUSY. It looks at the page behind
+        // the end too (collapse_file in mm/khugepaged.c, Linux 6.18).
+        shmem::user::forget(addr.addr(), len.saturating_add(1));
+    }
     if advice == libc::MADV_REMOVE {
         shmem::punched();
     }

@@ -3,23 +3,36 @@
 //! They are looked up once, with dlsym(RTLD_NEXT), by the first call to any of them (the dynamic loader
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
 //! stand-in that does the lookup; afterwards a call through it is a load and a jump.
+//!
+//! Nothing here allocates. glibc's malloc initialises itself in the program's first call, and moves the program break
+//! then: some programs (GCL's, which write an image of themselves) need the break where the kernel put it. So those who
+//! allocate keep their stand-ins until that call; see [`begin`].
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use crate::glibc;
 
 /// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
 #[repr(C)]
 pub(crate) struct Next<F> {
     address: AtomicPtr<c_void>,
+    early: *mut c_void,
+    found: AtomicPtr<c_void>,
     name: &'static CStr,
     _type: core::marker::PhantomData<fn() -> F>,
 }
+
+// SAFETY: the one field that is not `Sync` by itself is a function's address, which never changes.
+unsafe impl<F> Sync for Next<F> {}
 
 impl<F: Copy> Next<F> {
     const fn new(name: &'static CStr, early: *mut c_void) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Self {
             address: AtomicPtr::new(early),
+            early,
+            found: AtomicPtr::new(core::ptr::null_mut()),
             name,
             _type: core::marker::PhantomData,
         }
@@ -38,13 +51,45 @@ impl<F: Copy> Next<F> {
         // SAFETY: dlsym(3) with a terminated name; RTLD_NEXT starts behind this library.
         let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if !address.is_null() {
+            self.found.store(address, Ordering::Relaxed);
             self.address.store(address, Ordering::Relaxed);
         }
     }
 
-    /// The address, to compare.
+    /// Whether there is a next definition.
+    fn is_found(&self) -> bool {
+        !self.found.load(Ordering::Relaxed).is_null()
+    }
+
+    /// The address of the next definition, to compare or to jump to; the stand-in's where there is none.
     pub(crate) fn address(&self) -> *mut c_void {
-        self.address.load(Ordering::Relaxed)
+        let found = self.found.load(Ordering::Relaxed);
+        if found.is_null() { self.early } else { found }
+    }
+}
+
+/// A [`Next`] of any type.
+trait Deferred {
+    /// Has the next call come through the stand-in.
+    fn defer(&self);
+    /// Has further calls go to the next definition.
+    fn publish(&self);
+    /// Whether calls come through the stand-in although the definition is known.
+    fn is_deferred(&self) -> bool;
+}
+
+impl<F: Copy> Deferred for Next<F> {
+    fn defer(&self) {
+        self.address.store(self.early, Ordering::Relaxed);
+    }
+
+    fn publish(&self) {
+        self.address.store(self.address(), Ordering::Relaxed);
+    }
+
+    fn is_deferred(&self) -> bool {
+        let address = self.address.load(Ordering::Relaxed);
+        address == self.early && self.is_found()
     }
 }
 
@@ -60,6 +105,10 @@ macro_rules! next {
                 unsafe extern "C" fn early($($argument: $type),*) $(-> $result)? {
                     if !look_up() || $name.address() == early as *mut c_void {
                         return $failed;
+                    }
+                    if $name.is_deferred() {
+                        begin();
+                        scrub_stack();
                     }
                     // SAFETY: the caller's promises are passed on unchanged.
                     unsafe { ($name.get())($($argument),*) }
@@ -98,6 +147,8 @@ next! {
     thrd_exit: fn(_value: c_int), else nothing();
     mprotect: fn(_addr: *mut c_void, _len: usize, _prot: c_int) -> c_int, else failed();
     dlclose: fn(_handle: *mut c_void) -> c_int, else failed();
+    dlopen: fn(_path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();
+    dlmopen: fn(_space: c_long, _path: *const c_char, _flags: c_int) -> *mut c_void, else no_memory();
     munmap: fn(_addr: *mut c_void, _len: usize) -> c_int, else failed();
     sbrk: fn(increment: isize) -> *mut c_void, else failed_map();
     brk: fn(_addr: *mut c_void) -> c_int, else failed();
@@ -190,19 +241,47 @@ next! {
     fread_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fwrite: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fwrite_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
+    // glibc's alone, and not interposed. An import would keep the library from being loaded by another C library.
+    _IO_list_lock: fn(), else nothing();
+    _IO_list_unlock: fn(), else nothing();
+    _IO_list_resetlock: fn(), else nothing();
+    __register_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn(),
+        _object: *mut c_void) -> c_int, else libc::ENOMEM;
+    dladdr1: fn(_address: *const c_void, _found: *mut libc::Dl_info, _symbol: *mut *mut c_void, _flags: c_int)
+        -> c_int, else 0;
+}
+
+/// `__libc_single_threaded` of glibc 2.32 and later; null elsewhere.
+static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
+
+/// True while the process has one thread, as far as the C library knows.
+pub(crate) fn is_single_threaded() -> bool {
+    let variable = SINGLE_THREADED.load(Ordering::Relaxed);
+    // SAFETY: glibc's own variable, read as glibc documents it.
+    !variable.is_null() && unsafe { variable.read_volatile() } != 0
+}
+
+/// Whether the C library is glibc. musl loads this library as well, by its name in LD_PRELOAD: all calls are passed on there.
+pub(crate) fn is_glibc() -> bool {
+    look_up();
+    // No compatibility layer of another C library has it.
+    _IO_list_lock.is_found()
 }
 
 /// Has everything looked up, if nothing was called so far.
 pub(crate) fn prepare() {
-    // SAFETY: a block like any other; asking for it does the lookup.
-    unsafe { (free.get())((malloc.get())(1)) };
+    look_up();
 }
 
-/// Looks everything up. False where dlsym(3) itself came back in: glibc takes a failed allocation there
+/// Looks everything up, once. False where dlsym(3) itself came back in: glibc takes a failed allocation there
 /// for "use the static buffer".
 fn look_up() -> bool {
     /// The thread that is at it; 0: none.
     static BUSY: AtomicUsize = AtomicUsize::new(0);
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Acquire) {
+        return true;
+    }
     let me = jumbo_inside::heap::thread();
     loop {
         match BUSY.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
@@ -211,25 +290,68 @@ fn look_up() -> bool {
             Err(_) => core::hint::spin_loop(),
         }
     }
-    resolve_all();
+    if !DONE.load(Ordering::Relaxed) {
+        resolve_all();
+        // SAFETY: dlsym(3) with a terminated name.
+        let variable =
+            unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+        SINGLE_THREADED.store(variable.cast(), Ordering::Relaxed);
+        if !_IO_list_lock.is_found() {
+            // Another C library lacks some: the program is not to hear of it.
+            // SAFETY: dlerror(3) takes the last message, which is of the calls above.
+            unsafe { libc::dlerror() };
+        }
+        let is_glibcs = || {
+            // SAFETY: dlsym(3) with a terminated name.
+            let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()) };
+            malloc.address() == glibcs
+        };
+        if _IO_list_lock.is_found() && is_glibcs() {
+            ALLOCATING.iter().for_each(|next| next.defer());
+        }
+        DONE.store(true, Ordering::Release);
+    }
     BUSY.store(0, Ordering::Release);
-    initialise();
     true
 }
 
-/// Has glibc's malloc read its tunables now, with a clean stack below it.
+/// The functions by which glibc's malloc may initialise itself.
+static ALLOCATING: [&(dyn Deferred + Sync); 8] = [
+    &malloc,
+    &calloc,
+    &realloc,
+    &memalign,
+    &aligned_alloc,
+    &posix_memalign,
+    &valloc,
+    &pvalloc,
+];
+
+/// Has glibc's malloc initialise itself, if no call has come so far: behind a seccomp filter it may not. The program may have
+/// called malloc, and have been given blocks of ours.
+pub(crate) fn start_malloc() {
+    if malloc.is_deferred() {
+        begin();
+        scrub_stack();
+        // SAFETY: the next definitions, looked up; the block is not used.
+        unsafe { (free.get())((malloc.get())(1)) };
+    }
+}
+
+/// The first call of glibc's malloc is about to be made. The caller scrubs the stack first: glibc reads its tunables then.
 ///
 /// glibc (2.36, sysdeps/unix/sysv/linux/malloc-hugepages.c, `__malloc_thp_mode`) reads 23 bytes of
 /// /sys/kernel/mm/transparent_hugepage/enabled into an array of 24 that it never cleared, and compares
 /// them as a string: `hugetlb=1` works where the byte behind happens to be zero. By itself a program
 /// mostly is lucky; with whatever our lookup left on the stack, one in two was not.
-fn initialise() {
-    // SAFETY: dlsym(3) with a terminated name.
-    let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()) };
-    if malloc.address() == glibcs {
+#[cold]
+fn begin() {
+    ALLOCATING.iter().for_each(|next| next.publish());
+    if glibc::is_to_be_told() {
         scrub_stack();
         // SAFETY: the next definitions, looked up; the block is not used.
         unsafe { (free.get())((malloc.get())(1)) };
+        glibc::follow();
     }
 }
 
@@ -315,7 +437,7 @@ fn object(address: *const c_void) -> Option<(*mut c_void, bool)> {
     // SAFETY: dladdr1(3) looks at no memory behind the address, and fills `found` where it gives not 0; then
     // `symbol` is null or an entry of a symbol table that is loaded.
     unsafe {
-        if libc::dladdr1(address, found.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) == 0 {
+        if (dladdr1.get())(address, found.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) == 0 {
             return None;
         }
         let symbol = symbol.cast::<libc::Elf64_Sym>().as_ref();

@@ -10,7 +10,7 @@ use jumbo_inside::{gather, heap};
 use jumbo_inside::{sandbox, shmem, watch};
 
 use crate::reaper::{auto, renewed};
-use crate::{environment, glibc, mimalloc, next, sharing, threads};
+use crate::{alloc, environment, glibc, mimalloc, next, sharing, threads};
 
 /// prctl(2)'s ways to take privilege from one thread: the workers of [`gather`] would keep it.
 const NARROWING: [c_int; 4] = [
@@ -323,6 +323,9 @@ fn entering<T>(
         gather::confine();
     }
     glibc::follow();
+    if alloc::is_diverted() {
+        next::start_malloc();
+    }
     mimalloc::confine();
     let answer = call();
     if succeeded(&answer) {

@@ -11,7 +11,7 @@ use jumbo_inside::reaper::{Ids, State};
 use jumbo_inside::{gather, heap, shmem, watch};
 
 use crate::reaper::{auto, renewed, without};
-use crate::{next, threads};
+use crate::{environment, next, threads};
 
 /// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
 const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
@@ -85,7 +85,9 @@ pub unsafe extern "C" fn pivot_root(root: *const c_char, old: *const c_char) -> 
 /// /proc/PID/root: so it is ended before, and starts again below the new one.
 pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
     heap::before_confinement();
-    without(call, |_| false)
+    let answer = without(call, |_| false);
+    environment::rooted();
+    answer
 }
 
 /// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program

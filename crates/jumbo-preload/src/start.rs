@@ -7,7 +7,7 @@ use jumbo_inside::gather;
 use jumbo_inside::heap::{self, HeldLocks, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
-use jumbo_inside::{sandbox, shmem, watch};
+use jumbo_inside::{sandbox, segments, shmem, watch};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -30,6 +30,10 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     }
     // SAFETY: errno is this thread's own; a program may rely on finding it 0 at its start.
     let errno = unsafe { *libc::__errno_location() };
+    // musl passes no vectors to constructors, and has other insides: there all calls are passed on.
+    if !next::is_glibc() {
+        return next::set_errno(errno);
+    }
     // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
     let environment = unsafe { Environment::new(envp) };
     let text = environment.value(Orders::VARIABLE.as_bytes());
@@ -143,8 +147,10 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     {
         heap::warm(pool);
     }
-    // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_child)) };
+    let object = core::ptr::null_mut();
+    // SAFETY: pthread_atfork(3), which the C library does not export by that name. The handlers are functions of this library,
+    // which is never unloaded: no object takes them along.
+    unsafe { (next::__register_atfork.get())(before_fork, after_fork, after_fork_child, object) };
     // Another malloc maps through us.
     let orphans = Orphans {
         are_taken: orders.orphans,
@@ -258,6 +264,7 @@ unsafe extern "C" fn after_fork_child() {
     // SAFETY: this is the child.
     unsafe {
         watch::forked();
+        segments::forked();
         heap::forked(process());
         shmem::forked();
         reaper::forked();

@@ -7,14 +7,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-unsafe extern "C" {
-    // Exported by glibc since 2.2.5.
-    fn _IO_list_lock();
-    fn _IO_list_unlock();
-    fn _IO_list_resetlock();
-    /// True while the process has one thread. glibc 2.32.
-    static __libc_single_threaded: core::ffi::c_char;
-}
+use crate::next;
 
 /// How often the forking thread holds the list through us: once more for each fork inside of its own fork. Written with
 /// the list locked.
@@ -25,13 +18,12 @@ static SKIPPED: AtomicU8 = AtomicU8::new(0);
 /// Takes the list, before any lock of ours. Not in a process with one thread, in which nothing can wait for another:
 /// there glibc leaves the list alone, too.
 pub(crate) fn lock() {
-    // SAFETY: glibc's own variable, read as glibc documents it.
-    if unsafe { (&raw const __libc_single_threaded).read_volatile() } != 0 {
+    if next::is_single_threaded() {
         SKIPPED.fetch_add(1, Ordering::Relaxed);
         return;
     }
     // SAFETY: may be called by any thread at any time; `unlock` or `reset` follows.
-    unsafe { _IO_list_lock() };
+    unsafe { (next::_IO_list_lock.get())() };
     HELD.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -42,7 +34,7 @@ pub(crate) fn unlock() {
     } else if HELD.load(Ordering::Relaxed) > 0 {
         HELD.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: taken by `lock` in this thread.
-        unsafe { _IO_list_unlock() };
+        unsafe { (next::_IO_list_unlock.get())() };
     }
 }
 
@@ -51,6 +43,6 @@ pub(crate) fn reset() {
     SKIPPED.store(0, Ordering::Relaxed);
     if HELD.swap(0, Ordering::Relaxed) > 0 {
         // SAFETY: glibc does the same in the child of a process with threads; no other thread is here.
-        unsafe { _IO_list_resetlock() };
+        unsafe { (next::_IO_list_resetlock.get())() };
     }
 }

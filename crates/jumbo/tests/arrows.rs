@@ -22,8 +22,8 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox", "sync", "sys",
-            "watch",
+            "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox", "standing", "sync",
+            "sys", "watch",
         ],
     ),
     (
@@ -36,7 +36,7 @@ const INSIDE: Table = &[
     (
         "segments",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
+            "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync", "sys", "watch",
         ],
     ),
     (
@@ -49,7 +49,8 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
-    ("watch", &["headroom", "proc", "sandbox", "sync", "sys"]),
+    ("watch", &["headroom", "sandbox", "standing", "sync", "sys"]),
+    ("standing", &["proc"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
     ("headroom", &[]),
@@ -63,10 +64,10 @@ const INSIDE: Table = &[
     ("units", &[]),
 ];
 
-/// Our own processes. `kernel` uses no mechanism. `policy` reads the THP table that the probe found, and nothing else of `kernel`.
+/// Our own processes. `kernel` uses no mechanism. `status` asks `policy` what LD_PRELOAD reaches. `policy` reads the THP table that the probe found, and nothing else of `kernel`.
 const OUTSIDE: Table = &[
     ("host_pools", &["kernel", "knobs", "status", "units"]),
-    ("status", &["kernel", "units"]),
+    ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
     ("shmem", &["gather", "kernel", "policy", "units"]),

@@ -119,16 +119,26 @@ fn khugepaged_fills_holes() {
 
 #[test]
 fn faults_that_fall_back() {
-    let finding = only(|fake| {
+    let ail = |fake: &Fake| {
         fake.write(
             "proc/vmstat",
             "thp_fault_alloc 1000\nthp_fault_fallback 500\n",
+        );
+    };
+    let finding = only(|fake| {
+        ail(fake);
+        fake.write(
+            "proc/buddyinfo",
+            "Node 0, zone Normal 100000 50000 0 0 0 0 0 0 0 10 0\n",
         );
     });
     assert_eq!(
         (finding.id, finding.cost),
         ("thp-fallback", Cost::Slow(Bytes(1000 << 20)))
     );
+    let fake = Fake::healthy();
+    ail(&fake);
+    assert_eq!(findings(&fake), [], "a fault finds a huge page again");
     // One in a thousand is an accident.
     let fake = Fake::healthy();
     fake.write(
@@ -149,13 +159,24 @@ fn charges_that_fail_are_told_from_memory_that_is_scattered() {
 
 #[test]
 fn huge_pages_split_at_swap() {
-    let finding = only(|fake| {
-        fake.write("proc/vmstat", "thp_swpout 10\nthp_swpout_fallback 300\n");
-    });
+    let with = |swap: [u64; 2]| {
+        let fake = Fake::healthy();
+        fake.write("proc/vmstat", "thp_swpout 10\nthp_swpout_fallback 300\n")
+            .meminfo(&[("SwapTotal", swap[0]), ("SwapFree", swap[1])]);
+        findings(&fake)
+    };
+    let found = with([4 * GIB, 3 * GIB]);
     assert_eq!(
-        (finding.id, finding.cost),
+        (found[0].id, found[0].cost),
         ("swap-splits", Cost::Slow(Bytes(600 << 20)))
     );
+    for past in [[0, 0], [4 * GIB, 4 * GIB]] {
+        assert_eq!(
+            with(past),
+            [],
+            "nothing is in swap: the counters tell of the past"
+        );
+    }
 }
 
 #[test]
@@ -308,6 +329,52 @@ fn a_heap_on_small_pages() {
     );
     let command = "`jumbo run -- /usr/bin/python3 --flag`";
     assert!(finding.hint.contains(command), "{}", finding.hint);
+}
+
+#[test]
+fn a_program_that_jumbo_cannot_reach_is_not_to_be_started_with_it() {
+    let fake = Fake::healthy();
+    fake.process(7, "server", &[("RssAnon", GIB)], &[]);
+    // Static: an ELF header for x86-64 and no program header, so no loader.
+    let mut header = [0u8; 64];
+    header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    header[16..24].copy_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
+    header[52..56].copy_from_slice(&[64, 0, 56, 0]);
+    header[58] = 64;
+    fake.write("proc/7/exe", header);
+    let found = findings(&fake);
+    assert_eq!(found[0].id, "small-heap");
+    let hint = &found[0].hint;
+    assert!(!hint.contains("jumbo run"), "{hint}");
+    assert!(
+        hint.contains("statically linked") && hint.contains("enabled=always"),
+        "{hint}"
+    );
+}
+
+#[test]
+fn a_process_that_has_only_just_begun_is_no_finding() {
+    let at = |uptime: &str| {
+        let fake = Fake::healthy();
+        fake.process(7, "brief", &[("RssAnon", GIB)], &[])
+            .write("proc/uptime", uptime)
+            .write(
+                "proc/7/stat",
+                format!("7 (brief) S 1{} 100{}\n", " 0".repeat(17), " 0".repeat(30)),
+            );
+        ids(&fake)
+    };
+    assert_eq!(at("2.00 9.00\n"), [""; 0]);
+    assert_eq!(at("60.00 9.00\n"), ["small-heap"]);
+}
+
+#[test]
+fn a_snapshot_of_nothing_is_blind() {
+    let blind = |fake: &Fake| Snapshot::read(&fake.root(), 10).is_blind();
+    assert!(!blind(&Fake::healthy()));
+    let fake = Fake::new(4096);
+    std::fs::remove_dir_all(fake.root().path("sys")).unwrap();
+    assert!(blind(&fake));
 }
 
 #[test]

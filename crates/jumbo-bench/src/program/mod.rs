@@ -2,7 +2,8 @@
 //! preload instead. What `jumbo compare` and `jumbo bench programs` do.
 //!
 //! - [`Program`]: what is run; [`Server`]: how it is measured where it does not end by itself. [`Way`]: how it is started.
-//! - `running`: one run. `peak`: what memory it had. `interrupt`: its end when a signal asks for it. `peers`: allocators.
+//! - `running`: one run. `listens`: whether a server does. `peak`: what memory it had. `interrupt`: its end when a signal asks for it. `served`: figures of a load.
+//!   `peers`: allocators.
 //! - [`compare`]: one program, with what to say about it ([`verdict`]).
 //!
 //! Invariants: nothing but the way differs between the sides; a first run of each side is looked at and not counted; no process
@@ -10,10 +11,12 @@
 
 #[expect(unsafe_code, reason = "calls sigaction")]
 mod interrupt;
+mod listens;
 mod peak;
 mod peers;
-#[expect(unsafe_code, reason = "calls wait4")]
+#[expect(unsafe_code, reason = "calls wait4, and fork instead of vfork")]
 mod running;
+mod served;
 mod server;
 pub mod verdict;
 mod way;
@@ -41,6 +44,7 @@ pub use interrupt::watch;
 use peak::Peak;
 pub(crate) use peers::Peer;
 use running::{Ended, Running};
+pub use served::{Pattern, Served};
 pub use server::Server;
 use verdict::{Agreement, Change};
 pub use way::Way;
@@ -72,8 +76,12 @@ pub struct Comparison {
     pub table: Table,
     /// The program and its arguments.
     pub program: Vec<String>,
+    /// The reason why LD_PRELOAD does not get into the program, where that is known.
+    pub unreached: Option<String>,
     /// How the first plain run ended, as in "exit status: 0"; `None` for a server.
     pub plain_status: Option<String>,
+    /// The figures that the load of a server printed, plain.
+    pub plain_served: Option<Served>,
     /// The last that a plain run said that failed.
     pub plain_words: Option<String>,
     /// What came of each way.
@@ -101,6 +109,8 @@ pub struct Compared {
     pub stdout: Option<Agreement>,
     /// Of its standard error; as above.
     pub stderr: Option<Agreement>,
+    /// The figures that the load of a server printed: the medians over the runs.
+    pub served: Option<Served>,
     /// How the runs ended, where that is not as plain ones did.
     pub ended: Option<String>,
 }
@@ -136,7 +146,7 @@ pub fn compare(
 ) -> Result<Comparison, Error> {
     let notes = Notes::default();
     settings.progress.set_length(1);
-    settings.progress.set_message("a first look");
+    settings.say("a first look".to_owned());
     settings
         .progress
         .enable_steady_tick(Duration::from_millis(200));
@@ -211,14 +221,14 @@ impl Program {
         let running = Running::start(&root, command)?;
         let (pid, mut peak) = (running.pid(), peak);
         let look = &mut || peak.as_mut().map_or(PATIENCE, |peak| peak.look(&root, pid));
-        let took = match &self.server {
+        let (took, served) = match &self.server {
             None => {
                 running.wait(None, look)?;
-                Some(ms(clock.elapsed()))
+                (Some(ms(clock.elapsed())), None)
             }
             Some(server) => {
                 let gone = |running: &Running| running.is_gone();
-                match server.serve(&running, self.folder.as_deref(), look) {
+                match server.serve(settings, &running, self.folder.as_deref(), look) {
                     Err(error @ Error::Interrupted(_)) => return Err(error),
                     // What the server says of its own end is worth more than what its client does.
                     Err(_) if gone(&running) => {
@@ -230,10 +240,11 @@ impl Program {
                 }
             }
         };
-        let ended = match self.must_succeed && self.server.is_none() {
+        let mut ended = match self.must_succeed && self.server.is_none() {
             true => running.succeed(&mut || PATIENCE)?,
             false => running.reap()?,
         };
+        ended.served = served;
         let huge = huge_faults(&root) - huge;
         let cpu = ended.user_ms + ended.system_ms;
         let figures = [
@@ -363,6 +374,11 @@ impl Notes {
         let known =
             |agreement| (agreement != Agreement::Unknown && ends_by_itself).then_some(agreement);
         let status = |ended: &Ended| Some(ended.status.to_string());
+        // The first run warms up.
+        let served = |runs: &[Ended]| {
+            let runs = runs.iter().skip(1).filter_map(|run| run.served);
+            Served::median(&runs.collect::<Vec<_>>())
+        };
         let first = plain.first().filter(|_| ends_by_itself);
         let ways = ways.iter().map(|way| {
             let runs = ended.get(&way.key).unwrap_or(&none);
@@ -392,12 +408,15 @@ impl Notes {
                 key: way.key.clone(),
                 name: way.name.clone(),
                 is_jumbo: way.is_jumbo(),
+                served: served(runs),
             }
         });
         Comparison {
             ways: ways.collect(),
             program: words,
+            unreached: None,
             plain_status: first.and_then(status),
+            plain_served: served(plain),
             plain_words: (first.filter(|ended| !ended.status.success())).map(Ended::last_words),
             table,
         }

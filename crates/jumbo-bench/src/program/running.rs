@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::interrupt;
+use super::served::Served;
 use crate::Error;
 use crate::child::line;
 
@@ -27,8 +28,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// A signal is seen so much later at most.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// So much of the end of what it says is kept, for a message.
-const KEPT: usize = 4096;
+/// So much of the end of what it says is kept: for a message, and for the figures of a load.
+const KEPT: usize = 64 << 10;
 
 /// What a program wrote to one stream. Two are equal when as many bytes came, with the same hash.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +38,8 @@ pub(super) struct Said {
     hash: u64,
     /// The last line that says something.
     pub(super) last: String,
+    /// The end of it.
+    pub(super) end: String,
 }
 
 /// How a run ended, and what it said.
@@ -51,6 +54,8 @@ pub(super) struct Ended {
     /// Of the largest of its processes.
     pub(super) rss_bytes: f64,
     pub(super) faults: f64,
+    /// The figures that the load printed that it served, where it did.
+    pub(super) served: Option<Served>,
 }
 
 /// A process, and those that it starts.
@@ -73,6 +78,7 @@ impl Running {
         let command_line = line(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         forget_peak();
+        forks(&mut command);
         let started = command.process_group(0).spawn();
         let mut child = started.map_err(|error| Error::Start(command_line.clone(), error))?;
         let process = Process::open(root, child.id()).inspect_err(|_| {
@@ -171,6 +177,7 @@ impl Running {
             system_ms: ms(usage.ru_stime),
             rss_bytes: usage.ru_maxrss as f64 * 1024.0,
             faults: usage.ru_minflt as f64,
+            served: None,
         })
     }
 
@@ -261,11 +268,20 @@ fn hash(mut stream: impl Read) -> io::Result<Said> {
         bytes,
         hash: hasher.finish(),
         last: last.to_owned(),
+        end: tail.into_owned(),
     })
 }
 
-/// What a new process has had resident includes what this one ever had, which is not the program's. Where the file is not
-/// to be written the figure is too large on all sides.
+/// Has the process be made by fork(2) and not by vfork(2), as posix_spawn(3) makes it. At execve(2) the kernel adds the memory that a
+/// process has had so far to its peak: after vfork that is all of ours, after fork what was copied, which is less than a
+/// program has that does nothing.
+fn forks(command: &mut Command) {
+    // SAFETY: does nothing at all; a closure is what keeps the standard library from vfork.
+    unsafe { command.pre_exec(|| Ok(())) };
+}
+
+/// Resets the peak of this process, which a new one inherits. Where the file cannot be written the figure is too large on all
+/// sides.
 ///
 /// # References
 /// proc_pid_clear_refs(5), Linux 4.0

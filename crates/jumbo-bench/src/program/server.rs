@@ -6,12 +6,20 @@ use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
 
+use super::listens::listens;
 use super::running::{Ended, Running};
-use crate::Error;
+use super::served::{Pattern, Served};
 use crate::worker::ms;
+use crate::{Error, Settings};
 
-/// How long a server may take until it serves.
+/// How long a server may take until it serves, the last question included.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a question may take that was put before the server listened: such a client may hang. The next has twice as long.
+const EARLY: Duration = Duration::from_secs(5);
+/// How long to wait for a server to listen. One that needs no socket is asked nevertheless.
+const LISTENS: Duration = Duration::from_millis(500);
+/// The user is told after so long that the measurement waits for the server.
+const TOLD: Duration = Duration::from_secs(2);
 /// What it serves may hang once it is gone: that is looked at so often.
 const GLANCE: Duration = Duration::from_secs(1);
 /// How long one run of what fills or loads a server may take: it is not to hang for ever.
@@ -22,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What a program serves that does not end by itself. The commands are run by `sh -c`, without jumbo.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
-    /// Succeeds once the server serves; it is run until it does. `None`: the load is.
+    /// Succeeds once the server serves; it is run until it does, for a minute. `None`: the load is.
     pub ready: Option<String>,
     /// Fills the server, before anything is measured.
     pub setup: Option<String>,
@@ -32,19 +40,22 @@ pub struct Server {
     pub time: Option<Duration>,
     /// The load says on the last line of its output what counts, in milliseconds.
     pub says: bool,
+    /// Finds figures in the output of the load; those of some tools are found without.
+    pub figures: Option<Pattern>,
 }
 
 impl Server {
-    /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds;
-    /// `None` without a load.
+    /// Waits until the server serves, has it serve the load, and asks it to end. How long the load took, in milliseconds,
+    /// `None` without a load; and the figures that it printed.
     ///
     /// While the load is timed there is no `look`: the load runs once more, and it is looked at then.
     pub(super) fn serve(
         &self,
+        settings: &Settings,
         server: &Running,
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
-    ) -> Result<Option<f64>, Error> {
+    ) -> Result<(Option<f64>, Option<Served>), Error> {
         // At most so long, and no longer than the server is there.
         let mut run = |command: &str, most: Duration, is_timed: bool| -> Result<Ended, Error> {
             let look: &mut dyn FnMut() -> Duration = if is_timed { &mut || GLANCE } else { look };
@@ -61,28 +72,13 @@ impl Server {
             }
             running.succeed(look)
         };
-        if let Some(ready) = self.ready.as_ref().or(self.load.as_ref()) {
-            let clock = Instant::now();
-            let most = || match self.ready {
-                Some(_) => PATIENCE.saturating_sub(clock.elapsed()),
-                // A load may take longer than to become ready may.
-                None => LONGEST,
-            };
-            while let Err(error) = run(ready, most(), false) {
-                let Error::Failed(command, _, last) = error else {
-                    return Err(error);
-                };
-                if server.is_gone() || clock.elapsed() > PATIENCE {
-                    let waited = clock.elapsed().as_secs();
-                    return Err(Error::NotReady(waited, command, last));
-                }
-                std::thread::sleep(PAUSE);
-            }
-        }
+        self.wait_until_ready(settings, server, PATIENCE, &mut |command, most| {
+            run(command, most, false).map(drop)
+        })?;
         if let Some(setup) = &self.setup {
             run(setup, LONGEST, false)?;
         }
-        let (clock, mut times, mut said) = (Instant::now(), 0, None);
+        let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
         let took = match (&self.load, self.time) {
             (None, time) => {
                 server.wait(time, look)?;
@@ -92,7 +88,9 @@ impl Server {
                 while times == 0 || time.is_some_and(|time| clock.elapsed() < time) {
                     let ended = run(load, LONGEST, true)?;
                     times += 1;
-                    said = ended.said[0].as_ref().map(|said| said.last.clone());
+                    let out = ended.said[0].as_ref();
+                    said = out.map(|said| said.last.clone());
+                    served.extend(out.map(|said| Served::read(&said.end, self.figures.as_ref())));
                 }
                 let took = ms(clock.elapsed()) / f64::from(times);
                 run(load, LONGEST, false)?;
@@ -106,10 +104,63 @@ impl Server {
                 let number: Result<f64, _> = said.parse();
                 let load = self.load.clone().unwrap_or_default();
                 let number = number.map_err(|_| Error::NoFigure(load, said))?;
-                Ok(Some(number))
+                Ok((Some(number), Served::median(&served)))
             }
-            (false, _) => Ok(took),
+            (false, _) => Ok((took, Served::median(&served))),
         }
+    }
+
+    /// Runs the probe until it succeeds, for `patience` in all. The probe is the load where there is no other.
+    fn wait_until_ready(
+        &self,
+        settings: &Settings,
+        server: &Running,
+        patience: Duration,
+        probe: &mut dyn FnMut(&str, Duration) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let Some(command) = self.ready.as_ref().or(self.load.as_ref()) else {
+            return Ok(());
+        };
+        let (root, clock) = (Root::host(), Instant::now());
+        let is_listening = || listens(&root, server.pid());
+        let is_over = || server.is_gone() || clock.elapsed() >= patience;
+        while !is_listening() && !is_over() && clock.elapsed() < LISTENS {
+            server.wait(Some(PAUSE / 5), &mut || PAUSE)?;
+        }
+        let (mut early, mut is_told, shown) = (EARLY, false, settings.progress.message());
+        loop {
+            let left = patience.saturating_sub(clock.elapsed());
+            let most = match is_listening() {
+                true => left,
+                false => left.min(early),
+            };
+            let last = match probe(command, most) {
+                Ok(()) => break,
+                Err(Error::Failed(_, _, last)) => last,
+                Err(error @ Error::Endless(..)) if server.is_gone() => return Err(error),
+                Err(Error::Endless(_, seconds)) => {
+                    early *= 2;
+                    format!("it did not end within {seconds} s")
+                }
+                Err(error) => return Err(error),
+            };
+            if is_over() {
+                let waited = clock.elapsed().as_secs();
+                return Err(Error::NotReady(waited, command.clone(), last));
+            }
+            if !is_told && clock.elapsed() >= TOLD {
+                settings.say(format!(
+                    "waiting until `{command}` succeeds, for at most {} s: {last}",
+                    patience.as_secs()
+                ));
+                is_told = true;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        if is_told {
+            settings.progress.set_message(shown);
+        }
+        Ok(())
     }
 }
 
@@ -140,11 +191,53 @@ mod tests {
             load: hangs.clone().filter(|_| !is_ready),
             ..Server::default()
         });
+        let settings = Settings::for_tests();
         for serves in [ready, load] {
             let server = start();
-            let error = serves.serve(&server, None, &mut || PAUSE).unwrap_err();
+            let error = serves
+                .serve(&settings, &server, None, &mut || PAUSE)
+                .unwrap_err();
             assert!(matches!(error, Error::Endless(..)), "{error}");
             assert!(server.is_gone());
         }
+    }
+
+    #[test]
+    fn a_probe_that_hangs_is_given_up_and_named() {
+        let mut server = shell("exec sleep 1000", None);
+        server.stdin(Stdio::null());
+        let server = Running::start(&Root::host(), server).unwrap();
+        let serves = Server {
+            load: Some("hangs".to_owned()),
+            ..Server::default()
+        };
+        let settings = Settings::for_tests();
+        let mut limits = Vec::new();
+        let mut hang = |command: &str, most: Duration| {
+            limits.push(most);
+            std::thread::sleep(Duration::from_millis(100));
+            Err(Error::Endless(command.to_owned(), most.as_secs()))
+        };
+        let patience = Duration::from_secs(2);
+        let error = serves
+            .wait_until_ready(&settings, &server, patience, &mut hang)
+            .unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("not ready") && error.contains("`hangs`"),
+            "{error}"
+        );
+        assert!(limits.len() > 1 && limits.iter().all(|limit| *limit <= patience));
+        limits.clear();
+        let mut hangs_once = |_: &str, most: Duration| {
+            limits.push(most);
+            match limits.len() {
+                1 => Err(Error::Endless(String::new(), most.as_secs())),
+                _ => Ok(()),
+            }
+        };
+        let ready = serves.wait_until_ready(&settings, &server, PATIENCE, &mut hangs_once);
+        assert!(ready.is_ok());
+        assert_eq!(limits, [EARLY, EARLY * 2]);
     }
 }

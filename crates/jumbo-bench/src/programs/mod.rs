@@ -161,6 +161,7 @@ impl Entry {
                 load: Some(filled(serves.load)),
                 time: None,
                 says: serves.says,
+                figures: None,
             }),
             must_succeed: true,
             ..Program::default()

@@ -13,10 +13,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use jumbo_bench::program::verdict::Agreement;
-use jumbo_bench::program::{self, Comparison, Program, Server, Way};
+use jumbo_bench::program::{self, Comparison, Pattern, Program, Server, Way};
 use jumbo_bench::{Error, Settings};
 
 use crate::bench::{MIN_ROUNDS, bar, hinted};
+use crate::run::unreached;
 use crate::signal::end_by;
 use crate::value::{interval, positive};
 use crate::view;
@@ -39,7 +40,8 @@ const DIFFERS: u8 = 3;
   jumbo compare --modes default,pool --peers tunable -- ./program
   jumbo compare --modes '--heap=glibc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
-  jumbo compare --for 10s --load 'redis-benchmark -q' -- redis-server
+  jumbo compare --for 10s --ready 'redis-cli ping' \\
+      --load 'redis-benchmark -q -t set' -- redis-server
 
 Exit status: 0 compared; 3 compared, and its output or exit status was another one with jumbo; 1 it \
 could not be compared, 2 wrong usage; 128+N when signal N ended it, which leaves nothing behind.")]
@@ -79,8 +81,19 @@ pub(crate) struct Args {
     load: Option<String>,
 
     /// Succeeds once the server serves [default: the load does]
+    ///
+    /// CMD is run by `sh -c` until it succeeds, for a minute at most. Name one where the load takes long, or hangs while there is no
+    /// server.
     #[arg(long, value_name = "CMD", requires = "time")]
     ready: Option<String>,
+
+    /// Finds latencies in what --load prints, in milliseconds, by the first group of REGEX
+    ///
+    /// Each match is one request: p50 and p99 are of all that the load prints, of its last 64 KiB. Groups named `throughput`, `p50`
+    /// and `p99`, as in `(?<p99>[0-9.]+)`, are taken as they are. The figures of pgbench, redis-benchmark, wrk and ab are found
+    /// without.
+    #[arg(long, value_name = "REGEX", requires = "load")]
+    latency_regex: Option<Pattern>,
 
     /// Print JSON
     #[arg(long)]
@@ -121,14 +134,17 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             ready: args.ready,
             load: args.load,
             time: Some(time),
+            figures: args.latency_regex,
             ..Server::default()
         }),
         ..Program::default()
     };
+    let progress = bar();
     let settings = Settings {
         jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
         rounds: NonZeroUsize::MIN,
-        progress: bar(),
+        line: progress.is_hidden().then_some(view::tell),
+        progress,
     };
     program::watch();
     let compared = program::compare(&settings, &program, &ways, args.runs);
@@ -138,6 +154,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         compared => compared.map_err(hinted)?,
     };
     comparison.table.missing = missing;
+    comparison.unreached = unreached(&program.words);
     view::page(args.json, &comparison, |view, it| {
         show::show(view, it, program.server.as_ref())
     })?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
-use jumbo_bench::program::{Compared, Comparison, PLAIN, Server};
+use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 
 use crate::view::{View, WIDTH, duration, filled};
 
@@ -39,12 +39,18 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
         &format!("<|>{time}|>user|>system|>peak memory|>in huge pages|>faults"),
         sides.map(|(key, name)| cells(it, key, name)),
     )?;
+    show_served(view, it)?;
     view.line("")?;
     let told = it.ways.iter().flat_map(|way| {
         let verdict = std::iter::once(verdict(it, way, server));
         verdict.chain(advice(it, way))
     });
-    for text in told.chain(did(it)) {
+    let unreached = it.unreached.iter().map(|reason| {
+        format!(
+            "LD_PRELOAD cannot reach this program, so `jumbo run` changes nothing in it: {reason}."
+        )
+    });
+    for text in unreached.chain(told).chain(did(it)) {
         wrapped(&text)
             .lines()
             .try_for_each(|line| view.line(line))?;
@@ -53,6 +59,38 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
         view.line(format!("Left out: {}: {}", missing.what, missing.why))?;
     }
     Ok(())
+}
+
+/// Shows the figures that the load printed, where it did.
+fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
+    let sides = [(PLAIN, it.plain_served)].into_iter();
+    let ways = it.ways.iter().map(|way| (way.name.as_str(), way.served));
+    let rows = sides.chain(ways).filter_map(|(name, served)| {
+        let Served {
+            throughput,
+            p50_ms,
+            p99_ms,
+            ..
+        } = served?;
+        let unknown = || "-".to_owned();
+        Some([
+            short(name),
+            throughput.map_or_else(unknown, |rate| format!("{rate:.0}/s")),
+            p50_ms.map_or_else(unknown, ms),
+            p99_ms.map_or_else(unknown, ms),
+        ])
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    view.line("")?;
+    view.table("<The load says|>throughput|>p50|>p99", rows)
+}
+
+/// The name of a way, as far as it fits.
+fn short(name: &str) -> String {
+    cut(name.strip_prefix("jumbo run ").unwrap_or(name), 18)
 }
 
 fn value(it: &Comparison, key: &str, figure: &str) -> f64 {
@@ -66,9 +104,8 @@ fn cells(it: &Comparison, key: &str, name: &str) -> [String; 7] {
         let seconds = Duration::try_from_secs_f64(value(figure) / 1e3);
         seconds.map_or_else(|_| "-".to_owned(), duration)
     };
-    let name = name.strip_prefix("jumbo run ").unwrap_or(name);
     [
-        cut(name, 18),
+        short(name),
         time("time_ms"),
         time("user_ms"),
         time("system_ms"),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use clap::ValueEnum as _;
@@ -26,7 +27,7 @@ use super::{Failure, profile};
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
 /// Without a report to write, --supervise or a --pool for all processes, jumbo becomes the program: same
 /// process ID.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
   jumbo run -- python3 train.py
@@ -93,6 +94,32 @@ pub(super) enum Place {
     Stderr,
     Stdout,
     File(PathBuf),
+}
+
+impl Args {
+    /// The arguments of `jumbo run` where they are the plainest: a program, with `-q`, `--quiet` and `--` before it at
+    /// most. `None` for all others, which clap reads. It takes 0.2 ms to lay out its options.
+    pub(crate) fn plain(arguments: impl Iterator<Item = OsString>) -> Option<Self> {
+        let mut arguments = arguments.peekable();
+        let mut options = Options::default();
+        if arguments
+            .next_if(|typed| typed == "-q" || typed == "--quiet")
+            .is_some()
+        {
+            options.quiet = true;
+        }
+        let is_ended = arguments.next_if(|typed| typed == "--").is_some();
+        let command: Vec<_> = arguments.collect();
+        let program = command.first()?.as_bytes();
+        let is_plain = is_ended || !program.starts_with(b"-");
+        is_plain.then_some(Self {
+            options,
+            profile: None,
+            dry_run: false,
+            json: false,
+            command,
+        })
+    }
 }
 
 impl Settings {
@@ -266,4 +293,50 @@ fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
     ["/dev/pts/", "/dev/tty", "/dev/console"]
         .iter()
         .any(|start| name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args as _, FromArgMatches as _};
+
+    #[test]
+    fn plain_arguments_are_read_as_clap_reads_them() {
+        let lines = [
+            "true",
+            "-- true",
+            "-q true",
+            "-q -- true",
+            "--quiet -- true",
+            "-- -q",
+            "true -- -q",
+            "true -q --quiet --report",
+            "-q -- true -- x",
+            "-- --",
+            "-- -- --",
+            "help",
+            "-",
+            "-q -",
+            "-q -q true",
+            "--heap=off -- true",
+            "--report true",
+            "-- --report",
+            "-q",
+            "--",
+            "",
+        ];
+        let mut plain_ones = 0;
+        for line in lines {
+            let words = || line.split_whitespace().map(OsString::from);
+            let Some(plain) = Args::plain(words()) else {
+                continue;
+            };
+            plain_ones += 1;
+            let run = Args::augment_args(clap::Command::new("run"));
+            let matches = run.try_get_matches_from(std::iter::once("run".into()).chain(words()));
+            let read = Args::from_arg_matches(&matches.unwrap()).unwrap();
+            assert_eq!(plain, read, "{line}");
+        }
+        assert!(plain_ones > 8);
+    }
 }

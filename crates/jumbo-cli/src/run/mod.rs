@@ -1,7 +1,7 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
 //! The stages, a file each: [`options`], [`profile`] and [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
-//! gets into it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
+//! gets into it; [`blocks`] reads it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
 //! program), [`held`] (its end held, with `--supervise`), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
 //! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
@@ -9,6 +9,7 @@
 //! write and without `--supervise` it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
+mod blocks;
 mod destination;
 mod dry_run;
 mod held;
@@ -32,6 +33,7 @@ use jumbo::kernel::process::start;
 
 pub(crate) use args::Args;
 use args::Settings;
+pub(crate) use program::unreached;
 
 /// Exit code: wrong usage.
 const USAGE: u8 = 2;
@@ -42,10 +44,14 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Exit code: there is no such program.
 const NOT_FOUND: u8 = 127;
 
-#[expect(unsafe_code, reason = "only a static can be placed in .init_array")]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static RECORD: extern "C" fn() = start::record;
+/// Does what Rust's runtime does before `main`, as far as jumbo needs it, and records what it found for PROGRAM.
+///
+/// The runtime also looks up the limits of the stack, to name an overflow: it reads /proc/self/maps and parses it with
+/// scanf(3), which takes 0.1 ms.
+pub(crate) fn begin() {
+    start::record();
+    start::prepare();
+}
 
 /// Why the program did not run: what is said, and the exit code.
 #[derive(Debug)]

@@ -8,10 +8,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use jumbo::policy::Reach;
-use jumbo::policy::elf::Executable;
+use jumbo::policy::elf::{Executable, Machine};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
+use super::blocks::Blocks;
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
 /// What the kernel follows: binfmt_script(5) gives up after that many.
@@ -41,6 +42,11 @@ impl Program {
             reach,
         })
     }
+}
+
+/// The reason why LD_PRELOAD does not get into the program of `command`; `None` where it does, or there is no such program.
+pub(crate) fn unreached(command: &[OsString]) -> Option<String> {
+    Program::find(command).ok()?.reach.reason()
 }
 
 /// One line: which program, what is wrong with it, what to do.
@@ -153,8 +159,9 @@ fn look(path: &Path) -> io::Result<Look> {
         return Err(io::Error::other("it is no regular file"));
     }
     let mut file = File::open(path)?;
+    let mut blocks = Blocks::new(&file);
     let mut start = Vec::with_capacity(FIRST_LINE);
-    (&mut file)
+    (&mut blocks)
         .take(FIRST_LINE as u64)
         .read_to_end(&mut start)?;
     if let Some(line) = start.strip_prefix(b"#!") {
@@ -168,15 +175,10 @@ fn look(path: &Path) -> io::Result<Look> {
         return Ok(Look::Script(PathBuf::from("/bin/sh")));
     }
     let privilege = privilege(&file)?;
-    // An own file that cannot be read is a broken installation; nothing is reached then.
-    let own = File::open("/proc/self/exe")
-        .map_err(|error| io::Error::other(format!("/proc/self/exe: {error}")))?;
-    let own = Executable::read(&ReadCache::new(own));
-    let own = own.map_err(io::Error::other)?.machine;
-    let executable = Executable::read(&ReadCache::new(&mut file));
+    let executable = Executable::read(&ReadCache::new(blocks));
     let reach = Reach::of(
         executable.as_ref().map_err(String::clone),
-        own,
+        Machine::OWN,
         privilege,
         || {
             // What cannot be read is taken for glibc: then nothing is set, and nothing goes wrong.

@@ -35,6 +35,7 @@ fn meaning(bit: u32) -> Option<&'static str> {
         reason::THREADS => {
             "data is copied in programs of one thread, and there were more at the start"
         }
+        reason::TAMPERED => "another process of this user wrote to the image while it was made",
         reason::ENDED => {
             "the program changed its user, installed a filter or left its first thread before it had lived long enough"
         }

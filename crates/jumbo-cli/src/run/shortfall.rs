@@ -121,11 +121,17 @@ pub(super) fn find(
         );
     }
     if counts.refused > 0 {
-        let (refused, errno) = (Bytes(counts.refused), i32::try_from(counts.refused_errno));
-        let text = match Errno::from_raw_os_error(errno.unwrap_or_default()) {
+        let refused = Bytes(counts.refused);
+        // The program can write there: an Errno of another number is a panic.
+        let errno = i32::try_from(counts.refused_errno).ok();
+        let errno = errno.filter(|errno| (1..4096).contains(errno));
+        let text = match errno.map(Errno::from_raw_os_error) {
             // The kernel's own answers are others.
-            Errno::PERM => format!("{refused} were not advised: a seccomp filter may end who asks"),
-            error => format!("madvise refused {refused}: {error}"),
+            Some(Errno::PERM) => {
+                format!("{refused} were not advised: a seccomp filter may end who asks")
+            }
+            Some(error) => format!("madvise refused {refused}: {error}"),
+            None => format!("madvise refused {refused}"),
         };
         add("advice", text);
     }
@@ -185,6 +191,12 @@ pub(super) fn find(
 /// Why nothing was heard of the program's first process.
 pub(super) fn unreached(launch: &Launch<'_>) -> String {
     launch.program.reach.reason().unwrap_or_else(|| {
+        // The library finds the ledger through /proc.
+        if let Err(error) = std::fs::read_link("/proc/self/exe") {
+            return format!(
+                "what the library did is not known without /proc (/proc/self/exe: {error})"
+            );
+        }
         String::from("the loader did not load libjumbo_preload.so, or the program undid LD_PRELOAD")
     })
 }

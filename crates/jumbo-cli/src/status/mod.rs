@@ -29,6 +29,8 @@ pub(crate) struct Args {
     json: bool,
 
     /// Show this process instead of the host; a name can match several. May be repeated
+    ///
+    /// More than three processes have a line each, and the total below.
     #[arg(short, long = "process", value_name = "PID|NAME")]
     process: Vec<String>,
 

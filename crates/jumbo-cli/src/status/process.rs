@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use jumbo::kernel::task::Memory;
 use jumbo::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 use jumbo::units::{Bytes, PageSize, counted};
 
@@ -11,24 +12,51 @@ use crate::view::{self, NONE, View, bytes, percent};
 
 /// Command lines are cut to this many characters.
 const COMMAND: usize = 80;
+/// The same in a line that has more.
+const SHORT: usize = 30;
+
+/// More processes than this have a line each, and not a table each.
+const FEW: usize = 3;
 
 pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
-    for process in &page.processes {
-        show_process(view, process)?;
-    }
-    if page.processes.len() > 1 && !page.total.0.is_empty() {
-        view.heading(&format!("{} processes in all", page.processes.len()))?;
-        let counted = |process: &&Detail| !is_counted_already(process, &page.processes);
-        let proportional = page
+    let is_short = page.processes.len() > FEW
+        && page
             .processes
             .iter()
-            .filter(counted)
-            .filter_map(|process| process.proportional);
+            .all(|process| process.mappings.is_empty());
+    if is_short {
+        show_lines(view, page)?;
+    } else {
+        for process in &page.processes {
+            show_process(view, process)?;
+        }
+    }
+    let counted = |process: &&Detail| !is_counted_already(process, &page.processes);
+    let counted = || page.processes.iter().filter(counted);
+    if page.processes.len() > 1 {
+        view.heading(&format!("{} processes in all", page.processes.len()))?;
+        let proportional: Vec<_> = counted()
+            .filter_map(|process| process.proportional)
+            .collect();
+        let divided = match proportional.len() {
+            0 => String::new(),
+            _ => {
+                let sum = proportional.into_iter().sum::<Bytes>();
+                format!("; {sum} when it is divided among them")
+            }
+        };
         view.line(format!(
-            "  memory that several map counts once for each; {} when it is divided among them",
-            proportional.sum::<Bytes>()
+            "  memory that several map counts once for each{divided}"
         ))?;
-        show_usage(view, &page.total)?;
+        match page.total.0.is_empty() {
+            // What status says any user may read.
+            true => show_memory(view, &sum(counted()))?,
+            false => show_usage(view, &page.total)?,
+        }
+    }
+    if is_short {
+        view.line("")?;
+        view.line("One process by folio size: `jumbo status -p PID`")?;
     }
     // One reason for each process would be the same many times over.
     let mut own: Vec<Missing> = Vec::new();
@@ -44,6 +72,57 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         });
     }
     view::missing(view, "Not shown", own.iter().chain(&page.missing))
+}
+
+/// The memory of several processes, as their status files have it.
+fn sum<'a>(processes: impl Iterator<Item = &'a Detail>) -> Memory {
+    let memory = processes.filter_map(|process| process.memory.as_ref());
+    memory.fold(Memory::default(), |mut sum, memory| {
+        sum.anon += memory.anon;
+        sum.shmem += memory.shmem;
+        sum.file += memory.file;
+        sum.hugetlb += memory.hugetlb;
+        sum
+    })
+}
+
+/// A line for each process.
+fn show_lines(view: &mut View, page: &ProcessPage) -> io::Result<()> {
+    let row = |process: &Detail| {
+        let memory = process.memory.clone().unwrap_or_default();
+        let huge = process.usage.as_ref().map(Usage::total);
+        let command = match process.command.is_empty() {
+            true => &process.name,
+            false => &process.command,
+        };
+        [
+            process.pid.to_string(),
+            command.chars().take(SHORT).collect(),
+            memory.anon.to_string(),
+            memory.shmem.to_string(),
+            memory.file.to_string(),
+            memory.hugetlb.to_string(),
+            huge.map_or_else(|| NONE.to_owned(), |all| percent(all.huge, all.bytes)),
+        ]
+    };
+    view.table(
+        ">PID|<COMMAND|>ANONYMOUS|>SHARED|>FILES|>HUGETLB|>HUGE",
+        page.processes.iter().map(row),
+    )
+}
+
+/// Memory by kind, where its folio sizes are not known.
+fn show_memory(view: &mut View, memory: &Memory) -> io::Result<()> {
+    let rows = [
+        ("anonymous", memory.anon),
+        ("shared", memory.shmem),
+        ("files", memory.file),
+        ("hugetlb", memory.hugetlb),
+    ];
+    view.table(
+        "<|>RESIDENT",
+        rows.map(|(kind, bytes)| [kind.to_owned(), bytes.to_string()]),
+    )
 }
 
 fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
@@ -75,18 +154,7 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
     }
     match &process.usage {
         Some(usage) => show_usage(view, usage)?,
-        None => {
-            let rows = [
-                ("anonymous", memory.anon),
-                ("shared", memory.shmem),
-                ("files", memory.file),
-                ("hugetlb", memory.hugetlb),
-            ];
-            view.table(
-                "<|>RESIDENT",
-                rows.map(|(kind, bytes)| [kind.to_owned(), bytes.to_string()]),
-            )?;
-        }
+        None => show_memory(view, memory)?,
     }
     for (kind, why) in &process.why_not {
         view.line(format!("  {}: {why}", kind.name()))?;

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use jumbo::kernel::{Root, thp};
 use jumbo::knobs::thp::{Side, Table, once};
 use jumbo::knobs::{Group, Knob, Plan, Value};
-use jumbo::units::PageSize;
+use jumbo::units::{Bytes, PageSize};
 
 use crate::knobs::{Bare, How, change, help, undo, usage};
 
@@ -116,7 +116,10 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     let side = args.which.side().unwrap_or(Side::Anon);
-    let values = assignments(&args.values, side).unwrap_or_else(|wrong| usage(&wrong));
+    let controls = thp::Thp::read_controls(root).ok().flatten();
+    let sizes = controls.map(|thp| thp.sizes.into_keys().collect());
+    let sizes: Vec<_> = sizes.unwrap_or_default();
+    let values = assignments(&args.values, side, &sizes).unwrap_or_else(|wrong| usage(&wrong));
     once(&values).unwrap_or_else(|wrong| usage(&wrong.to_string()));
     for (knob, value) in &values {
         shared_only(root, knob, value)?;
@@ -178,13 +181,18 @@ fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
 }
 
 /// `enabled=madvise 64K.shmem=advise`, `shmem 64K=always,2M=inherit`: a SIZE without more is of `side`, until a word says another.
-fn assignments(words: &[String], mut side: Side) -> Result<Vec<(Knob, Value)>, String> {
+/// `sizes` are those of this kernel.
+fn assignments(
+    words: &[String],
+    mut side: Side,
+    sizes: &[PageSize],
+) -> Result<Vec<(Knob, Value)>, String> {
     let mut values = Vec::new();
     for word in words.iter().flat_map(|words| words.split(',')) {
         match word {
             "anon" => side = Side::Anon,
             "shmem" => side = Side::Shmem,
-            word => values.push(assignment(word, side)?),
+            word => values.push(assignment(word, side, sizes)?),
         }
     }
     match values.is_empty() && !words.is_empty() {
@@ -193,11 +201,35 @@ fn assignments(words: &[String], mut side: Side) -> Result<Vec<(Knob, Value)>, S
     }
 }
 
+/// The error of a name that is a number of bytes and no folio size on any kernel, such as 65K. `sizes` are those of this one.
+fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
+    let typed = name.strip_suffix(".shmem").unwrap_or(name);
+    let bytes = typed.parse::<Bytes>().ok()?;
+    if PageSize::new(bytes.0).is_ok() {
+        return None;
+    }
+    let short = |size: &PageSize| size.to_string().replace([' ', 'i', 'B'], "");
+    let nearest = sizes
+        .iter()
+        .min_by_key(|size| size.bytes().abs_diff(bytes.0));
+    let hint = nearest.map_or_else(String::new, |nearest| {
+        let all: Vec<_> = sizes.iter().map(short).collect();
+        let (nearest, all) = (short(nearest), all.join(", "));
+        format!("\nhint: the nearest is {nearest}; this kernel has {all}")
+    });
+    Some(format!(
+        "{typed} is no folio size: folio sizes are powers of two{hint}"
+    ))
+}
+
 /// `enabled=madvise`, `64K.shmem=advise`.
-fn assignment(text: &str, side: Side) -> Result<(Knob, Value), String> {
+fn assignment(text: &str, side: Side, sizes: &[PageSize]) -> Result<(Knob, Value), String> {
     let wrong =
         || format!("`{text}` is not KNOB=VALUE, such as enabled=madvise or 64K.shmem=advise");
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    if let Some(wrong) = no_folio_size(name, sizes) {
+        return Err(wrong);
+    }
     let of_side =
         (side == Side::Shmem && name.parse::<PageSize>().is_ok()).then(|| format!("{name}.shmem"));
     let knob = Knob::thp_named(of_side.as_deref().unwrap_or(name)).ok_or_else(wrong)?;
@@ -219,7 +251,7 @@ mod tests {
 
     fn files(words: &[&str]) -> Result<Vec<String>, String> {
         let words: Vec<_> = words.iter().map(ToString::to_string).collect();
-        let values = assignments(&words, Side::Anon)?.into_iter();
+        let values = assignments(&words, Side::Anon, &[])?.into_iter();
         Ok(values
             .map(|(knob, _)| knob.file.replace(thp::FOLDER, ""))
             .collect())
@@ -243,6 +275,24 @@ mod tests {
         ] {
             assert!(files(&[bad]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_size_that_no_folio_has_is_named_with_the_nearest() {
+        let sizes = [16, 64, 2048].map(|kib| PageSize::new(kib << 10).unwrap());
+        let said = |word: &str| assignment(word, Side::Anon, &sizes).unwrap_err();
+        let odd = said("65K=always");
+        assert!(
+            odd.contains("65K is no folio size: folio sizes are powers of two"),
+            "{odd}"
+        );
+        assert!(
+            odd.contains("nearest is 64K; this kernel has 16K, 64K, 2M"),
+            "{odd}"
+        );
+        assert!(said("1900K.shmem=always").contains("nearest is 2M;"));
+        assert!(said("65Q=always").contains("is not KNOB=VALUE"));
+        assert!(assignment("64K=always", Side::Shmem, &sizes).is_ok());
     }
 
     #[test]

@@ -11,11 +11,10 @@
 use core::ops::Range;
 
 /// What the pages of an extent are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum State {
     /// Handed out, or lost to a mapping of the program's.
-    #[default]
     Live,
     /// Free, still mapped and maybe resident: the cheapest to take again, but not zero.
     Dirty,
@@ -30,15 +29,26 @@ pub(super) enum State {
 #[repr(C)]
 pub(super) struct Record {
     pages: u32,
-    state: State,
+    /// The [`State`], as the number that stands in memory: the program can write there.
+    tag: u32,
     next: u32,
     prev: u32,
 }
 
 impl Record {
+    /// The state. A number that is none means `Live`: nothing is handed out, merged or given back because of it.
+    const fn state(self) -> State {
+        match self.tag {
+            1 => State::Dirty,
+            2 => State::Clean,
+            3 => State::Unmapped,
+            _ => State::Live,
+        }
+    }
+
     /// The length of the extent that begins here, if it is a live one.
     pub(super) fn live_pages(self) -> Option<u32> {
-        (self.state == State::Live && self.pages > 0).then_some(self.pages)
+        (self.state() == State::Live && self.pages > 0).then_some(self.pages)
     }
 }
 
@@ -132,13 +142,13 @@ impl<T: Table> Extents<T> {
         let record = self.table.get(page);
         let last = page.checked_add(record.pages)?.checked_sub(1)?;
         let tail = (record.pages > 0 && last < self.end).then(|| self.table.get(last))?;
-        (record.state == State::Live && tail.state == State::Live && tail.pages == record.pages)
+        (record.state() == State::Live && tail.state() == State::Live && tail.pages == record.pages)
             .then_some(record.pages)
     }
 
     /// Whether an extent in `state` begins at `page`, where one ends.
     pub(super) fn begins(&self, page: u32, state: State) -> bool {
-        page < self.end && self.table.get(page).state == state
+        page < self.end && self.table.get(page).state() == state
     }
 
     /// Adds `pages` at the end, in `state`. The caller has seen to it that the table reaches so far.
@@ -202,7 +212,7 @@ impl<T: Table> Extents<T> {
             return false;
         }
         let record = self.table.get(next);
-        if record.state != state || record.pages < extra {
+        if record.state() != state || record.pages < extra {
             return false;
         }
         self.remove(next, record.pages, state);
@@ -236,7 +246,7 @@ impl<T: Table> Extents<T> {
         // More than once: behind a clean neighbour there may be a dirty one.
         while let Some(page) = freed.start.checked_sub(1) {
             let before = self.table.get(page);
-            if !merges(state, before.state) {
+            if !merges(state, before.state()) {
                 break;
             }
             freed.start -= before.pages;
@@ -246,7 +256,7 @@ impl<T: Table> Extents<T> {
         while freed.start + freed.pages < self.end {
             let next = freed.start + freed.pages;
             let after = self.table.get(next);
-            if !merges(state, after.state) {
+            if !merges(state, after.state()) {
                 break;
             }
             self.absorb(&mut freed, next, after, state);
@@ -268,9 +278,9 @@ impl<T: Table> Extents<T> {
     }
 
     fn absorb(&mut self, freed: &mut Freed, start: u32, neighbour: Record, state: State) {
-        self.remove(start, neighbour.pages, neighbour.state);
+        self.remove(start, neighbour.pages, neighbour.state());
         freed.pages += neighbour.pages;
-        if neighbour.state != state {
+        if neighbour.state() != state {
             freed.absorbed += neighbour.pages;
         }
     }
@@ -278,7 +288,7 @@ impl<T: Table> Extents<T> {
     /// Makes the free extent that ends where `page` begins live, if it is in `state`.
     pub(super) fn claim_before(&mut self, page: u32, state: State) -> Option<(u32, u32)> {
         let before = self.table.get(page.checked_sub(1)?);
-        (before.state == state).then(|| {
+        (before.state() == state).then(|| {
             self.claim(page - before.pages, before.pages, state);
             (page - before.pages, before.pages)
         })
@@ -315,7 +325,7 @@ impl<T: Table> Extents<T> {
     fn tag(&mut self, start: u32, pages: u32, state: State) {
         let record = Record {
             pages,
-            state,
+            tag: state as u32,
             next: NONE,
             prev: NONE,
         };
@@ -380,6 +390,20 @@ mod tests {
     #[derive(Default, Debug)]
     struct Pages(Vec<Record>);
 
+    /// The program can write to the table: a number that is no state is none that makes memory free.
+    #[test]
+    fn a_tag_that_is_no_state_means_live() {
+        let states = [State::Live, State::Dirty, State::Clean, State::Unmapped];
+        for tag in (0..64).chain([u32::MAX, 1 << 31]) {
+            let record = Record {
+                tag,
+                ..Record::default()
+            };
+            let expected = states.get(tag as usize).copied().unwrap_or(State::Live);
+            assert_eq!(record.state(), expected, "{tag}");
+        }
+    }
+
     impl Table for Pages {
         fn get(&self, page: u32) -> Record {
             self.0[page as usize]
@@ -395,7 +419,7 @@ mod tests {
             // A reader of one of them finds nonsense.
             let nonsense = Record {
                 pages: NONE,
-                state: State::Dirty,
+                tag: State::Dirty as u32,
                 next: 1,
                 prev: 1,
             };
@@ -415,17 +439,17 @@ mod tests {
             );
             let last = extents.table.get(page + record.pages - 1);
             assert_eq!(
-                (record.pages, record.state),
-                (last.pages, last.state),
+                (record.pages, record.state()),
+                (last.pages, last.state()),
                 "tags at {page}"
             );
             if let Some((_, _, before)) = tiles.last() {
                 assert!(
-                    *before == State::Live || *before != record.state,
+                    *before == State::Live || *before != record.state(),
                     "unmerged at {page}"
                 );
             }
-            tiles.push((page, record.pages, record.state));
+            tiles.push((page, record.pages, record.state()));
             page += record.pages;
         }
         let mut binned = Vec::new();
@@ -440,7 +464,7 @@ mod tests {
                 let mut at = extents.bins[bank(state)][bin];
                 while at != NONE {
                     let record = extents.table.get(at);
-                    assert_eq!((class(record.pages), record.state), (bin, state));
+                    assert_eq!((class(record.pages), record.state()), (bin, state));
                     binned.push((at, record.pages, state));
                     at = record.next;
                 }

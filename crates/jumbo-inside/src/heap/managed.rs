@@ -14,7 +14,7 @@ use rustix::io::{Errno, Result};
 
 use super::memory::Mapped;
 use super::supply::{self, SUPPLY};
-use super::{LOCKED, MANAGED_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
+use super::{LOCKED, MANAGED_BASE, OWN_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sync::Lock;
@@ -181,7 +181,26 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
+/// So many addresses hold tables of the allocator's own, at most, from a random place on.
+const TABLES: usize = (MANAGED_BASE - OWN_BASE) / 2;
+static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
+
+/// The address at which the allocator's next mapping of its own is to be, which may not be free. The kernel's choice is the
+/// next place below the program's mappings: there a stack of the program's may be about to grow (MAP_GROWSDOWN).
+pub fn own_place(length: usize) -> Option<usize> {
+    let pmd = PMD.load(Ordering::Relaxed);
+    if pmd == 0 || length > TABLES {
+        return None;
+    }
+    // Side by side, so that they are one mapping.
+    let at = NEXT_TABLE.fetch_add(length.next_multiple_of(SLICE), Ordering::Relaxed);
+    (at + length <= MANAGED_BASE).then_some(at)
+}
+
 pub(super) fn place(pmd: usize, random: usize) {
+    // Not at the start of a huge page: tables of little more than one would be given one where THP is always on.
+    let tables = OWN_BASE + random % (TABLES / pmd) * pmd + pmd / 2;
+    NEXT_TABLE.store(tables, Ordering::Relaxed);
     let chunks = (RESERVED_END - RESERVED_BASE) / 2 / pmd;
     let begin = RESERVED_BASE + random % chunks * pmd;
     BEGIN.store(begin, Ordering::Relaxed);

@@ -15,8 +15,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
+use super::BASE_PAGE;
 use super::extents::{Record, Table};
-use super::{BASE_PAGE, POOL_TABLE, TABLE_BASE};
 use crate::ledger::stats;
 pub(super) use crate::sys::unmap;
 use crate::{pool, sandbox, sys};
@@ -232,9 +232,14 @@ pub(super) struct PageTable {
 const TABLE_STEP: usize = 1 << 20;
 
 impl PageTable {
-    /// A table whose records begin at `base`, where no other mapping is.
-    pub(super) const fn new(base: usize) -> Self {
-        Self { base, mapped: 0 }
+    /// A table without a place.
+    pub(super) const fn new() -> Self {
+        Self { base: 0, mapped: 0 }
+    }
+
+    /// Has the records begin at `base`, a multiple of the base page. Once, before the first one.
+    pub(super) fn place(&mut self, base: usize) {
+        self.base = base;
     }
 
     /// Makes sure that every page below `end` has a record.
@@ -257,7 +262,7 @@ impl PageTable {
 
 impl Table for PageTable {
     fn get(&self, page: u32) -> Record {
-        // SAFETY: `reach` mapped it, for good; a fresh record is all zeroes, which is a valid `Record` (state 0 is `Live`).
+        // SAFETY: `reach` mapped it, for good; a record is four numbers, whatever stands there.
         let read = |record: *mut Record| unsafe { record.read() };
         self.record(page).map_or_else(Record::default, read)
     }
@@ -291,7 +296,7 @@ impl Table for PageTable {
 /// A live block begins at the page, and is the caller's: it has a record since it was handed out, and no other thread
 /// changes that.
 pub(super) unsafe fn peek(base: usize, page: usize) -> Record {
-    // SAFETY: the caller's promise; the table is never unmapped.
+    // SAFETY: the caller's promise; the table is never unmapped. Any numbers are a record.
     unsafe {
         at(base + page * size_of::<Record>())
             .cast::<Record>()
@@ -357,5 +362,3 @@ pub(super) unsafe fn chunk_header(pointer: usize) -> usize {
     // "Vital statistics": unchanged since glibc 2.3).
     unsafe { at(pointer - size_of::<usize>()).cast::<usize>().read() }
 }
-
-const _: () = assert!(TABLE_BASE.is_multiple_of(BASE_PAGE) && POOL_TABLE.is_multiple_of(BASE_PAGE));

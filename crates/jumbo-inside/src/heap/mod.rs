@@ -59,8 +59,11 @@ const HEAP_END: usize = 0x2800_0000_0000;
 const POOL_BASE: usize = 0x2700_0000_0000;
 const MAPS_BASE: usize = HEAP_END;
 const MAPS_END: usize = 0x2f00_0000_0000;
+/// Page records: each table begins at a random page of its range (more than 2^24), and no mapping of the kernel's choice comes near.
 const TABLE_BASE: usize = MAPS_END;
-const POOL_TABLE: usize = TABLE_BASE + (64 << 30);
+const POOL_TABLE: usize = TABLE_BASE + (256 << 30);
+/// Tables of an allocator with addresses of its own.
+const OWN_BASE: usize = TABLE_BASE + (384 << 30);
 /// What an allocator with addresses of its own gets: the pool's, and others.
 const MANAGED_BASE: usize = 0x2f80_0000_0000;
 const RESERVED_BASE: usize = 0x3000_0000_0000;
@@ -106,14 +109,16 @@ static SITE: Site = Site {
     backing: Backing::Advised,
     base: HEAP_BASE,
     end: POOL_BASE,
-    table: TABLE_BASE,
+    tables: TABLE_BASE..POOL_TABLE,
+    table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
 static POOL_SITE: Site = Site {
     backing: Backing::Pool,
     base: POOL_BASE,
     end: POOL_BASE + supply::SPAN,
-    table: POOL_TABLE,
+    tables: POOL_TABLE..OWN_BASE,
+    table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
 static HEAP: Part = Part::new(&SITE);
@@ -138,17 +143,27 @@ static PMD: AtomicUsize = AtomicUsize::new(0);
 /// Once in a process, before the first allocation.
 #[expect(unsafe_code, reason = "the records of blocks count from there")]
 pub unsafe fn start(settings: Settings) -> bool {
-    let mut random = [0u8; size_of::<usize>()];
+    const WORD: usize = size_of::<usize>();
+    let mut bytes = [0u8; 3 * WORD];
     let flags = rustix::rand::GetRandomFlags::NONBLOCK;
     // Early in boot there may be no randomness yet; a fixed place is then better than none.
-    let _ = rustix::rand::getrandom(&mut random, flags);
-    let random = usize::from_ne_bytes(random);
+    let _ = rustix::rand::getrandom(&mut bytes, flags);
+    let mut words = bytes.as_chunks::<WORD>().0.iter().copied();
+    let mut word = || words.next().map_or(0, usize::from_ne_bytes);
+    let (random, table, pool_table) = (word(), word(), word());
     let fits = rustix::param::page_size() == BASE_PAGE
         && settings.pmd.is_power_of_two()
         && (BASE_PAGE..=1 << 30).contains(&settings.pmd);
     if fits {
-        HEAP.window
-            .with(|window| window.place(settings.pmd, settings.max_waste, settings.keep, random));
+        HEAP.window.with(|window| {
+            window.place(
+                settings.pmd,
+                settings.max_waste,
+                settings.keep,
+                random,
+                table,
+            )
+        });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
         sparse::place(settings.pmd, settings.max_waste);
@@ -156,19 +171,19 @@ pub unsafe fn start(settings: Settings) -> bool {
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
         if let Some(order) = settings.pool {
-            start_pool(order, settings, random);
+            start_pool(order, settings, random, pool_table);
         }
     }
     fits
 }
 
-fn start_pool(order: PoolOrder, settings: Settings, random: usize) {
+fn start_pool(order: PoolOrder, settings: Settings, random: usize, table: usize) {
     if settings.managed {
         let _ = SUPPLY.start(order, settings.pmd, MANAGED_BASE);
         return;
     }
     POOL.window
-        .with(|pool| pool.place(order.page, usize::MAX, None, random));
+        .with(|pool| pool.place(order.page, usize::MAX, None, random, table));
     POOLED.store(
         SUPPLY.start(order, settings.pmd, POOL_BASE),
         Ordering::Release,
@@ -285,8 +300,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
 #[expect(unsafe_code, reason = "takes memory away from under its pointers")]
 pub unsafe fn release(address: usize) -> bool {
     let part = part_of(address);
-    // The pool's pages stay where they are counted.
-    let keep = core::ptr::eq(part, &POOL) || !STICKY.load(Ordering::Relaxed);
+    let keep = part.keeps();
     // SAFETY: the caller's promise.
     part.with(|window, leaving| unsafe { window.release(address, keep, leaving) })
         .unwrap_or_else(|| {
@@ -540,16 +554,22 @@ impl Part {
         }
     }
 
+    /// Whether freed memory may stay mapped. The pool's pages stay where they are counted.
+    fn keeps(&self) -> bool {
+        self.site.backing == Backing::Pool || !STICKY.load(Ordering::Relaxed)
+    }
+
     /// Runs `work` on the window; what it takes out of it is freed afterwards, without the lock. `None` where
     /// this thread is inside of it already.
     fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
         let mut leaving = Leaving::new();
         let result = self.window.with(|window| {
+            let keep = self.keeps();
             self.deferred.drain(|address| {
                 #[expect(unsafe_code, reason = "frees a block")]
                 // SAFETY: its user freed it, in `release`.
                 unsafe {
-                    window.release(address, true, &mut leaving);
+                    window.release(address, keep, &mut leaving);
                 }
             });
             work(window, &mut leaving)

@@ -242,6 +242,8 @@ pub mod text_reason {
     pub const THREADS: u32 = 1 << 11;
     /// A call that wants a process without threads of ours, or a change of user, came first.
     pub const ENDED: u32 = 1 << 12;
+    /// Another process of the same user wrote to the image before it was sealed.
+    pub const TAMPERED: u32 = 1 << 13;
 }
 
 /// Bits of [`Slot::flags`].

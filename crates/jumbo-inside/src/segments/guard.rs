@@ -9,6 +9,7 @@ use core::time::Duration;
 use super::later;
 use crate::ledger::text_reason as reason;
 use crate::sys::{wait, wake};
+use crate::watch;
 
 /// 1 while a segment is looked at for the last time and replaced.
 static MOVING: AtomicU32 = AtomicU32::new(0);
@@ -26,14 +27,32 @@ pub fn changing<T>(call: impl FnOnce() -> T) -> T {
 }
 
 #[cold]
-fn kept_out<T>(call: impl FnOnce() -> T) -> T {
+pub(super) fn kept_out<T>(call: impl FnOnce() -> T) -> T {
     CHANGING.fetch_add(1, Ordering::SeqCst);
-    while MOVING.load(Ordering::SeqCst) != 0 {
+    while MOVING.load(Ordering::SeqCst) != 0 && has_mover() {
         wait(&MOVING, 1, Duration::from_millis(10));
     }
     let answer = call();
-    CHANGING.fetch_sub(1, Ordering::SeqCst);
+    // Not below 0: a signal handler may have forked amid the call, and `forked` has counted from 0 again.
+    let less = |threads: u32| Some(threads.saturating_sub(1));
+    let _ = CHANGING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     answer
+}
+
+/// Whether the thread that moves is there. A child has none, however it was made: also by a system call past the C library,
+/// where no handler of ours runs.
+fn has_mover() -> bool {
+    cfg!(test) || watch::is_watched()
+}
+
+/// Forgets the threads of the parent, in the child of a fork: one of them may have been moving text, others changing mappings.
+///
+/// # Safety
+/// This is the child, with one thread.
+#[expect(unsafe_code, reason = "what it forgets must be another process's")]
+pub unsafe fn forked() {
+    MOVING.store(0, Ordering::SeqCst);
+    CHANGING.store(0, Ordering::SeqCst);
 }
 
 /// Looks at a segment for the last time and replaces it, if no thread is changing mappings.

@@ -6,6 +6,9 @@
 //! The name says which part of which file it is, and proves nothing. What is taken was made by this user, cannot be
 //! changed any more (its seals), and holds byte for byte what this process runs. A process of another user is not even asked.
 //!
+//! A maker verifies its own image as well, after it is sealed. Another process of the same user can open any descriptor of this
+//! process through /proc/PID/fd, and write until the seal. The seal fails while a writable mapping exists (F_SEAL_WRITE, fcntl(2)).
+//!
 //! A PMD maps what is alike modulo its size in memory and in the image. So one image serves processes that have the text at
 //! addresses that are alike: those of a program with fixed addresses, of one that was aligned (`jumbo text align`), and of
 //! libraries that the kernel aligns. Another position-independent program has no image: it would be its own.
@@ -18,7 +21,9 @@ use core::mem::MaybeUninit;
 use core::time::Duration;
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, RawDir, SealFlags, StatxFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RawDir, SealFlags, StatxFlags,
+};
 use rustix::io::{Errno, Result};
 use rustix::mm::ProtFlags;
 use rustix::process::{Resource, getrlimit};
@@ -29,6 +34,7 @@ use super::memory::{self, Staging};
 use super::{Looking, Stop};
 use crate::ledger::text_reason as reason;
 use crate::proc::{MapsLine, Path, each_mapping};
+use crate::standing;
 use crate::sync::Deadline;
 use crate::sys::{self, Pages};
 
@@ -49,6 +55,8 @@ const AT_ONCE: usize = 32;
 const ANNOUNCED: u64 = 1;
 /// How long another process that makes one may get on with nothing.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// Maximum time in all for images of other processes: no process can hold up a start for longer.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(3);
 
 /// The name of a segment's image: the file's own name, its device and inode, and which part of it. It has to be known for this
@@ -86,6 +94,7 @@ pub(super) fn take(
         size: place(segment, pmd) + segment.len() as u64,
         rejected: [0; REJECTED],
         rejections: 0,
+        waiting: 0,
     };
     // Shown before others are looked for. What a thread of ours opens no process sees but by what was reserved.
     let (own, shown) = match stop.is_never() {
@@ -102,9 +111,26 @@ pub(super) fn take(
     match taken {
         Ok(true) => keep(shown),
         // None that others would wait for; one that is sealed stays as it is.
-        _ => drop(rustix::fs::ftruncate(&own, 0)),
+        _ => withdraw(&own),
     }
     taken
+}
+
+/// Makes an image that is not ready one that no process waits for, without memory. Its length may be sealed already.
+fn withdraw(own: &OwnedFd) {
+    let is_ready = rustix::fs::fcntl_get_seals(own).is_ok_and(|seals| seals.contains(SEALS));
+    if is_ready {
+        return;
+    }
+    let _ = rustix::fs::ftruncate(own, 0);
+    let length = rustix::fs::fstat(own).map_or(0, |stat| stat.st_size);
+    if let Ok(length) = u64::try_from(length)
+        && length > 0
+    {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fchmod(own, Mode::empty());
+        let _ = rustix::fs::fallocate(own, flags, 0, length);
+    }
 }
 
 /// Another process's image, or `own`, filled.
@@ -117,13 +143,20 @@ fn take_one(
     stop: &Stop,
 ) -> core::result::Result<bool, u32> {
     let (mut deadline, mut progress) = (Deadline::after(PATIENCE), 0);
-    loop {
+    let end = Deadline::after(SEARCH_TIMEOUT);
+    while !end.has_passed() {
         stop.check()?;
-        match wanted.find() {
+        // A thread of ours has no capability in effect otherwise.
+        let found = match stop.is_never() {
+            true => wanted.find(),
+            false => standing::unshed(|| wanted.find()),
+        };
+        match found {
             Some(Other::Ready(image)) => {
-                match attach(segment, &image, false, looking, pmd, stop) {
-                    // It is of what the file was once.
+                match attach(segment, &image, looking, pmd, stop) {
+                    // It is of what the file was once, or on base pages.
                     Err(reason::CHANGED) if looking.check(segment).is_ok() => wanted.reject(&image),
+                    Err(reason::NO_SHARED_HUGE) => wanted.reject(&image),
                     Err(why) => return Err(why),
                     Ok(()) => {
                         if stop.is_never() {
@@ -134,11 +167,16 @@ fn take_one(
                     }
                 }
             }
-            Some(Other::BeingMade(blocks)) => {
-                if blocks != progress {
+            Some(Other::BeingMade { blocks, inode }) => {
+                if wanted.waiting != inode {
+                    (deadline, progress) = (Deadline::after(PATIENCE), blocks);
+                    wanted.waiting = inode;
+                } else if blocks > progress {
                     (deadline, progress) = (Deadline::after(PATIENCE), blocks);
                 } else if deadline.has_passed() {
-                    break;
+                    // It has got on with nothing: never again for this one.
+                    wanted.reject_inode(inode);
+                    continue;
                 }
                 stop.check_before_wait()?;
                 pause();
@@ -150,8 +188,15 @@ fn take_one(
         }
     }
     let image = make(own, segment, looking, pmd, stop)?;
-    attach(segment, &image, true, looking, pmd, stop)?;
-    Ok(true)
+    match attach(segment, &image, looking, pmd, stop) {
+        Ok(()) => Ok(true),
+        // Another process wrote to it before it was sealed: no process shall find it again.
+        Err(reason::CHANGED) if looking.check(segment).is_ok() => {
+            let _ = rustix::fs::fchmod(own, Mode::empty());
+            Err(reason::TAMPERED)
+        }
+        Err(why) => Err(why),
+    }
 }
 
 /// Beyond that limit SIGXFSZ would end the program.
@@ -225,8 +270,11 @@ fn create(name: &core::ffi::CStr) -> core::result::Result<OwnedFd, u32> {
 /// What another process has.
 enum Other {
     Ready(OwnedFd),
-    /// So much of it is there.
-    BeingMade(u64),
+    /// One that is being filled: 512-byte blocks that are there.
+    BeingMade {
+        blocks: u64,
+        inode: u64,
+    },
 }
 
 /// What is looked for.
@@ -239,6 +287,8 @@ struct Wanted<'a> {
     /// Images that hold something else: their inodes, the latest ones.
     rejected: [u64; REJECTED],
     rejections: usize,
+    /// The inode of the image that this process waits for; 0: none.
+    waiting: u64,
 }
 
 const REJECTED: usize = 8;
@@ -246,7 +296,10 @@ const REJECTED: usize = 8;
 impl Wanted<'_> {
     /// Does without an image from now on.
     fn reject(&mut self, image: &OwnedFd) {
-        let inode = rustix::fs::fstat(image).map_or(0, |stat| stat.st_ino);
+        self.reject_inode(rustix::fs::fstat(image).map_or(0, |stat| stat.st_ino));
+    }
+
+    fn reject_inode(&mut self, inode: u64) {
         if let Some(place) = self.rejected.get_mut(self.rejections % REJECTED) {
             *place = inode;
         }
@@ -282,15 +335,20 @@ impl Wanted<'_> {
                 match self.look(&folder, number, descriptor) {
                     Some(Found::Ready(image)) => return Some(Other::Ready(image)),
                     // What this process has itself serves only when it is whole: it could not be mapped then.
-                    Some(Found::Begun(_)) if number == own => {}
+                    Some(Found::Begun { .. }) if number == own => {}
                     // Two that have not begun: the one with the lower number does.
-                    Some(Found::Begun(0)) if number > own => {}
-                    Some(Found::Begun(blocks)) => being_made = Some(blocks),
-                    None => {}
+                    Some(Found::Begun { blocks: 0, .. }) if number > own => {}
+                    // The one that this process waits for already, or the first.
+                    Some(Found::Begun { blocks, inode })
+                        if being_made.is_none() || inode == self.waiting =>
+                    {
+                        being_made = Some(Other::BeingMade { blocks, inode });
+                    }
+                    Some(Found::Begun { .. }) | None => {}
                 }
             }
         }
-        being_made.map(Other::BeingMade)
+        being_made
     }
 
     /// This process's own that is shown, empty, to be filled.
@@ -312,13 +370,19 @@ impl Wanted<'_> {
         // `jumbo text images --remove` takes the mode away.
         let is_wanted = stat.stx_mode & 0o400 != 0 && !self.rejected.contains(&stat.stx_ino);
         match stat.stx_size {
-            ANNOUNCED if is_wanted => Some(Found::Begun(0)),
+            ANNOUNCED if is_wanted => Some(Found::Begun {
+                blocks: 0,
+                inode: stat.stx_ino,
+            }),
             size if size == self.size && is_wanted => {
                 let image = open_again(&there, OFlags::RDONLY).ok()?;
                 let seals = rustix::fs::fcntl_get_seals(&image).ok()?;
                 Some(match seals.contains(SEALS) {
                     true => Found::Ready(image),
-                    false => Found::Begun(stat.stx_blocks.max(1)),
+                    false => Found::Begun {
+                        blocks: stat.stx_blocks.max(1),
+                        inode: stat.stx_ino,
+                    },
                 })
             }
             _ => None,
@@ -353,8 +417,11 @@ impl Wanted<'_> {
 
 /// A descriptor of another process that has the right name.
 enum Found {
-    /// So much of it is there; 0: it is announced.
-    Begun(u64),
+    /// 512-byte blocks that are there; 0: it is announced.
+    Begun {
+        blocks: u64,
+        inode: u64,
+    },
     Ready(OwnedFd),
 }
 
@@ -381,7 +448,10 @@ fn make(
     if !is_within_limit(place + range.len() as u64) {
         return Err(reason::NO_MEMORY);
     }
-    rustix::fs::ftruncate(own, place + range.len() as u64).map_err(|_| reason::NO_MEMORY)?;
+    rustix::fs::ftruncate(own, place + range.len() as u64)
+        // From here on: another process that cut it would end this one by SIGBUS.
+        .and_then(|()| rustix::fs::fcntl_add_seals(own, SealFlags::SHRINK | SealFlags::GROW))
+        .map_err(|_| reason::NO_MEMORY)?;
     identify(own, segment, place);
     let staging = Staging::reserve(&range, pmd).map_err(|_| reason::NO_MEMORY)?;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -438,11 +508,10 @@ fn verify(
     Ok(())
 }
 
-/// Maps an image in the place of a segment, if it holds the same: one of another process's making is compared.
+/// Maps an image in the place of a segment, if it holds the same. The image is sealed.
 fn attach(
     segment: &Segment,
     image: &OwnedFd,
-    is_own: bool,
     looking: &Looking,
     pmd: usize,
     stop: &Stop,
@@ -457,11 +526,7 @@ fn attach(
             Errno::ACCESS | Errno::PERM => reason::NOT_EXECUTABLE,
             _ => reason::NO_MEMORY,
         })?;
-    if is_own {
-        memory::touch(&staging.range(), pmd);
-    } else {
-        verify(&staging, segment, pmd, stop)?;
-    }
+    verify(&staging, segment, pmd, stop)?;
     let here = blocks(&staging.range(), pmd);
     if looking.pages(here.clone(), Pages::Huge).unwrap_or(0) < here.len() / 2 {
         return Err(reason::NO_SHARED_HUGE);

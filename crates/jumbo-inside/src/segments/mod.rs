@@ -33,7 +33,7 @@ mod private;
 #[expect(unsafe_code, reason = "runs code that it has mapped")]
 mod tests;
 
-pub use guard::changing;
+pub use guard::{changing, forked};
 pub use headers::Program;
 
 use core::ops::Range;

@@ -264,6 +264,84 @@ fn a_write_to_an_image_stays_in_its_process() {
     assert_eq!(Code::call(code.range.start, 0), 0);
 }
 
+/// Another process of the same user can open any descriptor of this one through /proc, and write until it is sealed.
+#[test]
+fn code_that_another_process_writes_into_an_image_never_runs() {
+    let Some(_one) = is_ready() else { return };
+    let code = Code::new();
+    let over = AtomicBool::new(false);
+    let writes = AtomicU32::new(0);
+    let climbed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for number in 0..1000 {
+                    let path = format!("/proc/self/fd/{number}");
+                    let is_image = std::fs::read_link(&path)
+                        .is_ok_and(|link| link.to_string_lossy().contains("memfd:jumbo-text"));
+                    let file =
+                        is_image.then(|| std::fs::OpenOptions::new().write(true).open(&path));
+                    let Some(Ok(file)) = file else { continue };
+                    // As often as there is time: before the copy, while it is made, and after it.
+                    while !over.load(Ordering::Relaxed) {
+                        let there = (OFFSET + PMD / 2) as u64;
+                        match rustix::io::pwrite(&file, &function(7), there) {
+                            Ok(_) => writes.fetch_add(1, Ordering::Relaxed),
+                            Err(_) => break,
+                        };
+                    }
+                }
+            }
+        });
+        let climb = |round: usize| {
+            let (climbed, _) = code.climb(TextMode::Shared);
+            for number in [0, PMD / 32, PMD / 16 - 1] {
+                assert_eq!(Code::call(code.range.start, number), number, "{round}");
+            }
+            code.map();
+            climbed
+        };
+        let climbed: Vec<_> = (0..20).map(climb).collect();
+        over.store(true, Ordering::Relaxed);
+        climbed
+    });
+    assert!(writes.load(Ordering::Relaxed) > 0);
+    // Where the image was spoilt, the text is a private copy.
+    assert!(climbed.iter().all(|climbed| *climbed == Ok(())));
+}
+
+/// A child that the C library knows nothing of, copied while text was being moved.
+#[test]
+fn a_child_copied_amid_a_move_does_not_wait_for_it() {
+    let Some(_one) = is_ready() else { return };
+    let waited = super::guard::alone(|| {
+        // SAFETY: the child makes system calls alone, and exits.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if child == 0 {
+            // SAFETY: this is the child, with one thread.
+            unsafe { super::forked() };
+            let answer = super::guard::kept_out(|| 42);
+            // SAFETY: the child ends.
+            unsafe { libc::_exit(answer) };
+        }
+        let child = i32::try_from(child).unwrap();
+        let mut status = 0;
+        for _ in 0..1000 {
+            // SAFETY: waits for the child that was made above.
+            if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+                return Ok(Some(libc::WEXITSTATUS(status)));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // SAFETY: ends and reaps that child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, &raw mut status, 0);
+        }
+        Ok(None)
+    });
+    assert_eq!(waited, Ok(Some(42)));
+}
+
 #[test]
 fn a_stop_leaves_all_as_it_was() {
     static STOP: AtomicBool = AtomicBool::new(true);

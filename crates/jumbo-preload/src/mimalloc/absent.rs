@@ -43,6 +43,10 @@ pub(crate) fn has_pool() -> bool {
 
 pub(crate) fn give_up_addresses() {}
 
+pub(crate) fn has_served() -> bool {
+    false
+}
+
 pub(crate) fn confine() {}
 
 pub(crate) fn without_clock() {}

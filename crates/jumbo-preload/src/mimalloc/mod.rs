@@ -20,8 +20,9 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::alloc::ALIGN;
-use crate::glibc;
+use crate::end::invalid;
 use crate::reaper::auto;
+use crate::{glibc, next};
 
 unsafe extern "C" {
     fn jumbo_mimalloc_start(pool: *mut c_void, size: usize);
@@ -37,7 +38,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_unconfine();
-    fn jumbo_mimalloc_before_fork(thread: c_int);
+    fn jumbo_mimalloc_before_fork(thread: c_int, is_alone: bool);
     fn jumbo_mimalloc_after_fork();
     fn jumbo_mimalloc_forked();
 }
@@ -124,6 +125,12 @@ pub(crate) fn before_thread() {
     start_here();
 }
 
+/// Ends the program: a free list of mimalloc's was written to.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_corrupted() -> ! {
+    invalid("malloc(): corrupted free list")
+}
+
 /// Whether one more thread is served by mimalloc.
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_admits() -> bool {
@@ -166,6 +173,11 @@ pub(crate) fn give_up_addresses() {
     }
 }
 
+/// Whether blocks of the program are mimalloc's, or may become so.
+pub(crate) fn has_served() -> bool {
+    USUALLY_BELOW.load(Ordering::Relaxed) != 0
+}
+
 /// Whether a block of `size` bytes is mimalloc's to give.
 #[inline(always)]
 fn is_small(size: usize) -> bool {
@@ -183,7 +195,9 @@ pub(crate) fn before_fork() {
         return;
     }
     // SAFETY: `after_fork` follows, in both processes.
-    unsafe { jumbo_mimalloc_before_fork(glibc::thread().cast_signed()) };
+    unsafe {
+        jumbo_mimalloc_before_fork(glibc::thread().cast_signed(), next::is_single_threaded());
+    }
     HOLDER.store(heap::thread(), Ordering::Relaxed);
     // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
     BELOW.store(0, Ordering::SeqCst);
@@ -374,7 +388,9 @@ extern "C" fn jumbo_mimalloc_map(
     let prot = ProtFlags::from_bits_retain(prot.cast_unsigned());
     // The bit says what rustix's function says itself.
     let flags = MapFlags::from_bits_retain((flags & !libc::MAP_ANONYMOUS).cast_unsigned());
-    // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own.
+    let hint = addr.is_null().then(|| managed::own_place(len)).flatten();
+    let addr = hint.map_or(addr, with_exposed_provenance_mut);
+    // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own. A hint replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
         Ok(address) => {
             // Its tables, at the start, are no matter.

@@ -20,7 +20,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/single_threaded.h>
 #include <sys/syscall.h>
 #include <linux/prctl.h>
 #include <time.h>
@@ -35,6 +34,7 @@ int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
 void jumbo_mimalloc_asked(void);
 bool jumbo_mimalloc_admits(void);
+_Noreturn void jumbo_mimalloc_corrupted(void);
 #pragma GCC visibility pop
 
 #undef errno
@@ -244,7 +244,14 @@ static mi_decl_noinline bool admit(size_t size) {
 
 static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
 
+/* What mimalloc finds broken. Any other error is an answer of the function that was called. */
+static void on_error(int error, void *argument) {
+  (void)argument;
+  if (error == EFAULT) jumbo_mimalloc_corrupted();
+}
+
 void jumbo_mimalloc_start(void *pool, size_t size) {
+  mi_register_error(&on_error, NULL);
   admits_all = size > 0;
   /* Where a thread runs is the kernel's to know: memory is where it is touched first. */
   mi_atomic_store_release(&mi_numa_node_count, 1);
@@ -367,8 +374,8 @@ static bool holds(int thread, const mi_lock_t *lock) { return lock->mutex.__data
 
 /* `thread` is the ID of this one. It may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
  * none then, least of all for itself. Nor does it where it is the only one: what is locked is its own. */
-void jumbo_mimalloc_before_fork(int thread) {
-  bool waits = !__libc_single_threaded;
+void jumbo_mimalloc_before_fork(int thread, bool is_alone) {
+  bool waits = !is_alone;
   for (size_t at = 0; at < FORK_LOCKS; at++) waits = waits && !holds(thread, fork_locks[at]);
   unsigned taken = 0;
   for (size_t at = 0; at < FORK_LOCKS; at++) {

@@ -37,6 +37,18 @@ pub fn faults(root: &Root, pid: u32) -> Result<Faults, FileError> {
     })
 }
 
+/// The age of `pid` in seconds; `None` where it is gone or the kernel does not say.
+///
+/// # References
+/// proc_pid_stat(5), field 22; proc_uptime(5)
+pub fn age(root: &Root, pid: u32) -> Option<f64> {
+    let uptime = root.read("proc/uptime").ok()?;
+    let uptime: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;
+    let started = stat(root, pid).ok()?.starttime as f64;
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    Some((uptime - started / ticks).max(0.0))
+}
+
 /// True where `pid`, a process or one thread, is on its way out (PF_EXITING): its program runs no more.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! What an executable's own headers say about how it is loaded: [`Executable`].
 
 use object::elf;
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{Endianness, FileKind, ReadRef};
 
 /// An ELF executable, as far as the loader is concerned.
@@ -26,6 +26,40 @@ pub struct Machine {
     pub bits: u8,
     /// Byte order.
     pub little_endian: bool,
+}
+
+/// Largest table of section names that is read. The tables of executables have some hundred bytes.
+const MAX_NAMES_BYTES: u64 = 1 << 20;
+
+impl Machine {
+    /// The machine that this code was built for.
+    pub const OWN: Self = Self {
+        number: if cfg!(target_arch = "x86_64") {
+            elf::EM_X86_64.0
+        } else if cfg!(target_arch = "aarch64") {
+            elf::EM_AARCH64.0
+        } else if cfg!(target_arch = "x86") {
+            elf::EM_386.0
+        } else if cfg!(target_arch = "arm") {
+            elf::EM_ARM.0
+        } else if cfg!(any(target_arch = "riscv32", target_arch = "riscv64")) {
+            elf::EM_RISCV.0
+        } else if cfg!(target_arch = "s390x") {
+            elf::EM_S390.0
+        } else if cfg!(target_arch = "powerpc64") {
+            elf::EM_PPC64.0
+        } else if cfg!(target_arch = "loongarch64") {
+            elf::EM_LOONGARCH.0
+        } else {
+            panic!("add the ELF machine of this architecture")
+        },
+        bits: if cfg!(target_pointer_width = "64") {
+            64
+        } else {
+            32
+        },
+        little_endian: cfg!(target_endian = "little"),
+    };
 }
 
 impl Executable {
@@ -103,10 +137,47 @@ where
         }
     }
     // Stripped of its notes a Go program keeps this; one without readable sections has none to show.
-    let sections = header.sections(endian, data);
-    executable.go |= sections.is_ok_and(|sections| {
-        let found = sections.section_by_name(endian, b".go.buildinfo");
-        found.is_some()
-    });
+    executable.go |= has_section(header, endian, data, b".go.buildinfo\0").unwrap_or(false);
     Ok(executable)
+}
+
+/// True where a section has this `name`, which ends with a zero byte; `None` where the sections cannot be read.
+///
+/// The names are read at once: a look-up of each takes two system calls for each section.
+fn has_section<'data, E, R>(header: &E, endian: Endianness, data: R, name: &[u8]) -> Option<bool>
+where
+    E: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    let sections = header.section_headers(endian, data).ok()?;
+    let index = header.section_strings_index(endian, data).ok()?;
+    let (offset, size) = sections.get(index.0)?.file_range(endian)?;
+    let names = data.read_bytes_at(offset, size.min(MAX_NAMES_BYTES)).ok()?;
+    Some(sections.iter().any(|section| {
+        let start = usize::try_from(section.sh_name(endian)).unwrap_or(usize::MAX);
+        names
+            .get(start..)
+            .is_some_and(|rest| rest.starts_with(name))
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_machine_is_that_of_the_executable() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert_eq!(Executable::read(&own[..]).unwrap().machine, Machine::OWN);
+    }
+
+    #[test]
+    fn sections_are_found_by_their_whole_name() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        let header = elf::FileHeader64::<Endianness>::parse(&own[..]).unwrap();
+        let endian = header.endian().unwrap();
+        let has = |name| has_section(header, endian, &own[..], name);
+        assert_eq!(has(b".text\0"), Some(true));
+        assert_eq!(has(b".tex\0"), Some(false));
+    }
 }

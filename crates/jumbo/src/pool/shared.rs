@@ -96,8 +96,13 @@ impl SharedRegion<'_> {
         Pages(self.populated.len() as u64)
     }
 
-    /// Its descriptor, to be handed to another process ([`Mapped::of`] there).
-    pub fn file(&self) -> BorrowedFd<'_> {
+    /// The region's descriptor, to be handed to another process ([`Mapped::of`] there).
+    ///
+    /// # Safety
+    /// No holder of the file punches a hole into it (FALLOC_FL_PUNCH_HOLE of fallocate(2)) while bytes of the region are
+    /// lent out: an access to a huge page that the pool can no longer provide ends the process by SIGBUS.
+    #[expect(unsafe_code, reason = "states the holder's promise")]
+    pub unsafe fn file(&self) -> BorrowedFd<'_> {
         self.mapped.file.as_fd()
     }
 
@@ -136,10 +141,14 @@ impl SharedRegion<'_> {
 impl Mapped {
     /// Maps a region whose descriptor this process was handed.
     ///
+    /// # Safety
+    /// As for [`SharedRegion::file`]: no holder of the file punches a hole into it while bytes are lent out.
+    ///
     /// # Errors
     /// [`SetupError::Size`] where the file is none that a [`SharedRegion`] makes: it could be cut short under the
     /// mapping; [`SetupError::Call`] where it cannot be mapped.
-    pub fn of(file: OwnedFd) -> Result<Self, SetupError> {
+    #[expect(unsafe_code, reason = "states the holder's promise")]
+    pub unsafe fn of(file: OwnedFd) -> Result<Self, SetupError> {
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(SetupError::call("F_GET_SEALS"))?;
         if !seals.contains(SEALS) {
             return Err(SetupError::Size("the file is not sealed".to_owned()));

@@ -2,18 +2,21 @@
 
 use std::cmp::Reverse;
 
+use object::read::ReadCache;
 use serde::Serialize;
 
 use crate::kernel::process::Standing;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, task};
+use crate::policy::Reach;
+use crate::policy::elf::Executable;
 use crate::units::Bytes;
 
 use super::library::LIBRARY;
 use super::{Missing, Sibling, siblings};
 
 /// One process, in short.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Task {
     /// The process.
@@ -31,6 +34,11 @@ pub struct Task {
     pub measured: bool,
     /// The preload library is in it. Known of the largest tasks, of those that this user may look into.
     pub covered: bool,
+    /// The reason why LD_PRELOAD does not get into it; `None` where it does, or that is not known. Known of the largest tasks, and
+    /// of those with THP switched off.
+    pub unreached: Option<String>,
+    /// Its age in seconds; `None` where that is not known.
+    pub age: Option<f64>,
 }
 
 /// What a process maps by PMD.
@@ -46,7 +54,7 @@ pub struct Huge {
 }
 
 /// The largest processes, and who holds hugetlb pages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Tasks {
     /// The processes with the most memory of a kind that can be huge, largest first.
@@ -157,6 +165,7 @@ impl Tasks {
             for task in list {
                 task.command = task::command(root, task.pid).unwrap_or_default();
                 task.measured = is_measured(root, task.pid);
+                task.unreached = unreached(root, task.pid);
             }
         }
         let pids: Vec<_> = tasks.largest.iter().map(|task| task.pid).collect();
@@ -197,6 +206,18 @@ fn is_measured(root: &Root, mut pid: u32) -> bool {
     false
 }
 
+/// The reason why LD_PRELOAD does not get into the program that `pid` runs; what cannot be read is taken for one that it gets into.
+fn unreached(root: &Root, pid: u32) -> Option<String> {
+    let read = |path: String| {
+        let file = std::fs::File::open(root.path(path)).ok()?;
+        Executable::read(&ReadCache::new(file)).ok()
+    };
+    let executable = read(format!("proc/{pid}/exe"))?;
+    let own = read("proc/self/exe".to_owned()).map_or(executable.machine, |own| own.machine);
+    // Of a static program it does not matter here whose C library is linked into it.
+    Reach::of(Ok(&executable), own, None, || true).reason()
+}
+
 fn brief(root: &Root, pid: u32) -> Option<Task> {
     let memory = task::memory(root, pid).ok()??;
     Some(Task {
@@ -207,5 +228,7 @@ fn brief(root: &Root, pid: u32) -> Option<Task> {
         huge: None,
         measured: false,
         covered: false,
+        unreached: None,
+        age: task::age(root, pid),
     })
 }

@@ -141,7 +141,8 @@ fn a_shared_region_goes_to_another_process_with_its_reservation() {
     let rest = hugetlb();
     assert_eq!(rest.resize(Pages(8)).persistent, Pages(4));
     assert_eq!(kernel_counters(), [8, 3, 3, 0]);
-    let handed = region.file();
+    // SAFETY: neither process punches a hole into it.
+    let handed = unsafe { region.file() };
     // A descriptor that a program started from here inherits.
     let inherited = rustix::io::dup(handed).unwrap();
     let number = inherited.as_raw_fd().to_string();
@@ -277,7 +278,8 @@ fn role() {
             let number = std::env::var("JUMBO_POOL_FD").unwrap().parse().unwrap();
             // SAFETY: the descriptor was left to this process, and no other code here knows it.
             let file = unsafe { OwnedFd::from_raw_fd(number) };
-            let region = Mapped::of(file).unwrap();
+            // SAFETY: neither process punches a hole into it.
+            let region = unsafe { Mapped::of(file) }.unwrap();
             let bytes = region.bytes(0..4 * BYTES).unwrap();
             assert_eq!(bytes[0].load(Ordering::Relaxed), 11);
             bytes[3 * BYTES + 5].store(12, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! Regions over the model: what is reserved, what is in place, and what comes back.
 
+#![allow(unsafe_code, reason = "hands a region's file on")]
+
 use std::sync::atomic::Ordering;
 
 use jumbo::pool::{Error, Mapped, Model, Placement, Pool, Populate};
@@ -96,8 +98,10 @@ fn a_shared_region_is_counted_like_its_pages() {
     assert!(region.page(6).is_err());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains("/memfd:jumbo-test"), "no name in {maps}");
-    let handed = region.file().try_clone_to_owned().unwrap();
-    let other = Mapped::of(handed).unwrap();
+    // SAFETY: no hole is punched into the file.
+    let handed = unsafe { region.file() }.try_clone_to_owned().unwrap();
+    // SAFETY: as above.
+    let other = unsafe { Mapped::of(handed) }.unwrap();
     let seen = other.bytes(PAGE..2 * PAGE).unwrap();
     assert_eq!(seen[7].load(Ordering::Relaxed), 42);
     assert!(other.bytes(0..6 * PAGE + 1).is_err());
@@ -131,5 +135,6 @@ fn a_shared_region_that_cannot_be_had_changes_nothing() {
 fn a_file_that_could_be_cut_short_is_refused() {
     let file = rustix::fs::memfd_create(c"x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
-    assert!(Mapped::of(file).is_err());
+    // SAFETY: no hole is punched into the file.
+    assert!(unsafe { Mapped::of(file) }.is_err());
 }

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use super::backing::Backing;
-use super::extents::{Extents, Placement, State};
+use super::extents::{Extents, Placement, Record, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::{BASE_PAGE, Resize};
@@ -41,8 +41,10 @@ pub(super) struct Site {
     /// Blocks lie in this range.
     pub(super) base: usize,
     pub(super) end: usize,
-    /// Where its page records are.
-    pub(super) table: usize,
+    /// Its page records lie in this range.
+    pub(super) tables: Range<usize>,
+    /// Where its page records begin. Written once.
+    pub(super) table: AtomicUsize,
     /// Where it begins, for [`peek`]. Written once.
     pub(super) start: AtomicUsize,
 }
@@ -80,7 +82,7 @@ pub(super) struct Window {
 pub(super) unsafe fn peek(site: &Site, address: usize) -> Option<usize> {
     let page = address.checked_sub(site.start.load(Ordering::Acquire))? / BASE_PAGE;
     // SAFETY: the caller's promise.
-    unsafe { memory::peek(site.table, page) }
+    unsafe { memory::peek(site.table.load(Ordering::Relaxed), page) }
         .live_pages()
         .map(|pages| pages as usize * BASE_PAGE)
 }
@@ -89,7 +91,7 @@ impl Window {
     pub(super) const fn new(site: &'static Site) -> Self {
         Self {
             site,
-            extents: Extents::new(PageTable::new(site.table)),
+            extents: Extents::new(PageTable::new()),
             frontier: Frontier::new(site.backing),
             start: 0,
             pmd: 0,
@@ -104,14 +106,15 @@ impl Window {
         }
     }
 
-    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes. Once only. `max_waste` is in percent of what is
-    /// handed out.
+    /// Begins at a place that `random` chooses, in chunks of `pmd` bytes; `random_table` chooses where the records of its pages
+    /// begin. Once only. `max_waste` is in percent of the bytes that are handed out.
     pub(super) fn place(
         &mut self,
         pmd: usize,
         max_waste: usize,
         keep: Option<Keep>,
         random: usize,
+        random_table: usize,
     ) {
         let chunks = (self.site.end - self.site.base) / 2 / pmd;
         self.start = self.site.base + random % chunks * pmd;
@@ -119,6 +122,12 @@ impl Window {
         self.max_waste = max_waste;
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
+        // The records of all pages of the site fit behind it, and a page that is never mapped stays before it.
+        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>();
+        let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
+        let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
+        self.extents.table_mut().place(table);
+        self.site.table.store(table, Ordering::Relaxed);
         self.site.start.store(self.start, Ordering::Release);
     }
 

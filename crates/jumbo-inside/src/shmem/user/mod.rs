@@ -38,6 +38,7 @@ use crate::headroom::tasks;
 use crate::ledger::shm_reason;
 use crate::ledger::stats::slot;
 use crate::sandbox;
+use crate::standing::{self, Leader};
 use crate::sys::{Blocked, Thread, request, wait};
 use crate::watch::{self, Others};
 
@@ -150,7 +151,7 @@ fn process() -> i32 {
 
 /// Makes the threads. Under the lock, with signals blocked.
 fn make(books: &'static Books, process: i32) -> Result<(), Reason> {
-    if watch::has_no_leader() {
+    if standing::compare() == Leader::Gone {
         return Err(Reason::Ended);
     }
     if tasks().is_some_and(|tasks| tasks < TASKS) {

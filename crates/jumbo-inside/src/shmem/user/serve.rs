@@ -17,8 +17,8 @@ use super::books::{Books, DROP, END, Entry, FAILED, FILL, GROUND, PAGE, READY, R
 use super::{block_of, max_waste};
 use crate::ledger::stats::slot;
 use crate::ledger::{Slot, shm_reason};
+use crate::standing::{self, Leader};
 use crate::sys::{Thread, Userfault, request, wake};
-use crate::watch::has_no_leader;
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
@@ -36,6 +36,7 @@ struct Server {
 /// What the first thread does: opens the userfaultfd, makes the others, serves, and is the last to leave.
 pub(super) fn first() {
     let books = &GROUND.books;
+    standing::shed();
     let server = Server::open(books).and_then(|server| Ok((server.wait_queue()?, server)));
     let started = match &server {
         Ok(_) => READY,
@@ -114,7 +115,7 @@ impl Server {
                     let came = epoll::wait(queue, &mut event, is_first.then_some(&limit));
                     match came {
                         Ok(1..) => seconds = SHORTEST,
-                        Ok(0) if has_no_leader() => self.end(),
+                        Ok(0) if standing::compare() != Leader::Same => self.end(),
                         Ok(0) => seconds = (seconds * 2).min(LONGEST),
                         Err(Errno::INTR) => {}
                         Err(_) => self.end(),

@@ -1,8 +1,8 @@
-//! What this process was given, recorded before Rust's runtime changes it.
+//! Dispositions and descriptors that this process was given, recorded before they are changed.
 //!
-//! The runtime sets SIGPIPE to ignored and opens /dev/null on those of the descriptors 0, 1 and 2 that
-//! are closed. A program started from here would inherit both, so both are put back before `execve`.
-//! A binary that starts programs lists [`record`] in its `.init_array`, which runs before the runtime.
+//! Rust's runtime, or [`prepare`] in a binary without it, sets SIGPIPE to ignored and opens /dev/null on those of the
+//! descriptors 0, 1 and 2 that are closed. A program started from here would inherit both, so both are put back before
+//! `execve`. A binary that starts programs calls [`record`] first: in its `.init_array`, where it has the runtime.
 
 use std::sync::OnceLock;
 
@@ -28,6 +28,24 @@ pub extern "C" fn record() {
         is_sigpipe_ignored: is_ignored(libc::SIGPIPE),
         is_closed: [0, 1, 2].map(is_closed),
     });
+}
+
+/// Ignores SIGPIPE, and opens /dev/null on those of the descriptors 0, 1 and 2 that are closed, as Rust's runtime does
+/// before `main`: a write to a pipe that nobody reads is an error, and no file gets the number of a standard stream.
+/// After [`record`].
+#[expect(
+    unsafe_code,
+    reason = "the disposition and the descriptors of a process without Rust's runtime"
+)]
+pub fn prepare() {
+    // SAFETY: the disposition is no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let closed = GIVEN.get().map_or([false; 3], |given| given.is_closed);
+    for _ in closed.iter().filter(|closed| **closed) {
+        // The kernel gives the lowest number that is free.
+        // SAFETY: a terminated path.
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
+    }
 }
 
 /// True where standard error was closed when this process started: nothing can be said to the user.

@@ -2,7 +2,6 @@
 
 use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::task::quoted;
-use crate::units::Bytes;
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     [
@@ -65,12 +64,9 @@ fn first_touch(snapshot: &Snapshot) -> Option<Finding> {
 /// Free memory of which less than half is in pieces of a huge page, where compaction has failed.
 fn fragmented(snapshot: &Snapshot) -> Option<Finding> {
     let host = &snapshot.host;
-    let of_pmd = (host.formable.iter()).filter(|formable| formable.size == host.pmd_size);
-    let free: Bytes = of_pmd.map(|formable| formable.free).sum();
     let (pages, _) = host.formable_of(host.pmd_size);
-    let whole = pages.bytes(host.pmd_size);
+    let (scattered, free) = snapshot.scattered();
     let failed = snapshot.since_boot("compact_fail");
-    let scattered = Bytes(free.0.saturating_sub(whole.0));
     (scattered.0 > free.0 / 2 && scattered >= LARGE && failed > 0).then(|| {
         Finding::new(
             "fragmented",

@@ -105,6 +105,23 @@ impl Snapshot {
         self.host.events.get(event).unwrap_or(0)
     }
 
+    /// Free memory that is in pieces smaller than a huge page now, and all free memory.
+    fn scattered(&self) -> (Bytes, Bytes) {
+        let host = &self.host;
+        let of_pmd = (host.formable.iter()).filter(|formable| formable.size == host.pmd_size);
+        let free: Bytes = of_pmd.map(|formable| formable.free).sum();
+        let (pages, _) = host.formable_of(host.pmd_size);
+        let whole = pages.bytes(host.pmd_size);
+        (Bytes(free.0.saturating_sub(whole.0)), free)
+    }
+
+    /// True where nothing could be read that a rule looks at: neither memory, nor controls, nor pools, nor processes.
+    pub fn is_blind(&self) -> bool {
+        let host = &self.host;
+        let has_controls = host.thp.is_some() || host.pools.is_some();
+        host.memory.is_none() && !has_controls && self.tasks.count == 0
+    }
+
     /// What could not be looked at, and why.
     pub fn missing(&self) -> impl Iterator<Item = &Missing> {
         self.host.missing.iter().chain(&self.tasks.missing)

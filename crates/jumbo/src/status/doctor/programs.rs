@@ -10,7 +10,8 @@ use crate::units::Bytes;
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
-    let heaps = snapshot.tasks.largest.iter().filter_map(small_heap);
+    let heaps = snapshot.tasks.largest.iter();
+    let heaps = heaps.filter_map(|task| small_heap(snapshot, task));
     let disabled = snapshot.tasks.thp_disabled.iter().filter_map(disabled);
     heaps
         .chain(disabled)
@@ -28,9 +29,31 @@ fn is_jumbo(task: &Task) -> bool {
     task.name == "jumbo" || task.measured
 }
 
-fn small_heap(task: &Task) -> Option<Finding> {
+/// The age, in seconds, below which advice to start a program anew comes too late: it is about to end, or its memory grows yet.
+const YOUNG: f64 = 10.0;
+
+/// True of a process that has only just begun.
+fn is_young(task: &Task) -> bool {
+    task.age.is_some_and(|age| age < YOUNG)
+}
+
+/// The way to huge pages for a program that LD_PRELOAD does not reach, for a `reason`.
+fn without_jumbo(snapshot: &Snapshot, task: &Task, reason: &str) -> String {
+    let thp = snapshot.host.thp.as_ref();
+    let enabled = thp.and_then(|thp| thp.anon(thp.pmd_size));
+    let is_always = enabled.is_some_and(|choice| choice.is("always"));
+    let look = format!("`jumbo status -p {}` shows what keeps it small", task.pid);
+    match is_always {
+        true => format!("{look}; jumbo cannot reach it: {reason}"),
+        false => format!(
+            "jumbo cannot reach it: {reason}; `jumbo thp set enabled=always` gives huge pages to all programs, and so to it; {look}"
+        ),
+    }
+}
+
+fn small_heap(snapshot: &Snapshot, task: &Task) -> Option<Finding> {
     let small = task.small_anon()?;
-    if small < LARGE || is_jumbo(task) || task.memory.thp_enabled == Some(false) {
+    if small < LARGE || is_young(task) || is_jumbo(task) || task.memory.thp_enabled == Some(false) {
         return None;
     }
     Some(
@@ -48,12 +71,13 @@ fn small_heap(task: &Task) -> Option<Finding> {
             "smaps_rollup AnonHugePages",
             task.huge.map_or(Bytes(0), |huge| huge.anon),
         )
-        .hint(match task.covered {
-            true => format!(
+        .hint(match (task.covered, &task.unreached) {
+            (true, _) => format!(
                 "it runs under `jumbo run` already: `jumbo status -p {}` shows what keeps it small",
                 task.pid
             ),
-            false => format!(
+            (false, Some(reason)) => without_jumbo(snapshot, task, reason),
+            (false, None) => format!(
                 "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
                 task.command, task.pid
             ),
@@ -63,10 +87,16 @@ fn small_heap(task: &Task) -> Option<Finding> {
 
 fn disabled(task: &Task) -> Option<Finding> {
     let small = task.memory.anon;
-    (small >= LARGE && !is_jumbo(task)).then(|| {
+    (small >= LARGE && !is_young(task) && !is_jumbo(task)).then(|| {
         let hint = if task.name == "redis-server" {
             "Redis does it to itself: put `disable-thp no` into its configuration, and start it again"
                 .to_owned()
+        } else if task.unreached.is_some() {
+            format!(
+                "it or a parent of it asked for that, and children inherit it: start `{}` \
+                 from a shell whose /proc/self/status says `THP_enabled: 1`",
+                task.command
+            )
         } else {
             format!(
                 "it or a parent of it asked for that, and children inherit it: \

@@ -204,12 +204,15 @@ fn fallback(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let (done, failed) = many_failed(snapshot, "thp_fault_alloc", "thp_fault_fallback")?;
     let charge = snapshot.since_boot("thp_fault_fallback_charge");
     let failed = failed.saturating_sub(charge);
-    (failed >= FEW).then(|| {
+    // The counters never fall: where free memory is in large pieces now, a fault finds a huge page again.
+    let (scattered, free) = snapshot.scattered();
+    (failed >= FEW && scattered.0 >= free.0 / 2).then(|| {
         Finding::new(
             "thp-fallback",
             Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
-            "since boot many faults for a huge page found none and fell back to base pages",
+            "since boot many faults for a huge page found none, and most free memory is in smaller pieces now",
         )
+        .evidence("/proc/buddyinfo, in smaller pieces", scattered)
         .since_boot("thp_fault_fallback", failed)
         .since_boot("thp_fault_alloc", done)
         .hint(
@@ -246,15 +249,23 @@ fn fallback_charge(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     )
 }
 
+/// Huge pages that were split before they were swapped out, while memory is in swap. The counters never fall: without
+/// memory in swap they tell of the past.
 fn split_at_swap(snapshot: &Snapshot, thp: &Thp) -> Option<Finding> {
     let (done, failed) = many_failed(snapshot, "thp_swpout", "thp_swpout_fallback")?;
+    let memory = snapshot.host.memory.as_ref()?;
+    let swapped = Bytes(memory.swap_total.0.saturating_sub(memory.swap_free.0));
+    if swapped < LARGE {
+        return None;
+    }
     Some(
         Finding::new(
             "swap-splits",
-            Cost::Slow(Pages(failed).bytes(thp.pmd_size)),
+            Cost::Slow(swapped.min(Pages(failed).bytes(thp.pmd_size))),
             "since boot many huge pages were split before they were swapped out: the swap space was fragmented \
              or full",
         )
+        .evidence("/proc/meminfo SwapTotal - SwapFree", swapped)
         .since_boot("thp_swpout_fallback", failed)
         .since_boot("thp_swpout", done)
         .hint("`sysctl vm.swappiness=10` swaps less; a larger swap space has more room in one piece"),

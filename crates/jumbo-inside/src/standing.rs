@@ -1,0 +1,192 @@
+//! The standing of a thread of ours beside the program's first thread: [`shed`], [`compare`].
+//!
+//! Credentials, namespaces and CPUs belong to a thread. The C library's functions change them for all threads that it knows, and a
+//! thread of ours is gone by then. A program that changes them by a bare system call changes one thread alone: a thread of ours would keep
+//! the old ones. So it compares itself with the first thread at each scan, and leaves where they differ.
+//!
+//! No capability is in effect from the first instruction on. The permitted ones stay: a process of the same user without them
+//! could attach to the thread by ptrace(2) otherwise, and so reach the program's memory.
+
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Result;
+use rustix::process::getpid;
+use rustix::thread::{
+    CapabilitySet, capabilities, sched_getaffinity, sched_setaffinity, set_capabilities,
+};
+
+use crate::proc::{each_byte, open_at};
+
+/// The lines of /proc/PID/status that have to agree; proc_pid_status(5).
+const LINES: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
+/// The namespaces that have to agree; namespaces(7).
+const NAMESPACES: [&core::ffi::CStr; 7] = [
+    c"ns/cgroup",
+    c"ns/ipc",
+    c"ns/mnt",
+    c"ns/net",
+    c"ns/pid",
+    c"ns/user",
+    c"ns/uts",
+];
+
+/// The program's first thread, as seen from a thread of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leader {
+    /// It has this thread's standing.
+    Same,
+    /// It is another user, or confined in another way; or that cannot be known.
+    Different,
+    /// It has ended by itself, past the C library: the process ends with its last thread, and this may be it.
+    Gone,
+}
+
+/// Takes the calling thread's capabilities out of effect. capset(2), Linux 2.2.
+pub(crate) fn shed() {
+    set_effective(false);
+}
+
+/// Does `work` with the permitted capabilities in effect: root's processes hide their descriptors from a thread without them.
+pub(crate) fn unshed<R>(work: impl FnOnce() -> R) -> R {
+    set_effective(true);
+    let result = work();
+    set_effective(false);
+    result
+}
+
+fn set_effective(in_effect: bool) {
+    let Ok(mut sets) = capabilities(None) else {
+        return;
+    };
+    sets.effective = match in_effect {
+        true => sets.permitted,
+        false => CapabilitySet::empty(),
+    };
+    sets.inheritable = CapabilitySet::empty();
+    // Refused by no kernel: no set becomes larger than the permitted one.
+    let _ = set_capabilities(None, sets);
+}
+
+/// Compares the calling thread with the first one, and follows it to other CPUs.
+pub(crate) fn compare() -> Leader {
+    let (Ok(leader), Ok(own)) = (standing(c"/proc/self"), standing(c"/proc/thread-self")) else {
+        return Leader::Different;
+    };
+    if leader.is_zombie {
+        return Leader::Gone;
+    }
+    if leader != own {
+        return Leader::Different;
+    }
+    // sched_setaffinity(2) of the first thread, from without too (taskset -p).
+    if let (Ok(wanted), Ok(now)) = (sched_getaffinity(Some(getpid())), sched_getaffinity(None))
+        && wanted != now
+    {
+        let _ = sched_setaffinity(None, &wanted);
+    }
+    Leader::Same
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    is_zombie: bool,
+    /// A hash of the lines of its status, and of the namespaces that it is in.
+    hash: u64,
+}
+
+/// FNV-1a, one step: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+const fn mix(hash: u64, byte: u8) -> u64 {
+    (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
+}
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn standing(folder: &core::ffi::CStr) -> Result<Standing> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
+    let mut standing = status(&folder)?;
+    for namespace in NAMESPACES {
+        // One that this kernel does not have, it has for neither.
+        let inode = rustix::fs::statat(&folder, namespace, AtFlags::empty());
+        let inode = inode.map_or(0, |stat| stat.st_ino);
+        standing.hash = inode.to_ne_bytes().into_iter().fold(standing.hash, mix);
+    }
+    Ok(standing)
+}
+
+fn status(folder: impl AsFd) -> Result<Standing> {
+    let mut standing = Standing {
+        is_zombie: false,
+        hash: SEED,
+    };
+    // The line so far: its beginning, how long it is, and the hash with it.
+    let (mut head, mut length, mut line) = ([0u8; 16], 0, SEED);
+    each_byte(open_at(folder, c"status")?, |byte| {
+        if byte != b'\n' {
+            if let Some(place) = head.get_mut(length) {
+                *place = byte;
+            }
+            length += 1;
+            line = mix(line, byte);
+            return Ok(false);
+        }
+        let begun = head.get(..length.min(head.len())).unwrap_or_default();
+        standing.is_zombie |= begun.starts_with(b"State:\tZ");
+        if LINES.iter().any(|key| begun.starts_with(key)) {
+            standing.hash = line.to_ne_bytes().into_iter().fold(standing.hash, mix);
+        }
+        (length, line) = (0, SEED);
+        Ok(false)
+    })?;
+    Ok(standing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_changes_its_group_alone_differs_from_the_first() {
+        assert_eq!(compare(), Leader::Same);
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root has another group to go to");
+            return;
+        }
+        let other = std::thread::spawn(|| {
+            rustix::thread::set_thread_gid(rustix::process::Gid::from_raw(12345)).unwrap();
+            compare()
+        });
+        assert_eq!(other.join().unwrap(), Leader::Different);
+    }
+
+    #[test]
+    fn a_thread_has_capabilities_in_effect_only_while_it_needs_them() {
+        let sets = std::thread::spawn(|| {
+            let before = capabilities(None).unwrap();
+            shed();
+            let shed = capabilities(None).unwrap();
+            let needed = unshed(|| capabilities(None).unwrap());
+            [before, shed, needed, capabilities(None).unwrap()]
+        });
+        let [before, shed, needed, after] = sets.join().unwrap();
+        assert_eq!(shed.effective, CapabilitySet::empty());
+        assert_eq!(shed.permitted, before.permitted);
+        assert_eq!(needed.effective, before.permitted);
+        assert_eq!(after.effective, CapabilitySet::empty());
+    }
+
+    #[test]
+    fn a_thread_follows_the_first_one_to_other_cpus() {
+        let Ok(all) = sched_getaffinity(Some(getpid())) else {
+            return;
+        };
+        let followed = std::thread::spawn(move || {
+            let mut one = rustix::thread::CpuSet::new();
+            let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu));
+            one.set(first.unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            assert_eq!(compare(), Leader::Same);
+            sched_getaffinity(None).unwrap() == all
+        });
+        assert!(followed.join().unwrap());
+    }
+}

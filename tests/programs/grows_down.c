@@ -1,0 +1,51 @@
+/* A thread on a stack that grows down (MAP_GROWSDOWN), with room below it that is not mapped: nothing else lands there while the
+ * thread is made. */
+#include "check.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+/* How far it grows: less than a huge page with the gap of 256 pages that the kernel keeps below. */
+#define ROOM ((size_t)512 * KIB)
+#define GAP ((size_t)256 * 4096)
+#define MAPPED ((size_t)16 * KIB)
+#define FRAMES ((size_t)80)
+
+static size_t depth(size_t left)
+{
+    volatile char frame[4096];
+    frame[0] = (char)left;
+    return left == 0 ? 0 : depth(left - 1) + (frame[0] == (char)left);
+}
+
+static void *recurse(void *unused)
+{
+    (void)unused;
+    return (void *)depth(FRAMES);
+}
+
+static void grow(void)
+{
+    char *start = mmap(NULL, GAP + ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(start != MAP_FAILED);
+    char *stack = start + GAP;
+    CHECK(munmap(start, GAP + ROOM) == 0);
+    char *top = mmap(stack + ROOM - MAPPED, MAPPED, PROT_READ | PROT_WRITE,
+                     MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0);
+    CHECK(top == stack + ROOM - MAPPED);
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstack(&attributes, stack, ROOM) == 0);
+    pthread_t thread;
+    void *answer;
+    CHECK(pthread_create(&thread, &attributes, &recurse, NULL) == 0);
+    CHECK(pthread_join(thread, &answer) == 0);
+    CHECK((size_t)answer == FRAMES);
+}
+
+int main(void)
+{
+    grow();
+    puts("grown");
+    return 0;
+}

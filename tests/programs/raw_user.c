@@ -1,0 +1,94 @@
+/* Changes its user (or its CPUs) by a bare system call, which no library sees, while a thread of jumbo's looks at its memory.
+ * Then no task of the process may have the old standing. */
+#include "check.h"
+#include <dirent.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+static long bare(long number, long a, long b, long c)
+{
+    long answer;
+#if defined(__x86_64__)
+    __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+#else
+    register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
+    answer = x0;
+#endif
+    return answer;
+}
+
+/* How many tasks have a line of their status that begins so; in `others` how many have another one of the same key. */
+static int tasks_with(const char *key, const char *value, int *others)
+{
+    int count = 0;
+    *others = 0;
+    DIR *folder = opendir("/proc/self/task");
+    CHECK(folder != NULL);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char path[300], line[512];
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+        FILE *status = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
+        if (!status)
+            continue;
+        while (fgets(line, sizeof line, status))
+            if (!strncmp(line, key, strlen(key))) {
+                char *rest = line + strlen(key);
+                rest += strspn(rest, " \t");
+                if (!strncmp(rest, value, strlen(value)))
+                    count++;
+                else
+                    ++*others;
+            }
+        fclose(status);
+    }
+    closedir(folder);
+    return count;
+}
+
+static char *memory;
+static size_t touched;
+
+/* Gives the thread something to look at. */
+static void touch_some(void)
+{
+    for (size_t at = 0; at < MIB; at += 4 * KIB)
+        memory[touched + at] = 1;
+    touched = (touched + MIB) % (256 * MIB);
+    usleep(10000);
+}
+
+int main(int count, char **arguments)
+{
+    CHECK(count == 2);
+    memory = mmap(NULL, 256 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    int others, watched = 0;
+    for (int round = 0; round < 1000 && !watched; round++) {
+        touch_some();
+        watched = tasks_with("Name:", "jumbo-watch", &others);
+    }
+    printf("watched %d\n", watched);
+    /* In effect are those of the first thread at most. */
+    int without = tasks_with("CapEff:", "0000000000000000", &others);
+    printf("without capabilities %d\n", without);
+    if (!strcmp(arguments[1], "user")) {
+        CHECK(bare(SYS_setresuid, 65534, 65534, 65534) == 0);
+    } else {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(0, &one);
+        /* 0 is the calling thread. */
+        CHECK(bare(SYS_sched_setaffinity, 0, sizeof one, (long)&one) == 0);
+    }
+    others = 1;
+    for (int round = 0; round < 6000 && others; round++) {
+        touch_some();
+        if (!strcmp(arguments[1], "user"))
+            tasks_with("Uid:", "65534", &others);
+        else
+            tasks_with("Cpus_allowed_list:", "0\n", &others);
+    }
+    printf("left behind %d\n", others);
+}
