@@ -5,7 +5,7 @@
 //! this process, load it by that name.
 
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -83,19 +83,38 @@ fn installed_or_carried() -> Result<PathBuf, Failure> {
 
 /// The copy at `store`, which is put there unless it is.
 fn carried(store: &Path, command: &Path) -> Result<PathBuf, String> {
-    let is_whole = || fs::read(store).is_ok_and(|bytes| bytes == CARRIED);
-    if !is_whole() {
-        // Nothing is written where another user could change it afterwards.
-        let mut folders = store.ancestors().skip(1);
-        if let Some(folder) = folders.find(|folder| folder.exists()) {
-            Library::check(folder, command)?;
-        }
-        put(store).map_err(|error| format!("cannot be written: {error}"))?;
+    let is_whole = || is_carried(store).unwrap_or(false);
+    if is_whole() {
+        return Library::check(store, command);
     }
+    // Nothing is written where another user could change it afterwards.
+    let mut folders = store.ancestors().skip(1);
+    if let Some(folder) = folders.find(|folder| folder.exists()) {
+        Library::check(folder, command)?;
+    }
+    put(store).map_err(|error| format!("cannot be written: {error}"))?;
     let path = Library::check(store, command)?;
     is_whole()
         .then_some(path)
         .ok_or_else(|| String::from("another version of it is being put there"))
+}
+
+/// True if the file has the bytes of [`CARRIED`]. Each start asks, so the file is compared in blocks: a buffer as large as
+/// the file takes longer to touch than to read.
+fn is_carried(store: &Path) -> io::Result<bool> {
+    let mut file = fs::File::open(store)?;
+    if file.metadata()?.len() != CARRIED.len() as u64 {
+        return Ok(false);
+    }
+    let mut block = [0; 32 << 10];
+    for expected in CARRIED.chunks(block.len()) {
+        let block = &mut block[..expected.len()];
+        file.read_exact(block)?;
+        if block != expected {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// In one step: a program that runs has the old one mapped, and another jumbo may be at it too.
