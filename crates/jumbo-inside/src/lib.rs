@@ -4,6 +4,7 @@
 //! library here and no allocator: the compiler keeps what a comment would have to ask for. Where something cannot be done the
 //! caller is told, and the program's own allocator or the kernel does it.
 //!
+//! - [`events`]: the one door: what a program does that mechanisms hear, and in which order.
 //! - [`heap`]: large allocations in an address window of their own, and the program's mappings.
 //! - [`keep`]: how much of what is freed stays for the next allocations.
 //! - [`gather`]: memory given back by several threads, or later.
@@ -23,6 +24,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod bpf;
+pub mod events;
 pub mod gather;
 pub mod headroom;
 pub mod heap;

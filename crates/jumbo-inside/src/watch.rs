@@ -18,6 +18,7 @@ use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::events::{Mechanism, Scope};
 use crate::headroom::tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
@@ -461,5 +462,37 @@ impl Stop {
             true => Err(Stopped::NotYet),
             false => self.check(),
         }
+    }
+}
+
+/// The events that end the thread, because it would keep what the program gives up or stand in the way.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    fn locking_all() {
+        end();
+    }
+
+    fn first_thread_ends() {
+        end();
+    }
+
+    fn changing_privilege(_scope: Scope) {
+        end();
+    }
+
+    fn confining(_is_first: bool) {
+        end();
+    }
+
+    fn about_to_fork() {
+        about_to_fork();
+    }
+
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn is_forked(_pid: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { forked() };
     }
 }

@@ -10,16 +10,34 @@
 //! handlers of signals that unwind it (.eh_frame).
 
 use core::arch::naked_asm;
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_long};
+use core::sync::atomic::Ordering;
 
 use jumbo_inside::shmem::user::touch;
 use jumbo_inside::sys::copy_words;
 
 use crate::next;
 
-/// Defines functions: the name, and what looks at their arguments, six at the most.
+/// Defines functions: the name, the number of the system call that is the same, and what looks at their arguments, six at
+/// the most.
 macro_rules! buffers {
-    ($($name:ident: $look:ident;)*) => {$(
+    ($($name:ident $($number:ident)?: $look:ident;)*) => {
+        /// The numbers of these calls.
+        pub(crate) const NUMBERS: &[c_long] = &[$($(libc::$number,)?)*];
+
+        /// Brings in what the system call of that number reads or writes.
+        pub(crate) fn touch_for(number: c_long, arguments: [usize; 6]) {
+            if RANGES.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            let [first, second, third, fourth, fifth, sixth] = arguments;
+            match number {
+                $($(libc::$number => $look(first, second, third, fourth, fifth, sixth),)?)*
+                _ => {}
+            }
+        }
+
+        $(
         #[doc = concat!("The C library's ", stringify!($name), ".")]
         ///
         /// # Safety
@@ -81,120 +99,138 @@ macro_rules! buffers {
                 next = sym next::$name,
             );
         }
-    )*};
+        )*
+    };
 }
 
 /// Where the number of ranges stands, for the machine code above.
 static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
 
 buffers! {
-    read: one;
-    write: one;
-    pread: one;
+    read SYS_read: one;
+    write SYS_write: one;
+    pread SYS_pread64: one;
     pread64: one;
-    pwrite: one;
+    pwrite SYS_pwrite64: one;
     pwrite64: one;
     recv: one;
     send: one;
-    recvfrom: from;
-    sendto: to;
-    accept: accepted;
-    accept4: accepted;
+    recvfrom SYS_recvfrom: from;
+    sendto SYS_sendto: to;
+    accept SYS_accept: accepted;
+    accept4 SYS_accept4: accepted;
     wait: first;
     waitpid: second;
     wait3: usage;
-    wait4: usage_of;
-    waitid: id;
-    readv: several;
-    writev: several;
-    preadv: several;
+    wait4 SYS_wait4: usage_of;
+    waitid SYS_waitid: id;
+    readv SYS_readv: several;
+    writev SYS_writev: several;
+    preadv SYS_preadv: several;
     preadv64: several;
-    preadv2: several;
+    preadv2 SYS_preadv2: several;
     preadv64v2: several;
-    pwritev: several;
+    pwritev SYS_pwritev: several;
     pwritev64: several;
-    pwritev2: several;
+    pwritev2 SYS_pwritev2: several;
     pwritev64v2: several;
-    recvmsg: message;
-    sendmsg: message;
-    recvmmsg: messages;
-    sendmmsg: messages;
+    recvmsg SYS_recvmsg: message;
+    sendmsg SYS_sendmsg: message;
+    recvmmsg SYS_recvmmsg: messages;
+    sendmmsg SYS_sendmmsg: messages;
     fread: elements;
     fread_unlocked: elements;
     fwrite: elements;
     fwrite_unlocked: elements;
 }
 
-/// A descriptor, an address, a length.
-extern "C" fn one(_descriptor: c_int, address: usize, length: usize) {
-    touch(address, length);
+/// The lower half of a register: an `int`, whose upper half the calling conventions leave open.
+const fn low(word: usize) -> usize {
+    word & u32::MAX as usize
 }
 
-/// The same, flags, the address of a name, the address of its length.
-extern "C" fn from(_: c_int, address: usize, length: usize, _: c_int, name: usize, size: usize) {
-    touch(address, length);
-    accepted(0, name, size);
-}
-
-/// The same, flags, the address of a name, its length.
-extern "C" fn to(_: c_int, address: usize, length: usize, _: c_int, name: usize, size: c_uint) {
-    touch(address, length);
-    touch(name, size as usize);
-}
-
-/// A descriptor, the address of a name, the address of its length.
-extern "C" fn accepted(_descriptor: c_int, name: usize, length: usize) {
+/// A name of a socket, and its length, which the kernel writes.
+fn touch_name(name: usize, length: usize) {
     // The kernel writes no longer name.
     touch(name, size_of::<libc::sockaddr_storage>());
     touch(length, size_of::<libc::socklen_t>());
 }
 
-/// The address of a status.
-extern "C" fn first(status: usize) {
+fn touch_status(status: usize) {
     touch(status, size_of::<c_int>());
 }
 
+// Each is given six registers, of which the call may have set fewer.
+
+/// A descriptor, an address, a length.
+extern "C" fn one(_: usize, address: usize, length: usize, _: usize, _: usize, _: usize) {
+    touch(address, length);
+}
+
+/// The same, flags, the address of a name, the address of its length.
+extern "C" fn from(_: usize, address: usize, length: usize, _: usize, name: usize, size: usize) {
+    touch(address, length);
+    touch_name(name, size);
+}
+
+/// The same, flags, the address of a name, its length.
+extern "C" fn to(_: usize, address: usize, length: usize, _: usize, name: usize, size: usize) {
+    touch(address, length);
+    touch(name, low(size));
+}
+
+/// A descriptor, the address of a name, the address of its length.
+extern "C" fn accepted(_: usize, name: usize, length: usize, _: usize, _: usize, _: usize) {
+    touch_name(name, length);
+}
+
+/// The address of a status.
+extern "C" fn first(status: usize, _: usize, _: usize, _: usize, _: usize, _: usize) {
+    touch_status(status);
+}
+
 /// A process, the address of a status.
-extern "C" fn second(_process: c_int, status: usize) {
-    first(status);
+extern "C" fn second(_: usize, status: usize, _: usize, _: usize, _: usize, _: usize) {
+    touch_status(status);
 }
 
 /// The address of a status, options, the address of a `struct rusage`.
-extern "C" fn usage(status: usize, _options: c_int, used: usize) {
-    first(status);
+extern "C" fn usage(status: usize, _: usize, used: usize, _: usize, _: usize, _: usize) {
+    touch_status(status);
     touch(used, size_of::<libc::rusage>());
 }
 
 /// A process, and the same.
-extern "C" fn usage_of(_process: c_int, status: usize, options: c_int, used: usize) {
-    usage(status, options, used);
+extern "C" fn usage_of(_: usize, status: usize, _: usize, used: usize, _: usize, _: usize) {
+    touch_status(status);
+    touch(used, size_of::<libc::rusage>());
 }
 
 /// What is waited for, its number, the address of a `siginfo_t`.
-extern "C" fn id(_kind: c_uint, _number: c_uint, information: usize) {
+extern "C" fn id(_: usize, _: usize, information: usize, _: usize, _: usize, _: usize) {
     touch(information, size_of::<libc::siginfo_t>());
 }
 
 /// An address, the size of an element, how many.
-extern "C" fn elements(address: usize, size: usize, count: usize) {
+extern "C" fn elements(address: usize, size: usize, count: usize, _: usize, _: usize, _: usize) {
     touch(address, size.saturating_mul(count));
 }
 
 /// A descriptor, the address of an array of `struct iovec`, its length.
-extern "C" fn several(_descriptor: c_int, vectors: usize, count: c_int) {
-    touch_vectors(vectors, usize::try_from(count).unwrap_or(0));
+extern "C" fn several(_: usize, vectors: usize, count: usize, _: usize, _: usize, _: usize) {
+    touch_vectors(vectors, low(count));
 }
 
 /// A descriptor, the address of a `struct msghdr`.
-extern "C" fn message(_descriptor: c_int, header: usize) {
+extern "C" fn message(_: usize, header: usize, _: usize, _: usize, _: usize, _: usize) {
     touch_message(header);
 }
 
 /// A descriptor, the address of an array of `struct mmsghdr`, its length.
-extern "C" fn messages(_descriptor: c_int, headers: usize, count: c_uint) {
+extern "C" fn messages(_: usize, headers: usize, count: usize, _: usize, _: usize, _: usize) {
     const SIZE: usize = size_of::<libc::mmsghdr>();
     // UIO_MAXIOV: the kernel takes no more.
-    for at in 0..(count as usize).min(1024) {
+    for at in 0..low(count).min(1024) {
         let header = headers.wrapping_add(at * SIZE);
         // Where it says how much came.
         touch(header, SIZE);

@@ -5,21 +5,25 @@
 
 use core::ffi::{c_int, c_uint};
 
+use jumbo_inside::events::Scope;
 use jumbo_inside::sandbox;
 use libc::{pid_t, rlimit};
 use rustix::process::getpid;
 use rustix::thread::gettid;
 
-use crate::{glibc, mimalloc, next};
+use crate::{glibc, mimalloc};
 
 /// setrlimit(2).
 ///
 /// # Safety
 /// As for setrlimit(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
-    // SAFETY: the same call.
-    let answer = unsafe { (next::setrlimit.get())(resource, limit) };
+pub(crate) unsafe fn set(
+    _scope: Scope,
+    call: impl Fn(c_uint, *const rlimit) -> c_int,
+    resource: c_uint,
+    limit: *const rlimit,
+) -> c_int {
+    let answer = call(resource, limit);
     if answer == 0 {
         // SAFETY: the kernel has just read it.
         unsafe { limited(0, resource, limit) };
@@ -27,49 +31,24 @@ pub unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_
     answer
 }
 
-/// The same: `rlim_t` has 64 bits.
-///
-/// # Safety
-/// As for setrlimit(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int {
-    // SAFETY: the same call.
-    unsafe { setrlimit(resource, limit) }
-}
-
 /// prlimit(2).
 ///
 /// # Safety
 /// As for prlimit(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit(
+pub(crate) unsafe fn exchange(
+    _scope: Scope,
+    call: impl Fn(pid_t, c_uint, *const rlimit, *mut rlimit) -> c_int,
     pid: pid_t,
     resource: c_uint,
     limit: *const rlimit,
     before: *mut rlimit,
 ) -> c_int {
-    // SAFETY: the same call.
-    let answer = unsafe { (next::prlimit.get())(pid, resource, limit, before) };
+    let answer = call(pid, resource, limit, before);
     if answer == 0 && !limit.is_null() {
         // SAFETY: the kernel has just read it.
         unsafe { limited(pid, resource, limit) };
     }
     answer
-}
-
-/// The same.
-///
-/// # Safety
-/// As for prlimit(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit64(
-    pid: pid_t,
-    resource: c_uint,
-    limit: *const rlimit,
-    before: *mut rlimit,
-) -> c_int {
-    // SAFETY: the same call.
-    unsafe { prlimit(pid, resource, limit, before) }
 }
 
 /// `pid` has a limit now. A pool was asked for by the user, and stays.

@@ -1,15 +1,13 @@
-//! The `mmap` family: mmap(2), mremap(2), brk(2), mlock(2), mlockall(2), madvise(2).
-//!
-//! Both `mmap` and `mmap64` are defined: programs built with large-file support (CPython among them)
-//! import the second name.
+//! The doors of the `mmap` family: mmap(2), mremap(2), brk(2), mlock(2), mlockall(2), madvise(2).
 
-use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
 
+use jumbo_inside::events::{Mapping, Mechanism as _, Scope};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps, sparse};
-use jumbo_inside::{sandbox, segments, shmem, watch};
+use jumbo_inside::{sandbox, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
     MAP_LOCKED, MAP_NONBLOCK, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_STACK,
@@ -17,17 +15,14 @@ use libc::{
 };
 use rustix::fd::BorrowedFd;
 
-use crate::reaper::auto;
-use crate::{mimalloc, next, threads};
+use crate::mechanisms::{All, ODDLY_ADVISED, PMD};
+use crate::{doors, next};
 
 /// Mappings below 2 GiB, which only x86-64 has a flag for.
 #[cfg(target_arch = "x86_64")]
 const MAP_32BIT: c_int = libc::MAP_32BIT;
 #[cfg(not(target_arch = "x86_64"))]
 const MAP_32BIT: c_int = 0;
-
-/// The PMD size once mappings are covered; 0 before, and where they are not.
-static PMD: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts covering mappings.
 pub(crate) fn cover(pmd: usize) {
@@ -38,8 +33,10 @@ pub(crate) fn cover(pmd: usize) {
 ///
 /// # Safety
 /// As for mmap(2): `MAP_FIXED` replaces what is there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
+#[expect(clippy::too_many_arguments, reason = "those of mmap(2)")]
+pub(crate) unsafe fn map(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, usize, c_int, c_int, c_int, off_t) -> *mut c_void,
     addr: *mut c_void,
     len: usize,
     prot: c_int,
@@ -47,13 +44,10 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    let map = || unsafe { any(addr, len, prot, flags, fd, off) };
+    let map = || any(&call, addr, len, prot, flags, fd, off);
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
-        gather::about_to_map_at(addr.addr(), len);
-        shmem::unmapped(addr.addr(), len);
-        sparse::forget(addr.addr(), len);
-        return segments::changing(|| pending(map, flags, prot, len));
+        All::mapping_at(addr.addr(), len);
+        return All::around_change(|| pending(map, flags, prot, len));
     }
     pending(map, flags, prot, len)
 }
@@ -80,10 +74,9 @@ fn again<T: PartialEq>(call: impl Fn() -> T, failed: T) -> T {
     answer
 }
 
-/// # Safety
-/// As for [`mmap`].
 #[inline(always)]
-unsafe fn any(
+fn any(
+    call: &impl Fn(*mut c_void, usize, c_int, c_int, c_int, off_t) -> *mut c_void,
     addr: *mut c_void,
     len: usize,
     prot: c_int,
@@ -94,35 +87,34 @@ unsafe fn any(
     watch::resume();
     let pmd = PMD.load(Ordering::Relaxed);
     let large = len >= maps::SMALL && flags & MAP_ANONYMOUS != 0;
+    let map = |addr, flags| call(addr, len, prot, flags, fd, off);
     let mapped = if shmem::is_covered(len, flags) && sandbox::allows_advice() {
-        // SAFETY: the caller's promise.
-        unsafe { shared(addr, len, prot, flags, fd, off) }
+        shared(map, addr, len, prot, flags, fd, off)
     } else if large && pmd != 0 && flags & libc::MAP_TYPE == MAP_PRIVATE && sandbox::allows_advice()
     {
-        // SAFETY: the caller's promise.
-        unsafe { anonymous(addr, len, prot, flags, fd, off, pmd) }
+        anonymous(map, addr, len, prot, flags, pmd)
     } else {
         let hint = text_place(addr, len, prot, flags, off);
-        // SAFETY: the same call: where the kernel decides, it is given a hint.
-        let mapped = unsafe { (next::mmap.get())(hint.unwrap_or(addr), len, prot, flags, fd, off) };
+        // Where the kernel decides, it is given a hint.
+        let mapped = map(hint.unwrap_or(addr), flags);
         if hint.is_some() && mapped != MAP_FAILED {
             maps::advise_text(mapped.addr(), len);
         }
         mapped
     };
-    if large {
-        auto::mapped(mapped, len, prot, flags);
-    } else {
-        auto::mapped_file(mapped, flags, fd);
-    }
+    All::mapped(&Mapping {
+        address: mapped.addr(),
+        length: len,
+        protection: prot,
+        flags,
+        descriptor: fd,
+    });
     mapped
 }
 
 /// Memory that processes share.
-///
-/// # Safety
-/// As for [`mmap`].
-unsafe fn shared(
+fn shared(
+    map: impl Fn(*mut c_void, c_int) -> *mut c_void,
     addr: *mut c_void,
     len: usize,
     prot: c_int,
@@ -130,8 +122,6 @@ unsafe fn shared(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise, for whatever address and flags below.
-    let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     let anonymous = flags & MAP_ANONYMOUS != 0;
     // SAFETY: a number of the program's; it is asked about, and not kept.
@@ -205,37 +195,15 @@ fn text_place(
     Some(with_exposed_provenance_mut(place + offset))
 }
 
-/// mmap(2), by its other name.
-///
-/// # Safety
-/// As for [`mmap`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
+/// Private memory without a file.
+fn anonymous(
+    map: impl Fn(*mut c_void, c_int) -> *mut c_void,
     addr: *mut c_void,
     len: usize,
     prot: c_int,
     flags: c_int,
-    fd: c_int,
-    off: off_t,
-) -> *mut c_void {
-    // SAFETY: the same call: off_t has 64 bits here.
-    unsafe { mmap(addr, len, prot, flags, fd, off) }
-}
-
-/// # Safety
-/// As for [`mmap`].
-unsafe fn anonymous(
-    addr: *mut c_void,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-    fd: c_int,
-    off: off_t,
     pmd: usize,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise, for whatever address and flags below.
-    let map = |addr, flags| unsafe { (next::mmap.get())(addr, len, prot, flags, fd, off) };
-
     // Stacks grow into what is never touched; hugetlb is huge; 32-bit addresses and code are special.
     let special = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT;
     if flags & special != 0 || prot & PROT_EXEC != 0 {
@@ -295,8 +263,9 @@ unsafe fn anonymous(
 ///
 /// # Safety
 /// As for mremap(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(
+pub(crate) unsafe fn remap(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void,
     addr: *mut c_void,
     old: usize,
     new: usize,
@@ -304,16 +273,11 @@ pub unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     if flags & MREMAP_FIXED != 0 {
-        gather::about_to_map_at(to.addr(), new);
-        shmem::unmapped(to.addr(), new);
-        sparse::forget(to.addr(), new);
+        All::mapping_at(to.addr(), new);
     }
-    shmem::unmapped(addr.addr(), old.max(1));
-    sparse::forget(addr.addr(), old);
-    let remap = |flags| {
-        // SAFETY: the same call.
-        segments::changing(|| unsafe { (next::mremap.get())(addr, old, new, flags, to) })
-    };
+    // A length of 0 makes a second mapping of shared pages.
+    All::unmapping(addr.addr(), old.max(1));
+    let remap = |flags| All::around_change(|| call(addr, old, new, flags, to));
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
         gather::drain();
@@ -354,9 +318,6 @@ pub unsafe extern "C" fn mremap(
     moved
 }
 
-/// The program has advised memory in a way that a copy of it would lose (MADV_DONTFORK, MADV_DONTDUMP).
-static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
-
 /// Does by hand what the kernel refuses because our packing made one mapping of the program's two of
 /// its own: it merges none whose memory was shared by a fork.
 ///
@@ -365,12 +326,12 @@ static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
 unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
     let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
     // SAFETY: a new mapping, where the kernel likes, replaces none.
-    let moved = unsafe { mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
+    let moved = unsafe { doors::mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
     if moved != MAP_FAILED {
         // SAFETY: the caller's promise, and a new mapping that is larger; the program gives the old one up for it.
         unsafe {
             heap::copy(addr.addr(), moved.addr(), old);
-            munmap(addr, old);
+            doors::munmap(addr, old);
         }
     }
     moved
@@ -381,26 +342,34 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
 ///
 /// # Safety
 /// As for munmap(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
-    shmem::unmapped(addr.addr(), len);
-    sparse::forget(addr.addr(), len);
-    // SAFETY: the caller may unmap the range.
-    if gather::is_large(len) && unsafe { gather::unmap(addr.addr(), len) } {
+#[inline(always)]
+pub(crate) unsafe fn unmap(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, usize) -> c_int,
+    addr: *mut c_void,
+    len: usize,
+) -> c_int {
+    All::unmapping(addr.addr(), len);
+    // SAFETY: the program gives up the range.
+    if unsafe { All::unmap(addr.addr(), len) } {
         return 0;
     }
-    // SAFETY: the same call.
-    segments::changing(|| unsafe { (next::munmap.get())(addr, len) })
+    All::around_change(|| call(addr, len))
 }
 
 /// mprotect(2): text that is about to be written to is not replaced.
 ///
 /// # Safety
 /// As for mprotect(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int {
-    // SAFETY: the same call.
-    segments::changing(|| unsafe { (next::mprotect.get())(addr, len, prot) })
+#[inline(always)]
+pub(crate) unsafe fn protect(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, usize, c_int) -> c_int,
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+) -> c_int {
+    All::around_change(|| call(addr, len, prot))
 }
 
 /// dlclose(3), which unmaps past ours.
@@ -410,33 +379,19 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, prot: c_int) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: the same call.
-    segments::changing(|| unsafe { (next::dlclose.get())(handle) })
-}
-
-/// ioctl(2): a program that answers page faults itself is left alone. Declared with the one argument that there is at most.
-///
-/// # Safety
-/// As for ioctl(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
-    /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
-    const REGISTER: u32 = 0xc020_aa00;
-    // The kernel takes 32 bits: some callers extend the sign of an int.
-    if request & c_ulong::from(u32::MAX) == c_ulong::from(REGISTER) {
-        shmem::leave();
-    }
-    // SAFETY: the same call.
-    unsafe { (next::ioctl.get())(fd, request, argument) }
+    All::around_change(|| unsafe { (next::dlclose.get())(handle) })
 }
 
 /// sbrk(2).
 ///
 /// # Safety
 /// As for sbrk(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
-    // SAFETY: the same call.
-    let move_break = || unsafe { (next::sbrk.get())(increment) };
+pub(crate) unsafe fn move_break(
+    _scope: Scope,
+    call: impl Fn(isize) -> *mut c_void,
+    increment: isize,
+) -> *mut c_void {
+    let move_break = || call(increment);
     let old = if increment > 0 && gather::is_pending() {
         again(move_break, MAP_FAILED)
     } else {
@@ -452,26 +407,36 @@ pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
 ///
 /// # Safety
 /// As for brk(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn brk(addr: *mut c_void) -> c_int {
+pub(crate) unsafe fn set_break(
+    _scope: Scope,
+    call: impl Fn(*mut c_void) -> c_int,
+    addr: *mut c_void,
+) -> c_int {
     // SAFETY: sbrk(0) only asks.
-    let old = unsafe { (next::sbrk.get())(0) };
-    // SAFETY: the same call.
-    let move_break = || unsafe { (next::brk.get())(addr) };
+    let now = || unsafe { (next::sbrk.get())(0) }.addr();
+    let before = now();
     let answer = if gather::is_pending() {
-        again(move_break, -1)
+        again(|| call(addr), -1)
     } else {
-        move_break()
+        call(addr)
     };
-    if answer == 0 && old != MAP_FAILED {
-        grown(
-            old.addr(),
-            addr.addr()
-                .cast_signed()
-                .wrapping_sub(old.addr().cast_signed()),
-        );
+    if answer == 0 {
+        grown(before, now().wrapping_sub(before).cast_signed());
     }
     answer
+}
+
+/// brk(2) by its number, which answers with the break. `now` only asks.
+pub(crate) fn break_moved(now: impl Fn() -> c_long, call: impl Fn() -> c_long) -> c_long {
+    let before = now();
+    let after = call();
+    if let Ok(old) = usize::try_from(before) {
+        grown(
+            old,
+            isize::try_from(after.wrapping_sub(before)).unwrap_or(0),
+        );
+    }
+    after
 }
 
 /// The break has moved; a large step is advised.
@@ -487,116 +452,78 @@ fn grown(old: usize, increment: isize) {
 }
 
 /// mlockall(2): what is mapped from now on may be resident at once.
-#[unsafe(no_mangle)]
-pub extern "C" fn mlockall(flags: c_int) -> c_int {
-    // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
-    threads::end_ours();
-    mimalloc::give_up_addresses();
-    // SAFETY: the same call.
-    let answer = unsafe { (next::mlockall.get())(flags) };
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn lock_all(_scope: Scope, call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
+    All::locking_all();
+    let answer = call(flags);
     if answer == 0 {
-        heap::lock_future(flags & libc::MCL_FUTURE != 0);
+        All::locked_all(flags & libc::MCL_FUTURE != 0);
     }
     answer
 }
 
 /// munlockall(2).
-#[unsafe(no_mangle)]
-pub extern "C" fn munlockall() -> c_int {
-    // SAFETY: the same call.
-    let answer = unsafe { (next::munlockall.get())() };
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn unlock_all(_scope: Scope, call: impl Fn() -> c_int) -> c_int {
+    let answer = call();
     if answer == 0 {
-        heap::lock_future(false);
+        All::locked_all(false);
     }
     answer
 }
 
-/// So much is about to be locked: it may be text, which is not replaced then, for the lock would be lost.
-fn locked(len: usize) {
-    if len >= PMD.load(Ordering::Relaxed).max(1 << 20) {
-        watch::end();
-    }
-}
-
-/// mlock(2): the lock would stick to the pages of a block when it is freed.
+/// mlock(2).
 ///
 /// # Safety
 /// None beyond C's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock(addr: *const c_void, len: usize) -> c_int {
-    gather::about_to_allocate(len);
-    heap::changed(addr.addr());
-    locked(len);
-    shmem::user::touch(addr.addr(), len);
-    // SAFETY: the same call.
-    unsafe { (next::mlock.get())(addr, len) }
+pub(crate) unsafe fn lock(
+    _scope: Scope,
+    call: impl Fn(*const c_void, usize) -> c_int,
+    addr: *const c_void,
+    len: usize,
+) -> c_int {
+    All::locking(addr.addr(), len);
+    call(addr, len)
 }
 
 /// mlock2(2).
 ///
 /// # Safety
 /// None beyond C's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
-    gather::about_to_allocate(len);
-    heap::changed(addr.addr());
-    locked(len);
-    shmem::user::touch(addr.addr(), len);
-    // SAFETY: the same call.
-    unsafe { (next::mlock2.get())(addr, len, flags) }
+pub(crate) unsafe fn lock_with(
+    _scope: Scope,
+    call: impl Fn(*const c_void, usize, c_uint) -> c_int,
+    addr: *const c_void,
+    len: usize,
+    flags: c_uint,
+) -> c_int {
+    All::locking(addr.addr(), len);
+    call(addr, len, flags)
 }
 
-/// madvise(2): most advice sticks to the pages of a block when it is freed.
+/// madvise(2).
 ///
 /// # Safety
 /// As for madvise(2): some advice drops what the memory holds.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
-    let passing = [
-        libc::MADV_DONTNEED,
-        libc::MADV_FREE,
-        libc::MADV_HUGEPAGE,
-        libc::MADV_WILLNEED,
-    ];
-    if !passing.contains(&advice) {
-        heap::changed(addr.addr());
-        if maps::is_placed(addr.addr()) {
-            ODDLY_ADVISED.store(true, Ordering::Relaxed);
+pub(crate) unsafe fn advise(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, usize, c_int) -> c_int,
+    addr: *mut c_void,
+    len: usize,
+    advice: c_int,
+) -> c_int {
+    All::advising(addr.addr(), len, advice);
+    // SAFETY: the caller's promise.
+    match unsafe { All::advise(addr.addr(), len, advice) } {
+        Some(Ok(())) => 0,
+        Some(Err(errno)) => {
+            next::set_errno(errno);
+            -1
         }
+        None => call(addr, len, advice),
     }
-    if advice == libc::MADV_NOHUGEPAGE {
-        sparse::forget(addr.addr(), len);
-    }
-    let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
-    // SAFETY: the caller drops what the range holds.
-    if drops && unsafe { heap::discard(addr.addr(), len) } {
-        return 0;
-    }
-    if advice == libc::MADV_MERGEABLE {
-        gather::merged();
-    }
-    if [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE].contains(&advice) {
-        shmem::user::touch(addr.addr(), len);
-    }
-    if advice == libc::MADV_COLLAPSE {
-        // The kernel collapses no range with holes that a userfaultfd could fill: EBUSY. It looks at the page behind
-        // the end too (collapse_file in mm/khugepaged.c, Linux 6.18).
-        shmem::user::forget(addr.addr(), len.saturating_add(1));
-    }
-    if advice == libc::MADV_REMOVE {
-        shmem::punched();
-    }
-    if advice == libc::MADV_DONTNEED && gather::is_large(len) {
-        // SAFETY: the caller drops what the range holds.
-        match unsafe { gather::discard(addr.addr(), len) } {
-            Some(Ok(())) => return 0,
-            Some(Err(errno)) => {
-                next::set_errno(errno.raw_os_error());
-                return -1;
-            }
-            None => {}
-        }
-    }
-    // SAFETY: the same call.
-    unsafe { (next::madvise.get())(addr, len, advice) }
 }

@@ -7,50 +7,48 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
+use jumbo_inside::events::{Mechanism as _, Scope};
 use jumbo_inside::reaper::{Ids, State};
-use jumbo_inside::{gather, heap, shmem, watch};
+use jumbo_inside::shmem;
 
+use crate::mechanisms::All;
+use crate::next;
 use crate::reaper::{auto, renewed, without};
-use crate::{environment, next, threads};
 
 /// fcntl(2)'s locks that belong to an open file; Linux 3.15. And leases, which do too.
 const LOCKS: [c_int; 3] = [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_SETLEASE];
 /// What may be unshared while memory is shared, and is by single threads.
-const HARMLESS: c_long = (libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM) as c_long;
+const HARMLESS: c_int = libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM;
 
 /// unshare(2).
-#[unsafe(no_mangle)]
-pub extern "C" fn unshare(flags: c_int) -> c_int {
-    // SAFETY: the same call.
-    let call = || c_long::from(unsafe { (next::unshare.get())(flags) });
-    if unshared(c_long::from(flags), call) == 0 {
-        0
-    } else {
-        -1
-    }
-}
-
-/// unshare(2), by whatever name it was called.
-pub(crate) fn unshared(flags: c_long, mut call: impl FnMut() -> c_long) -> c_long {
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn unshared(_scope: Scope, call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
     if flags & !HARMLESS == 0 {
-        return call();
+        return call(flags);
     }
-    joined(call)
+    joined(|| call(flags))
 }
 
 /// setns(2).
-#[unsafe(no_mangle)]
-pub extern "C" fn setns(descriptor: c_int, kind: c_int) -> c_int {
-    // SAFETY: the same call.
-    let call = || c_long::from(unsafe { (next::setns.get())(descriptor, kind) });
-    if joined(call) == 0 { 0 } else { -1 }
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn join(
+    _scope: Scope,
+    call: impl Fn(c_int, c_int) -> c_int,
+    fd: c_int,
+    kind: c_int,
+) -> c_int {
+    joined(|| call(fd, kind))
 }
 
-/// setns(2), by whatever name it was called. Refused while memory is shared: EINVAL, EUSERS.
-pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
+/// unshare(2) and setns(2), which are refused while memory is shared: EINVAL, EUSERS.
+fn joined(call: impl FnMut() -> c_int) -> c_int {
     let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
-    threads::end_ours();
+    All::changing_privilege(Scope::Thread);
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
@@ -64,109 +62,135 @@ pub(crate) fn joined(call: impl FnMut() -> c_long) -> c_long {
 ///
 /// # Safety
 /// As for chroot(2): a path.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
-    // SAFETY: the same call.
-    rooted(|| unsafe { (next::chroot.get())(path) })
+pub(crate) unsafe fn change_root(
+    _scope: Scope,
+    call: impl Fn(*const c_char) -> c_int,
+    path: *const c_char,
+) -> c_int {
+    rooted(|| call(path))
 }
 
 /// pivot_root(2), which glibc has and declares nowhere.
 ///
 /// # Safety
 /// As for pivot_root(2): two paths.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pivot_root(root: *const c_char, old: *const c_char) -> c_int {
-    // SAFETY: the same call.
-    rooted(|| unsafe { (next::pivot_root.get())(root, old) })
+pub(crate) unsafe fn change_roots(
+    _scope: Scope,
+    call: impl Fn(*const c_char, *const c_char) -> c_int,
+    root: *const c_char,
+    old: *const c_char,
+) -> c_int {
+    rooted(|| call(root, old))
 }
 
-/// chroot(2) and pivot_root(2), by whatever name they were called. The sibling's root is the one that it was
-/// started with, and who may trace it (without any capability, where the user is the same) finds it at
-/// /proc/PID/root: so it is ended before, and starts again below the new one.
-pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
-    heap::before_confinement();
+/// chroot(2) and pivot_root(2). The sibling's root is the one that it was started with, and who may trace it (without any
+/// capability, where the user is the same) finds it at /proc/PID/root: so it is ended before, and starts again below the
+/// new one.
+fn rooted(call: impl FnMut() -> c_int) -> c_int {
+    All::before_confinement();
     let answer = without(call, |_| false);
-    environment::rooted();
+    All::rooted();
     answer
 }
 
 /// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program
-/// can write. The C library has each of its threads make them, so [`gather`]'s workers do as well.
+/// can write. The C library has each of its threads make them, so the workers of [`jumbo_inside::gather`] do as well; the
+/// system call is one thread's alone.
 macro_rules! identities {
     ($($name:ident($($argument:ident),*): $ids:ident;)*) => {$(
-        #[doc = concat!(stringify!($name), "(2).")]
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: c_uint),*) -> c_int {
-            // SAFETY: the same call.
-            let call = || unsafe { (next::$name.get())($($argument),*) };
-            watch::end();
-            renewed(Ids::$ids, &[$($argument),*], call)
+        #[doc = concat!("The calls that ask for `", stringify!($($argument),*), "`.")]
+        ///
+        /// # Safety
+        /// None beyond C's.
+        pub(crate) unsafe fn $name(
+            scope: Scope,
+            call: impl Fn($(identities!(@id $argument)),*) -> c_int,
+            $($argument: c_uint),*
+        ) -> c_int {
+            All::changing_privilege(scope);
+            renewed(Ids::$ids, &[$($argument),*], || call($($argument),*))
         }
     )*};
+    (@id $argument:ident) => { c_uint };
 }
 
 identities! {
-    setuid(id): User;
-    seteuid(id): User;
-    setreuid(real, effective): User;
-    setresuid(real, effective, saved): User;
-    setgid(id): Group;
-    setegid(id): Group;
-    setregid(real, effective): Group;
-    setresgid(real, effective, saved): Group;
+    set_user(id): User;
+    set_users(real, effective): User;
+    set_all_users(real, effective, saved): User;
+    set_group(id): Group;
+    set_groups(real, effective): Group;
+    set_all_groups(real, effective, saved): Group;
 }
 
-/// setgroups(2): the C library has its own threads make it, and knows not of that of [`watch`].
+/// setgroups(2): the C library has its own threads make it, and knows not of the watching thread.
 ///
 /// # Safety
 /// As for setgroups(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> c_int {
-    watch::end();
-    // SAFETY: the same call.
-    unsafe { (next::setgroups.get())(count, groups) }
+pub(crate) unsafe fn set_supplementary(
+    scope: Scope,
+    call: impl Fn(usize, *const libc::gid_t) -> c_int,
+    count: usize,
+    groups: *const libc::gid_t,
+) -> c_int {
+    All::changing_privilege(scope);
+    call(count, groups)
 }
 
 /// initgroups(3), which calls setgroups(2) past ours.
 ///
 /// # Safety
 /// As for initgroups(3).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn initgroups(user: *const c_char, group: libc::gid_t) -> c_int {
-    watch::end();
-    // SAFETY: the same call.
-    unsafe { (next::initgroups.get())(user, group) }
+pub(crate) unsafe fn set_named(
+    scope: Scope,
+    call: impl Fn(*const c_char, libc::gid_t) -> c_int,
+    user: *const c_char,
+    group: libc::gid_t,
+) -> c_int {
+    All::changing_privilege(scope);
+    call(user, group)
 }
 
-/// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.
+/// capset(2): a worker of [`jumbo_inside::gather`] would keep what the program gives up, and run in its memory.
 ///
 /// # Safety
 /// As for capset(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn capset(header: *mut c_void, data: *const c_void) -> c_int {
-    threads::end_ours();
-    // SAFETY: the same call.
-    unsafe { (next::capset.get())(header, data) }
+pub(crate) unsafe fn set_capabilities(
+    _scope: Scope,
+    call: impl Fn(*mut c_void, *const c_void) -> c_int,
+    header: *mut c_void,
+    data: *const c_void,
+) -> c_int {
+    All::changing_privilege(Scope::Thread);
+    call(header, data)
+}
+
+/// landlock_restrict_self(2).
+pub(crate) fn restrict(call: impl Fn() -> c_long) -> c_long {
+    All::changing_privilege(Scope::Thread);
+    call()
 }
 
 /// shmat(2).
 ///
 /// # Safety
 /// As for shmat(2): SHM_REMAP replaces what is there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+pub(crate) unsafe fn attach(
+    _scope: Scope,
+    call: impl Fn(c_int, *const c_void, c_int) -> *mut c_void,
+    id: c_int,
+    at: *const c_void,
+    flags: c_int,
+) -> *mut c_void {
     // How long it is only the kernel knows.
-    gather::about_to_map_at(at.addr(), 1);
-    shmem::unmapped(at.addr(), 1);
+    All::mapping_at(at.addr(), 1);
     let plain = at.is_null() && flags & !libc::SHM_RDONLY == 0;
     let known = if plain { segment(id) } else { None };
     let hint = known.and_then(|(length, _)| shmem::place(length, 0));
     let hint = hint.map(core::ptr::with_exposed_provenance);
-    // SAFETY: the same call.
-    let mut attached = unsafe { (next::shmat.get())(id, hint.unwrap_or(at), flags) };
+    let mut attached = call(id, hint.unwrap_or(at), flags);
     if attached == libc::MAP_FAILED && hint.is_some() {
-        // SAFETY: the same call.
-        attached = unsafe { (next::shmat.get())(id, at, flags) };
+        attached = call(id, at, flags);
     }
     if attached != libc::MAP_FAILED {
         auto::acquire(State::SysvSegment);
@@ -215,37 +239,31 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
 ///
 /// # Safety
 /// As for shmdt(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmdt(at: *const c_void) -> c_int {
-    shmem::unmapped(at.addr(), 1);
-    // SAFETY: the same call.
-    unsafe { (next::shmdt.get())(at) }
+pub(crate) unsafe fn detach(
+    _scope: Scope,
+    call: impl Fn(*const c_void) -> c_int,
+    at: *const c_void,
+) -> c_int {
+    All::unmapping(at.addr(), 1);
+    call(at)
 }
 
 /// fallocate(2): a hole in shared memory is not filled again.
-#[unsafe(no_mangle)]
-pub extern "C" fn fallocate(
-    descriptor: c_int,
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn allocate(
+    _scope: Scope,
+    call: impl Fn(c_int, c_int, libc::off_t, libc::off_t) -> c_int,
+    fd: c_int,
     mode: c_int,
     offset: libc::off_t,
     length: libc::off_t,
 ) -> c_int {
     if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
-        shmem::punched();
+        All::punching();
     }
-    // SAFETY: the same call.
-    unsafe { (next::fallocate.get())(descriptor, mode, offset, length) }
-}
-
-/// fallocate(2), by its other name.
-#[unsafe(no_mangle)]
-pub extern "C" fn fallocate64(
-    descriptor: c_int,
-    mode: c_int,
-    offset: libc::off_t,
-    length: libc::off_t,
-) -> c_int {
-    fallocate(descriptor, mode, offset, length)
+    call(fd, mode, offset, length)
 }
 
 /// io_setup(2) as libaio has it: the C library has none. Made here, since libaio may not be there, or not
@@ -264,47 +282,66 @@ pub unsafe extern "C" fn io_setup(events: c_uint, context: *mut c_ulong) -> c_in
     if answer == 0 { 0 } else { -error }
 }
 
-/// flock(2).
-#[unsafe(no_mangle)]
-pub extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
-    // SAFETY: the same call.
-    let answer = unsafe { (next::flock.get())(descriptor, operation) };
-    flocked(answer.into(), descriptor, operation);
+/// io_setup(2).
+pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
+    let answer = call();
+    if answer == 0 {
+        auto::acquire(State::Aio);
+    }
     answer
 }
 
-/// flock(2), by whatever name it was called, has answered.
-pub(crate) fn flocked(answer: c_long, descriptor: c_int, operation: c_int) {
+/// flock(2).
+///
+/// # Safety
+/// None beyond C's.
+pub(crate) unsafe fn lock(
+    _scope: Scope,
+    call: impl Fn(c_int, c_int) -> c_int,
+    fd: c_int,
+    operation: c_int,
+) -> c_int {
+    let answer = call(fd, operation);
     if answer == 0 && operation & libc::LOCK_UN == 0 {
-        auto::locked(descriptor);
+        auto::locked(fd);
     }
-}
-
-/// fcntl(2), by whatever name it was called, has answered.
-pub(crate) fn controlled(answer: c_long, descriptor: c_int, command: c_int) {
-    if answer == 0 && LOCKS.contains(&command) {
-        auto::locked(descriptor);
-    }
+    answer
 }
 
 /// fcntl(2). Declared with the one argument that any command has at most.
 ///
 /// # Safety
 /// As for fcntl(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the same call.
-    let answer = unsafe { (next::fcntl.get())(descriptor, command, argument) };
-    controlled(answer.into(), descriptor, command);
+pub(crate) unsafe fn control(
+    _scope: Scope,
+    call: impl Fn(c_int, c_int, c_ulong) -> c_int,
+    fd: c_int,
+    command: c_int,
+    argument: c_ulong,
+) -> c_int {
+    let answer = call(fd, command, argument);
+    if answer == 0 && LOCKS.contains(&command) {
+        auto::locked(fd);
+    }
     answer
 }
 
-/// fcntl(2), by its other name.
+/// ioctl(2): a program that answers page faults itself is left alone. Declared with the one argument that there is at most.
 ///
 /// # Safety
-/// As for [`fcntl`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the same call: off_t has 64 bits here.
-    unsafe { fcntl(descriptor, command, argument) }
+/// As for ioctl(2).
+pub(crate) unsafe fn control_device(
+    _scope: Scope,
+    call: impl Fn(c_int, c_ulong, c_ulong) -> c_int,
+    fd: c_int,
+    request: c_ulong,
+    argument: c_ulong,
+) -> c_int {
+    /// `UFFDIO_REGISTER` of <linux/userfaultfd.h>.
+    const REGISTER: c_ulong = 0xc020_aa00;
+    // The kernel takes 32 bits: some callers extend the sign of an int.
+    if request & c_ulong::from(u32::MAX) == REGISTER {
+        shmem::leave();
+    }
+    call(fd, request, argument)
 }

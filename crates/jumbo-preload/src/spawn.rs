@@ -1,17 +1,24 @@
-//! pthread_create(3), thrd_create(3): the last moment at which what hugetlb pages hold can move.
+//! The doors of the calls that make and end threads: pthread_create(3), thrd_create(3), exit(2).
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 
-use jumbo_inside::{gather, heap};
+use jumbo_inside::events::{Mechanism as _, Scope};
+use jumbo_inside::{gather, shmem, watch};
 
-use crate::{mimalloc, next};
+use crate::mechanisms::All;
 
-/// pthread_create(3).
+/// pthread_create(3): the last moment at which what hugetlb pages hold can move.
 ///
 /// # Safety
 /// As for pthread_create(3).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pthread_create(
+pub(crate) unsafe fn create(
+    _scope: Scope,
+    call: impl Fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        extern "C" fn(*mut c_void) -> *mut c_void,
+        *mut c_void,
+    ) -> c_int,
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
     start: extern "C" fn(*mut c_void) -> *mut c_void,
@@ -19,25 +26,31 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // A worker of ours writes to nothing that the program uses.
     if !gather::is_worker(start as usize) {
-        mimalloc::before_thread();
-        heap::before_thread();
+        All::before_thread();
     }
-    // SAFETY: the same call.
-    unsafe { (next::pthread_create.get())(thread, attributes, start, argument) }
+    call(thread, attributes, start, argument)
 }
 
 /// thrd_create(3), which glibc does not make of the other.
 ///
 /// # Safety
 /// As for thrd_create(3).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn thrd_create(
+pub(crate) unsafe fn create_thrd(
+    _scope: Scope,
+    call: impl Fn(*mut libc::pthread_t, extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     thread: *mut libc::pthread_t,
     start: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
 ) -> c_int {
-    mimalloc::before_thread();
-    heap::before_thread();
-    // SAFETY: the same call.
-    unsafe { (next::thrd_create.get())(thread, start, argument) }
+    All::before_thread();
+    call(thread, start, argument)
+}
+
+/// exit(2) by its number, which ends one thread.
+pub(crate) fn exit(call: impl Fn() -> c_long) -> c_long {
+    let ours = watch::is_watched() || shmem::user::is_serving();
+    if ours && rustix::thread::gettid() == rustix::process::getpid() {
+        watch::end();
+    }
+    call()
 }

@@ -1,19 +1,19 @@
 //! The constructor: reads the orders, joins the ledger, starts diverting.
 
 use core::ffi::{c_char, c_int};
-use core::sync::atomic::{AtomicU8, Ordering};
 
 use jumbo_inside::gather;
-use jumbo_inside::heap::{self, HeldLocks, Settings};
+use jumbo_inside::heap::{self, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
 use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
-use jumbo_inside::{sandbox, segments, shmem, watch};
+use jumbo_inside::{sandbox, shmem};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::environment::{self, Environment};
+use crate::mechanisms::{after_fork, after_fork_child, before_fork};
 use crate::reaper::Orphans;
-use crate::{alloc, glibc, maps, mimalloc, next, reaper, streams, text};
+use crate::{alloc, glibc, maps, mimalloc, next, reaper, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -218,55 +218,4 @@ fn join(path: &str) -> Option<&'static Ledger> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()?;
     Ledger::map(&fd).ok().filter(|ledger| ledger.is_valid())
-}
-
-/// Which locks the fork under way holds. Written with the locks held, so by one thread at a time.
-static HELD: AtomicU8 = AtomicU8::new(0);
-/// Forks of this thread's inside its own fork: a signal handler that forks between our handlers.
-static NESTED: AtomicU8 = AtomicU8::new(0);
-
-unsafe extern "C" fn before_fork() {
-    watch::about_to_fork();
-    shmem::about_to_fork();
-    heap::about_to_fork();
-    streams::lock();
-    mimalloc::before_fork();
-    let held = heap::before_fork();
-    if held == HeldLocks::default() {
-        // Only the thread that holds all is refused all: it is in a fork already.
-        NESTED.fetch_add(1, Ordering::Relaxed);
-    } else {
-        HELD.store(held.bits(), Ordering::Relaxed);
-    }
-}
-
-unsafe extern "C" fn after_fork() {
-    release_locks();
-    streams::unlock();
-    shmem::has_forked();
-}
-
-fn release_locks() {
-    if NESTED.load(Ordering::Relaxed) > 0 {
-        NESTED.fetch_sub(1, Ordering::Relaxed);
-    } else {
-        let held = HeldLocks::from_bits(HELD.load(Ordering::Relaxed));
-        // SAFETY: what `before_fork` of this fork took; a nested one has not written it.
-        unsafe { heap::after_fork(held) };
-    }
-    mimalloc::after_fork();
-}
-
-unsafe extern "C" fn after_fork_child() {
-    release_locks();
-    streams::reset();
-    mimalloc::forked();
-    // SAFETY: this is the child.
-    unsafe {
-        watch::forked();
-        segments::forked();
-        heap::forked(process());
-        shmem::forked();
-        reaper::forked();
-    }
 }

@@ -11,16 +11,11 @@
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
-use jumbo_inside::gather;
-use jumbo_inside::{sandbox, watch};
+use jumbo_inside::events::Mechanism as _;
+use jumbo_inside::sandbox;
 
+use crate::mechanisms::All;
 use crate::next;
-
-/// Ends the threads that are not the program's, before a call that they would stand in the way of.
-pub(crate) fn end_ours() {
-    gather::end_workers();
-    watch::end();
-}
 
 /// pthread_exit(3).
 ///
@@ -68,8 +63,7 @@ extern "C" fn leave_thrd() -> *mut c_void {
 fn leave() {
     // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
     if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
-        gather::end_workers_for_good();
-        watch::end();
+        All::first_thread_ends();
     }
     // Where the program has called none of ours so far.
     next::prepare();

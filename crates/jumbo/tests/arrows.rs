@@ -22,21 +22,22 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox", "standing", "sync",
-            "sys", "watch",
+            "events", "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox",
+            "standing", "sync", "sys", "watch",
         ],
     ),
     (
         "heap",
         &[
-            "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox", "sync",
-            "sys", "watch",
+            "events", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox",
+            "sync", "sys", "watch",
         ],
     ),
     (
         "segments",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync", "sys", "watch",
+            "events", "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync", "sys",
+            "watch",
         ],
     ),
     (
@@ -47,12 +48,18 @@ const INSIDE: Table = &[
     ),
     (
         "gather",
-        &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
+        &[
+            "events", "headroom", "ledger", "sandbox", "sync", "sys", "units",
+        ],
     ),
-    ("watch", &["headroom", "sandbox", "standing", "sync", "sys"]),
+    (
+        "watch",
+        &["events", "headroom", "sandbox", "standing", "sync", "sys"],
+    ),
     ("standing", &["proc"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox", "sys"]),
+    ("events", &[]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),
     ("orders", &["keep", "units"]),

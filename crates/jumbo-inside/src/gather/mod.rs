@@ -41,6 +41,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsiz
 use handover::Handover;
 use memory::Kernel;
 
+use crate::events::{Mechanism, Scope};
 use crate::{headroom, sandbox, sys::Blocked};
 
 pub use batch::{FreeError, Operation};
@@ -277,4 +278,67 @@ pub unsafe fn forked(process: i32) {
     }
     workers::forked();
     HANDOVER.forked();
+}
+
+/// The events that concern memory which is being freed, and the threads that free it.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    #[inline(always)]
+    fn mapping_at(address: usize, length: usize) {
+        about_to_map_at(address, length);
+    }
+
+    #[inline(always)]
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn unmap(address: usize, length: usize) -> bool {
+        // SAFETY: the caller's promise.
+        is_large(length) && unsafe { unmap(address, length) }
+    }
+
+    fn advising(_address: usize, _length: usize, advice: i32) {
+        if advice == libc::MADV_MERGEABLE {
+            merged();
+        }
+    }
+
+    #[inline(always)]
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
+        if advice != libc::MADV_DONTNEED || !is_large(length) {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let answer = unsafe { discard(address, length) }?;
+        Some(answer.map_err(rustix::io::Errno::raw_os_error))
+    }
+
+    fn locking(_address: usize, length: usize) {
+        about_to_allocate(length);
+    }
+
+    // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
+    fn locking_all() {
+        end_workers();
+    }
+
+    fn first_thread_ends() {
+        end_workers_for_good();
+    }
+
+    fn changing_privilege(scope: Scope) {
+        // The C library has its own threads make the call of a whole process, and the workers are among them.
+        if scope == Scope::Thread {
+            end_workers();
+        }
+    }
+
+    fn confining(is_first: bool) {
+        // A worker that was there before would run in the program's memory without the filter; and from the mark on none
+        // is made.
+        if is_first {
+            confine();
+        }
+    }
 }

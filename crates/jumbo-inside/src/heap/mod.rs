@@ -33,6 +33,7 @@ mod window;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::events::{Held, Mechanism, Side};
 use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
@@ -364,7 +365,7 @@ pub fn trim() -> bool {
 
 /// The program changed something about the pages at `address` that outlives what they hold: mlock(2),
 /// madvise(2).
-pub fn changed(address: usize) {
+fn changed(address: usize) {
     // Programs that choose addresses at random (V8) have mappings of their own beyond the blocks.
     let holds = |part: &Part| part.window.with(|window| window.holds(address));
     if is_ours(address) && holds(part_of(address)).unwrap_or(true) {
@@ -379,7 +380,7 @@ pub fn changed(address: usize) {
 /// What the range holds is the caller's to lose.
 #[inline(always)]
 #[expect(unsafe_code, reason = "drops what memory holds")]
-pub unsafe fn discard(address: usize, length: usize) -> bool {
+unsafe fn discard(address: usize, length: usize) -> bool {
     // SAFETY: the caller's promise.
     SUPPLY.page() != 0 && unsafe { SUPPLY.discard(address, length) }
 }
@@ -390,12 +391,12 @@ pub fn thread() -> usize {
 }
 
 /// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
-pub fn lock_future(locked: bool) {
+fn lock_future(locked: bool) {
     LOCKED.store(locked, Ordering::Relaxed);
 }
 
-/// Before [`before_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
-pub fn about_to_fork() {
+/// Before [`lock_for_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
+fn about_to_fork() {
     if SUPPLY.will_move(Before::Fork) {
         gather::end_workers();
         watch::end();
@@ -413,14 +414,14 @@ fn give_up() {
 }
 
 /// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
-pub fn before_thread() {
+fn before_thread() {
     SUPPLY.about_to_thread();
     evacuate(Before::Thread);
 }
 
 /// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
 /// nothing can move.
-pub fn before_confinement() {
+fn before_confinement() {
     evacuate(Before::Confinement);
 }
 
@@ -451,9 +452,12 @@ fn evacuate(before: Before) {
     }
 }
 
-/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied. Gives which
-/// locks were taken, for [`after_fork`].
-pub fn before_fork() -> HeldLocks {
+/// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
+/// and the two of [`crate::gather`].
+static HELD: Held = Held::new();
+
+/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied.
+fn lock_for_fork() {
     gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
@@ -464,17 +468,24 @@ pub fn before_fork() -> HeldLocks {
     if pool && managed {
         SUPPLY.evacuate(Before::Fork);
     }
-    HeldLocks([heap, maps, pool, managed, staging, queue])
+    let held = [heap, maps, pool, managed, staging, queue];
+    let bits = held
+        .iter()
+        .rev()
+        .fold(0, |bits, held| bits << 1 | u32::from(*held));
+    HELD.took(bits);
 }
 
 /// After fork(2), in both processes.
 ///
 /// # Safety
-/// `held` is what this thread's last [`before_fork`] gave, and no other call has had it in this process.
+/// The last of this thread's calls that concern forks was [`lock_for_fork`].
 #[expect(unsafe_code, reason = "gives locks back")]
-pub unsafe fn after_fork(held: HeldLocks) {
-    let HeldLocks([heap, maps, pool, managed, staging, queue]) = held;
-    // SAFETY: the caller's promise: this thread holds what `held` says.
+unsafe fn unlock_after_fork() {
+    let bits = HELD.give_back();
+    let [heap, maps, pool, managed, staging, queue] =
+        core::array::from_fn(|at| bits >> at & 1 != 0);
+    // SAFETY: the caller's promise: this thread holds what the bits say.
     unsafe {
         gather::after_fork([staging, queue]);
         if managed {
@@ -489,23 +500,6 @@ pub unsafe fn after_fork(held: HeldLocks) {
         if heap {
             HEAP.window.release();
         }
-    }
-}
-
-/// The locks that a fork holds, in the order in which they are taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldLocks([bool; 6]);
-
-impl HeldLocks {
-    /// As a number, for a place that only an atomic can be in.
-    pub fn bits(self) -> u8 {
-        let held = self.0.iter().rev();
-        held.fold(0, |bits, held| bits << 1 | u8::from(*held))
-    }
-
-    /// From [`HeldLocks::bits`].
-    pub fn from_bits(bits: u8) -> Self {
-        Self(core::array::from_fn(|at| bits >> at & 1 != 0))
     }
 }
 
@@ -576,5 +570,68 @@ impl Part {
         });
         leaving.finish();
         result
+    }
+}
+
+/// The events that concern the heap.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    fn advising(address: usize, _length: usize, advice: i32) {
+        let passing = [
+            libc::MADV_DONTNEED,
+            libc::MADV_FREE,
+            libc::MADV_HUGEPAGE,
+            libc::MADV_WILLNEED,
+        ];
+        // Other advice sticks to the pages of a block when it is freed.
+        if !passing.contains(&advice) {
+            changed(address);
+        }
+    }
+
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn advise(address: usize, length: usize, advice: i32) -> Option<Result<(), i32>> {
+        let drops = [libc::MADV_DONTNEED, libc::MADV_FREE].contains(&advice);
+        // SAFETY: the caller's promise.
+        (drops && unsafe { discard(address, length) }).then_some(Ok(()))
+    }
+
+    fn locking(address: usize, _length: usize) {
+        // The lock would stick to the pages of a block when it is freed.
+        changed(address);
+    }
+
+    fn locked_all(future: bool) {
+        lock_future(future);
+    }
+
+    fn before_thread() {
+        before_thread();
+    }
+
+    fn before_confinement() {
+        before_confinement();
+    }
+
+    fn about_to_fork() {
+        about_to_fork();
+    }
+
+    fn lock_for_fork() {
+        lock_for_fork();
+    }
+
+    #[expect(unsafe_code, reason = "gives locks back")]
+    unsafe fn unlock_after_fork(_side: Side) {
+        // SAFETY: the caller's promise.
+        unsafe { unlock_after_fork() };
+    }
+
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn is_forked(pid: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { forked(pid) };
     }
 }

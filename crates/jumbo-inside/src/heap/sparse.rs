@@ -20,6 +20,7 @@ use core::time::Duration;
 use rustix::io::Errno;
 
 use super::{BASE_PAGE, LOCKED, PMD, maps, memory};
+use crate::events::Mechanism;
 use crate::headroom::{Enough, headroom};
 use crate::sandbox;
 use crate::sys::{Pagemap, Pages as Of};
@@ -336,6 +337,23 @@ fn visit(blocks: Range<usize>, map: &Pagemap, began: Duration, stop: &Stop) -> (
 /// False where no huge page is to be had now. Whatever is mapped there by now, no byte changes.
 fn collapse(run: &Range<usize>) -> bool {
     run.is_empty() || memory::try_collapse(run.start, run.len()) != Err(Errno::NOMEM)
+}
+
+/// The events that concern memory which may be sparse.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    #[inline(always)]
+    fn unmapping(address: usize, length: usize) {
+        forget(address, length);
+    }
+
+    fn advising(address: usize, length: usize, advice: i32) {
+        if advice == libc::MADV_NOHUGEPAGE {
+            forget(address, length);
+        }
+    }
 }
 
 #[cfg(test)]

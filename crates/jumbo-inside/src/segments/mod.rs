@@ -42,6 +42,7 @@ use core::sync::atomic::Ordering;
 use find::{Found, Segment};
 use rustix::process::{Resource, getrlimit};
 
+use crate::events::Mechanism;
 use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::{DataMode, TextMode};
@@ -277,5 +278,22 @@ impl From<Stopped> for u32 {
             Stopped::Ended => reason::ENDED,
             Stopped::NotYet => reason::NOT_YET,
         }
+    }
+}
+
+/// The events that concern the program's text.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    #[inline(always)]
+    fn around_change<T>(call: impl FnOnce() -> T) -> T {
+        changing(call)
+    }
+
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn is_forked(_pid: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { guard::forked() };
     }
 }

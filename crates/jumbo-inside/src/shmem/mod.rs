@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use crate::events::Mechanism;
 use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
 use crate::orders::{Mode as _, ShmMode};
@@ -249,4 +250,48 @@ pub fn unmapped(address: usize, length: usize) {
 fn because(why: u32) {
     let reasons: &AtomicU32 = &stats::slot().shm_reasons;
     reasons.fetch_or(why, Ordering::Relaxed);
+}
+
+/// The events that concern memory which processes share.
+#[derive(Debug)]
+pub struct Events;
+
+impl Mechanism for Events {
+    #[inline(always)]
+    fn unmapping(address: usize, length: usize) {
+        unmapped(address, length);
+    }
+
+    fn advising(address: usize, length: usize, advice: i32) {
+        match advice {
+            libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => user::touch(address, length),
+            // The kernel collapses no range with holes that a userfaultfd could fill: EBUSY. It looks at the page behind
+            // the end too (collapse_file in mm/khugepaged.c, Linux 6.18).
+            libc::MADV_COLLAPSE => user::forget(address, length.saturating_add(1)),
+            libc::MADV_REMOVE => punched(),
+            _ => {}
+        }
+    }
+
+    fn locking(address: usize, length: usize) {
+        user::touch(address, length);
+    }
+
+    fn punching() {
+        punched();
+    }
+
+    fn about_to_fork() {
+        about_to_fork();
+    }
+
+    fn has_forked() {
+        has_forked();
+    }
+
+    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    unsafe fn is_forked(_pid: u32) {
+        // SAFETY: the caller's promise: the watching thread is heard before.
+        unsafe { forked() };
+    }
 }

@@ -9,10 +9,11 @@
 //! socket, mapping a file that is locked or open for writing, locking a mapped one or taking a lease of it. A lock that another process
 //! takes later, by an open file that it shares with this one, is not seen.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::BorrowedFd;
 
+use jumbo_inside::events::Mapping;
 use jumbo_inside::heap;
 use jumbo_inside::reaper::{self, State, Survey};
 use jumbo_inside::sandbox;
@@ -84,11 +85,15 @@ pub(crate) fn region() {
 
 /// An anonymous mapping was made, or refused.
 #[inline(always)]
-pub(crate) fn mapped(at: *mut c_void, length: usize, prot: c_int, flags: c_int) {
-    let own = prot & libc::PROT_WRITE != 0 && flags & libc::MAP_PRIVATE != 0;
-    if WATCHING.load(Ordering::Relaxed) && own && at != libc::MAP_FAILED {
-        add(length);
+pub(crate) fn mapped(mapping: &Mapping) {
+    let own = mapping.protection & libc::PROT_WRITE != 0 && mapping.flags & libc::MAP_PRIVATE != 0;
+    if WATCHING.load(Ordering::Relaxed) && own && is_made(mapping) {
+        add(mapping.length);
     }
+}
+
+fn is_made(mapping: &Mapping) -> bool {
+    mapping.address != libc::MAP_FAILED.addr()
 }
 
 fn add(bytes: usize) {
@@ -194,12 +199,9 @@ pub(crate) fn acquire(state: State) {
 
 /// A file was mapped, or not.
 #[inline(always)]
-pub(crate) fn mapped_file(at: *mut c_void, flags: c_int, descriptor: c_int) {
-    if GUARDING.load(Ordering::Relaxed)
-        && at != libc::MAP_FAILED
-        && flags & libc::MAP_ANONYMOUS == 0
-    {
-        look_at_mapped(descriptor);
+pub(crate) fn mapped_file(mapping: &Mapping) {
+    if GUARDING.load(Ordering::Relaxed) && is_made(mapping) {
+        look_at_mapped(mapping.descriptor);
     }
 }
 

@@ -1,0 +1,297 @@
+//! The calls of the program that mechanisms hear of: functions of the C library, and the same by syscall(2).
+//!
+//! Each line of `doors!` defines both: the function of that name, and what [`syscall`] does with that number. Both run
+//! the door that the line names, so they cannot reach different mechanisms. A door is given the [`Scope`] of the call,
+//! the call itself, and its arguments; it makes the call when the mechanisms have heard of it.
+//!
+//! Not here: `malloc` and its kin ([`crate::alloc`]), which are no system calls; calls that can be cancelled or unwind
+//! ([`crate::buffers`], [`crate::threads`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+use jumbo_inside::events::Scope;
+use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
+
+use crate::{buffers, limits, maps, next, sandbox, sharing, spawn};
+
+/// A value in a register, as system calls take and give it.
+trait Word {
+    fn from_word(word: c_long) -> Self;
+    fn word(self) -> c_long;
+}
+
+macro_rules! words {
+    ($($type:ty),*) => {$(
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap, clippy::cast_lossless, reason = "as the kernel does")]
+        impl Word for $type {
+            #[inline(always)]
+            fn from_word(word: c_long) -> Self {
+                word as $type
+            }
+            #[inline(always)]
+            fn word(self) -> c_long {
+                self as c_long
+            }
+        }
+    )*};
+}
+
+words!(c_int, c_uint, c_long, c_ulong, usize);
+
+impl<T> Word for *const T {
+    #[inline(always)]
+    fn from_word(word: c_long) -> Self {
+        with_exposed_provenance(usize::from_word(word))
+    }
+    #[inline(always)]
+    fn word(self) -> c_long {
+        self.expose_provenance().word()
+    }
+}
+
+impl<T> Word for *mut T {
+    #[inline(always)]
+    fn from_word(word: c_long) -> Self {
+        with_exposed_provenance_mut(usize::from_word(word))
+    }
+    #[inline(always)]
+    fn word(self) -> c_long {
+        self.expose_provenance().word()
+    }
+}
+
+/// Makes a system call as the program would: by the C library, which sets errno.
+///
+/// # Safety
+/// As for syscall(2).
+unsafe fn by_number(number: c_long, arguments: &[c_long]) -> c_long {
+    let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
+    // SAFETY: the caller's promise.
+    unsafe { (next::syscall.get())(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
+}
+
+/// Functions of the C library that are no system call, or are one by another name.
+macro_rules! names {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, as $next:ident: $door:path;)*) => {$(
+        #[doc = concat!("The C library's ", stringify!($name), ".")]
+        ///
+        /// # Safety
+        /// As for the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the same call.
+            let call = |$($argument: $type),*| unsafe { (next::$next.get())($($argument),*) };
+            // SAFETY: the caller's promise.
+            unsafe { $door(Scope::Process, call, $($argument),*) }
+        }
+    )*};
+}
+
+/// Functions of the C library that are system calls, with the numbers of these.
+macro_rules! doors {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $number:ident: $door:path;)*) => {
+        names! { $($name($($argument: $type),*) -> $result, as $name: $door;)* }
+
+        /// The numbers of these calls.
+        const NUMBERS: &[c_long] = &[$(libc::$number),*];
+
+        /// Makes a call that one of the numbers stands for; `None` for another number.
+        ///
+        /// # Safety
+        /// As for syscall(2).
+        unsafe fn enter(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+            match number {
+                $(libc::$number => {
+                    let call = |$($argument: $type),*| {
+                        // SAFETY: the same call.
+                        let answer = unsafe { by_number(number, &[$($argument.word()),*]) };
+                        <$result as Word>::from_word(answer)
+                    };
+                    #[allow(unused_mut, unused_variables, reason = "some calls take no arguments")]
+                    let mut arguments = arguments.into_iter();
+                    $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
+                    // SAFETY: the caller's promise.
+                    Some(unsafe { $door(Scope::Thread, call, $($argument),*) }.word())
+                })*
+                _ => None,
+            }
+        }
+    };
+}
+
+doors! {
+    mmap(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
+        -> *mut c_void, SYS_mmap: maps::map;
+    munmap(addr: *mut c_void, len: usize) -> c_int, SYS_munmap: maps::unmap;
+    mremap(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)
+        -> *mut c_void, SYS_mremap: maps::remap;
+    mprotect(addr: *mut c_void, len: usize, prot: c_int) -> c_int, SYS_mprotect: maps::protect;
+    madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int, SYS_madvise: maps::advise;
+    mlock(addr: *const c_void, len: usize) -> c_int, SYS_mlock: maps::lock;
+    mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int, SYS_mlock2: maps::lock_with;
+    mlockall(flags: c_int) -> c_int, SYS_mlockall: maps::lock_all;
+    munlockall() -> c_int, SYS_munlockall: maps::unlock_all;
+    shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void, SYS_shmat: sharing::attach;
+    shmdt(at: *const c_void) -> c_int, SYS_shmdt: sharing::detach;
+    fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
+        SYS_fallocate: sharing::allocate;
+    flock(fd: c_int, operation: c_int) -> c_int, SYS_flock: sharing::lock;
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, SYS_fcntl: sharing::control;
+    ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int,
+        SYS_ioctl: sharing::control_device;
+    unshare(flags: c_int) -> c_int, SYS_unshare: sharing::unshared;
+    setns(fd: c_int, kind: c_int) -> c_int, SYS_setns: sharing::join;
+    chroot(path: *const c_char) -> c_int, SYS_chroot: sharing::change_root;
+    pivot_root(root: *const c_char, old: *const c_char) -> c_int,
+        SYS_pivot_root: sharing::change_roots;
+    setuid(id: uid_t) -> c_int, SYS_setuid: sharing::set_user;
+    setreuid(real: uid_t, effective: uid_t) -> c_int, SYS_setreuid: sharing::set_users;
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int,
+        SYS_setresuid: sharing::set_all_users;
+    setgid(id: gid_t) -> c_int, SYS_setgid: sharing::set_group;
+    setregid(real: gid_t, effective: gid_t) -> c_int, SYS_setregid: sharing::set_groups;
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int,
+        SYS_setresgid: sharing::set_all_groups;
+    setgroups(count: usize, groups: *const gid_t) -> c_int,
+        SYS_setgroups: sharing::set_supplementary;
+    capset(header: *mut c_void, data: *const c_void) -> c_int, SYS_capset: sharing::set_capabilities;
+    prctl(option: c_int, first: c_ulong, second: c_ulong, third: c_ulong, fourth: c_ulong)
+        -> c_int, SYS_prctl: sandbox::control;
+    setrlimit(resource: c_uint, limit: *const rlimit) -> c_int, SYS_setrlimit: limits::set;
+    prlimit(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
+        SYS_prlimit64: limits::exchange;
+}
+
+// off_t and rlim_t have 64 bits. Programs that were built with large-file support (CPython among them) import the names
+// that end in 64.
+names! {
+    mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
+        -> *mut c_void, as mmap: maps::map;
+    fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
+        as fallocate: sharing::allocate;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int, as fcntl: sharing::control;
+    setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int, as setrlimit: limits::set;
+    prlimit64(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
+        as prlimit: limits::exchange;
+    seteuid(id: uid_t) -> c_int, as seteuid: sharing::set_user;
+    setegid(id: gid_t) -> c_int, as setegid: sharing::set_group;
+    initgroups(user: *const c_char, group: gid_t) -> c_int, as initgroups: sharing::set_named;
+    sbrk(increment: isize) -> *mut c_void, as sbrk: maps::move_break;
+    brk(addr: *mut c_void) -> c_int, as brk: maps::set_break;
+    pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
+        start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int,
+        as pthread_create: spawn::create;
+    thrd_create(thread: *mut libc::pthread_t, start: extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void) -> c_int, as thrd_create: spawn::create_thrd;
+}
+
+/// The calls that only their numbers stand for.
+const NUMBERS_ALONE: &[c_long] = &[
+    libc::SYS_seccomp,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_io_setup,
+    libc::SYS_exit,
+    libc::SYS_brk,
+];
+
+/// One more than the largest number that is looked at.
+const END: usize = 512;
+
+/// By number: whether [`syscall`] looks at the call.
+static IS_WATCHED: [bool; END] = {
+    let mut is_watched = [false; END];
+    let lists = [NUMBERS, NUMBERS_ALONE, buffers::NUMBERS];
+    let mut list = 0;
+    while list < lists.len() {
+        let mut at = 0;
+        while at < lists[list].len() {
+            #[expect(
+                clippy::cast_sign_loss,
+                reason = "no number is negative; else it is past the end"
+            )]
+            let number = lists[list][at] as usize;
+            is_watched[number] = true;
+            at += 1;
+        }
+        list += 1;
+    }
+    is_watched
+};
+
+/// syscall(2).
+///
+/// Only the numbers of [`IS_WATCHED`] are looked at. Any other call jumps on to the C library's function with registers
+/// and stack as they are, because some of them return twice, or on another stack.
+///
+/// # Safety
+/// As for syscall(2).
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall() {
+    #[cfg(target_arch = "x86_64")]
+    core::arch::naked_asm!(
+        "endbr64",
+        "cmp rdi, {end}",
+        "jae 2f",
+        "lea r11, [rip + {is_watched}]",
+        "cmp byte ptr [r11 + rdi], 0",
+        "jne {watched}",
+        "2:",
+        "jmp [rip + {next}]",
+        end = const END,
+        is_watched = sym IS_WATCHED,
+        watched = sym watched,
+        next = sym next::syscall,
+    );
+    #[cfg(target_arch = "aarch64")]
+    core::arch::naked_asm!(
+        "hint #34",
+        "cmp x0, #{end}",
+        "b.hs 2f",
+        "adrp x16, {is_watched}",
+        "add x16, x16, :lo12:{is_watched}",
+        "ldrb w16, [x16, x0]",
+        "cbnz w16, {watched}",
+        "2:",
+        "adrp x16, {next}",
+        "ldr x16, [x16, :lo12:{next}]",
+        "br x16",
+        end = const END,
+        is_watched = sym IS_WATCHED,
+        watched = sym watched,
+        next = sym next::syscall,
+    )
+}
+
+/// The calls that [`syscall`] looks at, with the arguments as they came.
+///
+/// # Safety
+/// As for syscall(2).
+unsafe extern "C" fn watched(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    let arguments = [first, second, third, fourth, fifth, sixth];
+    // SAFETY: the caller's promise.
+    if let Some(answer) = unsafe { enter(number, arguments) } {
+        return answer;
+    }
+    buffers::touch_for(number, arguments.map(usize::from_word));
+    // SAFETY: the same call.
+    let call = || unsafe { by_number(number, &arguments) };
+    match number {
+        libc::SYS_seccomp => sandbox::install(call, first, second, third),
+        libc::SYS_landlock_restrict_self => sharing::restrict(call),
+        libc::SYS_io_setup => sharing::set_up_aio(call),
+        libc::SYS_exit => spawn::exit(call),
+        // SAFETY: the caller's promise; an address of 0 only asks.
+        libc::SYS_brk => maps::break_moved(|| unsafe { by_number(number, &[0]) }, call),
+        _ => call(),
+    }
+}
