@@ -98,6 +98,14 @@ static void calls(void)
     CHECK(sendto(other, text, 8, 0, (void *)&here, size) == 8);
     CHECK(sendto(other, text, 8, 0, fresh(), size) == -1 && errno != EFAULT);
     CHECK(recvfrom(listener, text, 8, 0, (void *)name, &size) == 8 && name->sin_port != 0);
+    /* By their numbers, with the sixth argument on the stack. */
+    CHECK(sendto(other, text, 8, 0, (void *)&here, size) == 8);
+    name = fresh(), length = fresh();
+    *length = size;
+    CHECK(syscall(SYS_recvfrom, listener, fresh(), 8, 0, name, length) == 8 && name->sin_port != 0);
+    errno = 77;
+    at = fresh();
+    CHECK(syscall(SYS_pread64, file, at, 8, 5000L) == 8 && memcmp(at, text, 8) == 0 && errno == 77);
     CHECK(close(listener) == 0 && close(other) == 0);
     listener = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(listen(listener, 5) == 0 && getsockname(listener, (void *)&here, &size) == 0);

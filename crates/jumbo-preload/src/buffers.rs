@@ -11,7 +11,6 @@
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
-use core::sync::atomic::Ordering;
 
 use jumbo_inside::shmem::user::touch;
 use jumbo_inside::sys::copy_words;
@@ -26,11 +25,15 @@ macro_rules! buffers {
         pub(crate) const NUMBERS: &[c_long] = &[$($(libc::$number,)?)*];
 
         /// Brings in what the system call of that number reads or writes.
-        pub(crate) fn touch_for(number: c_long, arguments: [usize; 6]) {
-            if RANGES.load(Ordering::Relaxed) == 0 {
-                return;
-            }
-            let [first, second, third, fourth, fifth, sixth] = arguments;
+        pub(crate) extern "C" fn touch_for(
+            number: c_long,
+            first: usize,
+            second: usize,
+            third: usize,
+            fourth: usize,
+            fifth: usize,
+            sixth: usize,
+        ) {
             match number {
                 $($(libc::$number => $look(first, second, third, fourth, fifth, sixth),)?)*
                 _ => {}
@@ -104,7 +107,7 @@ macro_rules! buffers {
 }
 
 /// Where the number of ranges stands, for the machine code above.
-static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
+pub(crate) static RANGES: &core::sync::atomic::AtomicUsize = jumbo_inside::shmem::user::RANGES;
 
 buffers! {
     read SYS_read: one;

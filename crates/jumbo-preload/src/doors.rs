@@ -198,31 +198,43 @@ const NUMBERS_ALONE: &[c_long] = &[
 /// One more than the largest number that is looked at.
 const END: usize = 512;
 
-/// By number: whether [`syscall`] looks at the call.
-static IS_WATCHED: [bool; END] = {
-    let mut is_watched = [false; END];
-    let lists = [NUMBERS, NUMBERS_ALONE, buffers::NUMBERS];
+/// The call jumps on at once.
+const PASSES: u8 = 0;
+/// [`watched`] makes the call.
+const IS_WATCHED: u8 = 1;
+/// [`buffers::touch_for`] brings in memory, then the call jumps on: it may wait, and be cancelled.
+const TOUCHES: u8 = 2;
+
+/// By number: what [`syscall`] does with the call.
+static WAYS: [u8; END] = {
+    let mut ways = [PASSES; END];
+    let lists = [
+        (NUMBERS, IS_WATCHED),
+        (NUMBERS_ALONE, IS_WATCHED),
+        (buffers::NUMBERS, TOUCHES),
+    ];
     let mut list = 0;
     while list < lists.len() {
+        let (numbers, way) = lists[list];
         let mut at = 0;
-        while at < lists[list].len() {
+        while at < numbers.len() {
             #[expect(
                 clippy::cast_sign_loss,
                 reason = "no number is negative; else it is past the end"
             )]
-            let number = lists[list][at] as usize;
-            is_watched[number] = true;
+            let number = numbers[at] as usize;
+            ways[number] = way;
             at += 1;
         }
         list += 1;
     }
-    is_watched
+    ways
 };
 
 /// syscall(2).
 ///
-/// Only the numbers of [`IS_WATCHED`] are looked at. Any other call jumps on to the C library's function with registers
-/// and stack as they are, because some of them return twice, or on another stack.
+/// A call that is not [`IS_WATCHED`] jumps on to the C library's function with registers and stack as they are, because
+/// some return twice, or on another stack, and some are unwound while they wait.
 ///
 /// # Safety
 /// As for syscall(2).
@@ -231,35 +243,78 @@ static IS_WATCHED: [bool; END] = {
 pub unsafe extern "C" fn syscall() {
     #[cfg(target_arch = "x86_64")]
     core::arch::naked_asm!(
+        ".cfi_startproc",
         "endbr64",
         "cmp rdi, {end}",
         "jae 2f",
-        "lea r11, [rip + {is_watched}]",
-        "cmp byte ptr [r11 + rdi], 0",
-        "jne {watched}",
+        "lea r11, [rip + {ways}]",
+        "cmp byte ptr [r11 + rdi], {is_watched}",
+        "je {watched}",
+        "jb 2f",
+        "mov rax, [rip + {ranges}]",
+        "cmp qword ptr [rax], 0",
+        "je 2f",
+        "push rdi", ".cfi_adjust_cfa_offset 8",
+        "push rsi", ".cfi_adjust_cfa_offset 8",
+        "push rdx", ".cfi_adjust_cfa_offset 8",
+        "push rcx", ".cfi_adjust_cfa_offset 8",
+        "push r8", ".cfi_adjust_cfa_offset 8",
+        "push r9", ".cfi_adjust_cfa_offset 8",
+        // The sixth argument of the call is on the stack, and is the seventh here.
+        "push [rsp + 56]", ".cfi_adjust_cfa_offset 8",
+        "call {touch}",
+        "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+        "pop r9", ".cfi_adjust_cfa_offset -8",
+        "pop r8", ".cfi_adjust_cfa_offset -8",
+        "pop rcx", ".cfi_adjust_cfa_offset -8",
+        "pop rdx", ".cfi_adjust_cfa_offset -8",
+        "pop rsi", ".cfi_adjust_cfa_offset -8",
+        "pop rdi", ".cfi_adjust_cfa_offset -8",
         "2:",
         "jmp [rip + {next}]",
+        ".cfi_endproc",
         end = const END,
-        is_watched = sym IS_WATCHED,
+        ways = sym WAYS,
+        is_watched = const IS_WATCHED,
         watched = sym watched,
+        ranges = sym buffers::RANGES,
+        touch = sym buffers::touch_for,
         next = sym next::syscall,
     );
     #[cfg(target_arch = "aarch64")]
     core::arch::naked_asm!(
+        ".cfi_startproc",
         "hint #34",
         "cmp x0, #{end}",
         "b.hs 2f",
-        "adrp x16, {is_watched}",
-        "add x16, x16, :lo12:{is_watched}",
+        "adrp x16, {ways}",
+        "add x16, x16, :lo12:{ways}",
         "ldrb w16, [x16, x0]",
-        "cbnz w16, {watched}",
+        "cmp w16, #{is_watched}",
+        "b.eq {watched}",
+        "b.lo 2f",
+        "adrp x16, {ranges}",
+        "ldr x16, [x16, :lo12:{ranges}]",
+        "ldr x16, [x16]",
+        "cbz x16, 2f",
+        "stp x0, x1, [sp, #-64]!", ".cfi_adjust_cfa_offset 64",
+        "stp x2, x3, [sp, #16]", "stp x4, x5, [sp, #32]",
+        "stp x6, x30, [sp, #48]", ".cfi_rel_offset x30, 56",
+        "bl {touch}",
+        "ldp x6, x30, [sp, #48]", ".cfi_restore x30",
+        "ldp x4, x5, [sp, #32]", "ldp x2, x3, [sp, #16]",
+        "ldp x0, x1, [sp], #64", ".cfi_adjust_cfa_offset -64",
         "2:",
         "adrp x16, {next}",
         "ldr x16, [x16, :lo12:{next}]",
         "br x16",
+        ".cfi_endproc",
         end = const END,
-        is_watched = sym IS_WATCHED,
+        ways = sym WAYS,
+        is_watched = const IS_WATCHED,
         watched = sym watched,
+        ranges = sym buffers::RANGES,
+        touch = sym buffers::touch_for,
         next = sym next::syscall,
     )
 }
@@ -282,7 +337,6 @@ unsafe extern "C" fn watched(
     if let Some(answer) = unsafe { enter(number, arguments) } {
         return answer;
     }
-    buffers::touch_for(number, arguments.map(usize::from_word));
     // SAFETY: the same call.
     let call = || unsafe { by_number(number, &arguments) };
     match number {
