@@ -6,11 +6,12 @@ use std::time::Duration;
 use jumbo::kernel::Root;
 use jumbo::status::Missing;
 use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
-use jumbo::units::PageSize;
+use jumbo::units::{PageSize, counted};
 use jumbo_bench::memory::touch_after_a_while;
 use serde::Serialize;
 
 use crate::bench::bar;
+use crate::status::host::summary;
 use crate::value::whole;
 use crate::view::{self, View, duration, wrapped};
 
@@ -101,12 +102,26 @@ fn show(view: &mut View, page: &Page<'_>, snapshot: &Snapshot) -> std::io::Resul
         touch,
         missing,
     } = page;
-    if findings.is_empty() {
+    if let Some(first) = findings.first() {
+        let count = counted(findings.len() as u64, "finding");
+        let title = first.title.split(": ").next().unwrap_or_default();
+        view.line(format!("{count}; the first: {title}"))?;
+        if let Some(command) = first.hint.split('`').nth(1) {
+            view.line(format!("to mend it: {command}"))?;
+        }
+        if !missing.is_empty() {
+            let parts = counted(missing.len() as u64, "part");
+            view.line(format!("{parts} could not be examined: see the end"))?;
+        }
+    } else {
         view.line(match missing.is_empty() {
             _ if snapshot.is_blind() => "nothing could be examined",
             true => "nothing to mend",
             false => "no finding in what could be examined",
         })?;
+        for line in summary(host).iter().take(2) {
+            view.line(line)?;
+        }
     }
     for (index, finding) in findings.iter().enumerate() {
         let mut title = wrapped(&format!("{}. ", index + 1), &finding.title);

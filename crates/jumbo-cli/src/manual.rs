@@ -78,12 +78,14 @@ fn pages(command: &Command, dir: &Path) -> io::Result<()> {
 fn page(command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let source = concat!("jumbo ", env!("CARGO_PKG_VERSION"));
-    Man::new(command.clone().after_help(None::<&str>))
+    let none = None::<&str>;
+    Man::new(command.clone().after_help(none).after_long_help(none))
         .date(env!("JUMBO_DATE"))
         .source(source)
         .manual("User Commands")
         .render(&mut page)?;
-    let below = command.get_after_help().map(ToString::to_string);
+    let below = command.get_after_long_help().or(command.get_after_help());
+    let below = below.map(ToString::to_string);
     for part in below.unwrap_or_default().split("\n\n") {
         let (title, text) = section(part);
         if text.is_empty() {

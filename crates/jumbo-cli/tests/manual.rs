@@ -116,6 +116,57 @@ fn sections_hold(page: &str) {
     }
 }
 
+/// The long names of the options in a help text, each with the lines of text below it.
+fn options(help: &str) -> Vec<(String, Vec<&str>)> {
+    let mut found: Vec<(String, Vec<&str>)> = Vec::new();
+    for line in help.lines() {
+        let typed = line.trim_start();
+        let is_option = line.starts_with("  ") && !line.starts_with("        ");
+        if is_option && typed.starts_with('-') {
+            let name = typed.split("--").nth(1).unwrap_or_default();
+            let end = name.find(|c: char| c != '-' && !c.is_ascii_alphanumeric());
+            found.push((name[..end.unwrap_or(name.len())].to_owned(), Vec::new()));
+        } else if let (Some((_, text)), true) = (found.last_mut(), line.starts_with("        ")) {
+            text.extend(Some(typed).filter(|typed| !typed.is_empty()));
+        }
+    }
+    found.retain(|(name, _)| name != "help");
+    found
+}
+
+#[test]
+fn the_short_help_of_run_has_eight_options_and_the_long_one_explains_all() {
+    let short = jumbo(&["run", "-h"]);
+    assert_eq!(options(&short).len(), 8, "{short}");
+    assert!(
+        short.contains("`jumbo run --help` has all options"),
+        "{short}"
+    );
+    let long = jumbo(&["run", "--help"]);
+    let all = options(&long);
+    assert!(all.len() > 20, "{long}");
+    let folder = tempfile::tempdir().unwrap();
+    jumbo(&["man", "--dir", folder.path().to_str().unwrap()]);
+    let page = std::fs::read_to_string(folder.path().join("jumbo-run.1")).unwrap();
+    let page = page.replace("\\-", "-");
+    let scripts = ["bash", "zsh", "fish"].map(|shell| jumbo(&["completions", shell]));
+    let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    for (name, text) in all {
+        assert!((1..=3).contains(&text.len()), "--{name}: {text:?}");
+        let document = text.iter().flat_map(|line| line.split(' ')).next_back();
+        let document = document.filter(|word| word.starts_with("docs/"));
+        let path = format!("{workspace}/{}", document.unwrap_or("no document"));
+        assert!(std::path::Path::new(&path).is_file(), "--{name}: {path}");
+        assert!(
+            page.contains(&format!("--{name}")),
+            "--{name} has no entry in the page"
+        );
+        for script in &scripts {
+            assert!(script.contains(&name), "--{name} is not completed");
+        }
+    }
+}
+
 #[test]
 fn json_of_a_run_says_what_it_is_for() {
     let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))

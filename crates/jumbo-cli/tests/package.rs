@@ -105,6 +105,9 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     let ran =
         "jumbo run --report -- /usr/bin/python3 -c \"a=[bytes(1000+i%7) for i in range(100000)]\"";
     let report = inside(&format!("cd /tmp && {ran}"));
+    assert!(report.contains("exited with 0"), "{report}");
+    let full = ran.replace("--report", "--report=full");
+    let report = inside(&format!("cd /tmp && {full}"));
     assert!(
         report.contains("exited with 0") && report.contains("glibc.malloc.hugetlb=1"),
         "{report}"

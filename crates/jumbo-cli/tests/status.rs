@@ -43,6 +43,30 @@ fn the_host_as_json_has_what_the_page_shows() {
     assert!(page["probe"]["collapse"]["reason"].is_string());
 }
 
+/// The lines before the first empty one.
+fn summary(page: &str) -> Vec<&str> {
+    page.lines().take_while(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn pages_begin_with_what_matters() {
+    let page = |arguments: &[&str]| text(&jumbo(arguments).output().unwrap());
+    let host = page(&["status"]);
+    let lines = summary(&host);
+    assert!((2..=3).contains(&lines.len()), "{host}");
+    assert!(lines[0].contains("on huge pages; "), "{host}");
+    assert!(lines[1].contains(" pages: "), "{host}");
+    let process = page(&["status", "-p", &own_pid()]);
+    let lines = summary(&process);
+    assert!((1..=2).contains(&lines.len()), "{process}");
+    assert!(lines[0].contains("on huge pages"), "{process}");
+    let doctor = page(&["doctor"]);
+    let lines = summary(&doctor);
+    assert!((1..=3).contains(&lines.len()), "{doctor}");
+    let is_told = lines[0].contains("; the first: ");
+    assert_eq!(is_told, doctor.contains("\n1. "), "{doctor}");
+}
+
 #[test]
 fn a_process_as_json_adds_up() {
     let page = json(&["status", "--json", "--mappings", "-p", &own_pid()]);

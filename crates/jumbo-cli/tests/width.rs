@@ -111,7 +111,8 @@ fn no_table_and_no_line_is_wider() {
         (&format!("text inspect {JUMBO}"), "Huge page"),
         ("text images", ""),
         ("bench", "jumbo bench heap"),
-        ("run --report -- true", "requested"),
+        ("run --report -- true", "says more"),
+        ("run --report=full -- true", "requested"),
         (
             "run --report=full -- sh -c 'sleep 0.3 | sleep 0.3'",
             "measured",

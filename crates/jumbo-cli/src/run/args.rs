@@ -29,7 +29,8 @@ use super::{Failure, profile};
 /// process ID.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
-#[command(after_help = "Examples:
+#[command(after_help = "`jumbo run --help` has all options, each with the name of its document.")]
+#[command(after_long_help = "Examples:
   jumbo run -- python3 train.py
   jumbo run --report=json --report-file peak.json -- ./server -p 80
   jumbo run --profile postgresql -- pg_ctl start
@@ -38,24 +39,27 @@ use super::{Failure, profile};
 Exit status: the program's; 128+N when signal N ended it; 127 no such program, 126 it cannot be \
 started, 125 jumbo itself failed, 2 wrong usage.")]
 pub(crate) struct Args {
-    #[command(flatten)]
-    options: Options,
-
     /// Take options from FILE, or from a profile known by NAME
     ///
-    /// A profile is a TOML file whose keys are the options of this command. Options typed here win. A
-    /// name is looked up as NAME.toml in ~/.config/jumbo/profiles and /etc/jumbo/profiles, then among
-    /// those that come with jumbo: cpython, duckdb, java, mariadb, node, postgresql, redis.
-    #[arg(long, value_name = "FILE|NAME")]
+    /// Known: cpython, duckdb, java, mariadb, node, postgresql, redis. Options typed here win. See
+    /// docs/run.md
+    #[arg(long, value_name = "FILE|NAME", help_heading = "Run")]
     profile: Option<PathBuf>,
 
     /// Show what would be done and run nothing
-    #[arg(long)]
+    ///
+    /// With --json as JSON. See docs/run.md
+    #[arg(long, help_heading = "Run")]
     dry_run: bool,
 
-    /// With --dry-run: the plan as JSON, for scripts. The report as JSON is --report=json
-    #[arg(long)]
+    /// With --dry-run: the plan as JSON, for scripts
+    ///
+    /// The report as JSON is --report=json. See docs/report.md
+    #[arg(long, help_heading = "Run", hide_short_help = true)]
     json: bool,
+
+    #[command(flatten)]
+    options: Options,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]

@@ -23,183 +23,229 @@ pub(super) const MAX_WASTE: u32 = 100;
 pub(super) struct Options {
     /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
     ///
-    /// `on`: those of 128 KiB and more from jumbo, small objects (up to 128 bytes) of threads that ask for more than a MiB
-    /// of them from mimalloc (16 threads, and one more for each 20 MiB), and the rest from glibc, whose heap is advised. mimalloc is left out where you set limits to
-    /// address space or data (ulimit -v, -d), MALLOC_ variables or tunables of glibc.malloc, and from the program's mlockall(2)
-    /// or seccomp filter on. `glibc`: without
-    /// mimalloc, so that mallinfo(3) counts small objects, and glibc finds those that are freed twice. `mimalloc`: as `on`, and
-    /// with --pool all come from mimalloc, on the pool. A program with an allocator of its own keeps it.
-    #[arg(long, value_name = "MODE", value_parser = mode::<HeapMode>(), hide_possible_values = true)]
+    /// `glibc`: small objects come from glibc alone. `mimalloc`: with --pool, all allocations come
+    /// from mimalloc. See docs/run.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<HeapMode>(),
+        hide_possible_values = true,
+        help_heading = "Memory"
+    )]
     pub(super) heap: Option<HeapMode>,
 
-    /// A pool of SIZE for the heap, in pages of PAGESIZE [default: what a PMD maps, 2M mostly]
+    /// Pool of SIZE for the heap, in pages of PAGESIZE [default: a PMD's, 2M]
     ///
-    /// SIZE bounds all processes of the run together; SIZE,each bounds each of them. It is a bound: no page is set
-    /// aside before a process asks for it, unless you ask for --warm. A process takes pages while the others leave some, keeps
-    /// them when they are free, and gives them back when it ends. What a forked child shares with its parent counts once. jumbo stays
-    /// as the program's parent, to keep the account; with SIZE,each it does so for a report alone.
-    ///
-    /// The heap's pages come from the kernel's hugetlb pool where it has some. The others are THPs, which
-    /// take no privilege. Beyond SIZE allocations get what they get without a pool. SIZE is one page at least, and 256G at most,
-    /// --overcommit included. Pages larger than a PMD maps (1G) are hugetlb alone; where the kernel's pool has none, the pool is
-    /// in pages that a PMD maps. With --heap=on and --heap=glibc the pool serves large allocations, with --heap=mimalloc small ones
-    /// too. None of them serves allocations aligned to whole base pages from it.
-    ///
-    /// Hugetlb pages serve processes of one thread: where there are more, a fork could end the child by SIGBUS.
-    /// What they hold moves to THPs before a fork and before the second thread starts; a forked child
-    /// takes pages of its own. If the program never forks while it has threads, say so: SIZE,nofork. Otherwise
-    /// jumbo takes no hugetlb pages under a memory cgroup's limit, nor where there might be no room to move them to,
-    /// and keeps none behind a seccomp filter or a chroot.
+    /// SIZE bounds the run; with `each`, every process; `nofork`: it never forks while it has
+    /// threads. See docs/run.md
     #[arg(
         long,
         value_name = "SIZE[:PAGESIZE][,each][,nofork]",
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Pool",
+        hide_short_help = true
     )]
     pub(super) pool: Option<PoolRequest>,
 
-    /// How much the pool may grow beyond its size; given back when it is free [default: 0]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    /// How much the pool may grow beyond its size [default: 0]
+    ///
+    /// The excess is returned when it is free. See docs/run.md
+    #[arg(
+        long,
+        value_name = "SIZE",
+        allow_hyphen_values = true,
+        help_heading = "Pool",
+        hide_short_help = true
+    )]
     #[serde(deserialize_with = "size")]
     pub(super) overcommit: Option<Bytes>,
 
-    /// Make all of the pool resident, with several threads, before the program starts
-    #[arg(long)]
+    /// Make the whole pool resident before the program starts
+    ///
+    /// Several threads touch it. See docs/run.md
+    #[arg(long, help_heading = "Pool", hide_short_help = true)]
     pub(super) warm: bool,
 
     /// Anonymous mappings on huge pages [default: on]
-    #[arg(long, value_name = "on|off", hide_possible_values = true)]
+    ///
+    /// Reserved ranges begin on base pages and become huge where they are dense. See
+    /// docs/design/heap.md
+    #[arg(
+        long,
+        value_name = "on|off",
+        hide_possible_values = true,
+        help_heading = "Memory"
+    )]
     pub(super) maps: Option<Switch>,
 
-    /// The program's text on huge pages: auto, file, shared, private or off [default: auto]
+    /// Text on huge pages: auto, file, shared, private, off [default: auto]
     ///
-    /// Which rung of a ladder is the highest that is tried. `file`: the file's own mapping, which takes nothing and is shared by
-    /// all processes, where the page cache has the file in huge folios: see `jumbo text prime` and `jumbo text align`.
-    /// `shared`: one copy of the text for all your processes that run the file, made by the first. `private`: a copy for each
-    /// process. Both are made at the start. `auto`: what the page cache has; and, once the program has used a second of CPU
-    /// time or more (50 times what the copy takes) and touched 32 MiB of its text, as `shared`.
-    ///
-    /// Text that was changed since it was loaded (relocations, breakpoints) stays as it is.
-    #[arg(long, value_name = "MODE", value_parser = mode::<TextMode>(), hide_possible_values = true)]
+    /// `file`: from the page cache; `shared`, `private`: as a copy; `auto`: as a shared copy once
+    /// it pays. See docs/design/segments.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<TextMode>(),
+        hide_possible_values = true,
+        help_heading = "Program segments",
+        hide_short_help = true
+    )]
     pub(super) text: Option<TextMode>,
 
-    /// The program's data and bss on huge pages: auto, on or off [default: auto]
+    /// Data and bss on huge pages: auto, on or off [default: auto]
     ///
-    /// `auto`: bss is advised, and huge pages of data are copied at the start of which half was written to by then (by
-    /// relocations). `on`: all whole huge pages of data are copied. A program that touches little of a large bss becomes
-    /// larger, as with --heap: `off`.
-    #[arg(long, value_name = "MODE", value_parser = mode::<DataMode>(), hide_possible_values = true)]
+    /// `on` copies all data, `auto` huge pages that are half written; `off` suits a sparse bss. See
+    /// docs/design/segments.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<DataMode>(),
+        hide_possible_values = true,
+        help_heading = "Program segments",
+        hide_short_help = true
+    )]
     pub(super) data: Option<DataMode>,
 
     /// Libraries whose text comes on huge pages too
     ///
-    /// PATTERN is that of a file's name, without folders: `*` stands for any characters, `?` for one. Several have commas
-    /// between them. Libraries that are loaded while the program runs are looked for as `auto` looks at text.
-    #[arg(long, value_name = "PATTERN", value_parser = libs)]
+    /// File names without folders, with * and ?, and commas between them. See docs/run.md
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        value_parser = libs,
+        help_heading = "Program segments",
+        hide_short_help = true
+    )]
     #[serde(deserialize_with = "patterns")]
     pub(super) libs: Option<Patterns>,
 
-    /// Shared memory on huge pages: auto, advise, hugetlb, user or off [default: auto]
+    /// Shared memory: auto, advise, hugetlb, user or off [default: auto]
     ///
-    /// Of mmap(MAP_SHARED), memfd_create, shm_open and shmget, in mappings of at least what a PMD maps. `advise`: aligned
-    /// and advised; the rest is up to the kernel's controls (`jumbo thp`), which most hosts have at `never`. `auto`: that, and
-    /// in mappings of 32 MiB and more what the program has touched is collapsed onto huge pages, by a thread that spends a
-    /// tenth of a CPU on it. It needs no privilege, and the PMD size at `inherit`, as it is by default. `hugetlb`: anonymous mappings of whole
-    /// hugetlb pages get pages of the kernel's pool (`jumbo pool`), populated at once; a program that unmaps or protects
-    /// parts of such a page gets EINVAL. `user`: the first touch of a block brings in the whole block
-    /// (userfaultfd), where the kernel's controls allow nothing at all. A system call that jumbo does not see then fails with EFAULT
-    /// where it is given memory that was never touched.
-    #[arg(long, value_name = "MODE", value_parser = mode::<ShmMode>(), hide_possible_values = true)]
+    /// `auto` collapses touched memory, `advise` leaves it to the kernel, `hugetlb` takes pool
+    /// pages. See docs/design/shmem.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<ShmMode>(),
+        hide_possible_values = true,
+        help_heading = "Shared memory",
+        hide_short_help = true
+    )]
     pub(super) shm: Option<ShmMode>,
 
-    /// The sizes that --shm uses, such as 64K,2M [default: what a PMD maps; 64K with --shm=user]
+    /// Sizes for --shm, such as 64K,2M [default: what a PMD maps]
     ///
-    /// With `auto`, blocks are collapsed if what a PMD maps is among them. With `hugetlb`, a mapping gets the largest of them
-    /// that it is whole pages of. With `user`, a touch brings in the largest. Which sizes the kernel takes for advised memory its
-    /// own controls say, for all programs: `jumbo thp set`.
-    #[arg(long, value_name = "SIZE,...", value_parser = sizes)]
+    /// With --shm=user the default is 64K. See docs/run.md
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        value_parser = sizes,
+        help_heading = "Shared memory",
+        hide_short_help = true
+    )]
     #[serde(deserialize_with = "some_sizes")]
     pub(super) shm_sizes: Option<Sizes>,
 
-    /// The most memory to spend for it, in percent [default: 5]
+    /// Maximum memory overhead in percent [default: 5]
     ///
-    /// What may become resident beyond what the program asked for, in percent of what it has on huge
-    /// pages: the ends of blocks that do not fill a huge page, and what was not touched of a block of shared memory.
+    /// Partly filled huge pages and untouched parts of shared memory count. See docs/limits.md
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_WASTE)),
-        allow_negative_numbers = true)]
+        allow_negative_numbers = true,
+        help_heading = "Memory"
+    )]
     pub(super) max_waste: Option<u32>,
 
-    /// How much freed memory stays for the next large allocations [default: see below]
+    /// Freed memory that stays for the next large allocations
     ///
-    /// At most SIZE, or a percentage of the most that the program had in large allocations (128 KiB and more) at once. What stays is neither given back nor
-    /// touched anew: a program that frees and allocates large blocks in turn is faster, and stays larger. A freed block of more than
-    /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use; less where the program grows beyond all that it had.
-    /// Not with --heap=off, nor with --heap=mimalloc and --pool: what is freed of a --pool stays in it.
-    #[arg(long, value_name = "SIZE|PERCENT%", allow_hyphen_values = true)]
+    /// By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of
+    /// the memory in use. See docs/run.md
+    #[arg(
+        long,
+        value_name = "SIZE|PERCENT%",
+        allow_hyphen_values = true,
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
     #[serde(deserialize_with = "keep")]
     pub(super) keep: Option<Keep>,
 
-    /// Free large blocks with several threads: sync, background or off [default: sync]
+    /// Free with several threads: sync, background or off [default: sync]
     ///
-    /// `sync`: a large free or munmap returns when all is free, sooner than by one thread. `background`:
-    /// it returns at once and the memory follows, where there is room for it once more and vm.overcommit_memory
-    /// is not 2. `off`: as without jumbo. Under a seccomp filter (in a container) and without a report this option is off,
-    /// unless you give it.
-    #[arg(long, value_name = "MODE", value_parser = mode::<FreeMode>(), hide_possible_values = true)]
+    /// `background`: a large free returns at once, and the memory follows. See docs/design/free.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<FreeMode>(),
+        hide_possible_values = true,
+        help_heading = "Freed memory",
+        hide_short_help = true
+    )]
     pub(super) free: Option<FreeMode>,
 
-    /// How many threads free at once, the caller among them [default: the CPUs, at most 4]
+    /// Threads that free at once [default: the CPUs, at most 4]
+    ///
+    /// The caller is one of them. See docs/design/free.md
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FREE_WORKERS)),
-        allow_negative_numbers = true)]
+        allow_negative_numbers = true,
+        help_heading = "Freed memory", hide_short_help = true
+    )]
     pub(super) free_workers: Option<u32>,
 
-    /// Give the memory back after the program has ended: auto, on or off [default: auto]
+    /// Free memory after the end, aside: auto, on or off [default: auto]
     ///
-    /// A sibling process that shares the memory outlives the program, so that a process that waits for the
-    /// program does not wait for its memory. `auto`: once the program asked for more than 1 GiB, and where
-    /// nothing hangs on its memory that must end with it. `on`: for each process, from its start; that costs each child half a
-    /// millisecond, and 2 to 10 where all CPUs are busy. `jumbo wait` waits for the memory.
-    ///
-    /// The sibling has the program's executable and command line, and ignores signals: pidof(1), `pgrep -f`,
-    /// fuser(1) and `start-stop-daemon --exec` find both. Use a PID file, `systemctl kill`, or --reaper=off.
-    #[arg(long, value_name = "MODE", value_parser = mode::<ReaperMode>(), hide_possible_values = true)]
+    /// `auto`: for programs that requested more than 1 GiB. The reaper process has their command
+    /// line. See docs/design/free.md
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = mode::<ReaperMode>(),
+        hide_possible_values = true,
+        help_heading = "Freed memory"
+    )]
     pub(super) reaper: Option<ReaperMode>,
 
     /// Free the program's memory from two sides when it ends, however it does
     ///
-    /// jumbo stays the program's parent and traces it (not its children), so that a thread of jumbo can
-    /// free its memory beside the kernel. Works without the preload library, and for programs that are
-    /// killed. A debugger cannot attach then, and a set-user-ID program that takes PROGRAM's place gets no
-    /// privileges, unless jumbo is root. Where the program has a reaper, the reaper gives the memory back: see
-    /// --reaper=off.
-    #[arg(long)]
+    /// jumbo traces the program, so that no debugger can attach. See docs/design/free.md
+    #[arg(long, help_heading = "Freed memory", hide_short_help = true)]
     pub(super) supervise: bool,
 
     /// Leave the program's children alone
-    #[arg(long)]
+    ///
+    /// Their environment is as without jumbo. See docs/run.md
+    #[arg(long, help_heading = "Run", hide_short_help = true)]
     pub(super) no_follow: bool,
 
     /// Report when the program ends: text, full, json or none
     ///
-    /// `text` is what matters, in a few lines; `full` all that is known, with folio sizes and what jumbo leaves alone.
-    ///
-    /// Without this option there is a report where stdout and stderr are a terminal. The program is then
-    /// a child of jumbo, in its process group, rather than jumbo itself turned into the program.
+    /// `text` has three lines, `full` all. By default: on a terminal. With a report the program is
+    /// a child of jumbo. See docs/report.md
     #[arg(
         long,
         value_name = "FORMAT",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "text",
-        hide_possible_values = true
+        hide_possible_values = true,
+        help_heading = "Report"
     )]
     pub(super) report: Option<ReportFormat>,
 
     /// Write the report to FILE instead of stderr; -: to stdout
-    #[arg(long, value_name = "FILE")]
+    ///
+    /// See docs/report.md
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Report",
+        hide_short_help = true
+    )]
     pub(super) report_file: Option<PathBuf>,
 
     /// No report, even on a terminal
-    #[arg(long, short, conflicts_with_all = ["report", "report_file"])]
+    ///
+    /// jumbo becomes the program, with the same process ID. See docs/report.md
+    #[arg(long, short, conflicts_with_all = ["report", "report_file"], help_heading = "Report")]
     pub(super) quiet: bool,
 }
 

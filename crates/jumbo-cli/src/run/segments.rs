@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use super::report::Report;
 use super::text::line;
 
+const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
+
 /// What a bit of [`text_reason`](reason) means to a reader.
 fn meaning(bit: u32) -> Option<&'static str> {
     Some(match bit {
@@ -80,14 +82,22 @@ pub(super) fn json(report: &Report<'_>) -> Value {
     })
 }
 
+/// The first reason why text is not on huge pages.
+pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
+    let counts = &report.counted.total.of;
+    match counts.text {
+        0 => Some(NO_SEGMENT),
+        _ => reasons(counts).next(),
+    }
+}
+
 /// The lines of a report; none where there is nothing to say.
 pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     let counts = &report.counted.total.of;
     let asked = &report.settings.asked;
     let covered = report.reached && asked.text != TextMode::Off;
     if covered && counts.text == 0 {
-        let none = "no segment of it holds a whole huge page; hint: jumbo text inspect";
-        line(out, "text", none)?;
+        line(out, "text", NO_SEGMENT)?;
     }
     if covered && counts.text > 0 {
         let took = Duration::from_nanos(counts.text_ns);

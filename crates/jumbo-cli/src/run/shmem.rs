@@ -103,6 +103,11 @@ pub(super) fn json(report: &Report<'_>) -> Value {
     })
 }
 
+/// The first reason why shared memory is not on huge pages.
+pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
+    reasons(&report.counted.total.of).next()
+}
+
 /// The lines of a report; none where there is nothing to say.
 pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     let counts = &report.counted.total.of;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use jumbo::policy::{DataMode, HeapMode, ReaperMode, ShmMode, TextMode};
+use jumbo::policy::{DataMode, HeapMode, ShmMode, TextMode};
 use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{self, Bytes};
 use jumbo_inside::reaper::State;
@@ -16,7 +16,7 @@ use super::report::{KINDS, Report, status};
 use super::sample::{Peak, Process, Sampled};
 use super::segments;
 use super::shmem;
-use super::shortfall::{self, Shortfall};
+use super::shortfall;
 use crate::view::{self, clean, clean_lines};
 
 /// So many processes are listed; the rest is one line.
@@ -25,10 +25,26 @@ const PROCESSES: usize = 5;
 /// Below this there is too little memory for huge pages to matter: eight of 2 MiB.
 const LITTLE: Bytes = Bytes(16 << 20);
 
+const TOO_LITTLE: &str = "has too little memory to gain from huge pages";
+
 /// Of less of its memory than this share nothing is said about all of it.
 const SEEN: f64 = 0.5;
 
-/// `full`: with all that is known, rather than what matters.
+/// With this share on huge pages the rest needs no reason.
+const MOST: f64 = 0.9;
+
+/// The shortfalls that explain a heap on base pages, the most likely reason first.
+const OF_HEAP: [&str; 7] = [
+    "huge pages",
+    "mappings",
+    "advice",
+    "large allocations",
+    "the pool",
+    "allocations",
+    "small allocations",
+];
+
+/// The text; `full` adds all that is known to the three lines.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -36,43 +52,71 @@ pub(super) fn render(report: &Report<'_>, full: bool) -> String {
     clean_lines(&out).into_owned()
 }
 
-/// The one thing that matters, in a sentence.
+/// The result in a sentence, as the JSON report has it.
 pub(super) fn headline(report: &Report<'_>) -> String {
-    let Report { seen, counted, .. } = report;
     let name = name(report);
-    if !report.reached && counted.images == 0 {
-        let why = shortfall::unreached(report.launch);
-        return format!("could not help {name}: {why}");
+    if let Some(why) = unreached(report) {
+        return why;
     }
-    let Some(peak) = &seen.peak else {
-        let trouble = seen.sampled.trouble.as_deref();
-        let why = trouble.unwrap_or("nothing was resident");
-        return format!("{name}: what was on huge pages is unknown: {why}");
+    let peak = match known(report) {
+        Ok(peak) => peak,
+        Err(why) => return format!("{name}: what was on huge pages is unknown: {why}"),
     };
-    let (total, largest) = (peak.usage.total(), Bytes(seen.end.faults.max_rss));
-    let seen_share = seen.sampled.share_of_max_rss.unwrap_or(1.0);
-    if seen_share < SEEN && largest >= LITTLE {
-        return format!(
-            "{name}: what was on huge pages is unknown: it ended before more than {:.0} % of its {largest} was seen",
+    let total = peak.usage.total();
+    match ruled_out(report) {
+        Some(why) if total.huge == Bytes(0) => {
+            format!(
+                "none of the {} of {name} is on huge pages: {why}",
+                total.bytes
+            )
+        }
+        _ if total.bytes < LITTLE => format!("{name} {TOO_LITTLE}: {}", total.bytes),
+        _ => huge(&name, &total),
+    }
+}
+
+/// The share of a program's memory that is on huge pages.
+fn huge(name: &str, total: &KindUsage) -> String {
+    format!(
+        "{:.0} % of the {} of {name} on huge pages",
+        (100.0 * total.huge_share().unwrap_or_default()).floor(),
+        total.bytes
+    )
+}
+
+/// Why the library is in no process of the program; `None` where it is in one.
+fn unreached(report: &Report<'_>) -> Option<String> {
+    let is_reached = report.reached || report.counted.images > 0;
+    let why = || shortfall::unreached(report.launch);
+    (!is_reached).then(|| format!("could not help {}: {}", name(report), why()))
+}
+
+/// The memory at its peak, or why too little of it was seen.
+fn known<'a>(report: &'a Report<'_>) -> Result<&'a Peak, String> {
+    let sampled = &report.seen.sampled;
+    let Some(peak) = &report.seen.peak else {
+        return Err(trouble(sampled).to_owned());
+    };
+    let largest = Bytes(report.seen.end.faults.max_rss);
+    let seen_share = sampled.share_of_max_rss.unwrap_or(1.0);
+    match seen_share < SEEN && largest >= LITTLE {
+        true => Err(format!(
+            "it ended before more than {:.0} % of its {largest} was seen",
             seen_share * 100.0
-        );
+        )),
+        false => Ok(peak),
     }
-    let ruled_out = |shortfall: &&Shortfall| shortfall.what == "huge pages";
-    match report.shortfalls.iter().find(ruled_out) {
-        Some(why) if total.huge == Bytes(0) => format!(
-            "none of the {} of {name} is on huge pages: {}",
-            total.bytes, why.reason
-        ),
-        _ if total.bytes < LITTLE => format!(
-            "{name} has too little memory to gain from huge pages: {}",
-            total.bytes
-        ),
-        _ => format!(
-            "{:.0} % of the {} of {name} on huge pages",
-            (100.0 * total.huge_share().unwrap_or_default()).floor(),
-            total.bytes
-        ),
-    }
+}
+
+fn trouble(sampled: &Sampled) -> &str {
+    sampled.trouble.as_deref().unwrap_or("nothing was resident")
+}
+
+/// The reason why the host or a process has no huge page at all.
+fn ruled_out<'a>(report: &'a Report<'_>) -> Option<&'a str> {
+    let mut found = report.shortfalls.iter();
+    let found = found.find(|shortfall| shortfall.what == "huge pages");
+    found.map(|shortfall| shortfall.reason.as_str())
 }
 
 fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
@@ -88,46 +132,33 @@ pub(super) fn line(out: &mut String, label: &str, text: &str) -> std::fmt::Resul
 
 fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result {
     let Report { seen, counted, .. } = report;
-    writeln!(out, "{}", view::wrapped("jumbo: ", &headline(report)))?;
-    let ended = format!(
-        "{} {} after {}; {} minor and {} major page faults",
-        name(report),
-        match status(seen.end.change) {
-            Ok(code) => format!("exited with {code}"),
-            Err(signal) => format!("was ended by signal {signal}"),
-        },
-        duration(seen.wall),
-        seen.end.faults.minor,
-        seen.end.faults.major,
-    );
-    writeln!(out, "{}", view::wrapped("  ", &ended))?;
+    summary(out, report, full)?;
+    if !full {
+        return Ok(());
+    }
     if let Some(peak) = &seen.peak {
-        table(out, report, peak, full)?;
+        table(out, report, peak)?;
     }
     writeln!(out)?;
-    let asked = &report.settings.asked;
     let ledger = &counted.total.of;
     let images = units::counted(counted.images.into(), "program");
     // No other C library reads it.
     let tunable = report.tunable().filter(|_| report.reached);
-    let mappings = match full {
-        true => format!(" ({} of it mappings)", Bytes(ledger.maps_advised)),
-        false => String::new(),
-    };
     let requested = format!(
-        "{} advised in {images}{mappings}; {}{}",
+        "{} advised in {images} ({} of it mappings); {}{}",
         Bytes(ledger.advised),
+        Bytes(ledger.maps_advised),
         units::counted(ledger.large_calls, "large allocation"),
         tunable
             .map(|tunable| format!("; {tunable}"))
             .unwrap_or_default()
     );
+    let faults = &seen.end.faults;
+    let faults = format!("{} minor and {} major", faults.minor, faults.major);
+    line(out, "page faults", &faults)?;
     line(out, "requested", &requested)?;
     let obtained = match seen.heap() {
-        None => {
-            let trouble = seen.sampled.trouble.as_deref();
-            format!("unknown: {}", trouble.unwrap_or("nothing was resident"))
-        }
+        None => format!("unknown: {}", trouble(&seen.sampled)),
         Some(heap) => match heap.huge_share() {
             Some(_) => format!("{} of the heap, {}", heap.huge, share(&heap)),
             None => String::from("nothing of the heap was resident"),
@@ -137,14 +168,10 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
     if let Some(gain) = pays(report) {
         line(out, "does it pay", &gain)?;
     }
-    if full || asked.text != TextMode::Auto {
-        segments::write(out, report)?;
-    }
-    if full || asked.shm != ShmMode::Auto {
-        shmem::write(out, report)?;
-    }
+    segments::write(out, report)?;
+    shmem::write(out, report)?;
     pool(out, report)?;
-    if full && ledger.free_gathered > 0 {
+    if ledger.free_gathered > 0 {
         let background = match ledger.free_background {
             0 => String::new(),
             background => format!(", {} of it in the background", Bytes(background)),
@@ -157,10 +184,9 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
         line(out, "freed", &freed)?;
     }
     // The others say nothing that a user has to know.
-    let told = counted.reapers.iter().filter(|(state, _)| {
-        ![State::Waiting, State::Uncounted].contains(state)
-            && (full || asked.reaper == ReaperMode::On)
-    });
+    let silent = [State::Waiting, State::Uncounted];
+    let reapers = counted.reapers.iter();
+    let told = reapers.filter(|(state, _)| !silent.contains(state));
     for (state, counts) in told.take(PROCESSES) {
         line(out, "reaper", &format!("{}: {}", counts.pid, state.text()))?;
     }
@@ -176,50 +202,123 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
         )?;
     }
     let started = "as a child of jumbo; --quiet starts it in place";
-    line(out, "how it ran", started)?;
-    match full {
-        true => Ok(()),
-        false => line(out, "more", "--report=full"),
+    line(out, "how it ran", started)
+}
+
+/// The three lines that every report begins with: the end, the share on huge pages, and its reason.
+fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result {
+    let seen = &report.seen;
+    let (name, faults) = (name(report), &seen.end.faults);
+    let ended = format!(
+        "{name} {} after {} ({} user, {} system)",
+        match status(seen.end.change) {
+            Ok(code) => format!("exited with {code}"),
+            Err(signal) => format!("was ended by signal {signal}"),
+        },
+        duration(seen.wall),
+        duration(faults.user),
+        duration(faults.system),
+    );
+    writeln!(out, "{}", view::wrapped("jumbo: ", &ended))?;
+    let share = match known(report) {
+        Ok(peak) => huge(&name, &peak.usage.total()),
+        Err(_) => format!("how much of {name} was on huge pages is unknown"),
+    };
+    let more = if full {
+        ""
+    } else {
+        "; --report=full says more"
+    };
+    writeln!(out, "{}", view::wrapped("  ", &format!("{share}{more}")))?;
+    writeln!(out, "{}", view::wrapped("  ", &reason(report)))
+}
+
+/// The reason for the largest part that is not on huge pages, or the gain where most is.
+fn reason(report: &Report<'_>) -> String {
+    let peak = match known(report) {
+        Ok(peak) => peak,
+        Err(why) => return unreached(report).unwrap_or(why),
+    };
+    let total = peak.usage.total();
+    let on_base = |kind: &Kind| {
+        let usage = peak.usage.kind(*kind);
+        Bytes(usage.bytes.0.saturating_sub(usage.huge.0))
+    };
+    let largest = KINDS.into_iter().max_by_key(on_base);
+    if let Some(why) = unreached(report) {
+        return why;
+    }
+    if let (Some(why), Bytes(0)) = (ruled_out(report), total.huge) {
+        return format!("why not more: {why}");
+    }
+    if total.bytes < LITTLE {
+        return format!("{name} {TOO_LITTLE}", name = name(report));
+    }
+    let is_most = total.huge_share().is_some_and(|share| share >= MOST);
+    let why = largest.filter(|_| !is_most).and_then(|kind| {
+        let why = why(report, kind)?;
+        Some(match kind {
+            Kind::Heap => format!("why not more: {why}"),
+            _ => format!("why not more: {} of {}: {why}", on_base(&kind), kind.name()),
+        })
+    });
+    why.or_else(|| gain(report)).unwrap_or_else(|| {
+        let heap = peak.usage.kind(Kind::Heap);
+        format!("{} of {} of heap on huge pages", heap.huge, heap.bytes)
+    })
+}
+
+/// The reason why memory of a kind is not on huge pages, where one is known.
+fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
+    if !is_covered(report, kind) {
+        return Some(String::from("jumbo leaves it alone"));
+    }
+    match kind {
+        Kind::Text => segments::why(report).map(String::from),
+        Kind::Shared => shmem::why(report).map(String::from),
+        Kind::Heap => {
+            let of = |what| report.shortfalls.iter().find(|found| found.what == what);
+            let found = OF_HEAP.into_iter().find_map(of)?;
+            Some(match found.what {
+                "huge pages" => found.reason.clone(),
+                what => format!("{what}: {}", found.reason),
+            })
+        }
+        _ => None,
     }
 }
 
-/// The memory at its peak, by kind; what jumbo leaves alone in a full report only.
-fn table(out: &mut String, report: &Report<'_>, peak: &Peak, full: bool) -> std::fmt::Result {
-    let folios_title = if full { "   folios" } else { "" };
+/// The memory at its peak, by kind; a kind that jumbo leaves alone is marked.
+fn table(out: &mut String, report: &Report<'_>, peak: &Peak) -> std::fmt::Result {
     writeln!(
         out,
-        "\n  {:<8} {:>10} {:>10} {:>7}{folios_title}",
+        "\n  {:<8} {:>10} {:>10} {:>7}   folios",
         "", "resident", "huge", "share"
     )?;
     let mut unknown = false;
     for kind in KINDS {
         let usage = peak.usage.kind(kind);
-        let covered = is_covered(report, kind);
-        if kind != Kind::Heap && (usage.bytes == Bytes(0) || !covered && !full) {
+        if kind != Kind::Heap && usage.bytes == Bytes(0) {
             continue;
         }
         let (bytes, huge, share) = (usage.bytes, usage.huge, share(&usage));
         let row = format!("  {:<8} {bytes:>10} {huge:>10} {share:>7}", kind.name());
-        if full {
-            unknown |= usage.unknown > Bytes(0);
-            let left = if covered { "" } else { " (not covered)" };
-            let folios = format!("{}{left}", folios(&usage));
-            write!(out, "{}", view::wrapped(&format!("{row}   "), &folios))?;
-        } else {
-            out.push_str(&row);
-        }
-        writeln!(out)?;
+        unknown |= usage.unknown > Bytes(0);
+        let left = match is_covered(report, kind) {
+            true => "",
+            false => " (not covered)",
+        };
+        let folios = format!("{}{left}", folios(&usage));
+        writeln!(out, "{}", view::wrapped(&format!("{row}   "), &folios))?;
     }
-    if full {
-        writeln!(out)?;
-        if unknown {
-            let why = "size unknown: resident in folios whose size smaps does not tell; jumbo status -p looks them up, as root";
-            line(out, "?", why)?;
-        }
-        line(out, "measured", &how(&report.seen.sampled))?;
-        processes(out, &peak.processes)?;
+    writeln!(out)?;
+    if unknown {
+        let why = "size unknown: resident in folios whose size smaps does not tell; \
+                   jumbo status -p looks them up, as root";
+        line(out, "?", why)?;
     }
-    Ok(())
+    line(out, "measured", &how(&report.seen.sampled))?;
+    processes(out, &peak.processes)
 }
 
 /// Whether jumbo was to put memory of this kind on huge pages.
@@ -234,22 +333,48 @@ fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
     }
 }
 
-/// Whether it seems to pay: what its huge pages took to come, and what base pages in their place would have taken.
-fn pays(report: &Report<'_>) -> Option<String> {
-    let huge = report.seen.heap()?.huge;
-    // To measure takes calls that a filter may end the process for.
-    if huge < LITTLE || sandbox::inherited() != Some(0) {
-        return None;
+/// The time that the huge pages of the heap took to come, and that of base pages in their place.
+struct FirstTouch {
+    huge: Duration,
+    base: Duration,
+}
+
+impl FirstTouch {
+    fn measure(report: &Report<'_>) -> Option<Self> {
+        let huge = report.seen.heap()?.huge;
+        // To measure takes calls that a filter may end the process for.
+        if huge < LITTLE || sandbox::inherited() != Some(0) {
+            return None;
+        }
+        let touch = jumbo_bench::memory::first_touch().ok()?;
+        let times = |per_mib: Duration| per_mib.mul_f64(huge.0 as f64 / f64::from(1 << 20));
+        Some(Self {
+            huge: times(touch.huge),
+            base: times(touch.base),
+        })
     }
-    let touch = jumbo_bench::memory::first_touch().ok()?;
-    let times = |per_mib: Duration| per_mib.mul_f64(huge.0 as f64 / f64::from(1 << 20));
-    let (base, huge) = (times(touch.base), times(touch.huge));
+}
+
+/// The gain as the short report has it.
+fn gain(report: &Report<'_>) -> Option<String> {
+    let touch = FirstTouch::measure(report)?;
+    let (huge, base) = (duration(touch.huge), duration(touch.base));
+    let took = format!("first touches take {huge}, on base pages {base}");
+    Some(match touch.huge < touch.base {
+        true => format!("it seems to pay: {took}"),
+        false => format!("it pays where memory is used often: {took}"),
+    })
+}
+
+/// The gain as the full report has it.
+fn pays(report: &Report<'_>) -> Option<String> {
+    let touch = FirstTouch::measure(report)?;
     let took = format!(
         "first touches take about {} in huge faults and {} in base faults, measured just now",
-        duration(huge),
-        duration(base)
+        duration(touch.huge),
+        duration(touch.base)
     );
-    Some(match huge < base {
+    Some(match touch.huge < touch.base {
         true => format!("it seems so: {took}; jumbo compare tells more"),
         false => format!("only where memory is used often: {took}; jumbo compare tells more"),
     })

@@ -14,7 +14,11 @@ use crate::view::{self, NONE, View, bytes, percent, percent_to};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
-    show_summary(view, host)?;
+    for line in summary(host) {
+        view.line(line)?;
+    }
+    view.line("")?;
+    show_facts(view, host)?;
     show_pools(view, host)?;
     show_holders(view, host, tasks)?;
     if let Some(thp) = &host.thp {
@@ -44,7 +48,48 @@ pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     view::missing(view, "Not shown", host.missing.iter().chain(&tasks.missing))
 }
 
-fn show_summary(view: &mut View, host: &Host) -> io::Result<()> {
+/// Two or three lines: the memory that is huge, the way to more, and the room for it.
+pub(crate) fn summary(host: &Host) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(memory) = &host.memory {
+        let huge = memory.anon_huge + memory.shmem_huge;
+        let all = memory.anon + memory.shmem;
+        lines.push(format!(
+            "{huge} of {all} anonymous and shared memory are on huge pages; {} of {} available",
+            memory.available, memory.total
+        ));
+    }
+    let size = host.pmd_size;
+    let anon = host.thp.as_ref().and_then(|thp| thp.anon(size));
+    let thp = match anon.map(|choice| choice.current.as_str()) {
+        Some("always") => "all programs get them (THP always)",
+        Some("madvise") => "programs that ask get them, as under jumbo run (THP madvise)",
+        Some("never") => "no program gets them (THP never); hint: jumbo doctor",
+        _ => "the THP controls are unknown",
+    };
+    let pools = host.pools.iter().flatten();
+    let pools = pools.filter(|pool| pool.total.0 > 0);
+    let pools: Vec<_> = pools
+        .map(|pool| format!("{} of {} free of {}", pool.free.0, pool.total.0, pool.size))
+        .collect();
+    let pools = match pools.is_empty() {
+        true => String::from("hugetlb: none"),
+        false => format!("hugetlb: {}", pools.join(", ")),
+    };
+    lines.push(format!("{size} pages: {thp}; {pools}"));
+    let formable = host.formable.iter();
+    let formable = formable.filter(|formable| formable.size == size);
+    let pages: u64 = formable.map(|formable| formable.pages.0).sum();
+    if !host.formable.is_empty() {
+        let bytes = Bytes(pages.saturating_mul(size.bytes()));
+        lines.push(format!(
+            "{pages} more huge pages of {size} fit into free memory without compaction ({bytes})"
+        ));
+    }
+    lines
+}
+
+fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
     let pools = host.pools.iter().flatten();
     let mut sizes: Vec<_> = pools.map(|pool| pool.size.to_string()).collect();
     if sizes.is_empty() {

@@ -19,12 +19,16 @@ const SHORT: usize = 30;
 const FEW: usize = 3;
 
 pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
+    for line in summary(page) {
+        view.line(line)?;
+    }
     let is_short = page.processes.len() > FEW
         && page
             .processes
             .iter()
             .all(|process| process.mappings.is_empty());
     if is_short {
+        view.line("")?;
         show_lines(view, page)?;
     } else {
         for process in &page.processes {
@@ -72,6 +76,37 @@ pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
         });
     }
     view::missing(view, "Not shown", own.iter().chain(&page.missing))
+}
+
+/// Two lines: the share on huge pages, and the largest part that is not.
+fn summary(page: &ProcessPage) -> Vec<String> {
+    let who = match page.processes.as_slice() {
+        [process] => process.name.clone(),
+        all => format!("{} processes", all.len()),
+    };
+    let total = page.total.total();
+    if total.bytes == Bytes(0) {
+        return vec![format!("{who}: the share on huge pages is unknown")];
+    }
+    let mut lines = vec![format!(
+        "{who}: {} of {} on huge pages",
+        percent(total.huge, total.bytes),
+        total.bytes
+    )];
+    let on_base = |usage: &KindUsage| Bytes(usage.bytes.0.saturating_sub(usage.huge.0));
+    let kinds = page.total.0.iter();
+    let largest = kinds.max_by_key(|(_, usage)| on_base(usage));
+    if let Some((kind, usage)) = largest.filter(|(_, usage)| on_base(usage) > Bytes(0)) {
+        let mut all = page.processes.iter();
+        let why = all.find_map(|process| process.why_not.get(kind));
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        lines.push(format!(
+            "The largest part that is not: {} of {}{why}",
+            on_base(usage),
+            kind.name()
+        ));
+    }
+    lines
 }
 
 /// The memory of several processes, as their status files have it.

@@ -106,7 +106,7 @@ fn without_proc_nothing_is_made_up() {
         return skip(name, "no mount namespace of one's own");
     }
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
-    let ran = inside(&[jumbo, "run", "--report", "--", "sh", "-c", "exit 3"]);
+    let ran = inside(&[jumbo, "run", "--report=full", "--", "sh", "-c", "exit 3"]);
     assert_eq!(ran.status.code(), Some(3));
     let said = stderr(&ran);
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");

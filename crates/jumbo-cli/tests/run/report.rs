@@ -96,18 +96,19 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
         (Some(6), &b"out\n"[..])
     );
     let said = stderr(&output);
-    // Where no look at it was in time, that is what came of it.
-    assert!(said.starts_with("jumbo: sh"), "{said}");
+    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    // Where no look at it was in time, the share is unknown.
     for part in [
-        "\n  sh exited with 6 after ",
-        "  requested ",
-        "  huge pages ",
-        "  how it ran ",
+        " user, ",
+        " system)",
+        " of sh ",
+        "; --report=full says more",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    assert_eq!(said.lines().count(), 3, "{said}");
     assert!(
-        !said.contains("folios") && !said.contains("does it pay"),
+        !said.contains("folios") && !said.contains("first touches"),
         "{said}"
     );
     assert!(
@@ -117,28 +118,59 @@ fn text_goes_to_stderr_and_stdout_is_the_program_s() {
 }
 
 #[test]
-fn the_first_line_says_what_came_of_it() {
+fn a_full_report_begins_with_the_three_lines_and_has_the_rest() {
+    let said = stderr(&output(jumbo().args([
+        "run",
+        "--report=full",
+        "--",
+        "sh",
+        "-c",
+        "exit 6",
+    ])));
+    assert!(said.starts_with("jumbo: sh exited with 6 after "), "{said}");
+    for part in [
+        "\n  page faults ",
+        "  requested ",
+        "  huge pages ",
+        "  how it ran ",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(
+        !said.contains("says more") && !said.contains("first touches"),
+        "{said}"
+    );
+    assert!(
+        said.lines().all(|line| line.chars().count() <= 80),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_second_line_says_what_came_of_it() {
     let said = |format: &str, script: &str| {
         let mut command = jumbo();
         command.args(["run", format, "--text=off", "--", "python3", "-c", script]);
         stderr(&output(&mut command))
     };
     let text = said("--report", &python());
-    let first = text.lines().next().unwrap_or_default();
-    let rest = first.strip_prefix("jumbo: ").unwrap();
-    let share = rest
-        .split_once(" % of the ")
-        .map(|(share, _)| share.parse::<u32>().unwrap());
-    match share {
-        Some(share) => {
-            assert!(
-                share <= 100 && rest.ends_with(" of python3 on huge pages"),
-                "{text}"
-            );
-        }
-        // Where the host has none.
-        None => assert!(rest.starts_with("none of the "), "{text}"),
-    }
+    let mut lines = text.lines();
+    let ended = lines.next().unwrap_or_default();
+    assert!(
+        ended.starts_with("jumbo: python3 exited with 0 after "),
+        "{text}"
+    );
+    let second = lines.next().unwrap_or_default().trim_start();
+    let (share, rest) = second.split_once(" % of the ").unwrap();
+    let share: u32 = share.parse().unwrap();
+    assert!(
+        share <= 100 && rest.ends_with(" of python3 on huge pages; --report=full says more"),
+        "{text}"
+    );
+    assert!(
+        lines.next().is_some_and(|line| line.starts_with("  ")),
+        "{text}"
+    );
     // What is not covered is in the full report alone, and marked there.
     assert!(
         !text.contains("\n  stack ") && !text.contains("\n  text "),
@@ -155,9 +187,13 @@ fn the_first_line_says_what_came_of_it() {
     );
     assert!(full.matches("size unknown").count() <= 1, "{full}");
     // Long enough for a look at it, where THP can be had.
-    if share.is_some_and(|share| share >= 50) {
-        assert!(text.contains("does it pay"), "{text}");
+    if share >= 50 {
+        assert!(full.contains("does it pay"), "{full}");
     }
+    // The third line has the gain, or the reason for less.
+    let gain = text.contains("first touches take ");
+    let is_told = gain && share >= 50 || share < 90 && text.contains("why not more: ");
+    assert!(is_told, "{text}");
 }
 
 #[test]
@@ -172,7 +208,7 @@ fn addresses_that_are_only_reserved_are_not_requested() {
 }
 
 #[test]
-fn a_program_that_is_not_reached_is_said_first() {
+fn a_program_that_is_not_reached_is_said_in_the_short_report() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("static");
     let source = folder.path().join("main.c");
@@ -181,16 +217,17 @@ fn a_program_that_is_not_reached_is_said_first() {
     cc.arg("-static").arg("-o").arg(&program).arg(&source);
     if !cc.status().is_ok_and(|status| status.success()) {
         return skip(
-            "a_program_that_is_not_reached_is_said_first",
+            "a_program_that_is_not_reached_is_said_in_the_short_report",
             "no static libc",
         );
     }
-    let said = stderr(&output(
-        jumbo().args(["run", "--report", "--"]).arg(&program),
-    ));
-    let first = "jumbo: could not help static: it is statically linked";
-    let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.starts_with(first), "{said}");
+    let said = |format: &str| stderr(&output(jumbo().args(["run", format, "--"]).arg(&program)));
+    let short = said("--report");
+    let words = short.split_whitespace().collect::<Vec<_>>().join(" ");
+    let third = " could not help static: it is statically linked";
+    assert!(words.starts_with("jumbo: static exited with 3"), "{short}");
+    assert!(words.contains(third), "{short}");
+    let said = said("--report=full");
     assert!(!said.contains("glibc.malloc.hugetlb"), "{said}");
     // Nothing was seen of it, and nothing is made up.
     if said.contains("it ended before") {

@@ -112,7 +112,7 @@ fn without_a_report_there_is_no_word() {
 #[test]
 fn the_report_for_people_has_a_line() {
     let mut jumbo = jumbo();
-    jumbo.args(["run", "--supervise", "--report", "--reaper=off", "--"]);
+    jumbo.args(["run", "--supervise", "--report=full", "--reaper=off", "--"]);
     let output = output(jumbo.args(["python3", "-c", &python("")]));
     let said = stderr(&output);
     assert!(

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
@@ -59,6 +60,10 @@ pub struct Faults {
     pub major: u64,
     /// The largest resident size of any one process, in bytes.
     pub max_rss: u64,
+    /// CPU time in user mode.
+    pub user: Duration,
+    /// CPU time in the kernel.
+    pub system: Duration,
 }
 
 /// Why a program did not start.
@@ -180,10 +185,16 @@ impl Child {
                 None => Change::Continued,
             }
         };
+        let time = |time: libc::timeval| {
+            let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
+            seconds + Duration::from_micros(time.tv_usec.unsigned_abs())
+        };
         let faults = Faults {
             minor: usage.ru_minflt.unsigned_abs(),
             major: usage.ru_majflt.unsigned_abs(),
             max_rss: usage.ru_maxrss.unsigned_abs() << 10,
+            user: time(usage.ru_utime),
+            system: time(usage.ru_stime),
         };
         Ok(Some((change, faults)))
     }
