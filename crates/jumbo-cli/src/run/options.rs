@@ -164,16 +164,6 @@ pub(super) struct Options {
     #[arg(long, value_name = "MODE", value_parser = mode::<ReaperMode>(), hide_possible_values = true)]
     pub(super) reaper: Option<ReaperMode>,
 
-    /// Free the program's memory from two sides when it ends, however it does
-    ///
-    /// jumbo stays the program's parent and traces it (not its children), so that a thread of jumbo can
-    /// free its memory beside the kernel. Works without the preload library, and for programs that are
-    /// killed. A debugger cannot attach then, and a set-user-ID program that takes PROGRAM's place gets no
-    /// privileges, unless jumbo is root. Where the program has a reaper, the reaper gives the memory back: see
-    /// --reaper=off.
-    #[arg(long)]
-    pub(super) supervise: bool,
-
     /// Leave the program's children alone
     #[arg(long)]
     pub(super) no_follow: bool,
@@ -248,7 +238,6 @@ impl Options {
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
             reaper: self.reaper.or(profile.reaper),
-            supervise: self.supervise || profile.supervise,
             no_follow: self.no_follow || profile.no_follow,
             report: self.report.or(profile.report),
             report_file: self.report_file.or(profile.report_file),

@@ -151,7 +151,7 @@ mod tests {
     fn every_option_can_be_set() {
         let profile = parse(
             "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
-             free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
+             free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
         let expected = Options {
@@ -170,7 +170,6 @@ mod tests {
             free: Some(FreeMode::Background),
             free_workers: Some(2),
             reaper: Some(ReaperMode::Off),
-            supervise: true,
             no_follow: true,
             report: Some(ReportFormat::Json),
             report_file: Some(PathBuf::from("/tmp/r")),

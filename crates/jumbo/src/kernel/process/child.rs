@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Standing, Stop};
+use super::{Image, Signals, Standing};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
@@ -24,29 +24,10 @@ pub enum Change {
     Exited(i32),
     /// It was ended by this signal.
     Killed(i32),
-    /// It was stopped by this signal. Where it is traced the signal has yet to be delivered:
-    /// [`Change::stop`].
+    /// It was stopped by this signal.
     Stopped(i32),
-    /// It stands still for its tracer, which is this process.
-    Trapped(Stop),
     /// It was continued.
     Continued,
-}
-
-impl Change {
-    /// What stands still for its tracer, where this process is that.
-    pub fn stop(self) -> Option<Stop> {
-        match self {
-            Self::Stopped(signal) => Some(Stop::Signal(signal)),
-            Self::Trapped(stop) => Some(stop),
-            Self::Exited(_) | Self::Killed(_) | Self::Continued => None,
-        }
-    }
-
-    /// True for the last change there is.
-    pub fn is_end(self) -> bool {
-        matches!(self, Self::Exited(_) | Self::Killed(_))
-    }
 }
 
 /// What the kernel counted for a [`Child`] and for those of its children that were waited for.
@@ -140,7 +121,7 @@ impl Child {
         Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
     }
 
-    /// Waits until it has ended, or where it is traced stands still.
+    /// Waits until it has ended.
     ///
     /// # Errors
     /// The errno of wait4(2).
@@ -173,12 +154,10 @@ impl Child {
             Change::Exited(libc::WEXITSTATUS(status))
         } else if libc::WIFSIGNALED(status) {
             Change::Killed(libc::WTERMSIG(status))
+        } else if libc::WIFSTOPPED(status) {
+            Change::Stopped(libc::WSTOPSIG(status))
         } else {
-            match Stop::of(status) {
-                Some(Stop::Signal(signal)) => Change::Stopped(signal),
-                Some(stop) => Change::Trapped(stop),
-                None => Change::Continued,
-            }
+            Change::Continued
         };
         let faults = Faults {
             minor: usage.ru_minflt.unsigned_abs(),
