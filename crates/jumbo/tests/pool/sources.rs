@@ -213,7 +213,7 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let locked = journal.lock(&Group::pool(SIZE), "test").unwrap();
     let pools = jumbo::kernel::hugetlb::pools(&root).unwrap().unwrap();
     let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
-    let mut steering = steer(&root, &locked, before, "test", true).unwrap();
+    let mut steering = steer(&root, &locked, before, "test").unwrap();
     let knob = Knob::persistent(SIZE, None);
     let written = steering.set(&knob, Pages(8), &mut ()).unwrap();
     assert_eq!(written.step.after, Some(Pages(8).into()));
