@@ -5,11 +5,10 @@
 //! are given back, and at the end the other way round; so the kernel sees no page too few, and one too
 //! many only for that moment.
 
-use super::collect::Exclusive;
 use super::error::SourceError;
 use super::frame::{Frame, List};
-use super::shard::lock;
-use super::{Error, NodeSet, Pool};
+use super::inventory::Inventory;
+use super::{Error, NodeSet, Pool, lock};
 use crate::units::Pages;
 
 /// Pages that are in the pool's books and whose places have no memory. Dropping it, after the memory that
@@ -72,23 +71,19 @@ impl Pool {
             free: List::new(),
             surplus: List::new(),
         };
-        let mut all = self.exclusive();
-        all.empty_caches();
-        let free = all.inventory.listed(allowed);
+        let mut inventory = lock(&self.inventory);
+        let free = inventory.listed(allowed);
         let shortage = wanted.saturating_sub(free);
-        let surplus = all.inventory.surplus(NodeSet::ALL);
-        if !all.inventory.overcommit.admits(surplus, shortage) {
-            let held = self.held(NodeSet::ALL);
-            return Err(Error::Exhausted(
-                all.inventory.exhausted(wanted, held, allowed),
-            ));
+        let surplus = inventory.surplus(NodeSet::ALL);
+        if !inventory.overcommit.admits(surplus, shortage) {
+            return Err(Error::Exhausted(inventory.exhausted(wanted, allowed)));
         }
         for _ in 0..shortage {
-            match self.claim_hole(&mut all) {
+            match self.claim_hole(&mut inventory) {
                 Some(frame) => claim.surplus.push(&self.links, frame),
                 None => {
                     while let Some(frame) = claim.surplus.pop(&self.links) {
-                        all.inventory.push_hole(frame, &self.links);
+                        inventory.push_hole(frame, &self.links);
                     }
                     return Err(Error::Window {
                         capacity: self.source.window().capacity(),
@@ -97,27 +92,26 @@ impl Pool {
             }
         }
         for _ in 0..wanted - shortage {
-            if let Some(frame) = all.inventory.pop_placed(self.placement, &self.links) {
-                self.hold(frame.node());
+            if let Some(frame) = inventory.pop_placed(self.placement, &self.links) {
+                inventory.hold(frame.node());
                 claim.free.push(&self.links, frame);
             }
         }
         let mut counted = List::new();
         while let Some(frame) = claim.surplus.pop(&self.links) {
-            all.inventory.join_surplus(frame.node());
-            self.hold(frame.node());
+            inventory.join_surplus(frame.node());
+            inventory.hold(frame.node());
             counted.push(&self.links, frame);
         }
         claim.surplus = counted;
-        all.close_caches();
         Ok(claim)
     }
 
-    fn claim_hole(&self, all: &mut Exclusive<'_>) -> Option<Frame> {
+    fn claim_hole(&self, inventory: &mut Inventory) -> Option<Frame> {
         let mut nodes = self.placement.tiers(self.nodes()).into_iter();
         nodes.find_map(|tier| {
             let mut tier = tier.iter();
-            tier.find_map(|node| all.inventory.pop_hole(node, &self.links))
+            tier.find_map(|node| inventory.pop_hole(node, &self.links))
         })
     }
 
@@ -133,7 +127,7 @@ impl Pool {
     fn restore(&self, frame: Frame, promised: bool) {
         let mut inventory = lock(&self.inventory);
         if promised {
-            self.unhold(frame.node());
+            inventory.unhold(frame.node());
         }
         if inventory.node(frame.node()).books.surplus() > 0 || !self.source.is_here() {
             inventory.lose(frame, &self.links);
@@ -152,7 +146,7 @@ impl Claim<'_> {
     pub(super) fn use_one(&mut self) {
         // Which of them it is does not matter: they are all alike, and without memory.
         if let Some(frame) = self.promised.pop(&self.pool.links) {
-            self.pool.unhold(frame.node());
+            lock(&self.pool.inventory).unhold(frame.node());
             self.used.push(&self.pool.links, frame);
         }
     }

@@ -4,10 +4,9 @@ use std::ops::Range;
 
 use super::error::SourceError;
 use super::frame::{Frame, List};
-use super::shard::lock;
 use super::source;
 use super::window::OwnedRange;
-use super::{Error, Pool, Reservation};
+use super::{Error, Pool, Reservation, lock};
 use crate::kernel::sys;
 use crate::units::{NodeId, Pages};
 

@@ -9,8 +9,7 @@ use jumbo_inside::pool::Quota;
 
 use super::collect::Purpose;
 use super::frame::{Frame, List};
-use super::shard::lock;
-use super::{Error, Page, Pool, Reservation};
+use super::{Error, Page, Pool, Reservation, lock};
 use crate::units::Pages;
 
 /// A part of a pool. Takes beyond its maximum fail, whatever the pool has; its minimum is reserved.
@@ -159,7 +158,7 @@ impl<'p> Subpool<'p> {
     fn unhold_all(&self, frames: &mut List) {
         let (links, mut taken) = (&self.pool.links, List::new());
         while let Some(frame) = frames.pop(links) {
-            self.pool.unhold(frame.node());
+            lock(&self.pool.inventory).unhold(frame.node());
             taken.push(links, frame);
         }
         *frames = taken;
@@ -170,7 +169,7 @@ impl<'p> Subpool<'p> {
         let mut books = lock(&self.books);
         self.quota.uncharge(1);
         if books.owed(self.min, &self.quota) > 0 {
-            self.pool.hold(frame.node());
+            lock(&self.pool.inventory).hold(frame.node());
             books.held.push(&self.pool.links, frame);
         } else {
             drop(books);

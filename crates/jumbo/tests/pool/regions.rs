@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "hands a region's file on")]
 
+use crate::books;
 use std::sync::atomic::Ordering;
 
 use jumbo::pool::{Error, Mapped, Model, Placement, Pool, Populate};
@@ -10,7 +11,7 @@ use jumbo::units::{NodeId, Pages};
 const PAGE: usize = 4096;
 
 fn tuple(pool: &Pool) -> [u64; 4] {
-    pool.verify().unwrap();
+    books::check(pool);
     let counters = pool.counters();
     [
         counters.total,

@@ -1,6 +1,7 @@
 //! The real sources: the kernel's pool, THPs, a mount, and what a forked child has of them.
 #![allow(unsafe_code, reason = "fork")]
 
+use crate::books;
 use std::fs;
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ const SIZE: PageSize = PageSize::SIZE_2M;
 pub(crate) const BYTES: usize = 2 << 20;
 
 pub(crate) fn tuple(pool: &Pool) -> [u64; 4] {
-    pool.verify().unwrap();
+    books::check(pool);
     let counters = pool.counters();
     [
         counters.total,

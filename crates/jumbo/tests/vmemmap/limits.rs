@@ -1,5 +1,6 @@
 //! A restore at the limit of a memory cgroup, in a process of its own: where a touch would kill, it is refused.
 
+use crate::books;
 use std::io::{BufRead as _, BufReader};
 
 use jumbo::gather::OwnedMapping;
@@ -90,7 +91,7 @@ fn pool_role() {
         matches!(error, pool::Error::Split(Error::Memory { .. })),
         "{error}"
     );
-    pool.verify().unwrap();
+    books::check(&pool);
     assert_eq!(pool.counters().used(), Pages(2));
     // The page is whole, and usable.
     let mut page = pool.take().unwrap();
