@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, thp};
-use jumbo::policy::shmem::Refusal;
+use jumbo::shmem::policy::Refusal;
 use jumbo::shmem::{Blocks, Error, Region, Rung, Why};
 use jumbo::units::{Bytes, PageSize};
 use proptest::prelude::*;
