@@ -44,7 +44,7 @@ pub(crate) struct Args {
     ///
     /// A profile is a TOML file whose keys are the options of this command. Options typed here win. A
     /// name is looked up as NAME.toml in ~/.config/jumbo/profiles and /etc/jumbo/profiles, then among
-    /// those that come with jumbo: cpython, duckdb, java, mariadb, node, postgresql, redis.
+    /// those that come with jumbo: cpython, duckdb, node, postgresql.
     #[arg(long, value_name = "FILE|NAME")]
     profile: Option<PathBuf>,
 

@@ -12,14 +12,12 @@ use jumbo::policy::{
     ShmMode, TextMode,
 };
 use jumbo::units::{Bytes, PageSize};
-use serde::{Deserialize, Deserializer};
 
 /// The most that --max-waste can be, in percent: as much again as was asked for.
 pub(super) const MAX_WASTE: u32 = 100;
 
 /// What was typed, or stands in a profile under the same names.
-#[derive(Debug, Default, PartialEq, clap::Args, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 pub(super) struct Options {
     /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
     ///
@@ -59,7 +57,6 @@ pub(super) struct Options {
 
     /// How much the pool may grow beyond its size; given back when it is free [default: 0]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    #[serde(deserialize_with = "size")]
     pub(super) overcommit: Option<Bytes>,
 
     /// Make all of the pool resident, with several threads, before the program starts
@@ -95,7 +92,6 @@ pub(super) struct Options {
     /// PATTERN is that of a file's name, without folders: `*` stands for any characters, `?` for one. Several have commas
     /// between them. Libraries that are loaded while the program runs are looked for as `auto` looks at text.
     #[arg(long, value_name = "PATTERN", value_parser = libs)]
-    #[serde(deserialize_with = "patterns")]
     pub(super) libs: Option<Patterns>,
 
     /// Shared memory on huge pages: auto, advise, hugetlb, user or off [default: auto]
@@ -117,7 +113,6 @@ pub(super) struct Options {
     /// that it is whole pages of. With `user`, a touch brings in the largest. Which sizes the kernel takes for advised memory its
     /// own controls say, for all programs: `jumbo thp set`.
     #[arg(long, value_name = "SIZE,...", value_parser = sizes)]
-    #[serde(deserialize_with = "some_sizes")]
     pub(super) shm_sizes: Option<Sizes>,
 
     /// The most memory to spend for it, in percent [default: 5]
@@ -135,7 +130,6 @@ pub(super) struct Options {
     /// that goes back as a whole; with 0 all do. By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of what is in use; less where the program grows beyond all that it had.
     /// Not with --heap=off, nor with --heap=mimalloc and --pool: what is freed of a --pool stays in it.
     #[arg(long, value_name = "SIZE|PERCENT%", allow_hyphen_values = true)]
-    #[serde(deserialize_with = "keep")]
     pub(super) keep: Option<Keep>,
 
     /// Free large blocks with several threads: sync, background or off [default: sync]
@@ -194,8 +188,7 @@ pub(super) struct Options {
 }
 
 /// Something that is done or is not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Switch {
     On,
     Off,
@@ -210,8 +203,7 @@ pub(super) struct Patterns(pub(super) String);
 pub(super) struct Sizes(pub(super) usize);
 
 /// The form of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReportFormat {
     Text,
     Full,
@@ -289,16 +281,6 @@ fn libs(typed: &str) -> Result<Patterns, String> {
     Ok(Patterns(names.join(&Orders::BETWEEN.to_string())))
 }
 
-fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    libs(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
-fn keep<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Keep>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
-}
-
 /// `"64K,2M"`.
 fn sizes(typed: &str) -> Result<Sizes, String> {
     let mut sum = 0;
@@ -307,15 +289,4 @@ fn sizes(typed: &str) -> Result<Sizes, String> {
         sum |= usize::try_from(size.bytes()).map_err(|error| error.to_string())?;
     }
     Ok(Sizes(sum))
-}
-
-fn some_sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Sizes>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    sizes(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
-/// A size as it is typed: `"512M"`.
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
