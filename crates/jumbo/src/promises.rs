@@ -10,16 +10,6 @@
 //! region.files();
 //! ```
 //!
-//! A shared region of a pool lends its file the same way:
-//!
-//! ```compile_fail,E0133
-//! #![forbid(unsafe_code)]
-//! use jumbo::pool::SharedRegion;
-//! fn hole(region: &SharedRegion<'_>) {
-//!     region.file();
-//! }
-//! ```
-//!
 //! Nor does a call by address:
 //!
 //! ```compile_fail,E0133

@@ -11,7 +11,7 @@
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
 //! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
-//! - [`Pool::region`] and [`Pool::shared_region`] put pages side by side ([`Region`], [`SharedRegion`]).
+//! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
 //!
 //! ```
 //! use jumbo::pool::{Model, Placement, Pool};
@@ -42,7 +42,6 @@
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
 
-mod claim;
 mod collect;
 mod error;
 mod folio;
@@ -53,7 +52,6 @@ mod page;
 mod region;
 mod reservation;
 mod resize;
-mod shared;
 mod source;
 mod subpool;
 mod window;
@@ -65,7 +63,6 @@ pub use page::{OwnedPage, Page};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;
-pub use shared::{Mapped, SharedRegion};
 pub use source::{Hugetlb, Model, Source, Supply, Thp};
 pub use subpool::Subpool;
 

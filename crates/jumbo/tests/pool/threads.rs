@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use jumbo::pool::{
-    Error, Model, Page, Placement, Pool, Region, Reservation, SharedRegion, Subpool, Supply,
-};
+use jumbo::pool::{Error, Model, Page, Placement, Pool, Region, Reservation, Subpool, Supply};
 use jumbo::units::{NodeId, Pages};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -32,7 +30,6 @@ const _: () = {
     between_threads::<Reservation>();
     between_threads::<Subpool>();
     between_threads::<Region>();
-    between_threads::<SharedRegion>();
 };
 
 /// How many rounds a thread makes: enough for a hundred thousand operations in all.
