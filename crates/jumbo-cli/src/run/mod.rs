@@ -1,7 +1,7 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
 //! The stages, a file each: [`options`], [`profile`] and [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
-//! gets into it; [`blocks`] reads it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
+//! gets into it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
 //! program), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
 //! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
@@ -9,7 +9,6 @@
 //! write it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
-mod blocks;
 mod destination;
 mod dry_run;
 mod launch;
