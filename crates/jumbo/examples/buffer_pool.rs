@@ -49,13 +49,13 @@ impl Buffers {
 fn pool(root: &Root) -> Result<(Pool, &'static str), Box<dyn std::error::Error>> {
     let placement = Placement::of_thread()?;
     if let Some(size) = hugetlb::default_size(root)? {
-        let pool = Pool::new(Hugetlb::new(root, size)?, placement);
+        let pool = Pool::new(Hugetlb::at(root, size)?, placement);
         match pool.resize(BUFFERS).stopped {
             None => return Ok((pool, "hugetlb pages")),
             Some(why) => println!("not from the kernel's pool: {why}"),
         }
     }
-    let pool = Pool::new(Thp::new(root)?, placement);
+    let pool = Pool::new(Thp::at(root)?, placement);
     match pool.resize(BUFFERS).stopped {
         None => Ok((pool, "THPs")),
         Some(why) => Err(why.into()),

@@ -5,8 +5,8 @@
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]
-//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
-//! let region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! use jumbo::{shmem::Region, units::Bytes};
+//! let region = Region::builder(Bytes(8192)).build().unwrap();
 //! region.files();
 //! ```
 //!
@@ -59,8 +59,8 @@
 //!
 //! ```compile_fail,E0502
 //! #![forbid(unsafe_code)]
-//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
-//! let mut region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! use jumbo::{shmem::Region, units::Bytes};
+//! let mut region = Region::builder(Bytes(8192)).build().unwrap();
 //! let bytes = region.bytes(4096..8192).unwrap();
 //! region.shrink(Bytes(4096)).unwrap();
 //! bytes[0].store(1, std::sync::atomic::Ordering::Relaxed);

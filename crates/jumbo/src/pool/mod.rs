@@ -14,11 +14,10 @@
 //! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
 //!
 //! ```
-//! use jumbo::pool::{Model, Placement, Pool};
+//! use jumbo::pool::{Placement, Pool, Thp};
 //! use jumbo::units::Pages;
 //!
-//! // `Hugetlb` and `Thp` are the sources to use; the model has 16 pages of 4 KiB on one node.
-//! let pool = Pool::new(Model::new(&[16])?, Placement::of_thread()?);
+//! let pool = Pool::new(Thp::new()?, Placement::of_thread()?);
 //! pool.resize(Pages(8));
 //! pool.set_overcommit(Pages(4));
 //!
@@ -63,7 +62,9 @@ pub use page::{OwnedPage, Page};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;
-pub use source::{Hugetlb, Model, Source, Supply, Thp};
+pub use source::{Hugetlb, Source, Thp};
+#[doc(hidden)]
+pub use source::{Model, Supply};
 pub use subpool::Subpool;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

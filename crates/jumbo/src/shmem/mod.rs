@@ -19,7 +19,7 @@
 //! use jumbo::shmem::{Blocks, Region};
 //! use jumbo::units::Bytes;
 //!
-//! let region = Region::builder(Bytes(8 << 20)).build(&Root::host())?;
+//! let region = Region::builder(Bytes(8 << 20)).build()?;
 //! region.write(5, b"shared")?;
 //! let collapsed = region.collapse(Blocks::Touched)?;
 //! println!("{:?}: {collapsed:?}", region.standing());

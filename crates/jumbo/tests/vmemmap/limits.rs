@@ -25,7 +25,7 @@ fn a_restore_at_the_limit_is_an_error() {
 
 #[test]
 fn a_folio_of_a_page_that_cannot_be_split_is_an_error() {
-    if Thp::new(&Root::host()).is_err() {
+    if Thp::new().is_err() {
         return skip("no THP");
     }
     assert_refused_and_alive("limits::pool_role");
@@ -79,7 +79,7 @@ fn pool_role() {
     if !is_begun() {
         return;
     }
-    let pool = Pool::new(Thp::new(&Root::host()).unwrap(), Placement::ANYWHERE);
+    let pool = Pool::new(Thp::new().unwrap(), Placement::ANYWHERE);
     assert_eq!(pool.resize(Pages(3)).stopped, None);
     let _filled = fill();
     let folios: Vec<_> = (0..4)

@@ -42,7 +42,15 @@ impl Hugetlb {
     ///
     /// # Errors
     /// [`SetupError::Call`] with ENODEV or EINVAL where the kernel has no pool of that size.
-    pub fn new(root: &Root, size: PageSize) -> Result<Self, SetupError> {
+    pub fn new(size: PageSize) -> Result<Self, SetupError> {
+        Self::at(&Root::host(), size)
+    }
+
+    /// The same on a host whose files are behind `root`.
+    ///
+    /// # Errors
+    /// As [`Hugetlb::new`].
+    pub fn at(root: &Root, size: PageSize) -> Result<Self, SetupError> {
         Self::with_capacity(root, size, default_capacity(root, size)?)
     }
 

@@ -34,7 +34,15 @@ impl Thp {
     ///
     /// # Errors
     /// [`SetupError`] where this kernel has no THP or no MADV_COLLAPSE (6.1), or there are no addresses.
-    pub fn new(root: &Root) -> Result<Self, SetupError> {
+    pub fn new() -> Result<Self, SetupError> {
+        Self::at(&Root::host())
+    }
+
+    /// The same on a host whose files are behind `root`.
+    ///
+    /// # Errors
+    /// As [`Thp::new`].
+    pub fn at(root: &Root) -> Result<Self, SetupError> {
         let size = Self::size(root)?;
         Self::with_capacity(root, default_capacity(root, size)?)
     }
