@@ -102,12 +102,9 @@ fn a_program_is_worth_more_than_its_report() {
         ("ioctl", &[][..], ""),
         ("ioctl", &report[..], ""),
         ("allow", &report[..], ""),
-        ("allow", &["--quiet", "--supervise"], ""),
         ("memfd_create", &[], ""),
         ("memfd_create", &report[..], "there will be no report"),
-        ("memfd_create", &["--quiet", "--supervise"], ""),
         ("ptrace", &report[..], ""),
-        ("ptrace", &["--quiet", "--supervise"], "not supervised"),
     ] {
         let ran = program(call).jumbo_with(options);
         assert_eq!(ran.shell_status(), 3, "{call} {options:?}: {ran:?}");

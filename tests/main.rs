@@ -13,7 +13,6 @@
 //! - [`hostile`]: programs that mean harm to a command that looks at them.
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`pool`]: pages set aside for the heap, and mimalloc on them.
-//! - [`supervise`]: servers whose end is held.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`reaper`]: memory given back after the program's end.
@@ -42,5 +41,4 @@ mod segments;
 mod shmem;
 mod shmem_user;
 mod status;
-mod supervise;
 mod support;

@@ -263,10 +263,10 @@ mod tests {
     #[test]
     fn the_sides_differ_in_nothing_but_the_launch() {
         let jumbo = Path::new("/j");
-        let options = Launch::Jumbo("--supervise --pool=64M".to_owned());
+        let options = Launch::Jumbo("--heap=glibc --pool=64M".to_owned());
         let typed = line(&options.command(jumbo, OsStr::new("/p")));
-        assert_eq!(typed, "/j run --report=none --supervise --pool=64M -- /p");
-        assert_eq!(options.name(), "jumbo run --supervise --pool=64M");
+        assert_eq!(typed, "/j run --report=none --heap=glibc --pool=64M -- /p");
+        assert_eq!(options.name(), "jumbo run --heap=glibc --pool=64M");
         assert_eq!(Launch::JUMBO.name(), "jumbo run");
         for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {
             let command = launch.command(jumbo, OsStr::new("/p"));

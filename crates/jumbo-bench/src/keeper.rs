@@ -127,7 +127,7 @@ fn serve(root: &Root, kept: Kept) -> Result<Result<(), String>, Box<dyn std::err
             let pool = pool.ok_or_else(|| format!("the kernel has no pool of {SIZE} pages"))?;
             Knob::persistent(SIZE, None).writable(root)?;
             let locked = journal.lock(&Group::pool(SIZE), COMMAND)?;
-            let steering = steer(root, &locked, &pool, COMMAND, false)?;
+            let steering = steer(root, &locked, &pool, COMMAND)?;
             Ok(until_the_end(root, kept, steering))
         }
         Kept::Hvo => {

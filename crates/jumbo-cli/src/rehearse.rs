@@ -24,8 +24,6 @@ pub(crate) enum Calls {
     Free,
     /// Those of `jumbo run --report`
     Report,
-    /// Those of `jumbo run --supervise`
-    Supervise,
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -33,9 +31,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     if asked(Calls::Free) {
         jumbo_inside::gather::rehearse()?;
     }
-    let (report, supervise) = (asked(Calls::Report), asked(Calls::Supervise));
-    if report || supervise {
-        return crate::run::rehearse(report, supervise);
+    if asked(Calls::Report) {
+        return crate::run::rehearse();
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -289,7 +289,7 @@ fn the_json_of_the_exit_table() {
         values.push(format!("plain_{end}_wait_ms"));
     }
     let mut ratios: Vec<_> = ratios.iter().map(String::as_str).collect();
-    ratios.extend(["supervise_memory_back", "jumbo_kill_memory_back"]);
+    ratios.push("jumbo_kill_memory_back");
     let values: Vec<_> = values.iter().map(|value| (value.as_str(), "ms")).collect();
     assert_whole(&table, &ratios, &values);
 }

@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use jumbo::kernel::{Root, hugetlb};
+use jumbo::kernel::Root;
 use jumbo::pool::{Error, Hugetlb, OwnedPage, Placement, Pool, Thp};
-use jumbo::units::{Bytes, Order, Pages};
+use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Geometry, Vmemmap};
 
 const BUFFERS: Pages = Pages(4);
@@ -46,16 +46,19 @@ impl Buffers {
 }
 
 /// A pool of that many pages, and what they are.
-fn pool(root: &Root) -> Result<(Pool, &'static str), Box<dyn std::error::Error>> {
+fn pool() -> Result<(Pool, &'static str), Box<dyn std::error::Error>> {
     let placement = Placement::of_thread()?;
-    if let Some(size) = hugetlb::default_size(root)? {
-        let pool = Pool::new(Hugetlb::new(root, size)?, placement);
-        match pool.resize(BUFFERS).stopped {
-            None => return Ok((pool, "hugetlb pages")),
-            Some(why) => println!("not from the kernel's pool: {why}"),
+    match Hugetlb::new(PageSize::SIZE_2M) {
+        Ok(source) => {
+            let pool = Pool::new(source, placement);
+            match pool.resize(BUFFERS).stopped {
+                None => return Ok((pool, "hugetlb pages")),
+                Some(why) => println!("not from the kernel's pool: {why}"),
+            }
         }
+        Err(why) => println!("not from the kernel's pool: {why}"),
     }
-    let pool = Pool::new(Thp::new(root)?, placement);
+    let pool = Pool::new(Thp::new()?, placement);
     match pool.resize(BUFFERS).stopped {
         None => Ok((pool, "THPs")),
         Some(why) => Err(why.into()),
@@ -100,7 +103,7 @@ fn describe(root: &Root, all: Bytes) -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Root::host();
-    let (pool, source) = pool(&root)?;
+    let (pool, source) = pool()?;
     println!("{BUFFERS} {source} of {}", pool.page_size());
     let mut buffers = Buffers {
         pool: Arc::new(pool),

@@ -5,7 +5,6 @@ use std::error::Error;
 use std::thread;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
 use jumbo::shmem::{Blocks, Region, Rung};
 use jumbo::units::{Bytes, counted};
 
@@ -22,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut buffers = builder
         .up_to(Rung::Hugetlb)
         .shard(Bytes(64 << 20))
-        .build(&Root::host())?;
+        .build()?;
     let standing = buffers.standing();
     println!("{size} on the rung {:?}", standing.rung);
     for (rung, why) in &standing.refused {

@@ -26,12 +26,13 @@
 
 pub use jumbo_inside::gather::{FreeError, Freed, Mode, Operation, Tunables};
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
 
 use jumbo_inside::gather;
-use rustix::io::{Errno, Result};
+use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::units::Bytes;
@@ -88,7 +89,7 @@ impl Gather {
         &mut self,
         range: Range<usize>,
         operation: Operation,
-    ) -> std::result::Result<(), FreeError> {
+    ) -> Result<(), FreeError> {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(range, operation) }
     }
@@ -98,7 +99,7 @@ impl Gather {
     /// # Errors
     /// The first range that the kernel refused. The others are free all the same. In
     /// [`Mode::Background`] refusals are not seen.
-    pub fn finish(self) -> std::result::Result<Freed, FreeError> {
+    pub fn finish(self) -> Result<Freed, FreeError> {
         self.0.finish()
     }
 }
@@ -115,7 +116,7 @@ impl OwnedMapping {
     ///
     /// # Errors
     /// The errno of mmap(2): EINVAL for nothing at all, ENOMEM where that much cannot be had.
-    pub fn new(length: Bytes) -> Result<Self> {
+    pub fn new(length: Bytes) -> io::Result<Self> {
         let length = usize::try_from(length.0).map_err(|_| Errno::NOMEM)?;
         let length = length.checked_next_multiple_of(rustix::param::page_size());
         let length = length.ok_or(Errno::NOMEM)?;
@@ -133,7 +134,7 @@ impl OwnedMapping {
     ///
     /// # Errors
     /// EINVAL: a kernel without THP.
-    pub fn advise_huge(&mut self) -> Result<()> {
+    pub fn advise_huge(&mut self) -> io::Result<()> {
         self.advise(Advice::LinuxHugepage)
     }
 
@@ -141,14 +142,14 @@ impl OwnedMapping {
     ///
     /// # Errors
     /// As [`OwnedMapping::advise_huge`].
-    pub fn advise_base(&mut self) -> Result<()> {
+    pub fn advise_base(&mut self) -> io::Result<()> {
         self.advise(Advice::LinuxNoHugepage)
     }
 
-    fn advise(&mut self, advice: Advice) -> Result<()> {
+    fn advise(&mut self, advice: Advice) -> io::Result<()> {
         let start = with_exposed_provenance_mut(self.start);
         // SAFETY: the mapping is this value's own, and which pages it is made of changes nothing that it holds.
-        unsafe { mm::madvise(start, self.length, advice) }
+        unsafe { mm::madvise(start, self.length, advice).map_err(Into::into) }
     }
 
     fn addresses(&self) -> Range<usize> {

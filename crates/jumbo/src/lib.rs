@@ -34,7 +34,7 @@
 //! println!("{} of {} are in huge pages", memory.huge, memory.bytes);
 //!
 //! // A pool of huge pages, made on demand, up to two of them. `Hugetlb` has those of the kernel's own pool.
-//! let pool = Pool::new(Thp::new(&root)?, Placement::of_thread()?);
+//! let pool = Pool::new(Thp::new()?, Placement::of_thread()?);
 //! pool.set_overcommit(Pages(2));
 //! let mut page = pool.take()?;
 //! page.bytes_mut().fill(1);

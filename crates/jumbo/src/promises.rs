@@ -5,19 +5,9 @@
 //!
 //! ```compile_fail,E0133
 //! #![forbid(unsafe_code)]
-//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
-//! let region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! use jumbo::{shmem::Region, units::Bytes};
+//! let region = Region::builder(Bytes(8192)).build().unwrap();
 //! region.files();
-//! ```
-//!
-//! A shared region of a pool lends its file the same way:
-//!
-//! ```compile_fail,E0133
-//! #![forbid(unsafe_code)]
-//! use jumbo::pool::SharedRegion;
-//! fn hole(region: &SharedRegion<'_>) {
-//!     region.file();
-//! }
 //! ```
 //!
 //! Nor does a call by address:
@@ -69,8 +59,8 @@
 //!
 //! ```compile_fail,E0502
 //! #![forbid(unsafe_code)]
-//! use jumbo::{kernel::Root, shmem::Region, units::Bytes};
-//! let mut region = Region::builder(Bytes(8192)).build(&Root::host()).unwrap();
+//! use jumbo::{shmem::Region, units::Bytes};
+//! let mut region = Region::builder(Bytes(8192)).build().unwrap();
 //! let bytes = region.bytes(4096..8192).unwrap();
 //! region.shrink(Bytes(4096)).unwrap();
 //! bytes[0].store(1, std::sync::atomic::Ordering::Relaxed);

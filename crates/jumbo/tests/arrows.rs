@@ -77,7 +77,7 @@ const OUTSIDE: Table = &[
     ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
     ("segments", &["kernel", "policy", "units", "whole_file"]),
-    ("shmem", &["gather", "kernel", "policy", "units"]),
+    ("shmem", &["gather", "kernel", "units"]),
     ("teardown", &["kernel", "units"]),
     ("pool", &["kernel", "units", "vmemmap"]),
     ("vmemmap", &["kernel", "units"]),

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use jumbo::kernel::memory::Memory;
 use jumbo::kernel::{Root, thp};
-use jumbo::policy::shmem::Refusal;
+use jumbo::shmem::policy::Refusal;
 use jumbo::shmem::{Blocks, Error, Region, Rung, Why};
 use jumbo::units::{Bytes, PageSize};
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ const PMD: usize = 2 << 20;
 const MIB: u64 = 1 << 20;
 
 fn region(size: u64) -> Region {
-    Region::builder(Bytes(size)).build(&Root::host()).unwrap()
+    Region::builder(Bytes(size)).build().unwrap()
 }
 
 fn files(region: &Region) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -87,7 +87,7 @@ fn run(ops: &[Op], up_to: Rung) -> Rung {
     let builder = Region::builder(Bytes(PMD as u64)).capacity(Bytes(CAPACITY as u64));
     // In files of one block, so that most of what is done is done to several.
     let builder = builder.up_to(up_to).shard(Bytes(PMD as u64));
-    let mut region = builder.build(&Root::host()).unwrap();
+    let mut region = builder.build().unwrap();
     let rung = region.standing().rung;
     let mut model = vec![0u8; PMD];
     for op in ops {
@@ -246,7 +246,7 @@ fn a_region_of_64_kib_folios_is_collapsed_later() {
     let builder = Region::builder(Bytes(2 * MIB))
         .sizes(&[small])
         .up_to(Rung::Collapse);
-    let first = builder.build(&Root::host()).unwrap();
+    let first = builder.build().unwrap();
     assert_eq!(
         (first.standing().rung, &first.standing().sizes[..]),
         (Rung::Kernel, &[small][..])
@@ -281,7 +281,7 @@ fn a_region_of_64_kib_folios_is_collapsed_later() {
 #[test]
 fn what_keeps_a_region_from_a_rung_is_named() {
     let refused = |builder: jumbo::shmem::Builder| {
-        let region = builder.build(&Root::host()).unwrap();
+        let region = builder.build().unwrap();
         let standing = region.standing();
         (standing.rung, standing.refused.clone())
     };
@@ -292,7 +292,7 @@ fn what_keeps_a_region_from_a_rung_is_named() {
         let below = [(Rung::Collapse, why), (Rung::Kernel, Why::Controls)];
         assert_eq!(refused(large()), (Rung::Base, below.to_vec()));
         assert_eq!(refused(large().up_to(Rung::Base)), (Rung::Base, vec![]));
-        let region = large().build(&Root::host()).unwrap();
+        let region = large().build().unwrap();
         region.write(0, &[1]).unwrap();
         let error = region.collapse(Blocks::Touched).unwrap_err();
         assert!(error.to_string().contains("MADV_COLLAPSE"), "{error}");
@@ -328,7 +328,7 @@ fn a_hole_in_hugetlb_pages_is_an_error_and_no_signal_where_no_page_is_left() {
     let builder = Region::builder(Bytes(4 * MIB))
         .capacity(Bytes(8 * MIB))
         .up_to(Rung::Hugetlb);
-    let mut region = builder.build(&Root::host()).unwrap();
+    let mut region = builder.build().unwrap();
     assert_eq!(region.standing().rung, Rung::Hugetlb);
     assert_eq!(region.huge(), Some(Bytes(4 * MIB)));
     assert_eq!(region.counts()[&PageSize::SIZE_2M].shmem_alloc, 2);
@@ -373,7 +373,7 @@ fn where_another_process_has_sealed_a_file_a_region_is_not_cut_and_holes_are_kno
         return skip("the pool of 2M pages is in use, or cannot be changed");
     }
     let builder = Region::builder(Bytes(4 * MIB)).shard(Bytes(2 * MIB));
-    let mut huge = builder.up_to(Rung::Hugetlb).build(&Root::host()).unwrap();
+    let mut huge = builder.up_to(Rung::Hugetlb).build().unwrap();
     assert_eq!(huge.standing().rung, Rung::Hugetlb);
     // The second file refuses, when the first has its hole.
     fcntl_add_seals(files(&huge).nth(1).unwrap(), SealFlags::FUTURE_WRITE).unwrap();
@@ -403,13 +403,13 @@ fn a_sealed_region_keeps_its_size_here_and_elsewhere() {
 fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let root = Root::host();
     assert!(matches!(
-        Region::builder(Bytes(0)).build(&root),
+        Region::builder(Bytes(0)).build_at(&root),
         Err(Error::Empty)
     ));
     let small = Region::builder(Bytes(2 * MIB)).capacity(Bytes(MIB));
-    assert!(matches!(small.build(&root), Err(Error::Capacity { .. })));
+    assert!(matches!(small.build_at(&root), Err(Error::Capacity { .. })));
     let vast = Region::builder(Bytes(1 << 62));
-    assert!(matches!(vast.build(&root), Err(Error::Call { .. })));
+    assert!(matches!(vast.build_at(&root), Err(Error::Call { .. })));
     let mut region = region(5000);
     assert!(matches!(
         region.grow(Bytes(5001)),
@@ -499,7 +499,7 @@ fn several_files_are_freed_by_several_threads() {
     let builder = Region::builder(Bytes(SIZE))
         .up_to(Rung::Base)
         .shard(Bytes(128 * MIB));
-    let region = builder.build(&Root::host()).unwrap();
+    let region = builder.build().unwrap();
     assert_eq!(
         (files(&region).count(), region.shard()),
         (4, Bytes(128 * MIB))

@@ -1,5 +1,4 @@
-//! The kernel as the referee of `policy::shmem`: for each combination of values, kind of object, object size, alignment and
-//! advice, one byte is touched, and the folio that the kernel counts is the one that the policy says it tries first.
+//! The kernel as the referee of `shmem::policy`: for each combination of values, object size, alignment and advice, one byte is touched, and the folio that the kernel counts is the one that the policy says it tries first.
 //!
 //! The values are all of the top-level control and of three sizes; the other sizes are `never`. A size whose allocation
 //! failed (`shmem_fallback`) is skipped, as the kernel goes on to the next: so the order is checked wherever memory is
@@ -16,23 +15,18 @@
 #[allow(dead_code, reason = "shared with the pool's tests")]
 mod host;
 
-use std::collections::BTreeMap;
-use std::ffi::CStr;
 use std::fs::File;
-use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use jumbo::kernel::{Root, base_page, thp};
-use jumbo::policy::shmem::{Advice, Controls, Kind, Mapped, Rule};
+use jumbo::shmem::policy::{Advice, Controls, Mapped};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sys::collapse;
-use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, openat, unlinkat};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
-use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use host::{Alone, Knobs, skip};
 
@@ -59,8 +53,6 @@ struct Shape {
     skew: u64,
     /// Which byte of the mapping is touched.
     touch: u64,
-    /// Which byte of the object has a page before that.
-    taken: Option<u64>,
 }
 
 const fn shape(size: u64, skew: u64, touch: u64) -> Shape {
@@ -71,15 +63,6 @@ const fn shape(size: u64, skew: u64, touch: u64) -> Shape {
         length,
         skew,
         touch,
-        taken: None,
-    }
-}
-
-/// An object of two blocks, of whose first the byte at `taken` has a page when another is touched.
-const fn taken(taken: u64, touch: u64) -> Shape {
-    Shape {
-        taken: Some(taken),
-        ..shape(2 * PMD, 0, touch)
     }
 }
 
@@ -103,7 +86,6 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 256 * KIB,
         touch: PMD / 2,
-        taken: None,
     },
     Shape {
         size: 2 * PMD,
@@ -111,7 +93,6 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 0,
         touch: 512 * KIB,
-        taken: None,
     },
     // More is mapped than there is.
     Shape {
@@ -120,17 +101,8 @@ const SHAPES: &[Shape] = &[
         length: PMD,
         skew: 0,
         touch: 300 * KIB,
-        taken: None,
     },
-    // So each size in turn is the largest for which there is room.
-    taken(PMD, PMD - 1),
-    taken(600 * KIB, 100 * KIB),
-    taken(0, 200 * KIB),
-    taken(32 * KIB, 0),
 ];
-/// Those that tell one rule of a mount from another.
-const MOUNTED: [usize; 4] = [4, 5, 7, 10];
-
 /// The files of one control, and the counts of one size.
 struct Size {
     control: PathBuf,
@@ -143,8 +115,6 @@ struct Size {
 struct World {
     root: Root,
     sizes: Vec<Size>,
-    /// tmpfs by `huge=`.
-    mounts: BTreeMap<&'static str, OwnedFd>,
     /// 8 MiB of addresses that nothing else is put into, from a multiple of the PMD size on.
     window: u64,
 }
@@ -171,8 +141,6 @@ impl World {
         if table.pmd_size.bytes() != PMD || sizes.is_empty() {
             return None;
         }
-        let rules = ["never", "advise", "within_size", "always"];
-        let mounts = rules.map(|huge| (huge, tmpfs(huge)));
         let none = std::ptr::null_mut();
         // SAFETY: a new mapping replaces none.
         let window = unsafe {
@@ -181,7 +149,6 @@ impl World {
         Some(Self {
             root,
             sizes,
-            mounts: mounts.into(),
             window: (window.addr() as u64).next_multiple_of(PMD),
         })
     }
@@ -205,10 +172,10 @@ impl World {
         Controls::of(&table, base_page(&self.root)).unwrap()
     }
 
-    /// Maps an object of that kind over the window.
-    fn map(&self, kind: Kind, shape: Shape, advice: Advice) -> (Mapped, Object) {
+    /// Maps an object over the window.
+    fn map(&self, shape: Shape, advice: Advice) -> (Mapped, Object) {
         let address = self.window + shape.skew;
-        let object = Object::map(self, kind, shape, address);
+        let object = Object::map(shape, address);
         let length = usize::try_from(shape.length).unwrap();
         let value = match advice {
             Advice::None => None,
@@ -220,7 +187,6 @@ impl World {
             unsafe { mm::madvise(pointer(address), length, value).unwrap() };
         }
         let mapped = Mapped {
-            kind,
             size: Bytes(shape.size),
             range: address..address + shape.length,
             offset: shape.offset,
@@ -230,14 +196,8 @@ impl World {
     }
 
     /// Which sizes the kernel allocated for one touch, and which it is to have allocated.
-    fn touch(
-        &self,
-        controls: &Controls,
-        kind: Kind,
-        shape: Shape,
-        advice: Advice,
-    ) -> [Vec<PageSize>; 2] {
-        let (mapped, _object) = self.map(kind, shape, advice);
+    fn touch(&self, controls: &Controls, shape: Shape, advice: Advice) -> [Vec<PageSize>; 2] {
+        let (mapped, _object) = self.map(shape, advice);
         let address = mapped.range.start + shape.touch;
         let before = self.counts();
         // SAFETY: the byte is mapped, writable, and within the object.
@@ -250,15 +210,14 @@ impl World {
                 .collect::<Vec<_>>()
         };
         let fell_back = rose(1);
-        let taken = |range: Range<u64>| shape.taken.is_some_and(|byte| range.contains(&byte));
-        let tried = controls.tried(&mapped, address, taken);
+        let tried = controls.tried(&mapped, address);
         let first = tried.into_iter().find(|size| !fell_back.contains(size));
         [rose(0), first.into_iter().collect()]
     }
 
     /// Whether the kernel collapses the block of one touched byte, and whether it is to; EAGAIN and ENOMEM say neither.
-    fn collapse(&self, controls: &Controls, kind: Kind, shape: Shape, advice: Advice) -> [bool; 2] {
-        let (mapped, _object) = self.map(kind, shape, advice);
+    fn collapse(&self, controls: &Controls, shape: Shape, advice: Advice) -> [bool; 2] {
+        let (mapped, _object) = self.map(shape, advice);
         let address = mapped.range.start + shape.touch;
         // SAFETY: as in `touch`.
         unsafe { pointer(address).cast::<u8>().write_volatile(1) };
@@ -276,30 +235,6 @@ impl World {
     }
 }
 
-/// A tmpfs that no folder shows, with this `huge=`.
-fn tmpfs(huge: &str) -> OwnedFd {
-    let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-    mount::fsconfig_set_string(&context, "huge", huge).unwrap();
-    mount::fsconfig_create(&context).unwrap();
-    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-    mount::fsmount(&context, flags, MountAttrFlags::empty()).unwrap()
-}
-
-/// Has a byte of a file be on a base page.
-fn give_base_page(file: &OwnedFd, byte: u64) {
-    let (none, page) = (std::ptr::null_mut(), 4 << 10);
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    let offset = byte / page * page;
-    let length = usize::try_from(page).unwrap();
-    // SAFETY: a new mapping replaces none, and goes before any other code knows of it.
-    unsafe {
-        let at = mm::mmap(none, length, prot, MapFlags::SHARED, file, offset).unwrap();
-        mm::madvise(at, length, mm::Advice::LinuxNoHugepage).unwrap();
-        at.cast::<u8>().write_volatile(1);
-        mm::munmap(at, length).unwrap();
-    }
-}
-
 fn pointer(address: u64) -> *mut libc::c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
 }
@@ -308,68 +243,27 @@ fn pointer(address: u64) -> *mut libc::c_void {
 struct Object {
     address: u64,
     length: u64,
-    named: Option<(OwnedFd, &'static CStr)>,
 }
 
 impl Object {
-    fn map(world: &World, kind: Kind, shape: Shape, address: u64) -> Self {
-        const NAME: &CStr = c"object";
+    fn map(shape: Shape, address: u64) -> Self {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let (at, length) = (pointer(address), usize::try_from(shape.length).unwrap());
-        let mut object = Self {
-            address,
-            length: shape.length,
-            named: None,
-        };
-        let map = |file: &OwnedFd| {
-            ftruncate(file, shape.size).unwrap();
-            if let Some(taken) = shape.taken {
-                give_base_page(file, taken);
-            }
-            // SAFETY: it replaces a part of the window, which nothing else uses.
-            unsafe { mm::mmap(at, length, prot, flags, file, shape.offset).unwrap() };
-        };
-        match kind {
-            // `mmap` itself makes objects of the size of their mapping alone.
-            Kind::Anonymous
-                if (shape.offset, shape.length, shape.taken) == (0, shape.size, None)
-                    && shape.size.is_multiple_of(4 * KIB) =>
-            {
-                // SAFETY: as above.
-                unsafe { mm::mmap_anonymous(at, length, prot, flags).unwrap() };
-            }
-            Kind::Anonymous => map(&memfd_create(NAME, MemfdFlags::CLOEXEC).unwrap()),
-            Kind::SystemV => {
-                // SAFETY: the segment goes with its last attachment, which replaces a part of the window.
-                unsafe {
-                    let id = libc::shmget(libc::IPC_PRIVATE, length, 0o600);
-                    assert!(id >= 0, "shmget: {}", std::io::Error::last_os_error());
-                    let attached = libc::shmat(id, at, libc::SHM_REMAP);
-                    assert_eq!(attached, at, "shmat: {}", std::io::Error::last_os_error());
-                    assert_eq!(libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()), 0);
-                }
-            }
-            Kind::File { mount, removed } => {
-                let names = [
-                    (Rule::Never, "never"),
-                    (Rule::Advise, "advise"),
-                    (Rule::WithinSize, "within_size"),
-                    (Rule::Always, "always"),
-                ];
-                let (_, huge) = names.iter().find(|(rule, _)| *rule == mount).unwrap();
-                let folder = &world.mounts[huge];
-                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-                let file = openat(folder, NAME, flags, Mode::RUSR | Mode::WUSR).unwrap();
-                if removed {
-                    unlinkat(folder, NAME, rustix::fs::AtFlags::empty()).unwrap();
-                } else {
-                    object.named = Some((rustix::io::dup(folder).unwrap(), NAME));
-                }
-                map(&file);
+        // `mmap` itself makes objects of the size of their mapping alone.
+        let is_plain = (shape.offset, shape.length) == (0, shape.size);
+        // SAFETY: it replaces a part of the window, which nothing else uses.
+        unsafe {
+            if is_plain && shape.size.is_multiple_of(4 * KIB) {
+                mm::mmap_anonymous(at, length, prot, flags).unwrap();
+            } else {
+                let file = memfd_create(c"object", MemfdFlags::CLOEXEC).unwrap();
+                ftruncate(&file, shape.size).unwrap();
+                mm::mmap(at, length, prot, flags, &file, shape.offset).unwrap();
             }
         }
-        object
+        let length = shape.length;
+        Self { address, length }
     }
 }
 
@@ -379,25 +273,7 @@ impl Drop for Object {
         let (at, length) = (pointer(self.address), usize::try_from(self.length).unwrap());
         // SAFETY: it replaces this object's own mapping, of which no reference is left.
         unsafe { mm::mmap_anonymous(at, length, ProtFlags::empty(), flags).unwrap() };
-        if let Some((folder, name)) = &self.named {
-            unlinkat(folder, *name, rustix::fs::AtFlags::empty()).unwrap();
-        }
     }
-}
-
-/// Every kind of object, with the shapes that it is tried in.
-fn kinds() -> Vec<(Kind, Vec<Shape>)> {
-    let mounted: Vec<Shape> = MOUNTED.map(|index| SHAPES[index]).into();
-    let mut kinds = vec![
-        (Kind::Anonymous, SHAPES.to_vec()),
-        (Kind::SystemV, mounted.clone()),
-    ];
-    for mount in [Rule::Never, Rule::Advise, Rule::WithinSize, Rule::Always] {
-        for removed in [false, true] {
-            kinds.push((Kind::File { mount, removed }, mounted.clone()));
-        }
-    }
-    kinds
 }
 
 /// Everything that differs in one table.
@@ -419,23 +295,21 @@ fn compare(world: &World, values: &str, every_collapse: bool, differ: &mut Vec<S
             "{values}: {what}: the kernel {kernel}, the policy {policy}"
         ));
     };
-    for (kind, shapes) in kinds() {
-        for shape in shapes {
-            for advice in ADVICES {
-                let what = format!("{kind:?}, {shape:?}, advice {advice:?}");
-                check(&what, &|| {
+    for shape in SHAPES.iter().copied() {
+        for advice in ADVICES {
+            let what = format!("{shape:?}, advice {advice:?}");
+            check(&what, &|| {
+                world
+                    .touch(&controls, shape, advice)
+                    .map(|sizes| format!("{sizes:?}"))
+            });
+            let collapses = every_collapse && (shape.length >= PMD || shape.skew > 0);
+            if collapses && shape.size >= PMD {
+                check(&format!("{what}, collapse"), &|| {
                     world
-                        .touch(&controls, kind, shape, advice)
-                        .map(|sizes| format!("{sizes:?}"))
+                        .collapse(&controls, shape, advice)
+                        .map(|done| done.to_string())
                 });
-                let collapses = every_collapse && (shape.length >= PMD || shape.skew > 0);
-                if collapses && shape.size >= PMD {
-                    check(&format!("{what}, collapse"), &|| {
-                        world
-                            .collapse(&controls, kind, shape, advice)
-                            .map(|done| done.to_string())
-                    });
-                }
             }
         }
     }

@@ -24,8 +24,6 @@ pub(super) enum By {
     Kernel,
     /// The sibling.
     Reaper,
-    /// `jumbo run --supervise`.
-    Supervisor,
     /// `jumbo kill`.
     Killer,
 }

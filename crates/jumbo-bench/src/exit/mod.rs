@@ -54,7 +54,6 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
         let launch = match by {
             By::Kernel | By::Killer => Launch::Plain,
             By::Reaper => Launch::Jumbo(format!("{threads}--reaper=on")),
-            By::Supervisor => Launch::Jumbo(format!("{threads}--reaper=off --supervise")),
         };
         let name = match by {
             By::Killer => "jumbo kill".to_owned(),
@@ -68,10 +67,7 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
     let (base, base_small) = (add(By::Kernel, size), add(By::Kernel, quarter));
     let (sibling_small, sibling) = (add(By::Reaper, quarter), add(By::Reaper, size));
     let beside = match end {
-        End::Kill => vec![
-            ("supervise_memory_back", add(By::Supervisor, size)),
-            ("jumbo_kill_memory_back", add(By::Killer, size)),
-        ],
+        End::Kill => vec![("jumbo_kill_memory_back", add(By::Killer, size))],
         End::Exit | End::Crash => Vec::new(),
     };
     let again = group.again(base);

@@ -133,7 +133,7 @@ pub fn measure(
         Err(Error::Kernel(_, why)) => missing("pages of the kernel's pool (hugetlb)", why),
         Err(error) => return Err(error),
     }
-    match Thp::new(&root) {
+    match Thp::at(&root) {
         Ok(_) => bench.sources.push(Source::Thp),
         Err(why) => missing("transparent huge pages (thp)", why.to_string()),
     }

@@ -213,8 +213,8 @@ fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
 fn made(root: &Root, source: Source) -> Result<Pool, Error> {
     let placement = Placement::of_thread()?;
     Ok(match source {
-        Source::Hugetlb => Pool::new(Hugetlb::new(root, SIZE)?, placement),
-        Source::Thp => Pool::new(Thp::new(root)?, placement),
+        Source::Hugetlb => Pool::new(Hugetlb::at(root, SIZE)?, placement),
+        Source::Thp => Pool::new(Thp::at(root)?, placement),
     })
 }
 

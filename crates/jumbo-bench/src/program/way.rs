@@ -25,14 +25,13 @@ pub struct Way {
 const DEFAULT: &str = "default";
 
 /// The modes by name, and their options.
-const MODES: [(&str, &str); 7] = [
+const MODES: [(&str, &str); 6] = [
     (DEFAULT, ""),
     ("glibc", "--heap=glibc"),
     ("mimalloc", "--heap=mimalloc --pool"),
     ("pool", POOL),
     ("text", "--text=shared"),
     ("background", "--free=background"),
-    ("supervise", "--supervise"),
 ];
 
 /// The pool is as large as what the program takes plain, a quarter, and this.

@@ -27,7 +27,7 @@ pub(super) const FOLIOS: &str = "folios_of_a_page";
 /// What it takes to take a page and give it back, by one thread.
 pub(crate) fn take_give(is_described: bool) -> Result<Figures, Error> {
     let root = Root::host();
-    let (thp, placement) = (Thp::new(&root)?, Placement::of_thread()?);
+    let (thp, placement) = (Thp::at(&root)?, Placement::of_thread()?);
     let pool = match is_described {
         true => Pool::new(thp, placement),
         false => Pool::without_folios(thp, placement),

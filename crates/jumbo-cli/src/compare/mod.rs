@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
     runs: Option<NonZeroUsize>,
 
-    /// Modes of jumbo: default, glibc, mimalloc, pool, text, background, supervise; or its options
+    /// Modes of jumbo: default, glibc, mimalloc, pool, text, background; or its options
     ///
     /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` and
     /// `mimalloc` have a pool as large as the program needs; with `mimalloc` all allocations come from it. May be given

@@ -3,16 +3,14 @@
 use std::io;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::kernel::Root;
 use jumbo::kernel::memory::Events;
 use jumbo::kernel::process::Signals;
 use jumbo::knobs::{Doing, Form, Step, Watcher};
-use rustix::event::{PollFd, PollFlags};
 
-use crate::signal::{end_by, poll};
+use crate::signal::end_by;
 
 /// Every signal of this process, read instead of delivered, so that a change is never left where it
 /// stands; and a bar on stderr, on a terminal.
@@ -35,23 +33,6 @@ impl Terminal {
             given: given(root),
             ended_by: None,
         })
-    }
-
-    /// Waits, at most so long; true where a signal asked for an end.
-    pub(crate) fn pause(&mut self, at_most: Duration) -> io::Result<bool> {
-        let until = Instant::now() + at_most;
-        loop {
-            if let Some(signal) = self.asked() {
-                self.ended_by = Some(signal);
-                return Ok(true);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            let mut ready = [PollFd::new(&self.signals, PollFlags::IN)];
-            poll(&mut ready, Some(left))?;
-        }
     }
 
     /// Ends as the signal would have ended us that asked for it; `otherwise` where none did.

@@ -1,10 +1,9 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
 //! - [`show`], with the [`table`] of pools, and [`watch`]: look. [`wait`]: until pages are free.
-//! - [`change`]: set, grow, shrink. [`auto`]: by demand. Their metadata is `jumbo vmemmap`'s.
+//! - [`change`]: set, grow, shrink. Their metadata is `jumbo vmemmap`'s.
 
 mod amount;
-mod auto;
 pub(crate) mod change;
 mod show;
 pub(crate) mod table;
@@ -24,7 +23,7 @@ use crate::knobs::{Bare, How, help, undo};
 
 pub(crate) use wait::TIMED_OUT;
 
-/// Show, resize and steer the kernel's huge page pools
+/// Show and resize the kernel's huge page pools
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(mut_arg("compact", |compact| compact.requires("undo")))]
@@ -35,7 +34,6 @@ pub(crate) use wait::TIMED_OUT;
   jumbo pool grow 1G 2 --compact
   jumbo pool --undo
   jumbo pool wait 2M 512 --timeout 120 && ./start-database
-  jumbo pool auto 2M --min 0 --max 8G --keep-free 2G
 
 A number is pages, a number with a unit is memory: of whole pages.", "124 `wait` waited in vain; "))]
 pub(crate) struct Args {
@@ -64,7 +62,6 @@ enum Command {
     Grow(change::GrowArgs),
     Shrink(change::ShrinkArgs),
     Watch(watch::Args),
-    Auto(auto::Args),
     Wait(wait::Args),
 }
 
@@ -81,7 +78,6 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Command::Grow(args)) => change::grow(&root, &args),
         Some(Command::Shrink(args)) => change::shrink(&root, &args),
         Some(Command::Watch(args)) => watch::main(&root, &args),
-        Some(Command::Auto(args)) => auto::main(&root, &args),
         Some(Command::Wait(args)) => wait::main(&root, &args),
     }
 }

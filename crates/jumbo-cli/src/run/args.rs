@@ -25,8 +25,7 @@ use super::{Failure, profile};
 /// Its children are covered too.
 ///
 /// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
-/// Without a report to write, --supervise or a --pool for all processes, jumbo becomes the program: same
-/// process ID.
+/// Without a report to write or a --pool for all processes, jumbo becomes the program: same process ID.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "`jumbo run --help` has all options, each with the name of its document.")]
@@ -41,7 +40,7 @@ started, 125 jumbo itself failed, 2 wrong usage.")]
 pub(crate) struct Args {
     /// Take options from FILE, or from a profile known by NAME
     ///
-    /// Known: cpython, duckdb, java, mariadb, node, postgresql, redis. Options typed here win. See
+    /// Known: cpython, duckdb, node, postgresql. Options typed here win. See
     /// docs/run.md
     #[arg(long, value_name = "FILE|NAME", help_heading = "Run")]
     profile: Option<PathBuf>,
@@ -77,7 +76,6 @@ pub(super) struct Settings {
     /// How large frees are done was said, rather than left at its default.
     pub(super) free_asked: bool,
     pub(super) report: Option<Wanted>,
-    pub(super) supervise: bool,
     pub(super) dry_run: bool,
     pub(super) json: bool,
     pub(super) command: Vec<OsString>,
@@ -129,7 +127,7 @@ impl Args {
 impl Settings {
     /// True where jumbo stays, as the program's parent.
     pub(super) fn is_parent(&self) -> bool {
-        self.report.is_some() || self.supervise || self.shares_pool()
+        self.report.is_some() || self.shares_pool()
     }
 
     /// True where all processes of the run share one pool: jumbo keeps the account of it.
@@ -152,7 +150,7 @@ impl Settings {
     }
 
     /// A program that does nothing, with a report that is thrown away.
-    pub(super) fn for_rehearsal(report: bool, supervise: bool) -> std::io::Result<Self> {
+    pub(super) fn for_rehearsal() -> std::io::Result<Self> {
         Ok(Self {
             asked: Orders {
                 free: FreeMode::Off,
@@ -162,12 +160,11 @@ impl Settings {
                 reaper: ReaperMode::Off,
                 ..Orders::default()
             },
-            report: report.then(|| Wanted {
+            report: Some(Wanted {
                 json: true,
                 full: false,
                 place: Place::File(PathBuf::from("/dev/null")),
             }),
-            supervise,
             command: vec![
                 std::env::current_exe()?.into(),
                 crate::rehearse::NAME.into(),
@@ -195,7 +192,6 @@ impl Settings {
             pool: pool(&options)?,
             free_asked: options.free.is_some(),
             libs: options.libs.map(|libs| libs.0),
-            supervise: options.supervise,
             report: match options.quiet {
                 true => None,
                 false => wanted(options.report, options.report_file),

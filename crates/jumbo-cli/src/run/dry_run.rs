@@ -37,7 +37,6 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "path": program.path,
             "binary": program.binary,
             "mode": if settings.is_parent() { "parent" } else { "exec" },
-            "supervise": settings.supervise,
             "reach": { "reached": program.reach.is_reached(), "reason": program.reach.reason() },
             "environment": environment,
             "memory": memory,
@@ -89,13 +88,10 @@ fn describe(
         Some(reason) => format!("no: {reason}"),
     };
     view.fact("Reached", reached)?;
-    let started = match (&settings.report, settings.supervise) {
+    let started = match (&settings.report, settings.shares_pool()) {
         (None, false) => "in place of jumbo, with its process ID",
-        (Some(_), false) => "as a child of jumbo, which reports at the end",
-        (None, true) => "as a child of jumbo, which helps to free its memory at the end",
-        (Some(_), true) => {
-            "as a child of jumbo, which helps to free its memory at the end, and reports"
-        }
+        (None, true) => "as a child of jumbo, which keeps the account of the pool",
+        (Some(_), _) => "as a child of jumbo, which reports at the end",
     };
     view.fact("Started", started)?;
     view.heading("Environment")?;

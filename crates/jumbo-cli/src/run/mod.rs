@@ -1,18 +1,16 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
 //! The stages, a file each: [`options`], [`profile`] and [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
-//! gets into it; [`blocks`] reads it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
-//! program), [`held`] (its end held, with `--supervise`), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
+//! gets into it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
+//! program), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
 //! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
 //!
 //! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
-//! write and without `--supervise` it is exec'd in place; else it is a child, and the report says so.
+//! write it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
-mod blocks;
 mod destination;
 mod dry_run;
-mod held;
 mod launch;
 mod library;
 mod options;
@@ -102,7 +100,7 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
             ))
         })?;
     }
-    if !supervise::is_harmless(&settings) {
+    if !supervise::is_harmless() {
         let why = "a seccomp filter ends who makes the calls that it takes";
         return Err(supervise::in_place(&settings, &launch, why));
     }
@@ -111,19 +109,14 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
 
 /// What [`run`] does for a program that it is the parent of, with one that does nothing: where a filter ends who does
 /// that, this process ends here.
-pub(crate) fn rehearse(report: bool, supervise: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn rehearse() -> anyhow::Result<ExitCode> {
     let failed = |failure: Failure| anyhow::anyhow!(failure.message);
-    let settings = Settings::for_rehearsal(report, supervise)?;
+    let settings = Settings::for_rehearsal()?;
     let root = Root::host();
     let program = program::Program::find(&settings.command).map_err(failed)?;
     let launch = launch::Launch::prepare(&root, &settings, &program).map_err(failed)?;
     let code = supervise::run(&root, &settings, &launch).map_err(failed)?;
-    // It may have ended before it was looked at, and held.
-    if report {
-        sample::rehearse(&root);
-    }
-    if supervise {
-        held::rehearse(&root);
-    }
+    // It may have ended before it was looked at.
+    sample::rehearse(&root);
     Ok(code)
 }

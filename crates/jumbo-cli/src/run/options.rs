@@ -12,14 +12,12 @@ use jumbo::policy::{
     ShmMode, TextMode,
 };
 use jumbo::units::{Bytes, PageSize};
-use serde::{Deserialize, Deserializer};
 
 /// The most that --max-waste can be, in percent: as much again as was asked for.
 pub(super) const MAX_WASTE: u32 = 100;
 
 /// What was typed, or stands in a profile under the same names.
-#[derive(Debug, Default, PartialEq, clap::Args, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 pub(super) struct Options {
     /// Allocations on huge pages: on, glibc, mimalloc or off [default: on]
     ///
@@ -57,7 +55,6 @@ pub(super) struct Options {
         help_heading = "Pool",
         hide_short_help = true
     )]
-    #[serde(deserialize_with = "size")]
     pub(super) overcommit: Option<Bytes>,
 
     /// Make the whole pool resident before the program starts
@@ -116,7 +113,6 @@ pub(super) struct Options {
         help_heading = "Program segments",
         hide_short_help = true
     )]
-    #[serde(deserialize_with = "patterns")]
     pub(super) libs: Option<Patterns>,
 
     /// Shared memory: auto, advise, hugetlb, user or off [default: auto]
@@ -143,7 +139,6 @@ pub(super) struct Options {
         help_heading = "Shared memory",
         hide_short_help = true
     )]
-    #[serde(deserialize_with = "some_sizes")]
     pub(super) shm_sizes: Option<Sizes>,
 
     /// Maximum memory overhead in percent [default: 5]
@@ -166,7 +161,6 @@ pub(super) struct Options {
         help_heading = "Memory",
         hide_short_help = true
     )]
-    #[serde(deserialize_with = "keep")]
     pub(super) keep: Option<Keep>,
 
     /// Free with several threads: sync, background or off [default: sync]
@@ -203,12 +197,6 @@ pub(super) struct Options {
         help_heading = "Freed memory"
     )]
     pub(super) reaper: Option<ReaperMode>,
-
-    /// Free the program's memory from two sides when it ends, however it does
-    ///
-    /// jumbo traces the program, so that no debugger can attach. See docs/design/free.md
-    #[arg(long, help_heading = "Freed memory", hide_short_help = true)]
-    pub(super) supervise: bool,
 
     /// Leave the program's children alone
     ///
@@ -250,8 +238,7 @@ pub(super) struct Options {
 }
 
 /// Something that is done or is not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Switch {
     On,
     Off,
@@ -266,8 +253,7 @@ pub(super) struct Patterns(pub(super) String);
 pub(super) struct Sizes(pub(super) usize);
 
 /// The form of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReportFormat {
     Text,
     Full,
@@ -294,7 +280,6 @@ impl Options {
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
             reaper: self.reaper.or(profile.reaper),
-            supervise: self.supervise || profile.supervise,
             no_follow: self.no_follow || profile.no_follow,
             report: self.report.or(profile.report),
             report_file: self.report_file.or(profile.report_file),
@@ -346,16 +331,6 @@ fn libs(typed: &str) -> Result<Patterns, String> {
     Ok(Patterns(names.join(&Orders::BETWEEN.to_string())))
 }
 
-fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    libs(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
-fn keep<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Keep>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
-}
-
 /// `"64K,2M"`.
 fn sizes(typed: &str) -> Result<Sizes, String> {
     let mut sum = 0;
@@ -364,15 +339,4 @@ fn sizes(typed: &str) -> Result<Sizes, String> {
         sum |= usize::try_from(size.bytes()).map_err(|error| error.to_string())?;
     }
     Ok(Sizes(sum))
-}
-
-fn some_sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Sizes>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    sizes(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
-/// A size as it is typed: `"512M"`.
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
 }

@@ -1,28 +1,28 @@
 //! `--profile`: options from a file, [`read`].
+//!
+//! A key and its value are read as the option of that name is: by the same parser, with the same bounds and the same words for
+//! what is wrong.
 
 use std::fs;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use jumbo::policy::MAX_FREE_WORKERS;
-use toml::de::DeTable;
+use clap::{ArgAction, Args as _, FromArgMatches as _};
+use toml::de::{DeTable, DeValue};
 
 use super::Failure;
-use super::options::{MAX_WASTE, Options};
+use super::options::Options;
 
-/// The profiles that come with jumbo, by name.
-const BUILT_IN: [(&str, &str); 7] = [
+/// The profiles that come with jumbo, by name: of programs for which another option than the default is better.
+const BUILT_IN: [(&str, &str); 4] = [
     ("cpython", include_str!("../../../../profiles/cpython.toml")),
     ("duckdb", include_str!("../../../../profiles/duckdb.toml")),
-    ("java", include_str!("../../../../profiles/java.toml")),
-    ("mariadb", include_str!("../../../../profiles/mariadb.toml")),
     ("node", include_str!("../../../../profiles/node.toml")),
     (
         "postgresql",
         include_str!("../../../../profiles/postgresql.toml"),
     ),
-    ("redis", include_str!("../../../../profiles/redis.toml")),
 ];
 
 /// The options of the profile in the file `asked`, or of that name.
@@ -83,61 +83,50 @@ fn names() -> String {
 
 /// The options in `text`, or the first thing that is wrong with it, and where.
 fn parse(text: &str) -> Result<Options, String> {
-    let at = |span: Option<Range<usize>>, what: String| {
-        let before = text
-            .get(..span.map_or(0, |span| span.start))
-            .unwrap_or(text);
-        let line = 1 + before.bytes().filter(|byte| *byte == b'\n').count();
-        format!("line {line}: {what}")
+    let line = |span: Range<usize>| {
+        let before = text.get(..span.start).unwrap_or(text);
+        1 + before.bytes().filter(|byte| *byte == b'\n').count()
     };
-    let syntax = |error: toml::de::Error| at(error.span(), error.message().to_owned());
-    let table = DeTable::parse(text).map_err(syntax)?;
-    let keys = keys();
-    let unknown = table
-        .get_ref()
-        .keys()
-        .filter(|key| !keys.contains(&key.get_ref().to_string()));
-    if let Some(key) = unknown.min_by_key(|key| key.span().start) {
-        let name = key.get_ref();
-        let what = format!(
-            "there is no option `{name}`; the nearest is `{}`",
-            nearest(name)
-        );
-        return Err(at(Some(key.span()), what));
+    let table = DeTable::parse(text).map_err(|error| {
+        let line = line(error.span().unwrap_or_default());
+        format!("line {line}: {}", error.message())
+    })?;
+    let mut entries: Vec<_> = table.get_ref().iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    let mut options = Options::default();
+    for (key, value) in entries {
+        let option = option(key.get_ref(), value.get_ref());
+        let option = option.map_err(|what| format!("line {}: {what}", line(key.span())))?;
+        options = options.or(option);
     }
-    let options: Options = toml::from_str(text).map_err(syntax)?;
-    let wrong = |key: &str, what: String| {
-        let value = table.get_ref().get(key).map(|value| value.span());
-        Err(at(value, format!("{key} is {what}")))
-    };
-    match (options.free_workers, options.max_waste) {
-        (Some(workers), _) if !(1..=MAX_FREE_WORKERS).contains(&workers) => wrong(
-            "free-workers",
-            format!("{workers}, and must be 1 to {MAX_FREE_WORKERS}"),
-        ),
-        (_, Some(percent)) if percent > MAX_WASTE => wrong(
-            "max-waste",
-            format!("{percent}, and at most {MAX_WASTE} (percent)"),
-        ),
-        _ => Ok(options),
-    }
+    Ok(options)
 }
 
-/// The keys of a profile: the names of the options.
-fn keys() -> Vec<String> {
-    let command = <Options as clap::Args>::augment_args(clap::Command::new("profile"));
-    let names = command.get_arguments().filter_map(|arg| arg.get_long());
-    names.map(str::to_owned).collect()
-}
-
-/// The key that is spelled most like this one.
-fn nearest(key: &str) -> String {
-    let spelled = key.replace('_', "-");
-    let likeness = |known: &String| strsim::normalized_damerau_levenshtein(known, &spelled);
-    let best = keys()
-        .into_iter()
-        .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    best.unwrap_or_default()
+/// One option, as if it had been typed.
+fn option(key: &str, value: &DeValue<'_>) -> Result<Options, String> {
+    let command = Options::augment_args(clap::Command::new("profile").no_binary_name(true));
+    let command = command.disable_help_flag(true);
+    let is_switch = command.get_arguments().any(|option| {
+        option.get_long() == Some(key) && matches!(option.get_action(), ArgAction::SetTrue)
+    });
+    let typed = match value {
+        DeValue::Boolean(false) if is_switch => return Ok(Options::default()),
+        DeValue::Boolean(true) if is_switch => format!("--{key}"),
+        DeValue::Boolean(value) => format!("--{key}={value}"),
+        DeValue::String(value) => format!("--{key}={value}"),
+        DeValue::Integer(value) => format!("--{key}={value}"),
+        _ => return Err(format!("{key} is neither a text, a number, true nor false")),
+    };
+    let matches = command.try_get_matches_from([typed]);
+    matches
+        .and_then(|matches| Options::from_arg_matches(&matches))
+        .map_err(|error| {
+            // Without what is about the command line: how it is used, and where its help is.
+            let words = error.render().to_string();
+            let words = words.split("\n\nUsage:").next().unwrap_or_default();
+            let words = words.split("\n\nFor more").next().unwrap_or_default();
+            words.trim_start_matches("error: ").trim_end().to_owned()
+        })
 }
 
 #[cfg(test)]
@@ -151,7 +140,7 @@ mod tests {
     fn every_option_can_be_set() {
         let profile = parse(
             "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
-             free-workers = 2\nreaper = \"off\"\nsupervise = true\nno-follow = true\n\
+             free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
         let expected = Options {
@@ -170,7 +159,6 @@ mod tests {
             free: Some(FreeMode::Background),
             free_workers: Some(2),
             reaper: Some(ReaperMode::Off),
-            supervise: true,
             no_follow: true,
             report: Some(ReportFormat::Json),
             report_file: Some(PathBuf::from("/tmp/r")),
@@ -178,27 +166,28 @@ mod tests {
         };
         assert_eq!(profile, Ok(expected));
         assert_eq!(parse(""), Ok(Options::default()));
+        assert_eq!(parse("quiet = false"), Ok(Options::default()));
     }
 
     #[test]
     fn an_unknown_key_names_its_line_and_the_nearest() {
-        for (text, message) in [
-            (
-                "\nheapp = 1",
-                "line 2: there is no option `heapp`; the nearest is `heap`",
-            ),
-            (
-                "max_waste = 1",
-                "line 1: there is no option `max_waste`; the nearest is `max-waste`",
-            ),
-            (
-                "maps = \"on\"\n\nreports = 1\nzzz = 2",
-                "line 3: there is no option `reports`; the nearest is `report`",
-            ),
-            ("[heap.x]\ny = 1", "line 1: "),
+        for (text, line, nearest) in [
+            ("\nheapp = 1", 2, "'--heap'"),
+            ("max_waste = 1", 1, "'--max-waste'"),
+            ("maps = \"on\"\n\nreports = 1\nzzz = 2", 3, "'--report'"),
+            ("[heap.x]\ny = 1", 1, ""),
+            ("help = true", 1, ""),
         ] {
             let error = parse(text).unwrap_err();
-            assert!(error.starts_with(message), "{error}");
+            let start = format!("line {line}: ");
+            assert!(
+                error.starts_with(&start) && error.contains(nearest),
+                "{error}"
+            );
+            assert!(
+                !error.contains("Usage") && !error.contains("--help'."),
+                "{error}"
+            );
         }
     }
 
@@ -212,17 +201,13 @@ mod tests {
             ("max-waste = -1", 1),
             ("max-waste = 101", 1),
             ("keep = \"101%\"", 1),
+            ("free-workers = 0", 1),
+            ("maps = true", 1),
+            ("quiet = \"yes\"", 1),
             ("quiet = ", 1),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(&format!("line {line}: ")), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_nearest_is_found_for_every_key() {
-        for key in keys() {
-            assert_eq!(nearest(&key[1..]), key);
         }
     }
 }

@@ -12,7 +12,6 @@ use jumbo::policy::elf::{Executable, Machine};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
-use super::blocks::Blocks;
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
 /// What the kernel follows: binfmt_script(5) gives up after that many.
@@ -159,11 +158,8 @@ fn look(path: &Path) -> io::Result<Look> {
         return Err(io::Error::other("it is no regular file"));
     }
     let mut file = File::open(path)?;
-    let mut blocks = Blocks::new(&file);
     let mut start = Vec::with_capacity(FIRST_LINE);
-    (&mut blocks)
-        .take(FIRST_LINE as u64)
-        .read_to_end(&mut start)?;
+    (&file).take(FIRST_LINE as u64).read_to_end(&mut start)?;
     if let Some(line) = start.strip_prefix(b"#!") {
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let word = line.trim_ascii().split(|byte| byte.is_ascii_whitespace());
@@ -175,7 +171,7 @@ fn look(path: &Path) -> io::Result<Look> {
         return Ok(Look::Script(PathBuf::from("/bin/sh")));
     }
     let privilege = privilege(&file)?;
-    let executable = Executable::read(&ReadCache::new(blocks));
+    let executable = Executable::read(&ReadCache::new(&file));
     let reach = Reach::of(
         executable.as_ref().map_err(String::clone),
         Machine::OWN,

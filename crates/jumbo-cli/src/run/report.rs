@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 
 use super::args::{Place, Settings, Wanted};
 use super::destination;
-use super::held::{self, Supervised};
 use super::launch::Launch;
 use super::sample::{Peak, Sampled};
 use super::segments;
@@ -63,7 +62,6 @@ pub(super) struct Seen<'a> {
     pub(super) fallbacks: Option<u64>,
     /// At the start and at the end: what ruled huge pages out at either counts.
     pub(super) controls: [Option<Thp>; 2],
-    pub(super) supervised: Option<Supervised>,
 }
 
 /// A ledger slot, or several added up.
@@ -318,7 +316,6 @@ impl<'a> Report<'a> {
                 "follow": asked.follow,
                 "free": asked.free,
                 "reaper": asked.reaper,
-                "supervise": settings.supervise,
                 "tunable": self.tunable(),
                 "advised": total.of.advised,
                 "large_calls": total.of.large_calls,
@@ -331,7 +328,6 @@ impl<'a> Report<'a> {
                 "text": segments::json(self),
                 "shmem": shmem::json(self),
                 "reapers": reapers.collect::<Vec<_>>(),
-                "supervised": seen.supervised.as_ref().map(held::json),
             },
             "shortfalls": self.shortfalls,
         })
@@ -369,6 +365,6 @@ pub(super) fn status(end: Change) -> Result<i32, i32> {
     match end {
         Change::Exited(code) => Ok(code),
         Change::Killed(signal) | Change::Stopped(signal) => Err(signal),
-        Change::Trapped(_) | Change::Continued => Err(libc::SIGCONT),
+        Change::Continued => Err(libc::SIGCONT),
     }
 }

@@ -95,7 +95,7 @@ impl<'a> Sampler<'a> {
             Observer::new(root).map_err(|error| sampled.trouble = Some(error.to_string()));
         Self {
             root,
-            observer: observer.ok().map(Observer::of_own),
+            observer: observer.ok(),
             ledger,
             started,
             followed: BTreeSet::from([pid]),

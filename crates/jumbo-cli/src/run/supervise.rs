@@ -1,5 +1,4 @@
-//! Standing in for the program while it runs, so that a report can be written when it ends, or its
-//! memory freed from two sides.
+//! Standing in for the program while it runs, so that a report can be written when it ends.
 //!
 //! The program is in our process group and session, so that the terminal treats both as one job: what it
 //! sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others send us is
@@ -23,7 +22,6 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::Failure;
 use super::args::{Place, Settings};
-use super::held::Held;
 use super::launch::{self, Launch};
 use super::report::{Report, Seen};
 use super::sample::Sampler;
@@ -44,16 +42,12 @@ pub(super) struct End {
 
 /// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end it for one that the
 /// program never makes, so there another process makes them first.
-pub(super) fn is_harmless(settings: &Settings) -> bool {
+pub(super) fn is_harmless() -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
     }
-    let has_ledger = settings.report.is_some() || settings.shares_pool();
-    let report = has_ledger.then_some(Calls::Report);
-    let supervise = settings.supervise.then_some(Calls::Supervise);
-    let calls: Vec<_> = report.into_iter().chain(supervise).collect();
     // Where no process can be made, or it cannot go as far as that, we find out as well, and are none the worse.
-    launch::rehearsed(&calls).map_or(true, |status| status.signal().is_none())
+    launch::rehearsed(&[Calls::Report]).map_or(true, |status| status.signal().is_none())
 }
 
 /// Becomes the program. A program is worth more than its report: where we cannot be its parent it takes our place.
@@ -61,9 +55,6 @@ pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> F
     let mut lost = Vec::new();
     if settings.report.is_some() {
         lost.push("there will be no report");
-    }
-    if settings.supervise {
-        lost.push("the program is not supervised");
     }
     if settings.shares_pool() {
         lost.push("--pool bounds each process and not the run");
@@ -85,11 +76,9 @@ pub(super) fn run(
         }
     };
     // A program is worth more than its figures: without a ledger it runs and the report says so.
-    let has_ledger = settings.report.is_some() || settings.shares_pool();
-    let (ledger, trouble) = match has_ledger.then(Ledger::create) {
-        Some(Ok(made)) => (Some(made), None),
-        Some(Err(errno)) => (None, Some(errno)),
-        None => (None, None),
+    let (ledger, trouble) = match Ledger::create() {
+        Ok(made) => (Some(made), None),
+        Err(errno) => (None, Some(errno)),
     };
     let own = std::process::id();
     let path = ledger
@@ -110,7 +99,6 @@ pub(super) fn run(
         }
     };
     // From here on nothing is worth giving up the program for.
-    let mut held = settings.supervise.then(|| Held::start(root, &child));
     let fallbacks = || {
         let events = Events::read(root).ok()?;
         events.get("thp_fault_fallback")
@@ -123,13 +111,12 @@ pub(super) fn run(
         child: &child,
         ledger,
     };
-    let end = watch(recipient, &signals, sampler.as_mut(), held.as_mut())
-        .or_else(|_| wait_out(&child, held.as_mut()))
+    let end = watch(recipient, &signals, sampler.as_mut())
+        .or_else(|_| wait_out(&child))
         .map_err(|error| Failure::own(format!("cannot wait for the program: {error}")))?;
     let wall = started.elapsed();
     // From here on a signal is for us: writing may wait, for a pipe's reader say.
     signals.release();
-    let supervised = held.map(Held::finish);
     let (Some(wanted), Some(sampler)) = (&settings.report, sampler) else {
         return Ok(end_as(end.change));
     };
@@ -151,7 +138,6 @@ pub(super) fn run(
             trouble,
             fallbacks,
             controls: [first, controls()],
-            supervised,
         },
     );
     if let Err(error) = report.write(wanted) {
@@ -170,7 +156,7 @@ fn end_as(change: Change) -> ExitCode {
     match change {
         Change::Killed(signal) => end_by(signal),
         Change::Exited(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
-        Change::Stopped(_) | Change::Trapped(_) | Change::Continued => ExitCode::SUCCESS,
+        Change::Stopped(_) | Change::Continued => ExitCode::SUCCESS,
     }
 }
 
@@ -179,7 +165,6 @@ fn watch(
     recipient: Recipient<'_>,
     signals: &Signals,
     mut sampler: Option<&mut Sampler<'_>>,
-    mut held: Option<&mut Held>,
 ) -> io::Result<End> {
     let child = recipient.child;
     loop {
@@ -190,15 +175,7 @@ fn watch(
         while let Some(signal) = signals.next()? {
             recipient.pass_on(signal);
         }
-        if let Some(held) = &mut held {
-            held.look(child);
-        }
         while let Some((change, faults)) = child.poll()? {
-            let untraced = match held.as_deref_mut() {
-                Some(held) => held.pass(child, change, has_terminal),
-                None => Some(change),
-            };
-            let Some(change) = untraced else { continue };
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
                 // The job is stopped only where there is a shell to see it: elsewhere no process would
@@ -206,25 +183,16 @@ fn watch(
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
                     stop_with(recipient, signals, signal)?;
                 }
-                Change::Stopped(_) | Change::Trapped(_) | Change::Continued => {}
-            }
-            if let Some(held) = &mut held {
-                held.resume();
+                Change::Stopped(_) | Change::Continued => {}
             }
         }
     }
 }
 
 /// The rest of [`watch`] where that has failed: the program runs and its end is waited for.
-fn wait_out(child: &Child, mut held: Option<&mut Held>) -> io::Result<End> {
-    loop {
-        let (change, faults) = child.wait()?;
-        match held.as_deref_mut() {
-            _ if change.is_end() => return Ok(End { change, faults }),
-            Some(held) => drop(held.pass(child, change, || false)),
-            None => {}
-        }
-    }
+fn wait_out(child: &Child) -> io::Result<End> {
+    let (change, faults) = child.wait()?;
+    Ok(End { change, faults })
 }
 
 /// Waits until a signal has arrived, or until `deadline`.

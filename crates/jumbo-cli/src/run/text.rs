@@ -11,7 +11,6 @@ use jumbo::units::{self, Bytes};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 
-use super::held;
 use super::report::{KINDS, Report, status};
 use super::sample::{Peak, Process, Sampled};
 use super::segments;
@@ -189,9 +188,6 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
     let told = reapers.filter(|(state, _)| !silent.contains(state));
     for (state, counts) in told.take(PROCESSES) {
         line(out, "reaper", &format!("{}: {}", counts.pid, state.text()))?;
-    }
-    if let Some(supervised) = &seen.supervised {
-        line(out, "its end", &held::text(supervised))?;
     }
     for (index, shortfall) in report.shortfalls.iter().enumerate() {
         let label = if index == 0 { "why not more" } else { "" };

@@ -59,7 +59,7 @@ pub(super) fn measure(root: &Root) -> anyhow::Result<Option<[Cost; 2]>> {
     let before = before.with_context(|| format!("the pool of {SIZE} pages is gone"))?;
     let terminal = Terminal::new(root)?;
     let switch = Steering::of(root, &of_hvo, vec![Knob::hvo()], &command).map_err(failed)?;
-    let pool = steer(root, &of_pool, &before, &command, false).map_err(failed)?;
+    let pool = steer(root, &of_pool, &before, &command).map_err(failed)?;
     let mut work = Work {
         root,
         switch,

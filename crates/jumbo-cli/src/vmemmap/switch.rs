@@ -17,7 +17,7 @@ use crate::knobs::{How, failed, undo};
 ///
 /// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page, 4 KiB of 16 MiB
 /// for one of 1 GiB. Pages that are there stay as they are; --convert gives the free ones back and makes them
-/// anew. Before Linux 7.3 each surplus page waits milliseconds for it: `jumbo pool auto` then lends none.
+/// anew. Before Linux 7.3 each surplus page waits milliseconds for it.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("force", |force| force.help("With --convert: give back pages that may not come again; with --undo: put back \
     even what another program has changed since")))]
@@ -74,7 +74,7 @@ fn switch(
             let size = pool.size;
             notes.push(format!(
                 "on this kernel each surplus page waits milliseconds for HVO, and the pool of {size} pages lends them: \
-                 `jumbo pool set {size} --overcommit 0`; `jumbo pool auto` stops lending by itself"
+                 `jumbo pool set {size} --overcommit 0`"
             ));
         }
         let mut needs_force = None;

@@ -134,26 +134,6 @@ fn killed_at_any_step_an_undo_can_be_repeated() {
     assert_eq!(host.records(), 0);
 }
 
-#[test]
-fn killed_at_any_step_steering_is_ended_by_the_next() {
-    const TEST: &str = "killed_at_any_step_steering_is_ended_by_the_next";
-    let Some(host) = Host::take(TEST).filter(|_| can_trace(TEST)) else {
-        return;
-    };
-    let before = Before::now();
-    let [least, most] = [5, 20].map(|more| (before.pool.persistent() + more).to_string());
-    let auto = |least| {
-        let bounds = ["auto", "2M", "--min", least, "--max", &most];
-        [&bounds[..], &["--keep-free", "64M", "--for", "0.01"]].concat()
-    };
-    let steering = [&["pool"], &*auto(&least)].concat();
-    at_every_step(&host, &steering, "KILL", |step| {
-        host.ok(&auto("0"));
-        assert_as(&before, step);
-        assert_eq!(host.records(), 0, "{step}");
-    });
-}
-
 fn at_every_step_of_undo(host: &Host, check: impl Fn()) {
     for call in ["write", "unlink", "fsync", "clone3", "exit_group"] {
         for nth in 1..MANY {

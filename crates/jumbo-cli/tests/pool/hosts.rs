@@ -347,7 +347,6 @@ fn what_makes_no_sense_is_wrong_usage() {
         &["shrink", "2M", "1", "--force"],
         &["set", "2M", "--overcommit", "1", "--force"],
         &["watch", "2M", "--interval", "0"],
-        &["auto", "2M", "--min", "9", "--max", "8"],
         &["--compact"],
         &["--dry-run"],
         &["--force"],
@@ -358,8 +357,6 @@ fn what_makes_no_sense_is_wrong_usage() {
             "{arguments:?}"
         );
     }
-    let bounds = fake.jumbo(&["auto", "2M", "--min", "9", "--max", "8"]);
-    assert!(stderr(&bounds).contains("--min 9 is more than --max 8"));
 }
 
 #[test]
@@ -390,28 +387,11 @@ fn what_is_no_number_is_refused_in_words() {
         ),
         (&["wait", "2M", "5M"], "5 MiB is no whole number"),
         (
-            &["auto", "2M", "--min", "0", "--max", "3M"],
-            "no whole number",
-        ),
-        (
             &["wait", "2M", "1", "--timeout", "-1"],
             "a number of seconds",
         ),
         (&["watch", "2M", "--top", "-1"], "a whole number"),
         (&["show", "--top", "few"], "a whole number"),
-        (
-            &[
-                "auto",
-                "2M",
-                "--min",
-                "0",
-                "--max",
-                "1",
-                "--keep-free",
-                "1.5G",
-            ],
-            "K, M, G and T",
-        ),
     ] {
         let output = fake.jumbo(arguments);
         let text = stderr(&output);
@@ -579,27 +559,6 @@ fn what_cannot_be_written_is_said() {
 }
 
 #[test]
-fn what_fails_and_is_not_all_put_back_is_a_part() {
-    let fake = Fake::new();
-    // What is written is read back as 12 less: eight pages are not to be had again.
-    fake.pool(2048, [20, 0, 0, 12, 0]);
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
-    let output = fake
-        .command(&[
-            "auto", "2M", "--min", "12", "--max", "30", "--for", "0", "--json",
-        ])
-        .stdout(full.unwrap())
-        .output()
-        .unwrap();
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{text}");
-    assert!(
-        text.contains("not all could be put back") && text.contains("cannot write to standard"),
-        "{text}"
-    );
-}
-
-#[test]
 fn an_undo_takes_nothing_that_it_would_not_heed() {
     let fake = Fake::new();
     for arguments in [
@@ -613,15 +572,6 @@ fn an_undo_takes_nothing_that_it_would_not_heed() {
         let output = fake.jumbo(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
     }
-    let never = fake.jumbo(&[
-        "auto",
-        "2M",
-        "--min",
-        "0",
-        "--max",
-        "1",
-        "--interval",
-        "1e19",
-    ]);
+    let never = fake.jumbo(&["watch", "2M", "--interval", "1e19"]);
     assert_eq!(never.status.code(), Some(2), "{never:?}");
 }

@@ -3,7 +3,7 @@
 //! - [`hosts`]: many nodes, other page sizes, no hugetlb; what is printed and what is written.
 //! - [`host`]: the pool of this host, resized and put back.
 //! - [`cut_short`]: killed and interrupted at every step.
-//! - [`steered`]: `auto`, `wait` and `watch`, with programs that want pages.
+//! - [`steered`]: a pool by demand, `wait` and `watch`, with programs that want pages.
 //! - [`thp`]: the same of the tables of transparent huge pages, and of HVO. [`vmemmap`]: what HVO saves, and pages made anew.
 //! - [`measured`]: `jumbo bench pool`, which sets the pool of this host as well. [`shared`]: `jumbo bench shmem`, which sets
 //!   its controls too.

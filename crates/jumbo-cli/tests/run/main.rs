@@ -13,6 +13,5 @@ mod installed;
 mod reach;
 mod report;
 mod signals;
-mod supervise;
 mod support;
 mod terminal;

@@ -147,17 +147,11 @@ fn the_value_of_a_queued_signal_comes_along() {
 
 #[test]
 fn without_a_terminal_jumbo_goes_on_while_the_program_is_stopped() {
-    for mode in ["--report-file=/dev/null", "--supervise"] {
-        stop_without_a_terminal(mode);
-    }
-}
-
-fn stop_without_a_terminal(mode: &str) {
     let mut command = Command::new("setsid");
     command.args([
         env!("CARGO_BIN_EXE_jumbo"),
         "run",
-        mode,
+        "--report-file=/dev/null",
         "--",
         "sleep",
         "60",
@@ -178,18 +172,16 @@ fn stop_without_a_terminal(mode: &str) {
 fn what_the_program_sends_to_its_parent_does_not_come_back() {
     // The senders stay.
     let script = "kill -USR1 $PPID; sh -c 'kill -USR2 $1; echo sent; exec tail --pid=$PPID -f /dev/null' - $PPID & wait";
-    for mode in [Mode::Parent, Mode::Supervised] {
-        let mut command = run(mode);
-        command.args(["sh", "-c", script]).stdout(Stdio::piped());
-        let mut jumbo = Running::start(&mut command);
-        let mut said = String::new();
-        let mut stdout = BufReader::new(jumbo.0.stdout.take().unwrap());
-        stdout.read_line(&mut said).unwrap();
-        assert_eq!(said, "sent\n", "{mode:?}");
-        // The kernel hands out the lowest number first, to jumbo and to the program.
-        kill(jumbo.pid(), "TERM");
-        assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15), "{mode:?}");
-    }
+    let mut command = run(Mode::Parent);
+    command.args(["sh", "-c", script]).stdout(Stdio::piped());
+    let mut jumbo = Running::start(&mut command);
+    let mut said = String::new();
+    let mut stdout = BufReader::new(jumbo.0.stdout.take().unwrap());
+    stdout.read_line(&mut said).unwrap();
+    assert_eq!(said, "sent\n");
+    // The kernel hands out the lowest number first, to jumbo and to the program.
+    kill(jumbo.pid(), "TERM");
+    assert_eq!(jumbo.0.wait().unwrap().signal(), Some(15));
 }
 
 /// Of a sender that is gone it is not known whose child it was; but it has written into the ledger.
@@ -228,7 +220,7 @@ fn killing_jumbo_kills_the_program() {
 
 #[test]
 fn an_alarm_set_before_reaches_the_program() {
-    for mode in ["--quiet", "--report-file=/dev/null", "--supervise"] {
+    for mode in ["--quiet", "--report-file=/dev/null"] {
         let perl = "alarm 1; exec @ARGV";
         let mut command = Command::new("perl");
         command.args([

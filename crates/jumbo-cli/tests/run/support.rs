@@ -5,15 +5,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Whether jumbo becomes the program, stays its parent, or traces it too.
+/// Whether jumbo becomes the program or stays its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exec,
     Parent,
-    Supervised,
 }
 
-pub(crate) const MODES: [Mode; 3] = [Mode::Exec, Mode::Parent, Mode::Supervised];
+pub(crate) const MODES: [Mode; 2] = [Mode::Exec, Mode::Parent];
 
 /// The preload library beside the tested command.
 pub(crate) fn library() -> &'static Path {
@@ -30,7 +29,6 @@ pub(crate) fn run(mode: Mode) -> Command {
     match mode {
         Mode::Exec => jumbo.arg("--quiet"),
         Mode::Parent => jumbo.args(["--report", "--report-file", "/dev/null"]),
-        Mode::Supervised => jumbo.args(["--quiet", "--supervise"]),
     };
     jumbo.arg("--");
     jumbo

@@ -157,12 +157,6 @@ fn ctrl_c_reaches_the_program_once() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
-    for options in ["--report", "--report --supervise"] {
-        stop_and_continue(options);
-    }
-}
-
-fn stop_and_continue(options: &str) {
     let Some(mut session) = Session::start("bash --norc --noprofile -i") else {
         skip(
             "ctrl_z_stops_the_job_and_fg_continues_it",
@@ -171,7 +165,7 @@ fn stop_and_continue(options: &str) {
         return;
     };
     session.send(&format!(
-        "{JUMBO} run {options} -- sh -c 'echo re''ady; read line; echo got $line; exit 5'\n"
+        "{JUMBO} run --report -- sh -c 'echo re''ady; read line; echo got $line; exit 5'\n"
     ));
     session.expect("ready");
     session.send("\x1a");
@@ -189,7 +183,7 @@ fn stop_and_continue(options: &str) {
 /// jumbo is stopped with the job; a process that continues the program alone is obeyed all the same.
 #[test]
 fn a_program_continued_alone_goes_on() {
-    for options in ["--report", "--supervise --quiet"] {
+    for options in ["--report", "--pool=16M --quiet"] {
         let Some(mut session) = Session::start("bash --norc --noprofile -i") else {
             skip("a_program_continued_alone_goes_on", "there is no script(1)");
             return;

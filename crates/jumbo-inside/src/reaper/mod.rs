@@ -15,7 +15,7 @@
 //! - [`State`] is what became of it, and why.
 //!
 //! All of these are code inside the program. `jumbo::teardown` is the other way, from outside: for a process that
-//! was not prepared, a supervisor frees its memory beside the kernel.
+//! was not prepared, `jumbo kill` frees its memory beside the kernel.
 //!
 //! The program never waits for it: its parent, made for that, ends at once, so it is init's child. There is
 //! none where init is known for waiting for its own children only (`init`), nor where orphans go to a subreaper, be it

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::kernel::hugetlb::{self, Pool};
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{self, FileError, Root, task};
+use crate::kernel::{self, FileError, Root, aside, task};
 use crate::status::program_of;
 use crate::units::{Bytes, PageSize, Pages};
 
@@ -113,7 +112,7 @@ impl Holders {
             private,
             ..Holder::default()
         };
-        let smaps = match Smaps::read(root, pid) {
+        let smaps = match aside::smaps(root, pid) {
             Ok(smaps) => smaps,
             Err(error) if error.is_denied() => {
                 self.hidden += 1;

@@ -7,7 +7,6 @@
 //! - [`obstacles()`]: what speaks against a growth before it is tried; [`shortage`]: why not all pages came.
 //! - [`boot`]: the setting for the next boot.
 //! - [`holders`]: which processes and files have the pages.
-//! - [`autosize`]: how large a pool should be now.
 //!
 //! Processes are named by [`status`](crate::status). Invariant: no knob is written but by [`knobs`](crate::knobs), under a record.
 //!
@@ -28,7 +27,7 @@
 //! let locked = journal.lock(&Group::pool(size), "my-program")?;
 //! let pools = hugetlb::pools(&root)?.unwrap_or_default();
 //! let pool = pools.into_iter().find(|pool| pool.size == size).ok_or("no such pool")?;
-//! let mut steering = steer(&root, &locked, &pool, "my-program", true)?;
+//! let mut steering = steer(&root, &locked, &pool, "my-program")?;
 //! let to = Pages(pool.persistent().0 + more.0);
 //! let written = steering.set(&Knob::persistent(size, None), to, &mut ())?;
 //! println!("{:?} pages now", written.step.after);
@@ -37,14 +36,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod autosize;
 pub mod boot;
 pub mod holders;
 pub mod obstacles;
 pub mod plan;
 pub mod shortage;
 
-pub use autosize::{AutoSize, Bounds, Decision, Seen};
 pub use holders::{HeldFile, Holder, Holders};
 pub use obstacles::obstacles;
 pub use plan::{Amount, Effect, Plan, PlanError, Wish, steer};

@@ -131,8 +131,7 @@ impl Plan {
     }
 }
 
-/// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record; with
-/// `go_on` under that of a process that was killed while it did.
+/// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record.
 ///
 /// # Errors
 /// As [`Steering::begin`].
@@ -141,7 +140,6 @@ pub fn steer<'a>(
     locked: &'a Locked,
     pool: &Pool,
     command: &str,
-    go_on: bool,
 ) -> Result<Steering<'a>, ApplyError> {
     let overcommit = Saved {
         knob: Knob::overcommit(pool.size),
@@ -149,7 +147,7 @@ pub fn steer<'a>(
     };
     let knobs = vec![overcommit.knob.clone(), Knob::persistent(pool.size, None)];
     let saved = std::iter::once(overcommit).chain(saved(pool)).collect();
-    Steering::begin(root, locked, knobs, saved, command, go_on)
+    Steering::begin(root, locked, knobs, saved, command)
 }
 
 impl Amount {

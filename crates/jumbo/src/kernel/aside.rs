@@ -1,4 +1,5 @@
-//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`part`].
+//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`part`], and
+//! the mappings of a process: [`smaps`], [`maps`], [`rollup`].
 //!
 //! A process's command line, mappings and memory are read with its memory map locked, and out of its memory. A thread
 //! that keeps the lock holds the reader up, and so does a mapping of a file whose file system never answers: then not
@@ -21,7 +22,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdin, stdout};
 
 use super::process::{Standing, fork};
-use super::{FileError, Root, root};
+use super::smaps::Smaps;
+use super::{FileError, Root};
 
 /// How long a reader may sleep without having read anything. It sleeps where another thread has the lock for a moment.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -67,9 +69,39 @@ pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String,
         Err(error) => vec![Err(error)],
     };
     let text = |(path, bytes): (&PathBuf, io::Result<Vec<u8>>)| {
-        bytes.map(root::lossy).map_err(FileError::io("read", path))
+        bytes.map(Root::lossy).map_err(FileError::io("read", path))
     };
     paths.iter().zip(read).map(text).collect()
+}
+
+/// [`Smaps::read`] of any process.
+///
+/// # Errors
+/// As that, and where the process holds its mappings back.
+pub(crate) fn smaps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
+    text(root, pid, "smaps").map(Smaps::of)
+}
+
+/// [`Smaps::read_maps`] of any process.
+///
+/// # Errors
+/// As [`smaps`].
+pub(crate) fn maps(root: &Root, pid: u32) -> Result<Smaps, FileError> {
+    text(root, pid, "maps").map(Smaps::of)
+}
+
+/// [`maps`] of each of these processes.
+pub(crate) fn maps_of_each(root: &Root, pids: &[u32]) -> Vec<Result<Smaps, FileError>> {
+    let texts = texts(root, pids, "maps").into_iter();
+    texts.map(|text| text.map(Smaps::of)).collect()
+}
+
+/// [`Smaps::read_rollup`] of any process.
+///
+/// # Errors
+/// As [`smaps`].
+pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
+    text(root, pid, "smaps_rollup").map(Smaps::of)
 }
 
 /// `length` bytes of an open file at `offset`.

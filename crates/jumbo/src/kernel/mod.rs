@@ -15,7 +15,7 @@
 //!
 //! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
 
-mod aside;
+pub(crate) mod aside;
 pub mod balloon;
 pub mod cgroup;
 #[cfg(test)]

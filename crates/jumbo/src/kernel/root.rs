@@ -34,7 +34,7 @@ pub enum FileError {
 
 impl FileError {
     /// What a failed operation on `path` is.
-    pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {
             operation,
@@ -63,12 +63,6 @@ impl FileError {
     }
 }
 
-/// Text of bytes that may be no UTF-8.
-pub(super) fn lossy(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}
-
 impl Default for Root {
     fn default() -> Self {
         Self(PathBuf::from("/"))
@@ -92,16 +86,22 @@ impl Root {
     }
 
     /// That the content of `relative` is not what was expected there.
-    pub(crate) fn misread(&self, relative: impl AsRef<Path>, what: impl Into<String>) -> FileError {
+    pub fn misread(&self, relative: impl AsRef<Path>, what: impl Into<String>) -> FileError {
         let path = self.path(relative);
         let what = what.into();
         FileError::Content { path, what }
     }
 
     /// The file, open to be read.
-    pub(super) fn open(&self, relative: impl AsRef<Path>) -> Result<File, FileError> {
+    pub fn open(&self, relative: impl AsRef<Path>) -> Result<File, FileError> {
         let path = self.path(relative);
         File::open(&path).map_err(FileError::io("read", &path))
+    }
+
+    /// Text of bytes that may be no UTF-8: what is none is replaced.
+    pub fn lossy(bytes: Vec<u8>) -> String {
+        String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
     /// The file's bytes.
@@ -119,7 +119,7 @@ impl Root {
     /// # Errors
     /// [`FileError::Io`].
     pub fn read(&self, relative: impl AsRef<Path>) -> Result<String, FileError> {
-        self.read_bytes(relative).map(lossy)
+        self.read_bytes(relative).map(Self::lossy)
     }
 
     /// The file's text as one number, blanks around it ignored.

@@ -5,7 +5,7 @@
 //! allocated name. For 325 mappings that took 970 µs on top of the 1480 µs the kernel needs to write
 //! the file; this takes a sixth of it and allocates nothing.
 
-use super::{FileError, Root, aside};
+use super::{FileError, Root};
 use crate::units::{Bytes, PageSize};
 
 /// The text of one smaps file.
@@ -65,19 +65,17 @@ pub struct Mapping<'a> {
 }
 
 impl Smaps {
-    /// Reads /proc/PID/smaps. Empty for kernel threads and zombies.
-    ///
-    /// # Errors
-    /// [`FileError::Io`]: no such process, one that this user may not look into, or one that holds it back.
-    pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        aside::text(root, pid, "smaps").map(Self)
+    /// The mappings that a file of /proc says, whatever read it.
+    pub fn of(text: String) -> Self {
+        Self(text)
     }
 
-    /// The same, at less cost: for a program of the caller's own, which may wait for that.
+    /// Reads /proc/PID/smaps of this process, or of a program of the caller's own: one that holds its mappings back holds
+    /// the caller up. Empty for kernel threads and zombies.
     ///
     /// # Errors
-    /// As [`Smaps::read`].
-    pub fn read_of_own(root: &Root, pid: u32) -> Result<Self, FileError> {
+    /// [`FileError::Io`]: no such process, or one that this user may not look into.
+    pub fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
         root.read(format!("proc/{pid}/smaps")).map(Self)
     }
 
@@ -87,13 +85,7 @@ impl Smaps {
     /// # Errors
     /// As [`Smaps::read`].
     pub fn read_maps(root: &Root, pid: u32) -> Result<Self, FileError> {
-        aside::text(root, pid, "maps").map(Self)
-    }
-
-    /// [`Smaps::read_maps`] of each of these processes.
-    pub(crate) fn read_maps_of_each(root: &Root, pids: &[u32]) -> Vec<Result<Self, FileError>> {
-        let texts = aside::texts(root, pids, "maps").into_iter();
-        texts.map(|text| text.map(Self)).collect()
+        root.read(format!("proc/{pid}/maps")).map(Self)
     }
 
     /// Reads /proc/PID/smaps_rollup (Linux 4.14), which has one [`Mapping`] with the sums.
@@ -101,7 +93,7 @@ impl Smaps {
     /// # Errors
     /// As [`Smaps::read`]; ESRCH for kernel threads.
     pub fn read_rollup(root: &Root, pid: u32) -> Result<Self, FileError> {
-        aside::text(root, pid, "smaps_rollup").map(Self)
+        root.read(format!("proc/{pid}/smaps_rollup")).map(Self)
     }
 
     /// The mappings by ascending address. Lines that are not understood are passed over: kernels add
@@ -195,7 +187,7 @@ fn field(mapping: &mut Mapping<'_>, line: &str) {
 }
 
 /// A value as smaps, status and meminfo write it: `    1234 kB`.
-pub(super) fn kib(value: &str) -> Option<Bytes> {
+pub fn kib(value: &str) -> Option<Bytes> {
     let number = value.trim().strip_suffix("kB")?.trim_end();
     number.parse().ok().map(Bytes::from_kib)
 }

@@ -65,9 +65,6 @@ pub struct Record {
     /// False from before the first write until after the last: what is not finished may be anywhere
     /// between before and after.
     pub finished: bool,
-    /// One of a [`Steering`](super::Steering): its steps are the last write of each knob and not all of them.
-    #[serde(default)]
-    pub(super) steering: bool,
     /// The writes.
     pub steps: Vec<Step>,
     /// What has to be written to have everything back.
@@ -114,7 +111,6 @@ impl Record {
             boot: locked.boot.clone(),
             since_boot_ns: since_boot_ns(),
             finished: false,
-            steering: false,
             steps: plan.steps.clone(),
             saved: plan.saved.clone(),
             files: plan.files.clone(),
@@ -147,13 +143,6 @@ impl Record {
             self.command.push_str(FOLLOWED);
         }
         self.finished &= later.finished;
-    }
-
-    /// It is this process's from now on.
-    pub(super) fn go_on(&mut self, command: &str) {
-        command.clone_into(&mut self.command);
-        self.pid = std::process::id();
-        self.since_boot_ns = since_boot_ns();
     }
 }
 
@@ -508,11 +497,11 @@ mod tests {
     fn one_at_a_time_and_the_other_is_told_which() {
         let folder = tempfile::tempdir().unwrap();
         let journal = journal(&folder);
-        let held = journal.lock(&Group::pool(SIZE), "jumbo pool auto 2M");
+        let held = journal.lock(&Group::pool(SIZE), "jumbo pool grow 2M 1");
         let refused = journal.lock(&Group::pool(SIZE), "other").unwrap_err();
         let text = refused.to_string();
         assert!(
-            text.contains(&std::process::id().to_string()) && text.contains("pool auto"),
+            text.contains(&std::process::id().to_string()) && text.contains("pool grow"),
             "{text}"
         );
         assert!(journal.lock(&Group::thp(), "other").is_ok());

@@ -1,16 +1,12 @@
-//! Any number of writes under one record: [`Steering`], what `jumbo pool auto` holds while it runs.
+//! Any number of writes under one record: [`Steering`], what a measurement holds while it runs.
 //!
 //! The record is written before the first write and says what was before it, so that it covers all that
 //! follow. It is not finished until the steering ends: a process that was killed leaves a change that
-//! was cut short. The next steering goes on under that record, so that however often one is killed, the last one
-//! puts back what was before the first.
-//!
-//! So that the next one knows a knob that was left from a knob that was changed since, the record says of each
-//! knob its last value and, before each write, the new one: killed meanwhile, the knob is between them.
+//! was cut short, which `--undo` puts back from wherever it stands.
 
 use std::time::Duration;
 
-use super::apply::{ApplyError, Undone, Watcher, Work, stands_on, undo_steps};
+use super::apply::{ApplyError, Undone, Watcher, Work, stands_on};
 use super::journal::{Locked, Record};
 use super::knob::{Knob, Value};
 use super::plan::{Plan, Saved, Step};
@@ -22,7 +18,6 @@ pub struct Steering<'a> {
     root: &'a Root,
     locked: &'a Locked,
     record: Record,
-    goes_on_for: Option<u32>,
     /// It was said what is to become of the knobs.
     ended: bool,
 }
@@ -40,8 +35,7 @@ pub struct Written {
 }
 
 impl<'a> Steering<'a> {
-    /// Records what `saved` says; with `go_on`, where the last change is that of a steering that was killed, and
-    /// the `knobs` that will be written are as that one left them, what it was before that.
+    /// Records what `saved` says of the `knobs` that will be written.
     ///
     /// # Errors
     /// [`ApplyError::Refused`] where the knobs cannot be written; [`ApplyError::Moved`] where they are not as
@@ -52,7 +46,6 @@ impl<'a> Steering<'a> {
         knobs: Vec<Knob>,
         saved: Vec<Saved>,
         command: &str,
-        go_on: bool,
     ) -> Result<Self, ApplyError> {
         let mut plan = Plan::new(locked.group().clone());
         for knob in knobs {
@@ -62,34 +55,17 @@ impl<'a> Steering<'a> {
         plan.saved = saved;
         plan.writable(root)?;
         stands_on(root, &plan)?;
-        let abandoned = match go_on {
-            true => abandoned(root, locked)?,
-            false => None,
-        };
-        let goes_on_for = abandoned.as_ref().map(|record| record.pid);
-        let record = match abandoned {
-            Some(mut record) => {
-                record.go_on(command);
-                locked.put(&record)?;
-                record
-            }
-            None => {
-                let mut record = Record::of(&plan, command, locked);
-                record.steering = true;
-                locked.add(&record)?;
-                record
-            }
-        };
+        let record = Record::of(&plan, command, locked);
+        locked.add(&record)?;
         Ok(Self {
             root,
             locked,
             record,
-            goes_on_for,
             ended: false,
         })
     }
 
-    /// The same for knobs whose values now are what has to be put back, whatever was left before.
+    /// The same for knobs whose values now are what has to be put back.
     ///
     /// # Errors
     /// As [`Steering::begin`].
@@ -104,13 +80,7 @@ impl<'a> Steering<'a> {
             Ok(Saved { knob, value })
         };
         let saved: Result<_, FileError> = knobs.iter().map(saved).collect();
-        Self::begin(root, locked, knobs, saved?, command, false)
-    }
-
-    /// The process that was killed before it could put back what was before; that is done by this steering, at
-    /// its end.
-    pub fn goes_on_for(&self) -> Option<u32> {
-        self.goes_on_for
+        Self::begin(root, locked, knobs, saved?, command)
     }
 
     /// Gives one of the knobs a new value.
@@ -124,29 +94,14 @@ impl<'a> Steering<'a> {
         watcher: &mut dyn Watcher,
     ) -> Result<Written, FileError> {
         let mut step = Step::new(knob.clone(), knob.read(self.root)?, to);
-        self.note(knob, |ours| ours.to = step.to.clone());
         let mut work = Work::new(self.root, self.locked, false, watcher);
         work.step(&mut step)?;
         let (stopped, took) = (work.stop, work.took);
-        if let Some(after) = &step.after {
-            self.note(knob, |ours| {
-                (ours.after, ours.to) = (Some(after.clone()), after.clone());
-            });
-        }
         Ok(Written {
             step,
             stopped,
             took,
         })
-    }
-
-    /// For the next steering. One that cannot read it takes the knob for changed by another program.
-    fn note(&mut self, knob: &Knob, what: impl FnOnce(&mut Step)) {
-        let ours = self.record.steps.iter_mut().find(|ours| ours.knob == *knob);
-        if let Some(ours) = ours {
-            what(ours);
-            let _ = self.locked.put(&self.record);
-        }
     }
 
     /// Puts back what was before.
@@ -159,10 +114,6 @@ impl<'a> Steering<'a> {
 
     fn restore(&mut self, watcher: &mut dyn Watcher) -> Result<Undone, ApplyError> {
         self.ended = true;
-        for step in &mut self.record.steps {
-            step.to = step.before.clone();
-        }
-        let _ = self.locked.put(&self.record);
         Work::new(self.root, self.locked, false, watcher).put_back(&self.record)
     }
 }
@@ -175,64 +126,28 @@ impl Drop for Steering<'_> {
     }
 }
 
-/// The record of a steering that was killed, where the knobs are as that one left them and can be put back.
-fn abandoned(root: &Root, locked: &Locked) -> Result<Option<Record>, ApplyError> {
-    let stands = |step: &Step| {
-        let left = step.after.as_ref().unwrap_or(&step.before);
-        let Ok(now) = step.knob.read(root) else {
-            return false;
-        };
-        match (left.number(), step.to.number(), now.number()) {
-            (Some(left), Some(to), Some(now)) => (left.min(to)..=left.max(to)).contains(&now),
-            _ => now == *left || now == step.to,
-        }
-    };
-    Ok(locked.last()?.filter(|record| {
-        record.steering
-            && !record.finished
-            && record.steps.iter().all(stands)
-            && undo_steps(root, record).is_ok()
-    }))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::apply::undo;
     use super::super::fake::Fake;
     use super::*;
 
-    fn begin<'a>(fake: &'a Fake, command: &str) -> Steering<'a> {
-        let saved = Saved {
-            knob: Fake::knob(),
-            value: Fake::knob().read(&fake.root).unwrap(),
-        };
-        let (knobs, saved) = (vec![Fake::knob()], vec![saved]);
-        Steering::begin(&fake.root, &fake.locked, knobs, saved, command, true).unwrap()
-    }
-
     fn begun(fake: &Fake) -> Steering<'_> {
-        let mut steering = begin(fake, "test");
+        let knobs = vec![Fake::knob()];
+        let mut steering = Steering::of(&fake.root, &fake.locked, knobs, "test").unwrap();
         let written = steering.set(&Fake::knob(), 2, &mut ()).unwrap();
         assert_eq!(written.step.after, Some(2.into()));
         steering
     }
 
-    /// Whether the next steering goes on for one that was killed while it wrote 7 over 2, where the pool is `left`.
-    fn goes_on(left: u64) -> bool {
-        let fake = Fake::new();
-        let mut first = begun(&fake);
-        first.note(&Fake::knob(), |step| step.to = 7.into());
-        fake.set_pages(&left.to_string());
-        // Killed.
-        std::mem::forget(first);
-        begin(&fake, "next").goes_on_for().is_some()
-    }
-
     #[test]
-    fn a_write_that_was_cut_short_is_gone_on_with() {
-        assert_eq!(
-            [1, 2, 5, 7, 8].map(goes_on),
-            [false, true, true, true, false]
-        );
+    fn killed_it_leaves_a_change_that_undo_puts_back() {
+        let fake = Fake::new();
+        std::mem::forget(begun(&fake));
+        let record = fake.locked.last().unwrap().unwrap();
+        let undone = undo(&fake.root, &fake.locked, &record, false, false, &mut ());
+        assert!(undone.unwrap().complete && fake.pages() == "0");
+        assert!(fake.locked.last().unwrap().is_none());
     }
 
     #[test]

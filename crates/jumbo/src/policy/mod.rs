@@ -2,7 +2,6 @@
 //!
 //! - [`Orders`] and [`PoolRequest`]: what a user asks of `jumbo run`.
 //! - [`elf`] and [`Reach`]: whether LD_PRELOAD gets into a program, read from the program's own bytes.
-//! - [`shmem`]: which folio sizes the kernel may use for shared memory.
 //! - [`Plan`]: what follows: the environment, the [`Orders`], and what will be on huge pages.
 //!
 //! Of [`kernel`](crate::kernel) it knows the THP table that its caller read. Invariant: the same question has the same plan.
@@ -11,7 +10,6 @@ pub mod elf;
 mod plan;
 mod pool;
 mod reach;
-pub mod shmem;
 pub mod variables;
 
 pub use jumbo_inside::orders::{

@@ -12,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
 use super::frame::Frame;
-use super::shard::lock;
-use super::{Error, Pool};
+use super::{Error, Pool, lock};
 use crate::units::{NodeId, Order, PageSize, Pages};
 use crate::vmemmap::{self, Compound, Geometry, Vmemmap};
 

@@ -7,7 +7,7 @@ use jumbo_inside::pool::{Books, Overcommit};
 
 use super::error::Exhausted;
 use super::frame::{Frame, Links, List};
-use super::{NodeSet, Placement};
+use super::{Counters, NodeSet, Placement};
 use crate::units::{NodeId, Pages};
 
 /// How many nodes there can be, as an array's length.
@@ -18,7 +18,9 @@ pub(super) const NODES: usize = NodeSet::CAPACITY as usize;
 pub(super) struct Node {
     /// How many pages the pool has there.
     pub(super) books: Books,
-    /// Free pages that are not promised and that no cache holds.
+    /// Pages that reservations and subpools hold.
+    held: u64,
+    /// Free pages that are not promised.
     pub(super) free: List,
     /// Places whose page went back to the source.
     holes: List,
@@ -40,6 +42,7 @@ impl Node {
     const fn new() -> Self {
         Self {
             books: Books::new(),
+            held: 0,
             free: List::new(),
             holes: List::new(),
             fresh: 0,
@@ -86,21 +89,44 @@ impl Inventory {
         self.sum(nodes, |node| node.books.persistent())
     }
 
-    /// Free pages that are not promised; those in caches are not among them.
+    /// Free pages that are not promised.
     pub(super) fn listed(&self, nodes: NodeSet) -> u64 {
         self.sum(nodes, |node| node.free.len())
     }
 
-    /// Places that were ever used, less those that are empty now: what the pool's pages must come to.
-    pub(super) fn populated(&self, node: NodeId) -> u64 {
-        let node = self.node(node);
-        u64::from(node.fresh) - node.holes.len()
+    /// How many pages of `nodes` reservations and subpools hold.
+    pub(super) fn held(&self, nodes: NodeSet) -> u64 {
+        self.sum(nodes, |node| node.held)
     }
 
-    /// The nodes onto which pages are not given back, but through them to the source.
-    pub(super) fn draining(&self) -> NodeSet {
-        let surplus = |node: &NodeId| self.node(*node).books.surplus() > 0;
-        self.present.iter().filter(surplus).collect()
+    /// A page that is on no list is promised.
+    pub(super) fn hold(&mut self, node: NodeId) {
+        self.node_mut(node).held += 1;
+    }
+
+    /// A page is promised no more.
+    pub(super) fn unhold(&mut self, node: NodeId) {
+        self.node_mut(node).held -= 1;
+    }
+
+    /// The counters of `nodes`, by the kernel's names.
+    pub(super) fn counters(&self, nodes: NodeSet) -> Counters {
+        for node in nodes.and(self.present).iter().map(|node| self.node(node)) {
+            let (free, total) = (node.free.len() + node.held, node.books.total());
+            let places = u64::from(node.fresh) - node.holes.len();
+            debug_assert!(
+                free <= total && total <= places && node.books.surplus() <= total,
+                "{node:?}"
+            );
+        }
+        let held = self.held(nodes);
+        Counters {
+            total: Pages(self.total(nodes)),
+            free: Pages(self.listed(nodes) + held),
+            reserved: Pages(held),
+            surplus: Pages(self.surplus(nodes)),
+            overcommit: Pages(self.overcommit.most),
+        }
     }
 
     /// Of `nodes` the one with the most of something, if any has some.
@@ -122,10 +148,6 @@ impl Inventory {
         let [first, rest] = placement.tiers(self.present);
         self.pop_free(first, links)
             .or_else(|| self.pop_free(rest, links))
-    }
-
-    pub(super) fn push_free(&mut self, frame: Frame, links: &Links) {
-        self.node_mut(frame.node()).free.push(links, frame);
     }
 
     /// A page is given back: `Some` where it is surplus of its node, leaves the pool and goes on to the
@@ -216,10 +238,10 @@ impl Inventory {
         Some(frame)
     }
 
-    /// The counters for an error, once caches are empty; `held` of the free pages are promised.
-    pub(super) fn exhausted(&self, wanted: u64, held: u64, allowed: NodeSet) -> Exhausted {
+    /// The counters for an error.
+    pub(super) fn exhausted(&self, wanted: u64, allowed: NodeSet) -> Exhausted {
         let all = self.present;
-        let free = self.listed(all);
+        let (free, held) = (self.listed(all), self.held(all));
         Exhausted {
             wanted: Pages(wanted),
             persistent: Pages(self.persistent(all)),

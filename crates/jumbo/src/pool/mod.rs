@@ -11,14 +11,13 @@
 //! - [`Pool::subpool`] gives a part of the pool a maximum and a minimum ([`Subpool`]);
 //! - [`Pool::resize`] changes how many pages are persistent;
 //! - [`Pool::take_folio`] gives a part of a page, of any order ([`Folio`]); pages are split for that and merged again;
-//! - [`Pool::region`] and [`Pool::shared_region`] put pages side by side ([`Region`], [`SharedRegion`]).
+//! - [`Pool::region`] puts pages side by side ([`Region`]). Memory that processes share is [`shmem`](crate::shmem)'s.
 //!
 //! ```
-//! use jumbo::pool::{Model, Placement, Pool};
+//! use jumbo::pool::{Placement, Pool, Thp};
 //! use jumbo::units::Pages;
 //!
-//! // `Hugetlb` and `Thp` are the sources to use; the model has 16 pages of 4 KiB on one node.
-//! let pool = Pool::new(Model::new(&[16])?, Placement::of_thread()?);
+//! let pool = Pool::new(Thp::new()?, Placement::of_thread()?);
 //! pool.resize(Pages(8));
 //! pool.set_overcommit(Pages(4));
 //!
@@ -34,16 +33,14 @@
 //!
 //! The kernel's own pools are steered by [`host_pools`](crate::host_pools).
 //!
-//! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the pages that threads keep at hand in
-//! `shard`, the way from the one to the other and to the source in `collect`; `frame` is the token that a page
-//! is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
+//! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the way to the source in
+//! `collect`; `frame` is the token that a page is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
 //!
 //! Invariant, whenever no thread is inside: `reserved <= free <= total`, `surplus <= total` on each node and
 //! altogether, and the counters equal the lists that they count. Takes, gives and reservations allocate nothing; no
 //! lock is held while the source is asked but the one that keeps two resizes apart; and a shortage is an
 //! error at the call, never a SIGBUS.
 
-mod claim;
 mod collect;
 mod error;
 mod folio;
@@ -54,11 +51,8 @@ mod page;
 mod region;
 mod reservation;
 mod resize;
-mod shard;
-mod shared;
 mod source;
 mod subpool;
-mod verify;
 mod window;
 
 pub use error::{Error, Exhausted, SetupError, SourceError};
@@ -68,19 +62,17 @@ pub use page::{OwnedPage, Page};
 pub use region::{Populate, Region};
 pub use reservation::Reservation;
 pub use resize::Resized;
-pub use shared::{Mapped, SharedRegion};
-pub use source::{Hugetlb, Model, Source, Supply, Thp};
+pub use source::{Hugetlb, Source, Thp};
+#[doc(hidden)]
+pub use source::{Model, Supply};
 pub use subpool::Subpool;
 
-use std::array;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::units::{NodeId, PageSize, Pages};
 use folio::{Buddies, Folios};
 use frame::{Frame, Links};
-use inventory::{Inventory, NODES};
-use shard::{Shards, lock};
+use inventory::Inventory;
 
 /// Pages of one size.
 ///
@@ -91,10 +83,6 @@ pub struct Pool {
     // Before the source: a pool gives its pages back when it is dropped, and the table lives in the window.
     links: Links,
     inventory: Mutex<Inventory>,
-    shards: Shards,
-    /// Pages that reservations and subpools hold, by node. Outside of the lock, because a reservation is
-    /// used up without it.
-    held: [AtomicU64; NODES],
     /// Held by the one that resizes the pool.
     resizing: Mutex<()>,
     placement: Placement,
@@ -151,8 +139,6 @@ impl Pool {
         Self {
             links: window.links(),
             inventory: Mutex::new(Inventory::new(window.nodes(), capacity)),
-            shards: Shards::new(),
-            held: array::from_fn(|_| AtomicU64::new(0)),
             resizing: Mutex::new(()),
             placement,
             folios: Err(Error::WithoutFolios),
@@ -183,34 +169,12 @@ impl Pool {
 
     /// The counters of all nodes, as of one moment.
     pub fn counters(&self) -> Counters {
-        self.count(NodeSet::ALL)
+        lock(&self.inventory).counters(NodeSet::ALL)
     }
 
     /// The counters of one node. The overcommit limit is the pool's.
     pub fn node_counters(&self, node: NodeId) -> Counters {
-        self.count(NodeSet::of(node))
-    }
-
-    fn count(&self, nodes: NodeSet) -> Counters {
-        let all = self.exclusive();
-        let cached = all.cached(nodes);
-        let held = self.held(nodes);
-        Counters {
-            total: Pages(all.inventory.total(nodes)),
-            free: Pages(all.inventory.listed(nodes) + cached + held),
-            reserved: Pages(held),
-            surplus: Pages(all.inventory.surplus(nodes)),
-            overcommit: Pages(all.inventory.overcommit.most),
-        }
-    }
-
-    /// How many pages of `nodes` reservations and subpools hold.
-    fn held(&self, nodes: NodeSet) -> u64 {
-        let nodes = nodes.and(self.nodes()).iter();
-        nodes
-            .filter_map(|node| self.held.get(node.0 as usize))
-            .map(|held| held.load(Ordering::SeqCst))
-            .sum()
+        lock(&self.inventory).counters(NodeSet::of(node))
     }
 
     /// Has the source make a page, and describes it.
@@ -229,27 +193,19 @@ impl Pool {
         }
         self.source.release(frame);
     }
-
-    fn hold(&self, node: NodeId) {
-        if let Some(held) = self.held.get(node.0 as usize) {
-            held.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    fn unhold(&self, node: NodeId) {
-        if let Some(held) = self.held.get(node.0 as usize) {
-            held.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
 }
 
 impl Drop for Pool {
     /// Every page goes back to the source. None is out: a page borrows its pool, or keeps it.
     fn drop(&mut self) {
-        let mut all = self.exclusive();
-        all.empty_caches();
-        while let Some(frame) = all.inventory.pop_free(NodeSet::ALL, &self.links) {
+        let mut inventory = lock(&self.inventory);
+        while let Some(frame) = inventory.pop_free(NodeSet::ALL, &self.links) {
             self.let_go(&frame);
         }
     }
+}
+
+/// A lock whatever became of its last holder: nothing in this module panics halfway.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

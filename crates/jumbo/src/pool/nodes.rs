@@ -133,11 +133,11 @@ impl Placement {
     ///
     /// # Errors
     /// The errno of get_mempolicy(2); a kernel without NUMA answers ENOSYS, which means anywhere.
-    pub fn of_thread() -> rustix::io::Result<Self> {
+    pub fn of_thread() -> std::io::Result<Self> {
         let cpuset = match sys::allowed_nodes() {
             Ok(mask) => NodeSet(mask),
             Err(rustix::io::Errno::NOSYS) => return Ok(Self::ANYWHERE),
-            Err(errno) => return Err(errno),
+            Err(errno) => return Err(errno.into()),
         };
         let (mode, nodes) = sys::memory_policy()?;
         let nodes = NodeSet(nodes);

@@ -20,10 +20,10 @@ pub struct Page<'p> {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use jumbo::pool::{Model, Placement, Pool};
+/// use jumbo::pool::{Placement, Pool, Thp};
 /// use jumbo::units::Pages;
 ///
-/// let pool = Arc::new(Pool::new(Model::new(&[16])?, Placement::of_thread()?));
+/// let pool = Arc::new(Pool::new(Thp::new()?, Placement::of_thread()?));
 /// pool.set_overcommit(Pages(1));
 /// let mut page = pool.take_owned()?;
 /// std::thread::spawn(move || page.bytes_mut()[0] = 1).join().unwrap();

@@ -4,11 +4,9 @@ use std::ops::Range;
 
 use super::error::SourceError;
 use super::frame::{Frame, List};
-use super::shard::lock;
 use super::source;
 use super::window::OwnedRange;
-use super::{Error, Pool, Reservation};
-use crate::kernel::sys;
+use super::{Error, Pool, Reservation, lock};
 use crate::units::{NodeId, Pages};
 
 /// When the pages of a region come into it.
@@ -42,21 +40,7 @@ impl Pool {
         self.reserve(pages)?.into_region(populate)
     }
 
-    /// Has memory that is populated later come from the nodes of the pool's placement, where there is a choice.
-    pub(super) fn bind(&self, mapping: &OwnedRange, length: usize) -> Result<(), SourceError> {
-        let allowed = self.placement().allowed().and(self.nodes());
-        if self.nodes().len() < 2 {
-            return Ok(());
-        }
-        sys::bind(mapping.address, length, allowed.mask()).map_err(|errno| SourceError {
-            node: allowed.iter().next().unwrap_or(NodeId(0)),
-            operation: "mbind",
-            errno,
-            why: "the placement's nodes are not in the cpuset any more",
-        })
-    }
-
-    pub(super) fn addresses(&self, pages: Pages) -> Result<(OwnedRange, usize), Error> {
+    fn addresses(&self, pages: Pages) -> Result<OwnedRange, Error> {
         let page = self.source.window().page();
         let length = usize::try_from(pages.0)
             .ok()
@@ -64,8 +48,7 @@ impl Pool {
         let mapping = length
             .ok_or(rustix::io::Errno::NOMEM)
             .and_then(|length| OwnedRange::reserve(length.max(page), page));
-        let length = length.unwrap_or(0);
-        mapping.map(|mapping| (mapping, length)).map_err(|errno| {
+        mapping.map_err(|errno| {
             Error::Source(SourceError {
                 node: NodeId(0),
                 operation: "mmap",
@@ -83,7 +66,7 @@ impl<'p> Reservation<'p> {
     /// [`Error::Source`] where addresses cannot be had or a page cannot be placed; the reservation is gone then.
     pub fn into_region(self, populate: Populate) -> Result<Region<'p>, Error> {
         let pages = self.left();
-        let (mapping, _) = self.pool().addresses(pages)?;
+        let mapping = self.pool().addresses(pages)?;
         let mut region = Region {
             page: self.pool().source.window().page(),
             reservation: self,

@@ -2,10 +2,10 @@
 
 use super::collect::Purpose;
 use super::frame::{Frame, List};
-use super::{Error, Page, Placement, Pool, Subpool};
+use super::{Error, Page, Placement, Pool, Subpool, lock};
 use crate::units::Pages;
 
-/// Pages that are set aside. Taking one cannot fail and does not wait; what is left goes back when this is
+/// Pages that are set aside. Taking one cannot fail; what is left goes back when this is
 /// dropped, and the surplus among it at once to the source.
 #[derive(Debug)]
 pub struct Reservation<'p> {
@@ -64,13 +64,13 @@ impl<'p> Reservation<'p> {
 
     pub(super) fn take_frame(&mut self) -> Option<Frame> {
         let frame = self.held.pop(&self.pool.links)?;
-        self.pool.unhold(frame.node());
+        lock(&self.pool.inventory).unhold(frame.node());
         Some(frame)
     }
 
     /// Puts a page that was taken back where it was; it is promised again.
     pub(super) fn put_back(&mut self, frame: Frame) {
-        self.pool.hold(frame.node());
+        lock(&self.pool.inventory).hold(frame.node());
         self.held.push(&self.pool.links, frame);
     }
 

@@ -1,8 +1,7 @@
 //! How many pages are persistent: [`Pool::resize`].
 
 use super::frame::List;
-use super::shard::lock;
-use super::{Error, NodeSet, Pool};
+use super::{Error, NodeSet, Pool, lock};
 use crate::units::{NodeId, Pages};
 
 /// What became of a resize.
@@ -89,21 +88,19 @@ impl Pool {
 
     fn shrink(&self, nodes: NodeSet, asked: u64) {
         let mut freed = List::new();
-        let mut all = self.exclusive();
-        all.empty_caches();
-        let promised = self.held(nodes);
-        let used = all.inventory.total(nodes) - all.inventory.listed(nodes) - promised;
+        let mut inventory = lock(&self.inventory);
+        let promised = inventory.held(nodes);
+        let used = inventory.total(nodes) - inventory.listed(nodes) - promised;
         // As in the kernel: what is promised counts as if it were in use.
         let floor = asked.max(promised + used);
-        while all.inventory.persistent(nodes) > floor {
-            match all.inventory.shed(nodes, &self.links) {
+        while inventory.persistent(nodes) > floor {
+            match inventory.shed(nodes, &self.links) {
                 Some(frame) => freed.push(&self.links, frame),
                 None => break,
             }
         }
-        while all.inventory.persistent(nodes) > asked && all.inventory.make_surplus(nodes) {}
-        all.close_caches();
-        drop(all);
+        while inventory.persistent(nodes) > asked && inventory.make_surplus(nodes) {}
+        drop(inventory);
         self.return_made(freed);
     }
 }

@@ -5,45 +5,28 @@
 
 use std::sync::Mutex;
 
-use jumbo_inside::pool::Quota;
-
 use super::collect::Purpose;
 use super::frame::{Frame, List};
-use super::shard::lock;
-use super::{Error, Page, Pool, Reservation};
+use super::{Error, Page, Pool, Reservation, lock};
 use crate::units::Pages;
 
 /// A part of a pool. Takes beyond its maximum fail, whatever the pool has; its minimum is reserved.
+///
+/// Threads that take from one subpool wait for each other while the source makes a page.
 #[derive(Debug)]
 pub struct Subpool<'p> {
     pool: &'p Pool,
-    /// Pages taken and reserved through the subpool, with those that are just being asked for. Changed with the books
-    /// locked.
-    quota: Quota,
+    max: u64,
     min: u64,
     books: Mutex<Books>,
 }
 
 #[derive(Debug)]
 struct Books {
-    /// Those of the quota that are just being asked for.
-    asking: u64,
+    /// Pages taken and reserved through the subpool.
+    charged: u64,
     /// What is left of the minimum.
     held: List,
-}
-
-impl Books {
-    /// How many more pages the minimum wants held.
-    fn owed(&self, min: u64, quota: &Quota) -> u64 {
-        let firm = quota.charged() - self.asking;
-        min.saturating_sub(firm).saturating_sub(self.held.len())
-    }
-
-    /// How many are held beyond the minimum.
-    fn excess(&self, min: u64, quota: &Quota) -> u64 {
-        let firm = quota.charged() - self.asking;
-        self.held.len().saturating_sub(min.saturating_sub(firm))
-    }
 }
 
 impl Pool {
@@ -53,7 +36,8 @@ impl Pool {
     /// # Errors
     /// As [`Pool::reserve`]; [`Error::Quota`] where the minimum is beyond the maximum.
     pub fn subpool(&self, max: Option<Pages>, min: Pages) -> Result<Subpool<'_>, Error> {
-        if let Some(max) = max.filter(|max| *max < min) {
+        let max = max.unwrap_or(Pages(u64::MAX));
+        if max < min {
             return Err(Error::Quota {
                 wanted: min,
                 max,
@@ -63,10 +47,10 @@ impl Pool {
         let collected = self.collect_pages(min.0, self.placement, Purpose::Promise)?;
         Ok(Subpool {
             pool: self,
-            quota: Quota::new(max.map_or(u64::MAX, |max| max.0)),
+            max: max.0,
             min: min.0,
             books: Mutex::new(Books {
-                asking: 0,
+                charged: 0,
                 held: collected.frames,
             }),
         })
@@ -76,7 +60,7 @@ impl Pool {
 impl<'p> Subpool<'p> {
     /// Pages taken and reserved through it.
     pub fn charged(&self) -> Pages {
-        Pages(self.quota.charged())
+        Pages(lock(&self.books).charged)
     }
 
     /// What is reserved of its minimum and neither taken nor reserved through it yet.
@@ -89,8 +73,7 @@ impl<'p> Subpool<'p> {
     /// # Errors
     /// [`Error::Quota`]; beyond the minimum those of [`Pool::take`].
     pub fn take(&'p self) -> Result<Page<'p>, Error> {
-        let mut reservation = self.reserve_as(1, Purpose::Use)?;
-        let frame = reservation.pop(&self.pool.links);
+        let frame = self.charge(1, Purpose::Use)?.pop(&self.pool.links);
         frame
             .map(|frame| Page::new(self.pool, Some(self), frame))
             .ok_or(Error::Placement)
@@ -101,76 +84,56 @@ impl<'p> Subpool<'p> {
     /// # Errors
     /// [`Error::Quota`]; those of [`Pool::reserve`].
     pub fn reserve(&'p self, pages: Pages) -> Result<Reservation<'p>, Error> {
-        let held = self.reserve_as(pages.0, Purpose::Promise)?;
+        let held = self.charge(pages.0, Purpose::Promise)?;
         Ok(Reservation::new(self.pool, Some(self), held))
     }
 
-    fn reserve_as(&self, wanted: u64, purpose: Purpose) -> Result<List, Error> {
+    /// Pages of the minimum, and what that lacks of the pool's.
+    fn charge(&self, wanted: u64, purpose: Purpose) -> Result<List, Error> {
         self.pool.check_fits(wanted)?;
-        let (links, mut frames) = (&self.pool.links, List::new());
         let mut books = lock(&self.books);
-        if !self.quota.charge(wanted) {
+        if wanted > self.max.saturating_sub(books.charged) {
             return Err(Error::Quota {
                 wanted: Pages(wanted),
-                max: Pages(self.quota.most()),
-                used: self.charged(),
+                max: Pages(self.max),
+                used: Pages(books.charged),
             });
         }
-        books.held.move_to(&mut frames, wanted, links);
-        let missing = wanted - frames.len();
-        books.asking += missing;
-        drop(books);
-        let asked = if missing == 0 {
-            Ok(())
-        } else if purpose == Purpose::Use {
-            self.pool
-                .take_frame(self.pool.placement)
-                .map(|(frame, _)| frames.push(links, frame))
-        } else {
-            self.pool
-                .collect_pages(missing, self.pool.placement, purpose)
-                .map(|mut collected| collected.frames.move_to(&mut frames, missing, links))
+        let missing = wanted.saturating_sub(books.held.len());
+        let mut frames = match missing {
+            0 => List::new(),
+            _ => {
+                let collected = self
+                    .pool
+                    .collect_pages(missing, self.pool.placement, purpose)?;
+                collected.frames
+            }
         };
-        if missing > 0 {
-            self.close_books(missing, asked.is_ok(), wanted, &mut frames);
-        } else if purpose == Purpose::Use {
-            self.unhold_all(&mut frames);
+        books.charged += wanted;
+        for _ in missing..wanted {
+            let Some(frame) = books.held.pop(&self.pool.links) else {
+                break;
+            };
+            if purpose == Purpose::Use {
+                lock(&self.pool.inventory).unhold(frame.node());
+            }
+            frames.push(&self.pool.links, frame);
         }
-        asked.map(|()| frames)
+        Ok(frames)
     }
 
-    /// Closes the books on what was asked of the pool.
-    fn close_books(&self, asked: u64, granted: bool, wanted: u64, frames: &mut List) {
-        let links = &self.pool.links;
-        let mut books = lock(&self.books);
-        books.asking -= asked;
-        if !granted {
-            self.quota.uncharge(wanted);
-            let from_minimum = frames.len();
-            frames.move_to(&mut books.held, from_minimum, links);
-        }
-        // Pages that came back meanwhile were kept in case the pool said no.
-        let (mut spare, excess) = (List::new(), books.excess(self.min, &self.quota));
-        books.held.move_to(&mut spare, excess, links);
-        drop(books);
-        self.pool.give_held(spare);
-    }
-
-    fn unhold_all(&self, frames: &mut List) {
-        let (links, mut taken) = (&self.pool.links, List::new());
-        while let Some(frame) = frames.pop(links) {
-            self.pool.unhold(frame.node());
-            taken.push(links, frame);
-        }
-        *frames = taken;
+    /// How many of `pages` that are uncharged the minimum wants held.
+    fn uncharge(&self, books: &mut Books, pages: u64) -> u64 {
+        books.charged -= pages;
+        let owed = self.min.saturating_sub(books.charged);
+        owed.saturating_sub(books.held.len()).min(pages)
     }
 
     /// Takes a page back, to the minimum where that is not whole.
     pub(super) fn give_frame(&self, frame: Frame) {
         let mut books = lock(&self.books);
-        self.quota.uncharge(1);
-        if books.owed(self.min, &self.quota) > 0 {
-            self.pool.hold(frame.node());
+        if self.uncharge(&mut books, 1) > 0 {
+            lock(&self.pool.inventory).hold(frame.node());
             books.held.push(&self.pool.links, frame);
         } else {
             drop(books);
@@ -180,19 +143,16 @@ impl<'p> Subpool<'p> {
 
     /// Takes back what was reserved and not used.
     pub(super) fn give_held(&self, mut frames: List) {
-        let links = &self.pool.links;
         let mut books = lock(&self.books);
-        self.quota.uncharge(frames.len());
-        let owed = books.owed(self.min, &self.quota);
-        frames.move_to(&mut books.held, owed, links);
+        let owed = self.uncharge(&mut books, frames.len());
+        frames.move_to(&mut books.held, owed, &self.pool.links);
         drop(books);
         self.pool.give_held(frames);
     }
 
     /// A page that was charged is lost.
     pub(super) fn lose_one(&self) {
-        let _books = lock(&self.books);
-        self.quota.uncharge(1);
+        lock(&self.books).charged -= 1;
     }
 }
 

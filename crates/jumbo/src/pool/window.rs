@@ -13,7 +13,7 @@
 use std::ffi::{CStr, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -30,7 +30,7 @@ use crate::units::{Bytes, PageSize, Pages};
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
 /// inherited, in such a child.
 #[derive(Debug)]
-pub struct OwnedRange {
+pub(super) struct OwnedRange {
     start: usize,
     length: usize,
     /// The first address that is aligned as was asked.
@@ -38,15 +38,6 @@ pub struct OwnedRange {
     /// The number of the process out of whose children parts of it are kept; 0 where none are. In a child
     /// those addresses are the program's.
     kept_in: AtomicU32,
-}
-
-/// How a file is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    /// All of it can be touched.
-    Whole,
-    /// None of it, until a page is opened.
-    ByPage,
 }
 
 /// The places of a source's pages.
@@ -90,23 +81,13 @@ impl OwnedRange {
         Ok(mapping)
     }
 
-    /// Puts a file over the mapping, from its aligned start on, shared. With access the kernel reserves all of
-    /// it, where it is a file of huge pages; without it is a window, in which pages are opened one by one.
-    pub(super) fn map_file(
-        &self,
-        length: usize,
-        file: BorrowedFd<'_>,
-        access: Access,
-    ) -> Result<()> {
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        let (prot, flags) = match access {
-            Access::Whole => (ProtFlags::READ | ProtFlags::WRITE, flags),
-            Access::ByPage => (ProtFlags::empty(), flags | MapFlags::NORESERVE),
-        };
+    /// Puts a file over the mapping, from its aligned start on, shared: a window, in which pages are opened one by one.
+    pub(super) fn map_file(&self, length: usize, file: BorrowedFd<'_>) -> Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         debug_assert!(self.address + length <= self.start + self.length);
         // SAFETY: the range lies in this reservation, to which no reference exists: the
         // callers do this once, before they hand out any address.
-        unsafe { mm::mmap(at(self.address), length, prot, flags, file, 0) }.map(drop)
+        unsafe { mm::mmap(at(self.address), length, ProtFlags::empty(), flags, file, 0) }.map(drop)
     }
 
     /// Puts a part of a file over a part of the mapping, readable and writable, shared; no reservation.
@@ -152,17 +133,6 @@ impl OwnedRange {
     pub(super) unsafe fn bytes_mut<'a>(&self, offset: usize, length: usize) -> &'a mut [u8] {
         // SAFETY: the caller's contract; the mapping is anonymous or a file that only we can truncate.
         unsafe { std::slice::from_raw_parts_mut(at(self.address + offset).cast(), length) }
-    }
-}
-
-impl OwnedRange {
-    /// The bytes of a part of it that is mapped from a file which other processes may write.
-    ///
-    /// # Safety
-    /// The part is mapped so, resident and cannot be cut off, for as long as `self` lives.
-    pub(super) unsafe fn shared_bytes(&self, offset: usize, length: usize) -> &[AtomicU8] {
-        // SAFETY: the caller's contract; an AtomicU8 is a byte that other threads and processes may write at any time.
-        unsafe { std::slice::from_raw_parts(at(self.address + offset).cast(), length) }
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Sizes;
-use crate::kernel::smaps::{Mapping, Smaps};
-use crate::kernel::{FileError, Root};
+use crate::kernel::smaps::Mapping;
+use crate::kernel::{FileError, Root, aside};
 use crate::units::Bytes;
 
 /// One file's text in a process.
@@ -52,7 +52,7 @@ pub struct MappedText {
 pub fn mapped(root: &Root, pid: u32) -> Result<Vec<MappedFile>, FileError> {
     let sizes = Sizes::read(root)?;
     let mut files: Vec<MappedFile> = Vec::new();
-    let smaps = Smaps::read(root, pid)?;
+    let smaps = aside::smaps(root, pid)?;
     for mapping in smaps.mappings().filter(|mapping| mapping.execute) {
         if mapping.path.starts_with("[v") {
             continue;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root, mounts, task};
+use crate::kernel::{FileError, Root, aside, mounts, task};
 use crate::units::{PageSize, Pages};
 
 /// The mappings of all processes that this user may look into, but for this one.
@@ -26,7 +26,7 @@ impl Running {
         let mut pids = task::all(root)?;
         pids.retain(|pid| *pid != std::process::id());
         let (mut maps, mut hidden) = (Vec::new(), 0);
-        for (pid, read) in pids.iter().zip(Smaps::read_maps_of_each(root, &pids)) {
+        for (pid, read) in pids.iter().zip(aside::maps_of_each(root, &pids)) {
             match read {
                 Ok(read) => maps.push((*pid, read)),
                 // Others have ended meanwhile.

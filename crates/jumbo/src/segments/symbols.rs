@@ -10,8 +10,8 @@ use object::read::elf::{FileHeader as _, Sym as _};
 use super::elf::{Header, LE, Object};
 use super::{Error, Sizes};
 use crate::kernel::file_id::FileId;
-use crate::kernel::smaps::{Mapping, Smaps};
-use crate::kernel::{Root, mounts};
+use crate::kernel::smaps::Mapping;
+use crate::kernel::{Root, aside, mounts};
 
 /// A function, where it is in the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Moved {
 /// [`Error::Kernel`]: no such process, or one that this user may not look into. Files that cannot be read are left out.
 pub fn moved(root: &Root, pid: u32) -> Result<Vec<Moved>, Error> {
     let base = Sizes::read(root)?.base.bytes();
-    let maps = Smaps::read_maps(root, pid)?;
+    let maps = aside::maps(root, pid)?;
     let mounts = mounts::by_device(root)?;
     let is_moved = |mapping: &Mapping<'_>| {
         let nameless = mapping.path.is_empty() || mapping.path.starts_with("[anon:jumbo text ");

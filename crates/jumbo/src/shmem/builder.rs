@@ -61,7 +61,15 @@ impl Builder {
     /// [`Error::Empty`]; [`Error::Capacity`] where the size is larger; [`Error::Call`] where addresses or files cannot be
     /// had; [`Error::Host`] where the PMD size cannot be read. What keeps it from a rung is no error: see
     /// [`Region::standing`].
-    pub fn build(self, root: &Root) -> Result<Region, Error> {
+    pub fn build(self) -> Result<Region, Error> {
+        self.build_at(&Root::host())
+    }
+
+    /// The same on a host whose files are behind `root`.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn build_at(self, root: &Root) -> Result<Region, Error> {
         if self.size == Bytes(0) {
             return Err(Error::Empty);
         }

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::policy::shmem::{Advice, Controls, Mapped, Refusal};
+use super::policy::{Advice, Controls, Mapped, Refusal};
 use crate::units::PageSize;
 
 /// A way onto huge pages. Higher ones are larger.
@@ -114,7 +114,7 @@ pub(super) fn stand(
         advice,
         ..mapped.clone()
     };
-    let tried = |advice| controls.tried(&with(advice), start, |_| false);
+    let tried = |advice| controls.tried(&with(advice), start);
     let collapses = match (up_to >= Rung::Collapse, wanted(controls.pmd)) {
         (true, true) => controls
             .collapses(&with(Advice::Huge), start)

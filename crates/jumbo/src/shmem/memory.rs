@@ -13,8 +13,8 @@ use jumbo_inside::pool::populate;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::policy::Advice;
 use crate::gather::{Freed, Gather, Operation, Tunables};
-use crate::policy::shmem::Advice;
 use crate::units::PageSize;
 
 /// A range of addresses; unmapped when dropped.

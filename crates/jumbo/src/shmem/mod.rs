@@ -9,7 +9,7 @@
 //! under which its pages are freed ([`Region::free`]).
 //!
 //! - `ladder`: rungs. `collapse`: touch and collapse. `shards`: the files. `memory`: the addresses.
-//! - It asks [`crate::policy::shmem`] what the kernel's controls allow, and frees with [`crate::gather`].
+//! - [`policy`] says what the kernel's controls allow; [`crate::gather`] frees.
 //!
 //! Invariant: each byte of a region, from 0 to its size, is mapped, and in a file that has that length; a byte that was not written
 //! since the region grew over it or a hole was punched there is zero.
@@ -19,7 +19,7 @@
 //! use jumbo::shmem::{Blocks, Region};
 //! use jumbo::units::Bytes;
 //!
-//! let region = Region::builder(Bytes(8 << 20)).build(&Root::host())?;
+//! let region = Region::builder(Bytes(8 << 20)).build()?;
 //! region.write(5, b"shared")?;
 //! let collapsed = region.collapse(Blocks::Touched)?;
 //! println!("{:?}: {collapsed:?}", region.standing());
@@ -34,6 +34,7 @@ mod collapse;
 mod error;
 mod ladder;
 mod memory;
+pub mod policy;
 mod shards;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +48,6 @@ use rustix::io::Errno;
 use crate::gather::Freed;
 use crate::kernel::thp::Thp;
 use crate::kernel::{Root, base_page};
-use crate::policy::shmem::{Advice, Controls, Kind, Mapped};
 use crate::units::{Bytes, PageSize};
 
 pub use builder::Builder;
@@ -58,6 +58,7 @@ pub use ladder::{Rung, Standing, Why};
 use error::call;
 use ladder::stand;
 use memory::Addresses;
+use policy::{Advice, Controls, Mapped};
 use shards::Shards;
 
 /// Anonymous shared memory; what no other process has mapped any more is freed when it is dropped.
@@ -236,7 +237,6 @@ impl Region {
         let each = self.shards.each;
         let range = self.memory.part(0..each.min(self.memory_length()));
         let mapped = Mapped {
-            kind: Kind::Anonymous,
             size: Bytes(size.min(each) as u64),
             range: range.start as u64..range.end as u64,
             offset: 0,

@@ -14,8 +14,7 @@ use object::{Endianness, StringTable};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root};
+use crate::kernel::{FileError, Root, aside};
 use crate::units::Bytes;
 use jumbo_inside::ledger::{Counts, Locator, Slot};
 use jumbo_inside::reaper::State;
@@ -101,7 +100,7 @@ impl Covered {
     /// [`FileError::Content`]: its library is another version of jumbo than this one, or another file than this
     /// command's own, in a place that may not be read.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
-        let maps = Smaps::read_maps(root, pid)?;
+        let maps = aside::maps(root, pid)?;
         let mut named = (maps.mappings())
             .filter(|mapping| mapping.offset == 0 && library::is_named(mapping))
             .peekable();

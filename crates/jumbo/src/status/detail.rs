@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::kernel::folios::Folios;
 use crate::kernel::task::{self, Faults};
 use crate::kernel::thp::Thp;
-use crate::kernel::{FileError, Root};
+use crate::kernel::{FileError, Root, aside};
 use crate::units::{Bytes, PageSize};
 
 use super::process::Observer;
@@ -101,7 +101,7 @@ impl Lens {
     /// # Errors
     /// [`FileError`] where the PMD size cannot be told.
     pub fn new(root: &Root) -> Result<Self, FileError> {
-        let observer = Observer::new(root)?;
+        let observer = Observer::new(root)?.reading(aside::smaps);
         let mut missing = Vec::new();
         let folios = observer.folios().map_err(|error| {
             missing.push(Missing::for_lack_of(

@@ -16,6 +16,9 @@ use crate::units::{Bytes, PageSize};
 use super::usage::HUGE;
 use super::{Kind, Usage};
 
+/// What reads the mappings of a process.
+pub type Read = fn(&Root, u32) -> Result<Smaps, FileError>;
+
 /// Looks at processes, again and again: what does not change between two looks is read once.
 #[derive(Clone, Debug)]
 pub struct Observer {
@@ -23,7 +26,7 @@ pub struct Observer {
     base: PageSize,
     pmd: PageSize,
     larger: Larger,
-    is_of_own: bool,
+    read: Read,
 }
 
 /// Where folios larger than the base page can be, of whatever size, as the controls stand.
@@ -43,7 +46,7 @@ enum Where {
     Anywhere,
 }
 
-/// The usage of one process; see [`Observer`] to look more than once.
+/// The usage of this process, or of one of the caller's own; see [`Observer`] to look more than once.
 ///
 /// # Errors
 /// As [`Observer::usage`].
@@ -52,7 +55,7 @@ pub fn usage(root: &Root, pid: u32) -> Result<Usage, FileError> {
 }
 
 impl Observer {
-    /// An observer of the processes behind `root`.
+    /// An observer of this process, and of programs of the caller's own, behind `root`.
     ///
     /// # Errors
     /// [`FileError`] where the PMD size cannot be told.
@@ -62,16 +65,14 @@ impl Observer {
             base: kernel::base_page(root),
             pmd: thp::pmd_size(root)?,
             larger: Larger::read(root),
-            is_of_own: false,
+            read: Smaps::read,
         })
     }
 
-    /// The same for programs of the caller's own, at less cost: one that holds its mappings back holds the caller up.
-    pub fn of_own(self) -> Self {
-        Self {
-            is_of_own: true,
-            ..self
-        }
+    /// The same with mappings that come another way than by [`Smaps::read`], which a process can hold up.
+    #[must_use]
+    pub fn reading(self, read: Read) -> Self {
+        Self { read, ..self }
     }
 
     /// The memory of `pid`, by kind and folio size. Nothing for a kernel thread or zombie.
@@ -126,10 +127,7 @@ impl Observer {
         pid: u32,
         mut visit: impl FnMut(Kind, &Mapping<'_>),
     ) -> Result<(), FileError> {
-        let smaps = match self.is_of_own {
-            true => Smaps::read_of_own(&self.root, pid)?,
-            false => Smaps::read(&self.root, pid)?,
-        };
+        let smaps = (self.read)(&self.root, pid)?;
         let mut data_end = None;
         for mapping in smaps.mappings() {
             let kind = self.kind(&mapping, data_end);

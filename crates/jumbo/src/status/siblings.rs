@@ -12,8 +12,7 @@
 use serde::Serialize;
 
 use crate::kernel::process::tree;
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root, task};
+use crate::kernel::{FileError, Root, aside, task};
 use jumbo_inside::reaper;
 
 use super::Covered;
@@ -116,7 +115,7 @@ fn confined(root: &Root, pid: u32) -> Option<u32> {
 
 /// Whether `pid`, which is `user`'s, maps this command's library.
 fn is_genuine(root: &Root, pid: u32, user: Option<u32>) -> bool {
-    match (Smaps::read_maps(root, pid), Library::of_this_command()) {
+    match (aside::maps(root, pid), Library::of_this_command()) {
         (Ok(maps), Some(library)) => maps.mappings().any(|mapping| library.is_in(&mapping)),
         (Err(error), _) if error.is_held_back() => false,
         (Ok(_) | Err(_), _) => user == Some(rustix::process::geteuid().as_raw()),

@@ -6,8 +6,7 @@ use object::read::ReadCache;
 use serde::Serialize;
 
 use crate::kernel::process::Standing;
-use crate::kernel::smaps::Smaps;
-use crate::kernel::{FileError, Root, task};
+use crate::kernel::{FileError, Root, aside, task};
 use crate::policy::Reach;
 use crate::policy::elf::Executable;
 use crate::units::Bytes;
@@ -100,7 +99,7 @@ impl Huge {
 
     /// From smaps_rollup, which walks the page tables of the process.
     fn read(root: &Root, pid: u32) -> Result<Self, FileError> {
-        let rollup = Smaps::read_rollup(root, pid)?;
+        let rollup = aside::rollup(root, pid)?;
         let sums = rollup.mappings().next();
         Ok(sums.map_or_else(Self::default, |sums| Self {
             anon: sums.anon_huge_pages,

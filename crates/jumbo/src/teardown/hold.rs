@@ -102,7 +102,7 @@ impl Hold {
     }
 
     /// The ID of the thread that is held.
-    pub fn thread(&self) -> u32 {
+    fn thread(&self) -> u32 {
         id(self.thread)
     }
 
@@ -111,9 +111,7 @@ impl Hold {
         self.stopped
     }
 
-    /// Answers the thread's stops as if it were not traced. To be called upon each SIGCHLD. Not where the
-    /// thread's process is a child of this one: its end is there for the code that waits for the child, which
-    /// passes the stops to [`Hold::answer`].
+    /// Answers the thread's stops as if it were not traced. To be called upon each SIGCHLD.
     pub fn poll(&mut self) -> News {
         loop {
             match ptrace::wait_any(self.thread).map(|status| status.map(Stop::of)) {
@@ -129,7 +127,7 @@ impl Hold {
     }
 
     /// Answers a stop of the thread.
-    pub fn answer(&mut self, stop: Stop) -> News {
+    fn answer(&mut self, stop: Stop) -> News {
         self.stopped = matches!(stop, Stop::Group(_));
         match stop {
             Stop::Exit => self.at_exit(),
@@ -143,11 +141,6 @@ impl Hold {
                 News::None
             }
         }
-    }
-
-    /// Ends the hold of a thread that stands at `stop`.
-    pub fn leave(self, stop: Stop) {
-        let _ = stop.detach(self.thread);
     }
 
     /// Holds another thread than the one that is gone, or than `done`.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::{Process, Reason};
-use crate::kernel::smaps::Smaps;
+use crate::kernel::aside;
 use crate::kernel::sys::ptrace;
 
 /// Offset of `list_op_pending` in `struct robust_list_head`: the lock being taken or given back.
@@ -44,7 +44,7 @@ pub(super) fn check(process: &Process, thread: Pid) -> Result<(), Reason> {
 /// Whether a process that is not held could hold robust futexes that another one waits for: those are in
 /// memory that both map and write.
 pub(super) fn check_mappings(process: &Process) -> Result<(), Reason> {
-    let maps = Smaps::read_maps(process.root(), process.pid()).map_err(|_| Reason::Unreadable)?;
+    let maps = aside::maps(process.root(), process.pid()).map_err(|_| Reason::Unreadable)?;
     match (maps.mappings()).any(|mapping| mapping.write && mapping.shared) {
         true => Err(Reason::SharedMapping),
         false => Ok(()),

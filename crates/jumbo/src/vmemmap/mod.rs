@@ -259,7 +259,7 @@ impl Vmemmap {
     /// # Errors
     /// [`FileError`] where /proc/self/smaps cannot be read.
     pub fn resident(&self, root: &Root) -> Result<Resident, FileError> {
-        let smaps = Smaps::read_of_own(root, std::process::id())?;
+        let smaps = Smaps::read(root, std::process::id())?;
         let [sections, descriptors, reserve] = self.table.store.addresses().map(|range| {
             let mappings = smaps.mappings();
             let ours = mappings.filter(|it| it.start < range.end && range.start < it.end);

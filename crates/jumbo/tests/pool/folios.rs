@@ -1,5 +1,6 @@
 //! Folios of split pages: against a plain map of base pages, and by what the pool counts and the kernel has.
 
+use crate::books;
 use std::collections::HashSet;
 use std::ptr::NonNull;
 
@@ -137,7 +138,7 @@ impl<'p> State<'p> {
 
     /// A page that is split is used, once, and nothing else of the counters knows of it.
     fn check(&self, pool: &Pool) {
-        pool.verify().unwrap();
+        books::check(pool);
         let (split, used) = (self.split().len(), self.used().len());
         let taken = (self.pages.len() + split) as u64;
         let counters = pool.counters();
@@ -236,7 +237,7 @@ fn threads_share_split_pages() {
             scope.spawn(work(seed));
         }
     });
-    pool.verify().unwrap();
+    books::check(&pool);
     assert_eq!((tuple(&pool), pool.split().pages), ([0; 4], Pages(0)));
 }
 

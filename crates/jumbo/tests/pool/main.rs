@@ -6,6 +6,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../books/mod.rs"]
+mod books;
 #[path = "../confined/mod.rs"]
 mod confined;
 mod folios;

@@ -3,6 +3,7 @@
 //! Which of several nodes a page comes from is the pool's choice; the model checks that the choice was allowed,
 //! and that everything else could not have been otherwise.
 
+use crate::books;
 use std::collections::HashSet;
 
 use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool, Reservation, Subpool};
@@ -80,9 +81,9 @@ fn sum(nodes: &Nodes, of: impl Fn(&Node) -> u64) -> u64 {
     nodes.iter().map(of).sum()
 }
 
-/// What the pool says, after its own check of its lists.
+/// What the pool says, after the check of its counters.
 fn observe(pool: &Pool) -> Nodes {
-    pool.verify().unwrap();
+    books::check(pool);
     let nodes: Nodes = std::array::from_fn(|at| {
         let counters = pool.node_counters(id(at));
         Node {

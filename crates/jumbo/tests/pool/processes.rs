@@ -4,13 +4,11 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
-use std::sync::atomic::Ordering;
 
-use jumbo::pool::{Error, Mapped, Page, Populate};
+use jumbo::pool::{Error, Page};
 use jumbo::units::Pages;
 
 use crate::confined::{self, Group, finish};
@@ -126,37 +124,6 @@ fn a_thp_pool_takes_no_privilege() {
     assert!(said.contains("four pages without privilege"), "{said}");
 }
 
-#[test]
-fn a_shared_region_goes_to_another_process_with_its_reservation() {
-    let Some(_kernel) = KernelPool::with(8, 0) else {
-        return;
-    };
-    let pool = hugetlb();
-    pool.resize(Pages(4));
-    let mut region = pool
-        .shared_region(c"jumbo-handed", Pages(4), Populate::OnTake)
-        .unwrap();
-    region.page(0).unwrap()[0].store(11, Ordering::Relaxed);
-    // No other process leaves a page that is not promised.
-    let rest = hugetlb();
-    assert_eq!(rest.resize(Pages(8)).persistent, Pages(4));
-    assert_eq!(kernel_counters(), [8, 3, 3, 0]);
-    // SAFETY: neither process punches a hole into it.
-    let handed = unsafe { region.file() };
-    // A descriptor that a program started from here inherits.
-    let inherited = rustix::io::dup(handed).unwrap();
-    let number = inherited.as_raw_fd().to_string();
-    let child = start("handed", |command| {
-        command.env("JUMBO_POOL_FD", &number);
-    });
-    drop(inherited);
-    let said = finish(child);
-    assert!(said.contains("all four pages"), "{said}");
-    // It used what was promised.
-    assert_eq!(kernel_counters(), [8, 0, 0, 0]);
-    assert_eq!(region.page(3).unwrap()[5].load(Ordering::Relaxed), 12);
-}
-
 /// What a process of its own does for the tests above.
 #[test]
 fn role() {
@@ -181,25 +148,16 @@ fn role() {
             assert_eq!(tuple(&pool), [3, 3, 0, 0]);
             assert!(pool.reserve(Pages(4)).is_ok());
             assert_eq!(pool.resize(Pages(8)).persistent, Pages(4));
-            // The kernel would let a file be reserved, and kill at the touch of its fifth page.
-            let mut region = pool
-                .shared_region(c"x", Pages(4), Populate::OnTake)
-                .unwrap();
-            assert!(region.page(3).is_ok());
             println!("four pages and no more");
         }
         "hugetlb-rsvd" => {
             let pool = hugetlb();
             pool.set_overcommit(Pages(8));
-            let region = pool.shared_region(c"x", Pages(5), Populate::OnTake);
-            assert!(matches!(region, Err(Error::Source(_))));
+            assert!(matches!(pool.reserve(Pages(5)), Err(Error::Source(_))));
             assert_eq!(tuple(&pool), [0; 4]);
-            let mut region = pool
-                .shared_region(c"x", Pages(4), Populate::OnTake)
-                .unwrap();
-            assert!((0..4).all(|at| region.page(at).is_ok()));
+            let reserved = pool.reserve(Pages(4)).unwrap();
             assert!(matches!(pool.take(), Err(Error::Source(_))));
-            drop(region);
+            drop(reserved);
             assert_eq!(tuple(&pool), [0; 4]);
             assert!(pool.take().is_ok());
             println!("four pages and no more");
@@ -273,17 +231,6 @@ fn role() {
             assert_eq!(pool.resize(Pages(4)).stopped, None);
             assert!(anonymous_huge() >= 4 * BYTES);
             println!("four pages without privilege");
-        }
-        "handed" => {
-            let number = std::env::var("JUMBO_POOL_FD").unwrap().parse().unwrap();
-            // SAFETY: the descriptor was left to this process, and no other code here knows it.
-            let file = unsafe { OwnedFd::from_raw_fd(number) };
-            // SAFETY: neither process punches a hole into it.
-            let region = unsafe { Mapped::of(file) }.unwrap();
-            let bytes = region.bytes(0..4 * BYTES).unwrap();
-            assert_eq!(bytes[0].load(Ordering::Relaxed), 11);
-            bytes[3 * BYTES + 5].store(12, Ordering::Relaxed);
-            println!("all four pages");
         }
         other => panic!("no role {other}"),
     }

@@ -1,16 +1,14 @@
 //! Regions over the model: what is reserved, what is in place, and what comes back.
 
-#![allow(unsafe_code, reason = "hands a region's file on")]
+use crate::books;
 
-use std::sync::atomic::Ordering;
-
-use jumbo::pool::{Error, Mapped, Model, Placement, Pool, Populate};
-use jumbo::units::{NodeId, Pages};
+use jumbo::pool::{Error, Model, Placement, Pool, Populate};
+use jumbo::units::Pages;
 
 const PAGE: usize = 4096;
 
 fn tuple(pool: &Pool) -> [u64; 4] {
-    pool.verify().unwrap();
+    books::check(pool);
     let counters = pool.counters();
     [
         counters.total,
@@ -83,58 +81,4 @@ fn a_region_of_a_subpool_is_charged_to_it() {
     assert!(matches!(subpool.take(), Err(Error::Quota { .. })));
     drop(region);
     assert_eq!((subpool.charged(), tuple(&pool)), (Pages(0), [8, 8, 2, 0]));
-}
-
-#[test]
-fn a_shared_region_is_counted_like_its_pages() {
-    let pool = pool(4, 4);
-    let mut region = pool
-        .shared_region(c"jumbo-test", Pages(6), Populate::OnTake)
-        .unwrap();
-    assert_eq!(tuple(&pool), [6, 6, 6, 2]);
-    region.page(1).unwrap()[7].store(42, Ordering::Relaxed);
-    region.page(5).unwrap()[0].store(43, Ordering::Relaxed);
-    assert_eq!(tuple(&pool), [6, 4, 4, 2]);
-    assert!(region.page(6).is_err());
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(maps.contains("/memfd:jumbo-test"), "no name in {maps}");
-    // SAFETY: no hole is punched into the file.
-    let handed = unsafe { region.file() }.try_clone_to_owned().unwrap();
-    // SAFETY: as above.
-    let other = unsafe { Mapped::of(handed) }.unwrap();
-    let seen = other.bytes(PAGE..2 * PAGE).unwrap();
-    assert_eq!(seen[7].load(Ordering::Relaxed), 42);
-    assert!(other.bytes(0..6 * PAGE + 1).is_err());
-    drop(region);
-    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
-    // What was handed over is there until it is let go.
-    let seen = other.bytes(5 * PAGE..6 * PAGE).unwrap();
-    assert_eq!(seen[0].load(Ordering::Relaxed), 43);
-}
-
-#[test]
-fn a_shared_region_that_cannot_be_had_changes_nothing() {
-    let model = Model::new(&[64]).unwrap();
-    let supply = model.supply();
-    let pool = Pool::new(model, Placement::ANYWHERE);
-    pool.resize(Pages(4));
-    let error = pool.shared_region(c"x", Pages(5), Populate::OnTake);
-    assert!(matches!(error, Err(Error::Exhausted(_))));
-    assert_eq!(tuple(&pool), [4, 4, 0, 0]);
-    // A page that does not come back from the kernel is missing from the total, and nowhere else.
-    let region = pool
-        .shared_region(c"x", Pages(3), Populate::UpFront)
-        .unwrap();
-    assert_eq!((tuple(&pool), supply.out(NodeId(0))), ([4, 1, 0, 0], 1));
-    supply.fail_after(2);
-    drop(region);
-    assert_eq!((tuple(&pool), supply.out(NodeId(0))), ([3, 3, 0, 0], 3));
-}
-
-#[test]
-fn a_file_that_could_be_cut_short_is_refused() {
-    let file = rustix::fs::memfd_create(c"x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
-    // SAFETY: no hole is punched into the file.
-    assert!(unsafe { Mapped::of(file) }.is_err());
 }

@@ -1,11 +1,12 @@
 //! The rules one by one, as they are written down in docs/design/pool.md.
 
+use crate::books;
 use jumbo::pool::{Error, Model, NodeSet, Page, Placement, Pool};
 use jumbo::units::{NodeId, Pages};
 
 /// (total, free, reserved, surplus).
 fn tuple(pool: &Pool) -> [u64; 4] {
-    pool.verify().unwrap();
+    books::check(pool);
     let counters = pool.counters();
     [
         counters.total,

@@ -1,9 +1,9 @@
 //! The real sources: the kernel's pool, THPs, a mount, and what a forked child has of them.
 #![allow(unsafe_code, reason = "fork")]
 
+use crate::books;
 use std::fs;
 use std::process::Command;
-use std::sync::atomic::Ordering;
 
 use jumbo::host_pools::steer;
 use jumbo::kernel::Root;
@@ -17,7 +17,7 @@ const SIZE: PageSize = PageSize::SIZE_2M;
 pub(crate) const BYTES: usize = 2 << 20;
 
 pub(crate) fn tuple(pool: &Pool) -> [u64; 4] {
-    pool.verify().unwrap();
+    books::check(pool);
     let counters = pool.counters();
     [
         counters.total,
@@ -139,22 +139,6 @@ fn hugetlb_regions() {
     private.bytes_mut(0..2).unwrap().fill(1);
     drop(private);
     assert_eq!(tuple(&pool), [6, 6, 0, 0]);
-    // Room for both: the kernel reserves three pages before it gets three back; and not, so they go first.
-    for pages in [2, 5] {
-        let mut shared = pool
-            .shared_region(c"jumbo-region", Pages(pages), Populate::OnTake)
-            .unwrap();
-        assert_eq!(tuple(&pool), [6, 6, pages, 0]);
-        assert_eq!(kernel_counters(), [8, 2 + pages, pages, 0]);
-        shared.page(0).unwrap()[0].store(1, Ordering::Relaxed);
-        assert_eq!(tuple(&pool), [6, 5, pages - 1, 0]);
-        assert_eq!(kernel_counters(), [8, 1 + pages, pages - 1, 0]);
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(maps.contains("/memfd:jumbo-region"));
-        drop(shared);
-        assert_eq!(tuple(&pool), [6, 6, 0, 0]);
-        assert_eq!(kernel_counters(), [8, 2, 0, 0]);
-    }
     drop(pool);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
 }
@@ -192,10 +176,6 @@ fn a_hugetlbfs_mount_bounds_its_pool() {
     let stopped = resized.stopped.unwrap();
     assert!(matches!(stopped, Error::Source(_)));
     assert!(stopped.to_string().contains("size="), "{stopped}");
-    // Nor does a shared region get past it. The kernel's pool has four more.
-    pool.set_overcommit(Pages(4));
-    let refused = pool.shared_region(c"region", Pages(2), Populate::OnTake);
-    assert!(refused.unwrap_err().to_string().contains("mount"));
     drop(pool);
     drop(mounted);
     assert_eq!(kernel_counters(), [8, 8, 0, 0]);
@@ -213,7 +193,7 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let locked = journal.lock(&Group::pool(SIZE), "test").unwrap();
     let pools = jumbo::kernel::hugetlb::pools(&root).unwrap().unwrap();
     let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
-    let mut steering = steer(&root, &locked, before, "test", true).unwrap();
+    let mut steering = steer(&root, &locked, before, "test").unwrap();
     let knob = Knob::persistent(SIZE, None);
     let written = steering.set(&knob, Pages(8), &mut ()).unwrap();
     assert_eq!(written.step.after, Some(Pages(8).into()));
@@ -283,35 +263,6 @@ fn thp_pages_are_huge_and_stay_so_in_a_region() {
     drop(all);
     pool.resize(Pages(1));
     assert_eq!(anonymous_huge() - before, BYTES);
-}
-
-#[test]
-fn a_shared_region_of_thp_is_huge_or_refused() {
-    let Some(_alone) = with_thp() else {
-        return;
-    };
-    let pool = thp(16);
-    pool.resize(Pages(3));
-    match pool.shared_region(c"jumbo-thp", Pages(2), Populate::OnTake) {
-        Ok(mut region) => {
-            // There is no reservation of shared memory, so it is populated.
-            assert_eq!(tuple(&pool), [3, 1, 0, 0]);
-            region.page(1).unwrap()[0].store(1, Ordering::Relaxed);
-            let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
-            let mut lines = smaps.lines();
-            lines
-                .find(|line| line.contains("/memfd:jumbo-thp"))
-                .unwrap();
-            let huge = lines.find(|line| line.starts_with("ShmemPmdMapped:"));
-            assert!(huge.unwrap().contains(" 4096 kB"), "{huge:?}");
-        }
-        // The host has switched shared memory's THPs off.
-        Err(error) => {
-            assert!(error.to_string().contains("MADV_COLLAPSE"), "{error}");
-            skip(&error.to_string());
-        }
-    }
-    assert_eq!(tuple(&pool), [3, 3, 0, 0]);
 }
 
 /// Runs `work` in a child of fork(2), and says how it ended: 0 where `work` gave true.

@@ -19,6 +19,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../books/mod.rs"]
+mod books;
 #[path = "../pool/host.rs"]
 #[allow(dead_code, reason = "shared with the pool's other tests")]
 mod host;

@@ -239,7 +239,7 @@ impl Side for Ours<'_> {
     }
 
     fn counters(&self) -> Result<([u64; 4], u64), String> {
-        self.pool.verify()?;
+        crate::books::check(self.pool);
         let counters = self.pool.counters();
         let all = [
             counters.total,

@@ -1,5 +1,6 @@
 //! A restore at the limit of a memory cgroup, in a process of its own: where a touch would kill, it is refused.
 
+use crate::books;
 use std::io::{BufRead as _, BufReader};
 
 use jumbo::gather::OwnedMapping;
@@ -24,7 +25,7 @@ fn a_restore_at_the_limit_is_an_error() {
 
 #[test]
 fn a_folio_of_a_page_that_cannot_be_split_is_an_error() {
-    if Thp::new(&Root::host()).is_err() {
+    if Thp::new().is_err() {
         return skip("no THP");
     }
     assert_refused_and_alive("limits::pool_role");
@@ -78,7 +79,7 @@ fn pool_role() {
     if !is_begun() {
         return;
     }
-    let pool = Pool::new(Thp::new(&Root::host()).unwrap(), Placement::ANYWHERE);
+    let pool = Pool::new(Thp::new().unwrap(), Placement::ANYWHERE);
     assert_eq!(pool.resize(Pages(3)).stopped, None);
     let _filled = fill();
     let folios: Vec<_> = (0..4)
@@ -90,7 +91,7 @@ fn pool_role() {
         matches!(error, pool::Error::Split(Error::Memory { .. })),
         "{error}"
     );
-    pool.verify().unwrap();
+    books::check(&pool);
     assert_eq!(pool.counters().used(), Pages(2));
     // The page is whole, and usable.
     let mut page = pool.take().unwrap();

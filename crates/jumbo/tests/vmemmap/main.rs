@@ -7,6 +7,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "../books/mod.rs"]
+mod books;
 #[path = "../confined/mod.rs"]
 mod confined;
 #[allow(dead_code, reason = "shared with the pool's tests")]

@@ -106,7 +106,7 @@ fn the_table_has_no_huge_pages_and_a_name() {
     let vmemmap = Vmemmap::new(0..64 * GIB, of_4k()).unwrap();
     vmemmap.prepare(0, Order(18)).unwrap();
     vmemmap.restore(0).unwrap();
-    let smaps = Smaps::read_of_own(&Root::host(), std::process::id()).unwrap();
+    let smaps = Smaps::read(&Root::host(), std::process::id()).unwrap();
     // Of 16 MiB, aligned, written to in whole.
     let here = smaps
         .mappings()

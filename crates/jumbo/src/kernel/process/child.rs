@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Standing, Stop};
+use super::{Image, Signals, Standing};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
@@ -25,29 +25,10 @@ pub enum Change {
     Exited(i32),
     /// It was ended by this signal.
     Killed(i32),
-    /// It was stopped by this signal. Where it is traced the signal has yet to be delivered:
-    /// [`Change::stop`].
+    /// It was stopped by this signal.
     Stopped(i32),
-    /// It stands still for its tracer, which is this process.
-    Trapped(Stop),
     /// It was continued.
     Continued,
-}
-
-impl Change {
-    /// What stands still for its tracer, where this process is that.
-    pub fn stop(self) -> Option<Stop> {
-        match self {
-            Self::Stopped(signal) => Some(Stop::Signal(signal)),
-            Self::Trapped(stop) => Some(stop),
-            Self::Exited(_) | Self::Killed(_) | Self::Continued => None,
-        }
-    }
-
-    /// True for the last change there is.
-    pub fn is_end(self) -> bool {
-        matches!(self, Self::Exited(_) | Self::Killed(_))
-    }
 }
 
 /// What the kernel counted for a [`Child`] and for those of its children that were waited for.
@@ -145,7 +126,7 @@ impl Child {
         Standing::read(&Root::host(), self.pid()).is_ok_and(|standing| standing.state == 'T')
     }
 
-    /// Waits until it has ended, or where it is traced stands still.
+    /// Waits until it has ended.
     ///
     /// # Errors
     /// The errno of wait4(2).
@@ -178,12 +159,10 @@ impl Child {
             Change::Exited(libc::WEXITSTATUS(status))
         } else if libc::WIFSIGNALED(status) {
             Change::Killed(libc::WTERMSIG(status))
+        } else if libc::WIFSTOPPED(status) {
+            Change::Stopped(libc::WSTOPSIG(status))
         } else {
-            match Stop::of(status) {
-                Some(Stop::Signal(signal)) => Change::Stopped(signal),
-                Some(stop) => Change::Trapped(stop),
-                None => Change::Continued,
-            }
+            Change::Continued
         };
         let time = |time: libc::timeval| {
             let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{Access, Origin, OwnedRange, Window};
+use super::super::window::{Origin, Window};
 use super::{Slot, Source};
 use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
@@ -34,8 +34,6 @@ const ADDRESSES: u64 = 2;
 pub struct Hugetlb {
     window: Window,
     file: OwnedFd,
-    /// The folder of the mount whose quota holds for the pages.
-    mount: Option<OwnedFd>,
     origin: Origin,
 }
 
@@ -44,7 +42,15 @@ impl Hugetlb {
     ///
     /// # Errors
     /// [`SetupError::Call`] with ENODEV or EINVAL where the kernel has no pool of that size.
-    pub fn new(root: &Root, size: PageSize) -> Result<Self, SetupError> {
+    pub fn new(size: PageSize) -> Result<Self, SetupError> {
+        Self::at(&Root::host(), size)
+    }
+
+    /// The same on a host whose files are behind `root`.
+    ///
+    /// # Errors
+    /// As [`Hugetlb::new`].
+    pub fn at(root: &Root, size: PageSize) -> Result<Self, SetupError> {
         Self::with_capacity(root, size, default_capacity(root, size)?)
     }
 
@@ -55,11 +61,10 @@ impl Hugetlb {
     pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let file =
             memory_file(NAME, size).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
-        Self::on(root, file, None, size, capacity)
+        Self::on(root, file, size, capacity)
     }
 
-    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there. It
-    /// has no shared regions, since the kernel seals no file of a mount.
+    /// Pages of a hugetlbfs mount, whose `size=` and `min_size=` hold for them: `folder` is a folder there.
     ///
     /// # Errors
     /// [`SetupError::Size`] where `folder` is not on hugetlbfs; [`SetupError::Call`] where it cannot be
@@ -73,7 +78,7 @@ impl Hugetlb {
         let stat = rustix::fs::fstatfs(&file).map_err(SetupError::call("fstatfs"))?;
         let size = u64::try_from(stat.f_bsize).unwrap_or(0);
         match (u64::try_from(stat.f_type), PageSize::new(size)) {
-            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, Some(mount), size, capacity),
+            (Ok(HUGETLBFS_MAGIC), Ok(size)) => Self::on(root, file, size, capacity),
             _ => Err(SetupError::Size(format!(
                 "{} is not on hugetlbfs",
                 folder.display()
@@ -81,19 +86,13 @@ impl Hugetlb {
         }
     }
 
-    fn on(
-        root: &Root,
-        file: OwnedFd,
-        mount: Option<OwnedFd>,
-        size: PageSize,
-        capacity: Pages,
-    ) -> Result<Self, SetupError> {
+    fn on(root: &Root, file: OwnedFd, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let window = Window::reserve(size, host_nodes(root)?, capacity)?;
         let length = window.length();
         rustix::fs::ftruncate(&file, length as u64).map_err(SetupError::call("ftruncate"))?;
         window
             .mapping()
-            .map_file(length, file.as_fd(), Access::ByPage)
+            .map_file(length, file.as_fd())
             .map_err(SetupError::call("mmap of the pool's file"))?;
         let children = window.keep_from_children();
         children.map_err(SetupError::call("madvise(MADV_DONTFORK)"))?;
@@ -102,7 +101,6 @@ impl Hugetlb {
         Ok(Self {
             window,
             file,
-            mount,
             origin,
         })
     }
@@ -249,39 +247,5 @@ impl Source for Hugetlb {
         // The page never left its place. Should its second mapping stay, it goes with the region.
         let _ = (frame, slot);
         Ok(())
-    }
-
-    fn open(
-        &self,
-        name: &CStr,
-        mapping: &OwnedRange,
-        length: usize,
-    ) -> Result<OwnedFd, SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        if self.mount.is_some() {
-            // Another file would not count, and one of the mount could be cut short under who has it mapped.
-            return Err(SourceError {
-                node,
-                operation: "a shared region",
-                errno: Errno::OPNOTSUPP,
-                why: "the pool is on a hugetlbfs mount, of which no file can be sealed",
-            });
-        }
-        let file = memory_file(name, self.window.size())
-            .map_err(error(node, "memfd_create(MFD_HUGETLB)"))?;
-        rustix::fs::ftruncate(&file, length as u64).map_err(error(node, "ftruncate"))?;
-        // A shared mapping without MAP_NORESERVE: the kernel reserves all of it, for the file, so the promise
-        // goes with the descriptor.
-        mapping
-            .map_file(length, file.as_fd(), Access::Whole)
-            .map_err(error(node, "mmap of a shared region"))?;
-        Ok(file)
-    }
-
-    fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        slot.mapping
-            .populate(slot.offset, self.window.page(), self.window.page())
-            .map_err(error(node, "MADV_POPULATE_WRITE"))
     }
 }

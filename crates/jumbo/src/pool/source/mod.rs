@@ -12,9 +12,7 @@ pub use hugetlb::Hugetlb;
 pub use model::{Model, Supply};
 pub use thp::Thp;
 
-use std::ffi::CStr;
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
 
 use super::error::SourceError;
 use super::frame::Frame;
@@ -47,26 +45,6 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
     /// Takes the page back out of it. On an error the page is lost, and its place is empty.
     #[doc(hidden)]
     fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError>;
-
-    /// Makes a file for a shared region, mapped over it, with a promise of the kernel's that all of it
-    /// can be touched; or populated where there is no such promise.
-    #[doc(hidden)]
-    fn open(
-        &self,
-        name: &CStr,
-        mapping: &OwnedRange,
-        length: usize,
-    ) -> Result<OwnedFd, SourceError>;
-
-    /// Whether it comes with that promise.
-    #[doc(hidden)]
-    fn promises(&self) -> bool {
-        true
-    }
-
-    /// Makes a part of such memory resident.
-    #[doc(hidden)]
-    fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError>;
 }
 
 /// The place of a page in a region.

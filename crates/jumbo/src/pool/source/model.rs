@@ -2,8 +2,6 @@
 //!
 //! Its pages are base pages of private memory, or of any other size, which costs only what is touched.
 
-use std::ffi::CStr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -12,7 +10,7 @@ use rustix::io::Errno;
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{OwnedRange, Window};
+use super::super::window::Window;
 use super::{Slot, Source};
 use crate::units::{NodeId, PageSize, Pages};
 
@@ -166,23 +164,5 @@ impl Source for Model {
                 self.release(frame);
                 Self::error(frame, errno, "the page cannot be moved back")
             })
-    }
-
-    fn open(
-        &self,
-        name: &CStr,
-        mapping: &OwnedRange,
-        length: usize,
-    ) -> Result<OwnedFd, SourceError> {
-        super::thp::shared_memory(name, mapping, length).map_err(|errno| SourceError {
-            node: NodeId(0),
-            operation: "memfd_create",
-            errno,
-            why: "no shared memory",
-        })
-    }
-
-    fn touch(&self, _: &Slot<'_>) -> Result<(), SourceError> {
-        Ok(())
     }
 }

@@ -7,16 +7,12 @@
 //!
 //! The memory is private, so a child of fork(2) has a copy of the pool and of every page in it.
 
-use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
-
 use jumbo_inside::pool::{Claim, Room, make_huge};
-use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{self, Access, OwnedRange, Window};
+use super::super::window::{self, Window};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
 use super::{Slot, Source};
 use crate::kernel::Root;
@@ -38,7 +34,15 @@ impl Thp {
     ///
     /// # Errors
     /// [`SetupError`] where this kernel has no THP or no MADV_COLLAPSE (6.1), or there are no addresses.
-    pub fn new(root: &Root) -> Result<Self, SetupError> {
+    pub fn new() -> Result<Self, SetupError> {
+        Self::at(&Root::host())
+    }
+
+    /// The same on a host whose files are behind `root`.
+    ///
+    /// # Errors
+    /// As [`Thp::new`].
+    pub fn at(root: &Root) -> Result<Self, SetupError> {
         let size = Self::size(root)?;
         Self::with_capacity(root, default_capacity(root, size)?)
     }
@@ -97,18 +101,6 @@ fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceE
     }
 }
 
-/// A file of shared memory, mapped over a region.
-pub(super) fn shared_memory(
-    name: &CStr,
-    mapping: &OwnedRange,
-    length: usize,
-) -> rustix::io::Result<OwnedFd> {
-    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, length as u64)?;
-    mapping.map_file(length, file.as_fd(), Access::Whole)?;
-    Ok(file)
-}
-
 impl Source for Thp {
     fn window(&self) -> &Window {
         &self.window
@@ -140,25 +132,5 @@ impl Source for Thp {
         self.window
             .relocate(frame, slot.mapping, slot.offset, false)
             .map_err(error(frame.node(), "mremap"))
-    }
-
-    fn open(
-        &self,
-        name: &CStr,
-        mapping: &OwnedRange,
-        length: usize,
-    ) -> Result<OwnedFd, SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        shared_memory(name, mapping, length).map_err(error(node, "memfd_create"))
-    }
-
-    fn promises(&self) -> bool {
-        false
-    }
-
-    fn touch(&self, slot: &Slot<'_>) -> Result<(), SourceError> {
-        let node = self.window.nodes().iter().next().unwrap_or(NodeId(0));
-        let _claim = self.room(node)?;
-        self.make_huge(node, slot.mapping.address + slot.offset)
     }
 }

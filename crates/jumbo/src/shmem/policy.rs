@@ -4,14 +4,8 @@
 //! follows from them is that of Linux 6.12 to 6.18, and the kernel is asked whether it holds: `tests/shmem_policy.rs`
 //! compares each combination with what the kernel counts.
 //!
-//! What decides is not only the table:
-//! - A mapping obeys the **table of sizes** where its file has no name: `mmap(MAP_SHARED|MAP_ANONYMOUS)`, a memfd, and a file
-//!   of tmpfs that was removed before it was mapped. `inherit` is what the file's mount says, which for
-//!   the first two is the top-level value.
-//! - A file of **tmpfs** that has a name (`shm_open`) obeys the `huge=` of its mount, and System V shared memory the top-level
-//!   value, as if it were one of a mount. Either knows the PMD size and no other.
-//! - `deny` and `force` overrule every mount. `force` leaves of the table the sizes at `inherit`.
-//! - `write(2)` and `fallocate(2)` map nothing, so they obey the mount alone, for a memfd too: see [`Kind::Anonymous`].
+//! It is about what a [`Region`](super::Region) is: a memfd that is mapped, or `mmap(MAP_SHARED|MAP_ANONYMOUS)`. Such a mapping
+//! obeys the table of sizes, in which `inherit` is the top-level value. What other shared memory obeys is in `docs/design/shmem.md`.
 //!
 //! Invariant: of the sizes that are tried each is allowed, fits the mapping, and is larger than the next.
 
@@ -23,13 +17,12 @@ use serde::Serialize;
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
-/// When huge folios may be used: what the top-level value, the `huge=` of a mount and the value of a size have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// When huge folios may be used: what the top-level value and the value of a size have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Always.
     Always,
-    /// Where the whole folio is within the object's size. At the top and of a mount, also where it was advised.
+    /// Where the whole folio is within the object's size. At the top also where it was advised.
     WithinSize,
     /// Where it was advised (MADV_HUGEPAGE).
     Advise,
@@ -38,44 +31,23 @@ pub enum Rule {
 }
 
 /// `shmem_enabled` at the top.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
-    /// No huge folio anywhere, whatever a mount or a size says.
+    /// No huge folio anywhere, whatever a size says.
     Deny,
     /// Huge folios everywhere, in the sizes that are at `inherit`.
     Force,
-    /// As a mount without a name, which anonymous shared memory is on.
-    #[serde(untagged)]
+    /// What sizes at `inherit` say.
     Rule(Rule),
 }
 
 /// `hugepages-*kB/shmem_enabled` (6.12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfSize {
-    /// As the mount says.
+    /// As the top-level value says.
     Inherit,
     /// As this says.
-    #[serde(untagged)]
     Rule(Rule),
-}
-
-/// What kind of object is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `mmap(MAP_SHARED|MAP_ANONYMOUS)`, or a memfd that is mapped. What `write(2)` allocates in a memfd obeys the top-level value
-    /// alone, in sizes that follow from the length written (6.14).
-    Anonymous,
-    /// `shmget(2)`.
-    SystemV,
-    /// A file on a tmpfs that was mounted with this `huge=`.
-    File {
-        /// The mount's.
-        mount: Rule,
-        /// It had no name any more when it was mapped.
-        removed: bool,
-    },
 }
 
 /// What was advised for the mapping.
@@ -92,8 +64,6 @@ pub enum Advice {
 /// An object and one mapping of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// What it is.
-    pub kind: Kind,
     /// The size of the object.
     pub size: Bytes,
     /// The addresses of the mapping.
@@ -105,7 +75,7 @@ pub struct Mapped {
 }
 
 /// The controls of a host for shared memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Controls {
     /// At the top.
@@ -233,29 +203,20 @@ impl Controls {
         if mapped.advice == Advice::NoHuge {
             return false;
         }
-        // What the file's mount says.
-        let mount = match (self.top, mapped.kind) {
-            (Top::Deny, _) => return false,
-            (Top::Force, _) => None,
-            (_, Kind::File { mount, .. }) => Some(mount),
-            (Top::Rule(rule), _) => Some(rule),
-        };
         let advised = mapped.advice == Advice::Huge;
-        // A mount is asked about the PMD size alone, whichever size inherits its answer; and it takes advice for an object
-        // that is too small, which a size does not.
-        let mounted = mount.is_none_or(|rule| match rule {
-            Rule::Always => true,
-            Rule::WithinSize => advised || self.holds(mapped, self.pmd, place),
-            Rule::Advise => advised,
-            Rule::Never => false,
-        });
-        if !mapped.kind.has_table() {
-            return size == self.pmd && mounted;
-        }
+        // The top-level value is about the PMD size alone, whichever size inherits it; and it takes advice for an object that
+        // is too small, which a size does not.
+        let inherited = match self.top {
+            Top::Deny => return false,
+            Top::Force | Top::Rule(Rule::Always) => true,
+            Top::Rule(Rule::WithinSize) => advised || self.holds(mapped, self.pmd, place),
+            Top::Rule(Rule::Advise) => advised,
+            Top::Rule(Rule::Never) => false,
+        };
         match self.sizes.get(&size) {
             None => false,
-            Some(OfSize::Inherit) => mounted,
-            Some(OfSize::Rule(_)) if mount.is_none() => false,
+            Some(OfSize::Inherit) => inherited,
+            Some(OfSize::Rule(_)) if self.top == Top::Force => false,
             Some(OfSize::Rule(Rule::Always)) => true,
             Some(OfSize::Rule(Rule::WithinSize)) => self.holds(mapped, size, place),
             Some(OfSize::Rule(Rule::Advise)) => advised,
@@ -265,28 +226,16 @@ impl Controls {
 
     /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
     /// and a base page where none is, or where the memory control group does not allow the folio that was found.
-    ///
-    /// `has_pages` says of a range of the object, in bytes, whether a page of it is there already: a folio begins where none is.
-    pub fn tried(
-        &self,
-        mapped: &Mapped,
-        address: u64,
-        has_pages: impl Fn(Range<u64>) -> bool,
-    ) -> Vec<PageSize> {
-        let place = mapped.place(address);
-        let is_free = |size: PageSize| {
-            let start = size.align_down(place);
-            !has_pages(start..start.saturating_add(size.bytes()))
-        };
+    /// A folio begins where the object has no page yet.
+    pub fn tried(&self, mapped: &Mapped, address: u64) -> Vec<PageSize> {
         let sizes = self.sizes.keys().rev().copied();
-        let fits = |size: &PageSize| {
-            self.allows(mapped, *size, address) && mapped.suits(*size, address) && is_free(*size)
-        };
+        let fits =
+            |size: &PageSize| self.allows(mapped, *size, address) && mapped.suits(*size, address);
         sizes.filter(fits).collect()
     }
 
     /// Whether MADV_COLLAPSE (6.1) makes a huge folio of the block that has `address`, where at least one page of it is
-    /// there. It makes the PMD size and no other, and takes `inherit` for allowed, whatever the mount says.
+    /// there. It makes the PMD size and no other, and takes `inherit` for allowed, whatever the top-level value says but `deny`.
     ///
     /// # Errors
     /// [`Refusal`]: the kernel answers EINVAL.
@@ -298,41 +247,28 @@ impl Controls {
         if self.top == Top::Deny {
             return Err(Refusal::Deny);
         }
-        if mapped.kind.has_table() {
-            let advised = mapped.advice == Advice::Huge;
-            // A collapse of any block of a mapping counts as one at its beginning.
-            let within = self.holds(mapped, pmd, mapped.offset);
-            let own = match self.sizes.get(&pmd) {
-                Some(OfSize::Inherit) => None,
-                Some(OfSize::Rule(_)) if self.top == Top::Force => {
-                    return Err(Refusal::NotInherited(pmd));
-                }
-                Some(OfSize::Rule(rule)) => Some(*rule),
-                None => Some(Rule::Never),
-            };
-            match own {
-                None | Some(Rule::Always) => {}
-                Some(Rule::WithinSize) if within => {}
-                Some(Rule::WithinSize) => return Err(Refusal::Small(pmd)),
-                Some(Rule::Advise) if advised => {}
-                Some(Rule::Advise) => return Err(Refusal::NotAdvised(pmd)),
-                Some(Rule::Never) => return Err(Refusal::Never(pmd)),
+        let advised = mapped.advice == Advice::Huge;
+        // A collapse of any block of a mapping counts as one at its beginning.
+        let within = self.holds(mapped, pmd, mapped.offset);
+        let own = match self.sizes.get(&pmd) {
+            Some(OfSize::Inherit) => None,
+            Some(OfSize::Rule(_)) if self.top == Top::Force => {
+                return Err(Refusal::NotInherited(pmd));
             }
+            Some(OfSize::Rule(rule)) => Some(*rule),
+            None => Some(Rule::Never),
+        };
+        match own {
+            None | Some(Rule::Always) => {}
+            Some(Rule::WithinSize) if within => {}
+            Some(Rule::WithinSize) => return Err(Refusal::Small(pmd)),
+            Some(Rule::Advise) if advised => {}
+            Some(Rule::Advise) => return Err(Refusal::NotAdvised(pmd)),
+            Some(Rule::Never) => return Err(Refusal::Never(pmd)),
         }
         match mapped.suits(pmd, address) {
             true => Ok(()),
             false => Err(Refusal::Misaligned(pmd)),
-        }
-    }
-}
-
-impl Kind {
-    /// True where mappings obey the table of sizes; else the PMD size is all there is.
-    fn has_table(self) -> bool {
-        match self {
-            Self::Anonymous => true,
-            Self::SystemV => false,
-            Self::File { removed, .. } => removed,
         }
     }
 }
@@ -366,7 +302,6 @@ mod tests {
     fn mapped(size: u64, advice: Advice) -> Mapped {
         let start = 1 << 30;
         Mapped {
-            kind: Kind::Anonymous,
             size: Bytes(size),
             range: start..start + size,
             offset: 0,
@@ -388,7 +323,7 @@ mod tests {
         let controls = controls.unwrap();
         let tried = |size, advice| -> Vec<u64> {
             let mapped = mapped(size, advice);
-            let tried = controls.tried(&mapped, mapped.range.start + 5, |_| false);
+            let tried = controls.tried(&mapped, mapped.range.start + 5);
             tried.iter().map(|size| size.kib()).collect()
         };
         assert_eq!(tried(4 << 20, Advice::Huge), [2048, 256, 64]);
@@ -396,11 +331,6 @@ mod tests {
         assert_eq!(tried(1 << 20, Advice::None), [64]);
         assert_eq!(tried(32 << 10, Advice::Huge), [0; 0]);
         assert_eq!(tried(4 << 20, Advice::NoHuge), [0; 0]);
-        // A page is there, 128 KiB behind.
-        let mapped = mapped(4 << 20, Advice::Huge);
-        let taken = |range: Range<u64>| range.contains(&(128 << 10));
-        let small = PageSize::new(64 << 10).unwrap();
-        assert_eq!(controls.tried(&mapped, mapped.range.start, taken), [small]);
     }
 
     #[test]
@@ -408,7 +338,7 @@ mod tests {
         let old = controls("within_size", &[]).unwrap();
         assert_eq!(old.sizes, [(PMD, OfSize::Inherit)].into());
         let large = mapped(4 << 20, Advice::None);
-        assert_eq!(old.tried(&large, large.range.start, |_| false), [PMD]);
+        assert_eq!(old.tried(&large, large.range.start), [PMD]);
         assert_eq!(controls("sometimes", &[]), None);
         assert_eq!(controls("never", &[(64, "sometimes")]), None);
     }
