@@ -22,21 +22,22 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox", "standing", "sync",
-            "sys", "watch",
+            "density", "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox",
+            "standing", "sync", "sys", "watch",
         ],
     ),
     (
         "heap",
         &[
-            "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox", "sync",
+            "density", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox", "sync",
             "sys", "watch",
         ],
     ),
     (
         "segments",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync", "sys", "watch",
+            "density", "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync",
+            "sys", "watch",
         ],
     ),
     (
@@ -49,10 +50,14 @@ const INSIDE: Table = &[
         "gather",
         &["headroom", "ledger", "sandbox", "sync", "sys", "units"],
     ),
+    (
+        "density",
+        &["headroom", "ledger", "sandbox", "sync", "sys", "watch"],
+    ),
     ("watch", &["headroom", "sandbox", "standing", "sync", "sys"]),
     ("standing", &["proc"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
-    ("pool", &["headroom", "sandbox", "sys"]),
+    ("pool", &["headroom", "sandbox"]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),
     ("orders", &["keep", "units"]),

@@ -33,6 +33,7 @@ mod window;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::density;
 use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
@@ -166,7 +167,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
-        sparse::place(settings.pmd, settings.max_waste);
+        density::start(settings.pmd, settings.max_waste);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
@@ -519,7 +520,6 @@ pub unsafe fn forked(pid: u32) {
     // SAFETY: the caller's promise.
     unsafe { gather::forked(pid.cast_signed()) };
     SUPPLY.forked();
-    sparse::forked();
     LOCKED.store(false, Ordering::Relaxed);
     let Some(ledger) = stats::ledger() else {
         return;

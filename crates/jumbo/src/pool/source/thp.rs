@@ -11,6 +11,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use jumbo_inside::pool::{Claim, Room, make_huge};
+use jumbo_inside::sys::collapse;
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
@@ -66,7 +67,8 @@ impl Thp {
 
     fn make_huge(&self, node: NodeId, address: usize) -> Result<(), SourceError> {
         let page = self.window.page();
-        make_huge(address, page, page).map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
+        make_huge(address, page, page, collapse)
+            .map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
     }
 
     /// Kept until the page is there.
