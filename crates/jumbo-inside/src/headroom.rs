@@ -96,6 +96,11 @@ pub fn headroom(enough: Enough) -> Option<Room> {
     })
 }
 
+/// Whether `bytes` can be touched that the program did not touch.
+pub(crate) fn has_room(bytes: usize) -> bool {
+    headroom(Enough::for_touching(bytes)).is_some_and(|room| room.least() >= bytes)
+}
+
 /// Whether the kernel promises no more memory than there is (vm.overcommit_memory is 2), or may do so: then what is
 /// pending counts against what others are promised.
 pub fn is_promise_strict() -> bool {

@@ -10,6 +10,7 @@
 //! - [`gather`]: memory given back by several threads, or later.
 //! - [`reaper`]: memory given back after the program's end, by a sibling process.
 //! - [`segments`]: the program's text and data, moved to huge pages.
+//! - [`density`]: whether memory may have huge pages now, and the scan that finds out.
 //! - [`shmem`]: memory that the program shares, on huge pages.
 //! - [`watch`]: the thread that looks, now and then, what of it has become worth while.
 //! - [`ledger`]: what all of them did in each process, for the launcher to read.
@@ -24,6 +25,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod bpf;
+pub mod density;
 pub mod events;
 pub mod gather;
 pub mod headroom;

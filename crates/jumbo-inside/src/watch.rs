@@ -1,6 +1,6 @@
 //! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
 //! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
-//! ([`crate::shmem`]); which of its private memory has turned out dense ([`crate::heap::sparse`]).
+//! ([`crate::shmem`]); which memory has turned out dense ([`crate::density`]).
 //!
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
@@ -23,7 +23,7 @@ use crate::headroom::tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{Blocked, Thread, request, wait, wake};
+use crate::sys::{Blocked, Thread, process, request, wait, wake};
 
 /// `CLOSE_RANGE_UNSHARE` of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
@@ -61,7 +61,7 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// What there is to do: one for each mechanism.
-static JOBS: [AtomicPtr<Job>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
+static JOBS: [AtomicPtr<Job>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.
@@ -262,10 +262,6 @@ fn make() {
 fn is_makers() -> bool {
     let maker = MAKER.load(Ordering::Relaxed);
     maker != 0 && maker == process()
-}
-
-fn process() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// Whether there is a thread, of this process or of one that shares the memory.

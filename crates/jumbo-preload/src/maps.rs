@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use jumbo_inside::events::{Mapping, Mechanism as _, Scope};
 use jumbo_inside::gather;
-use jumbo_inside::heap::{self, maps, sparse};
+use jumbo_inside::heap::{self, maps};
 use jumbo_inside::{sandbox, shmem, watch};
 use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_HUGETLB,
@@ -248,7 +248,7 @@ fn anonymous(
         // What is made of a reservation may be touched here and there.
         let may_be_sparse =
             flags & MAP_FIXED != 0 && writable && flags & (MAP_POPULATE | MAP_LOCKED) == 0;
-        if !may_be_sparse || !sparse::commit(mapped.addr(), len) {
+        if !may_be_sparse || !maps::commit(mapped.addr(), len) {
             maps::advise_mapping(mapped.addr(), len, prot != PROT_NONE);
         }
         if populate {

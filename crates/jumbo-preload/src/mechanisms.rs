@@ -7,8 +7,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use jumbo_inside::events::{self, Mapping, Mechanism, Side};
-use jumbo_inside::heap::{self, maps, sparse};
-use jumbo_inside::{gather, segments, shmem, watch};
+use jumbo_inside::heap::{self, maps};
+use jumbo_inside::{density, gather, segments, shmem, watch};
 
 use crate::reaper::auto;
 use crate::{alloc, environment, glibc, mimalloc, next, streams};
@@ -22,7 +22,7 @@ pub(crate) type All = jumbo_inside::events::list![
     segments::Events,
     heap::Events,
     gather::Events,
-    sparse::Events,
+    density::Events,
     shmem::Events,
     Reaper,
     Glibc,

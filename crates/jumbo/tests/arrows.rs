@@ -22,22 +22,22 @@ const INSIDE: Table = &[
     (
         "shmem",
         &[
-            "events", "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox",
+            "density", "events", "headroom", "heap", "ledger", "orders", "pool", "proc", "sandbox",
             "standing", "sync", "sys", "watch",
         ],
     ),
     (
         "heap",
         &[
-            "events", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox",
-            "sync", "sys", "watch",
+            "density", "events", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc",
+            "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
         "segments",
         &[
-            "events", "headroom", "ledger", "orders", "proc", "sandbox", "standing", "sync", "sys",
-            "watch",
+            "density", "events", "headroom", "ledger", "orders", "proc", "sandbox", "standing",
+            "sync", "sys", "watch",
         ],
     ),
     (
@@ -53,12 +53,18 @@ const INSIDE: Table = &[
         ],
     ),
     (
+        "density",
+        &[
+            "events", "headroom", "ledger", "sandbox", "sync", "sys", "watch",
+        ],
+    ),
+    (
         "watch",
         &["events", "headroom", "sandbox", "standing", "sync", "sys"],
     ),
-    ("standing", &["proc"]),
+    ("standing", &["proc", "sys"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
-    ("pool", &["headroom", "sandbox", "sys"]),
+    ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
     ("headroom", &[]),
     ("sandbox", &["bpf"]),
@@ -91,7 +97,7 @@ const OUTSIDE: Table = &[
 /// From our own processes to the inside: safe faces of what is there, and what both sides must read alike.
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
-    ("pool", &["pool"]),
+    ("pool", &["pool", "sys"]),
     ("shmem", &["pool", "sys"]),
     ("vmemmap", &["pool"]),
     ("segments", &["segments"]),

@@ -42,7 +42,8 @@ use handover::Handover;
 use memory::Kernel;
 
 use crate::events::{Mechanism, Scope};
-use crate::{headroom, sandbox, sys::Blocked};
+use crate::sys::{Blocked, process};
+use crate::{headroom, sandbox};
 
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
@@ -134,10 +135,6 @@ fn is_own() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
     owner == 0 || !is_copy() && owner == process()
-}
-
-fn process() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// The program has had pages merged (MADV_MERGEABLE): to move those the kernel would take them apart first,

@@ -18,9 +18,9 @@ use core::time::Duration;
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
-use super::{BACKGROUND, HANDOVER, is_own, process};
+use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{Batch, request};
+use crate::sys::{Batch, process, request};
 use crate::{headroom, sandbox};
 
 /// How long a worker sleeps before it leaves.

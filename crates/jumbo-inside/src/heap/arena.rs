@@ -73,7 +73,7 @@ unsafe fn look(pointer: usize) {
     let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
     // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
     if memory::advise(base, HEAP_MAX).is_ok() && unprotect().is_ok() {
-        memory::collapse(base, (pointer + 1).next_multiple_of(pmd) - base);
+        let _ = memory::collapse(base, (pointer + 1).next_multiple_of(pmd) - base);
         Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
     }
 }

@@ -90,7 +90,7 @@ impl Frontier {
             let advised = self.backing.map(self.mapped, upto - self.mapped)?;
             let chunk = self.mapped & !(self.pmd - 1);
             if self.pieces && advised && upto >= chunk + self.pmd {
-                memory::collapse(chunk, self.pmd);
+                let _ = memory::collapse(chunk, self.pmd);
             }
             self.pieces = !upto.is_multiple_of(self.pmd);
             self.mapped = upto;

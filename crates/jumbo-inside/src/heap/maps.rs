@@ -9,6 +9,7 @@
 //! What is mapped here is the program's: it may unmap, protect, lock, or advise it otherwise, as any
 //! mapping, and nothing is kept about it.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
+use crate::density::{self, Decision, Policy, decide};
 use crate::gather;
 use crate::ledger::Slot;
 use crate::ledger::stats;
@@ -188,34 +190,22 @@ pub fn take_small(length: usize) -> Option<usize> {
 /// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it. One without access is a reservation
 /// of addresses, hundreds of GiB at times, which is advised for what becomes of it and is not counted.
 pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
-    let pmd = PMD.load(Ordering::Relaxed);
-    if pmd == 0 {
-        return;
-    }
-    let (start, end) = (
-        address.next_multiple_of(pmd),
-        (address + length) & !(pmd - 1),
-    );
-    if !is_accessible {
-        if start < end {
-            memory::advise_reservation(address, length.next_multiple_of(BASE_PAGE));
-        }
-        return;
-    }
-    let fits = start < end && memory::advise(address, length.next_multiple_of(BASE_PAGE)).is_ok();
-    if !fits {
-        return left_alone(length);
-    }
-    Slot::add(&stats::slot().maps_advised, length as u64);
+    let policy = match is_accessible {
+        true => Policy::Mapping,
+        false => Policy::Reservation,
+    };
+    let _ = density::advise(&whole(address, length), policy);
 }
 
 /// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
 /// then read in huge folios.
 pub fn advise_text(address: usize, length: usize) {
-    let pmd = PMD.load(Ordering::Relaxed);
-    if address.next_multiple_of(pmd.max(1)) + pmd <= address + length {
-        let _ = memory::advise(address, length.next_multiple_of(BASE_PAGE));
-    }
+    let _ = density::advise(&whole(address, length), Policy::Text);
+}
+
+/// The whole pages of a mapping.
+const fn whole(address: usize, length: usize) -> Range<usize> {
+    address..address + length.next_multiple_of(BASE_PAGE)
 }
 
 /// Makes a mapping resident, as MAP_POPULATE would have: as far as it goes. MADV_POPULATE_WRITE, 5.14.
@@ -255,4 +245,14 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
 fn active() -> bool {
     let advised = PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
     advised && !LOCKED.load(Ordering::Relaxed)
+}
+/// The program has made memory of a part of what it had reserved. True where it is left on base pages for now, and scanned;
+/// else it is to be advised as any other.
+///
+/// A program that reserves addresses, and makes memory of parts of them later (MAP_FIXED over PROT_NONE), often touches them
+/// here and there: a database lays out the headers of a buffer pool, 2 MiB apart or more, long before it fills it.
+pub fn commit(address: usize, length: usize) -> bool {
+    let range = address..address.saturating_add(length);
+    let is_locked = super::LOCKED.load(Ordering::Relaxed);
+    !is_locked && decide(&range, Policy::Committed) == Decision::BaseForNow
 }

@@ -17,7 +17,7 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::BASE_PAGE;
 use super::extents::{Record, Table};
-use crate::ledger::stats;
+use crate::density::{self, Policy};
 pub(super) use crate::sys::unmap;
 use crate::{pool, sandbox, sys};
 
@@ -54,30 +54,9 @@ pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
     unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
-/// madvise(2), where a filter lets it pass: else `EPERM`.
-///
-/// # Safety
-/// As for madvise(2).
-unsafe fn give_advice(address: usize, length: usize, advice: Advice) -> Result<()> {
-    if !sandbox::allows_advice() {
-        return Err(Errno::PERM);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { mm::madvise(at(address), length, advice) }
-}
-
-/// Asks for huge pages in a range, and counts what the kernel said.
+/// Asks for huge pages in a range of the heap.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
-    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
-    let answer = unsafe { give_advice(address, length, Advice::LinuxHugepage) };
-    stats::advised(length, answer.err());
-    answer
-}
-
-/// The same for addresses that the program has only reserved: that is no memory, and does not count.
-pub(super) fn advise_reservation(address: usize, length: usize) {
-    // SAFETY: as for `advise`. What is refused here is refused again when the program makes memory of it.
-    let _ = unsafe { give_advice(address, length, Advice::LinuxHugepage) };
+    density::advise(&(address..address + length), Policy::Heap)
 }
 
 /// Makes a range readable and writable.
@@ -124,17 +103,9 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     })
 }
 
-/// Replaces the base pages of a range by huge pages, now; true where all of it is huge then.
-pub(super) fn collapse(address: usize, length: usize) -> bool {
-    try_collapse(address, length).is_ok()
-}
-
-/// As [`collapse`], and why not.
-pub(super) fn try_collapse(address: usize, length: usize) -> Result<()> {
-    if !sandbox::allows_advice() {
-        return Err(Errno::PERM);
-    }
-    sys::collapse(address, length).inspect(|()| stats::collapsed(length))
+/// Replaces the base pages of a range by huge pages, now, where they are to be had.
+pub(super) fn collapse(address: usize, length: usize) -> Result<()> {
+    density::collapse(&(address..address + length), Policy::Heap)
 }
 
 /// Moves a mapping to `to`, where it has a length of `new`.

@@ -9,7 +9,7 @@
 //! - `window` keeps the blocks, `extents` is its index, `frontier` its growing end, `backing` what it is made of;
 //! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
 //!   allocator with addresses of its own; `warm` makes them resident beforehand;
-//! - [`maps`] places and advises the program's own anonymous mappings; [`sparse`] has those that begin on base pages;
+//! - [`maps`] places and advises the program's own anonymous mappings;
 //! - [`arena`] advises glibc's thread arenas;
 //! - `memory` is the one leaf that touches memory.
 //!
@@ -26,13 +26,13 @@ mod frontier;
 pub mod managed;
 pub mod maps;
 mod memory;
-pub mod sparse;
 pub mod supply;
 pub(crate) mod warm;
 mod window;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::density;
 use crate::events::{Held, Mechanism, Side};
 use crate::gather::{self, Leaving};
 use crate::keep::Keep;
@@ -167,7 +167,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
-        sparse::place(settings.pmd, settings.max_waste);
+        density::start(settings.pmd, settings.max_waste);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
@@ -513,7 +513,6 @@ pub unsafe fn forked(pid: u32) {
     // SAFETY: the caller's promise.
     unsafe { gather::forked(pid.cast_signed()) };
     SUPPLY.forked();
-    sparse::forked();
     LOCKED.store(false, Ordering::Relaxed);
     let Some(ledger) = stats::ledger() else {
         return;

@@ -3,8 +3,6 @@
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
-use crate::sys;
-
 /// How often a collapse that the kernel asks to try again is tried.
 const TRIES: usize = 8;
 
@@ -41,7 +39,7 @@ fn touch(address: usize, length: usize) -> Result<()> {
 }
 
 /// Puts fresh anonymous or shared memory on huge pages of `pmd` bytes: touches one base page of each, as [`populate`] does, and collapses all of
-/// it, whatever the host's `enabled` says. What it holds does not change.
+/// it by `collapse`, whatever the host's `enabled` says. What it holds does not change.
 ///
 /// `length` is a multiple of `pmd`, and `address` too.
 ///
@@ -49,15 +47,20 @@ fn touch(address: usize, length: usize) -> Result<()> {
 /// MADV_POPULATE_WRITE: madvise(2), Linux 5.14; MADV_COLLAPSE: Linux 6.1.
 ///
 /// # Errors
-/// Those of the touch and of [`sys::collapse`]. Base pages may be there then.
-pub fn make_huge(address: usize, length: usize, pmd: usize) -> Result<()> {
+/// Those of the touch and of the collapse. Base pages may be there then.
+pub fn make_huge(
+    address: usize,
+    length: usize,
+    pmd: usize,
+    collapse: impl Fn(usize, usize) -> Result<()>,
+) -> Result<()> {
     let page = rustix::param::page_size();
     for chunk in (address..address + length).step_by(pmd) {
         touch(chunk + pmd - page, page)?;
     }
     let mut answer = Err(Errno::AGAIN);
     for _ in 0..TRIES {
-        answer = sys::collapse(address, length);
+        answer = collapse(address, length);
         if answer != Err(Errno::AGAIN) {
             break;
         }

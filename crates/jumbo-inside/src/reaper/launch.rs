@@ -17,6 +17,7 @@ use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::Deadline;
+use crate::sys::process;
 
 /// How long a sibling may take to get ready, or to end: only a stopped one, or a host that does not
 /// schedule it, takes more than a millisecond.
@@ -92,7 +93,7 @@ fn own() {
 }
 
 fn pid() -> usize {
-    usize::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0)
+    usize::try_from(process()).unwrap_or(0)
 }
 
 /// Whether this process is the one that was prepared, or a fork's child that told of itself: not a

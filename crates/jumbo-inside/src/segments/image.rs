@@ -32,6 +32,7 @@ use super::find::{Segment, blocks};
 use super::guard::alone;
 use super::memory::{self, Staging};
 use super::{Looking, Stop};
+use crate::density::{self, Policy};
 use crate::ledger::text_reason as reason;
 use crate::proc::{MapsLine, Path, each_mapping};
 use crate::standing;
@@ -466,7 +467,7 @@ fn make(
         // A collapse takes one page of each huge one at least.
         let offsets = part.start - here.start..part.end - here.start;
         memory::bring_in(&staging, offsets, pmd).map_err(|_| reason::NO_MEMORY)?;
-        sys::collapse(part.start, part.len()).map_err(|_| reason::NO_SHARED_HUGE)?;
+        density::collapse(&part, Policy::Segment).map_err(|_| reason::NO_SHARED_HUGE)?;
     }
     for part in (0..range.len()).step_by(pmd) {
         stop.check()?;

@@ -12,6 +12,7 @@ use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::density::{self, Policy};
 use crate::sys::{self, request};
 
 fn at(address: usize) -> *mut c_void {
@@ -55,16 +56,12 @@ impl Staging {
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::PRIVATE | MapFlags::FIXED,
         );
-        // SAFETY: the addresses are this value's, and nothing uses what is there. Advice changes no byte.
+        // SAFETY: the addresses are this value's, and nothing uses what is there.
         unsafe {
             mm::mmap_anonymous(at(self.range.start), self.range.len(), prot, flags)?;
-            // Where THP is not to be had, a collapse brings them, or nothing does.
-            let _ = mm::madvise(
-                at(self.range.start),
-                self.range.len(),
-                Advice::LinuxHugepage,
-            );
         }
+        // Where THP is not to be had, a collapse brings them, or nothing does.
+        let _ = advise(&self.range);
         Ok(())
     }
 
@@ -244,8 +241,7 @@ pub(super) fn bytes(words: &[usize]) -> &[u8] {
 
 /// Asks for huge pages where `range` is mapped.
 pub(super) fn advise(range: &Range<usize>) -> Result<()> {
-    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
-    unsafe { mm::madvise(at(range.start), range.len(), Advice::LinuxHugepage) }
+    density::advise(range, Policy::Segment)
 }
 
 /// Reads a word of each `step` of a range, where it is mapped, so that it is mapped by what the page cache has.

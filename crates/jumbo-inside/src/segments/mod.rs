@@ -43,13 +43,12 @@ use find::{Found, Segment};
 use rustix::process::{Resource, getrlimit};
 
 use crate::events::Mechanism;
-use crate::headroom::{Enough, headroom};
 use crate::ledger::{Slot, stats, text_reason as reason};
 use crate::orders::{DataMode, TextMode};
-use crate::sandbox;
 use crate::sync::now;
 use crate::sys::{Pagemap, Pages};
 use crate::watch::{Stop, Stopped};
+use crate::{headroom, sandbox};
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -235,7 +234,7 @@ fn has_room(length: usize) -> bool {
     if is_limited(Resource::As) || is_limited(Resource::Data) {
         return false;
     }
-    headroom(Enough::for_touching(wanted)).is_some_and(|room| room.least() >= wanted)
+    headroom::has_room(wanted)
 }
 
 /// Writes down why there is not more.

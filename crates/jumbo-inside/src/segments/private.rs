@@ -6,9 +6,10 @@ use super::find::Segment;
 use super::guard::alone;
 use super::memory::Staging;
 use super::{Looking, Stop};
+use crate::density::{self, Policy};
 use crate::ledger::text_reason as reason;
 use crate::proc::Path;
-use crate::sys::{self, Pages};
+use crate::sys::Pages;
 
 /// Moves a segment onto a copy. The reason where it stays as it is.
 pub(super) fn take(
@@ -32,7 +33,7 @@ pub(super) fn take(
     let huge = |range| looking.pages(range, Pages::Huge).unwrap_or(0);
     if huge(blocks.clone()) < blocks.len() {
         // Where faults bring none (`never`), a collapse does.
-        let _ = sys::collapse(blocks.start, blocks.len());
+        let _ = density::collapse(&blocks, Policy::Segment);
     }
     if huge(blocks.clone()) < blocks.len() / 2 {
         return Err(reason::NO_HUGE);

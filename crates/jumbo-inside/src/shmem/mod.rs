@@ -5,7 +5,7 @@
 //!
 //! 1. hugetlb pages ([`map_hugetlb`]), where they were asked for;
 //! 2. user-space population ([`user`]), where it was asked for;
-//! 3. *touch and collapse* (`later`): what the program has touched is collapsed, by the thread of [`crate::watch`];
+//! 3. *touch and collapse* ([`crate::density`]): what the program has touched is collapsed, by the thread of [`crate::watch`];
 //! 4. the kernel's controls as they are: the mapping is aligned and advised, and the kernel uses the folio sizes that its
 //!    controls allow.
 //!
@@ -14,16 +14,15 @@
 //!
 //! Invariant: no byte of shared memory is changed here.
 
-mod later;
-mod regions;
 pub mod user;
 
-use core::ptr::{null_mut, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mm::{self, MapFlags, ProtFlags};
 
+use crate::density::{self, Policy, record_reason};
 use crate::events::Mechanism;
 use crate::heap::warm::in_parallel;
 use crate::ledger::{Slot, shm_reason as reason, stats};
@@ -33,8 +32,7 @@ use crate::proc::is_alone;
 use crate::sys::unmap;
 use crate::{heap, sandbox};
 
-pub use later::{about_to_fork, forked, has_forked, leave};
-pub use regions::punched;
+pub use density::leave;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -56,10 +54,10 @@ static MODE: AtomicUsize = AtomicUsize::new(usize::MAX);
 static SIZES: AtomicUsize = AtomicUsize::new(0);
 
 /// Below that nothing is collapsed: no program was faster for it.
-const WORTH: usize = 32 << 20;
+const MIN_SCANNED_BYTES: usize = 32 << 20;
 
 /// What a touch brings in where no size was asked for.
-const BLOCK: usize = 64 << 10;
+const DEFAULT_BLOCK_BYTES: usize = 64 << 10;
 
 /// `f_type` of tmpfs, which memfds are on too (linux/magic.h).
 const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
@@ -81,7 +79,7 @@ pub fn start(settings: Settings) {
         sizes => sizes & settings.pmd != 0,
     };
     if settings.mode != ShmMode::Advise && allowed {
-        later::start(settings.pmd, settings.max_waste);
+        density::start_sharing();
     }
     LEAST.store(settings.pmd, Ordering::Release);
 }
@@ -175,7 +173,7 @@ pub fn map_hugetlb(length: usize) -> Option<usize> {
         }
     }
     Slot::add(&stats::slot().shm_hugetlb_fallback, 1);
-    because(why);
+    record_reason(why);
     None
 }
 
@@ -204,52 +202,38 @@ fn populated(length: usize, bit: u32) -> Option<usize> {
 }
 
 /// The program has mapped shared memory: takes it as far up the ladder as it goes.
-#[expect(unsafe_code, reason = "advises memory")]
 pub fn mapped(address: usize, length: usize, known: Known) {
     let slot = stats::slot();
     Slot::add(&slot.shm, length as u64);
-    let at = with_exposed_provenance_mut(address);
     let length = length.next_multiple_of(rustix::param::page_size());
-    // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
-    if unsafe { mm::madvise(at, length, Advice::LinuxHugepage) }.is_err() {
-        return because(reason::REFUSED);
+    if density::advise(&(address..address + length), Policy::Shared).is_err() {
+        return record_reason(reason::REFUSED);
     }
     Slot::add(&slot.shm_advised, length as u64);
     let ours = known.ours.min(length) & !(rustix::param::page_size() - 1);
     // What is not known to be there cannot be brought in before a system call.
     if ours > 0 && mode() == ShmMode::User {
         let answer = match known.has_room {
-            _ if later::has_left() => Err(user::Reason::Ended),
+            _ if density::has_left() => Err(user::Reason::Ended),
             false => Err(user::Reason::NoMemory),
             true => user::register(address, ours, block()),
         };
         match answer {
             Ok(()) => return,
-            Err(why) => because(why.bit()),
+            Err(why) => record_reason(why.bit()),
         }
     }
-    if ours >= WORTH {
-        later::register(address, ours, known.nameless);
+    if ours >= MIN_SCANNED_BYTES {
+        density::add_shared(&(address..address + ours), known.nameless);
     }
 }
 
 /// What a touch brings in: the largest size that was asked for.
 fn block() -> usize {
     let sizes = SIZES.load(Ordering::Relaxed);
-    sizes.checked_ilog2().map_or(BLOCK, |bit| 1 << bit)
-}
-
-/// The program is about to unmap a range, or to map something else there.
-#[inline(always)]
-pub fn unmapped(address: usize, length: usize) {
-    regions::unmapped(address, length);
-    user::forget(address, length);
-}
-
-/// Writes down why there is not more.
-fn because(why: u32) {
-    let reasons: &AtomicU32 = &stats::slot().shm_reasons;
-    reasons.fetch_or(why, Ordering::Relaxed);
+    sizes
+        .checked_ilog2()
+        .map_or(DEFAULT_BLOCK_BYTES, |bit| 1 << bit)
 }
 
 /// The events that concern memory which processes share.
@@ -259,7 +243,7 @@ pub struct Events;
 impl Mechanism for Events {
     #[inline(always)]
     fn unmapping(address: usize, length: usize) {
-        unmapped(address, length);
+        user::forget(address, length);
     }
 
     fn advising(address: usize, length: usize, advice: i32) {
@@ -268,30 +252,11 @@ impl Mechanism for Events {
             // The kernel collapses no range with holes that a userfaultfd could fill: EBUSY. It looks at the page behind
             // the end too (collapse_file in mm/khugepaged.c, Linux 6.18).
             libc::MADV_COLLAPSE => user::forget(address, length.saturating_add(1)),
-            libc::MADV_REMOVE => punched(),
             _ => {}
         }
     }
 
     fn locking(address: usize, length: usize) {
         user::touch(address, length);
-    }
-
-    fn punching() {
-        punched();
-    }
-
-    fn about_to_fork() {
-        about_to_fork();
-    }
-
-    fn has_forked() {
-        has_forked();
-    }
-
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
-    unsafe fn is_forked(_pid: u32) {
-        // SAFETY: the caller's promise: the watching thread is heard before.
-        unsafe { forked() };
     }
 }

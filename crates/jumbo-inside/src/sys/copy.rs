@@ -36,7 +36,7 @@ pub unsafe fn copy_bytes(from: usize, to: usize, length: usize) -> Result<usize>
         iov_len: length,
     };
     let (here, there) = (vector(to), vector(from));
-    let this = rustix::process::getpid().as_raw_nonzero().get();
+    let this = super::process();
     let (here, there) = (
         (&raw const here).expose_provenance(),
         (&raw const there).expose_provenance(),

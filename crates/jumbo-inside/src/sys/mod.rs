@@ -8,7 +8,7 @@
 //! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
-//! - [`request`]: any other system call.
+//! - [`process`]: the caller's ID. [`request`]: any other system call.
 //!
 //! It uses no other module. Invariant: no call here changes errno.
 
@@ -50,6 +50,11 @@ pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usi
         let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(libc::EIO);
         Errno::from_raw_os_error(errno)
     })
+}
+
+/// getpid(2).
+pub fn process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// ioctl(2) with a structure that the kernel reads and writes.

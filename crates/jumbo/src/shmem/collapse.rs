@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use jumbo_inside::pool::{Room, make_huge};
+use jumbo_inside::sys::collapse;
 use jumbo_inside::sys::{Pagemap, Pages};
 
 use super::shards::Extent;
@@ -106,7 +107,7 @@ impl Region {
                 done.failed += 1;
                 continue;
             };
-            match make_huge(addresses.start, block, block) {
+            match make_huge(addresses.start, block, block, collapse) {
                 Ok(()) => {
                     self.count(self.pmd, 1, 0, 0);
                     done.collapsed += 1;

@@ -398,11 +398,8 @@ impl Supply {
     fn make_huge(&self, address: usize, length: usize) -> bool {
         // Where the advice is refused (no THP in this kernel) the collapse will be, too.
         let _ = memory::advise(address, length);
-        let huge = make_huge(address, length, self.pmd.load(Ordering::Relaxed)).is_ok();
-        if huge {
-            stats::collapsed(length);
-        }
-        huge
+        let pmd = self.pmd.load(Ordering::Relaxed);
+        make_huge(address, length, pmd, memory::collapse).is_ok()
     }
 
     /// Has [`Supply::bring`] use several threads while `work` runs. Only while the process has one.

@@ -7,15 +7,14 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering
 
 use super::budget::Budget;
 use super::streams::Streams;
+pub(super) use crate::density::table::PAGE_BYTES as PAGE;
+use crate::density::table::{Slot, Span, Table};
 use crate::sync::Lock;
 use crate::sys::Thread;
 
 /// The most threads that answer: one for each CPU, for each fills on its own.
 pub(super) const THREADS: usize = 4;
-/// The most ranges.
-const RANGES: usize = 64;
-/// The base page that this is written for.
-pub(super) const PAGE: usize = 4096;
+const MAX_RANGES: usize = 64;
 const STACK: usize = 64 << 10;
 
 /// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was made, which so knows of
@@ -58,7 +57,7 @@ impl Ground {
 pub(super) struct Books {
     /// How many ranges there are. The first word, for machine code to look at.
     pub(super) count: AtomicUsize,
-    ranges: [Entry; RANGES],
+    ranges: Table<Filling, MAX_RANGES>,
     pub(super) streams: Streams,
     pub(super) budget: Budget,
     /// Held by who changes ranges or calls a thread of ours, with signals blocked.
@@ -90,28 +89,35 @@ pub(super) const FILL: u32 = 2;
 pub(super) const DROP: u32 = 3;
 pub(super) const END: u32 = 4;
 
-/// A range, where it has an end.
-pub(super) struct Entry {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    /// The size of its blocks.
-    pub(super) block: AtomicUsize,
+/// What came in of a range.
+pub(super) struct Filling {
+    /// The size of the range's blocks.
+    block: AtomicUsize,
     /// How much of it was brought in.
     pub(super) filled: AtomicUsize,
 }
+
+impl Filling {
+    pub(super) fn block(&self) -> usize {
+        self.block.load(Ordering::Relaxed).max(PAGE)
+    }
+}
+
+/// A place of a range.
+pub(super) type Entry<'t> = Slot<'t, Filling>;
 
 impl Books {
     const fn new() -> Self {
         Self {
             count: AtomicUsize::new(0),
-            ranges: [const {
-                Entry {
-                    start: AtomicUsize::new(0),
-                    end: AtomicUsize::new(0),
-                    block: AtomicUsize::new(0),
-                    filled: AtomicUsize::new(0),
-                }
-            }; RANGES],
+            ranges: Table::new(
+                [const {
+                    Filling {
+                        block: AtomicUsize::new(0),
+                        filled: AtomicUsize::new(0),
+                    }
+                }; MAX_RANGES],
+            ),
             streams: Streams::new(),
             budget: Budget::new(),
             lock: Lock::new(()),
@@ -127,85 +133,71 @@ impl Books {
         }
     }
 
-    /// The ranges. One that is being changed may be found wrong: nothing is ever filled that is not registered with the
-    /// kernel.
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (Range<usize>, &Entry)> {
-        self.ranges.iter().filter_map(|entry| {
-            let end = entry.end.load(Ordering::Acquire);
-            let range = entry.start.load(Ordering::Relaxed)..end;
-            (!range.is_empty()).then_some((range, entry))
-        })
+    /// The ranges. One that has just ended may be found: nothing is ever filled that is not registered with the kernel.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (Entry<'_>, Span)> {
+        self.ranges.each()
     }
 
     /// How much of all ranges has not come in yet.
     pub(super) fn remaining(&self) -> usize {
-        let left = |(range, entry): (Range<usize>, &Entry)| {
-            range
-                .len()
-                .saturating_sub(entry.filled.load(Ordering::Relaxed))
+        let left = |(entry, span): (Entry<'_>, Span)| {
+            let filled = entry.note.filled.load(Ordering::Relaxed);
+            span.range().len().saturating_sub(filled)
         };
         self.ranges().map(left).fold(0, usize::saturating_add)
     }
 
-    /// Ends an entry that has this range, by whatever thread.
-    pub(super) fn drop_entry(&self, entry: &Entry, range: &Range<usize>) {
-        if entry.ends_at(range.end, 0) {
+    /// Ends a range, by whatever thread.
+    pub(super) fn end(&self, entry: &Entry<'_>, span: &Span) {
+        if entry.end(span, |_| ()) {
             self.count.fetch_sub(1, Ordering::Release);
         }
     }
 
-    fn free(&self) -> Option<&Entry> {
-        let mut entries = self.ranges.iter();
-        entries.find(|entry| entry.end.load(Ordering::Relaxed) == 0)
-    }
-
     /// Adds a range, where none is. False where there are too many. Under the lock.
     pub(super) fn add(&self, range: &Range<usize>, block: usize, filled: usize) -> bool {
-        let Some(entry) = self.free() else {
-            return false;
-        };
-        entry.start.store(range.start, Ordering::Relaxed);
-        entry.block.store(block, Ordering::Relaxed);
-        entry.filled.store(filled, Ordering::Relaxed);
-        entry.end.store(range.end, Ordering::Release);
-        self.count.fetch_add(1, Ordering::Release);
-        true
+        let is_added = Span::new(range).is_some_and(|span| {
+            self.ranges.add(&span, |filling| {
+                filling.block.store(block, Ordering::Relaxed);
+                filling.filled.store(filled, Ordering::Relaxed);
+            })
+        });
+        if is_added {
+            self.count.fetch_add(1, Ordering::Release);
+        }
+        is_added
     }
 
     /// What is to go of a registered range, so that a range of whole pages does: all behind it as well, where there is no place for
-    /// one more entry. Under the lock.
+    /// one more. Under the lock.
     pub(super) fn cut(&self, range: &Range<usize>, registered: &Range<usize>) -> Range<usize> {
         let start = range.start.max(registered.start);
         let end = range.end.min(registered.end);
         let is_in_the_middle = registered.start < start && start < end && end < registered.end;
-        if is_in_the_middle && self.free().is_none() {
+        if is_in_the_middle && !self.ranges.has_place() {
             return start..registered.end;
         }
         start..end
     }
 
-    /// Removes what [`Books::cut`] gave for an entry that has this range. Under the lock.
-    pub(super) fn remove(&self, entry: &Entry, registered: &Range<usize>, cut: &Range<usize>) {
-        let (before, after) = (registered.start..cut.start, cut.end..registered.end);
-        if before.is_empty() && after.is_empty() {
-            self.drop_entry(entry, registered);
-        } else if before.is_empty() {
-            entry.start.store(after.start, Ordering::Relaxed);
-        } else if entry.ends_at(registered.end, before.end) && !after.is_empty() {
-            // Which part was brought in is not known: the one before first.
-            let filled = entry.filled.load(Ordering::Relaxed);
-            let behind = filled.saturating_sub(before.len());
-            self.add(&after, entry.block.load(Ordering::Relaxed), behind);
+    /// Removes what [`Books::cut`] gave for a range. Under the lock.
+    pub(super) fn remove(&self, entry: &Entry<'_>, registered: &Span, cut: &Range<usize>) {
+        let Range { start, end } = registered.range();
+        let (before, after) = (Span::new(&(start..cut.start)), Span::new(&(cut.end..end)));
+        match (before, after) {
+            (None, None) => self.end(entry, registered),
+            (None, Some(after)) => drop(entry.replace(registered, &after)),
+            (Some(before), after) => {
+                if entry.replace(registered, &before)
+                    && let Some(after) = after
+                {
+                    // Which part was brought in is not known: the one before first.
+                    let filled = entry.note.filled.load(Ordering::Relaxed);
+                    let behind = filled.saturating_sub(before.range().len());
+                    let block = entry.note.block();
+                    self.add(&after.range(), block, behind);
+                }
+            }
         }
-    }
-}
-
-impl Entry {
-    /// Sets another end, or none: false where another thread has.
-    fn ends_at(&self, end: usize, new: usize) -> bool {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.end
-            .compare_exchange(end, new, success, failure)
-            .is_ok()
     }
 }

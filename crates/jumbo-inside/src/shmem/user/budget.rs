@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::headroom::{Enough, headroom};
+use crate::headroom::has_room;
 
 /// So much is brought in between two looks.
 const CHUNK: usize = 64 << 20;
@@ -20,7 +20,7 @@ impl Budget {
 
     /// Whether so much may come in, of what has not come yet.
     pub(super) fn take(&self, bytes: usize, remaining: impl FnOnce() -> usize) -> bool {
-        self.take_of(bytes, remaining, room_for)
+        self.take_of(bytes, remaining, has_room)
     }
 
     fn take_of(
@@ -39,11 +39,6 @@ impl Budget {
         }
         room
     }
-}
-
-/// Whether there is room for so much, on the host and in the memory cgroups of this process.
-pub(super) fn room_for(bytes: usize) -> bool {
-    headroom(Enough::for_touching(bytes)).is_some_and(|room| room.least() >= bytes)
 }
 
 #[cfg(test)]

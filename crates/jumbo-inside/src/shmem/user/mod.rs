@@ -34,12 +34,12 @@ use rustix::mm::{Advice, madvise};
 
 use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER};
 
-use crate::headroom::tasks;
+use crate::headroom::{has_room, tasks};
 use crate::ledger::shm_reason;
 use crate::ledger::stats::slot;
 use crate::sandbox;
 use crate::standing::{self, Leader};
-use crate::sys::{Blocked, Thread, request, wait};
+use crate::sys::{Blocked, Thread, process, request, wait};
 use crate::watch::{self, Others};
 
 /// So many more tasks the program could have, or there is no thread.
@@ -125,7 +125,7 @@ pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reaso
             make(books, process)?;
         }
         let range = address..address.saturating_add(length);
-        if !budget::room_for(books.remaining().saturating_add(length)) {
+        if !has_room(books.remaining().saturating_add(length)) {
             return Err(Reason::NoMemory);
         }
         books.streams.begin_anew(&range);
@@ -143,10 +143,6 @@ pub fn register(address: usize, length: usize, block: usize) -> Result<(), Reaso
         answer
     });
     registered.unwrap_or(Err(Reason::Ended))
-}
-
-fn process() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// Makes the threads. Under the lock, with signals blocked.
@@ -221,9 +217,9 @@ pub fn forget(address: usize, length: usize) {
 #[cold]
 fn remove(mut range: Range<usize>) {
     let books = &GROUND.books;
-    let begins = |(registered, _): &(Range<usize>, _)| registered.start == range.start;
+    let mut ranges = books.ranges().map(|(_, span)| span.range());
     if range.len() < PAGE
-        && let Some((registered, _)) = books.ranges().find(begins)
+        && let Some(registered) = ranges.find(|registered| registered.start == range.start)
     {
         range = registered;
     }
@@ -245,12 +241,12 @@ fn leave(range: &Range<usize>) {
 
 /// The same, under the lock, with signals blocked. What the books have is what the kernel has: system calls into other pages fail.
 fn unregister(books: &Books, range: &Range<usize>) {
-    for (registered, entry) in books.ranges() {
-        let cut = books.cut(range, &registered);
+    for (entry, registered) in books.ranges() {
+        let cut = books.cut(range, &registered.range());
         if !cut.is_empty() {
             // It fails where nothing is mapped any more.
             let _ = call(books, DROP, &cut);
-            books.remove(entry, &registered, &cut);
+            books.remove(&entry, &registered, &cut);
         }
     }
 }
@@ -268,7 +264,8 @@ pub fn touch(address: usize, length: usize) {
 fn bring_in(touched: &Range<usize>) {
     let touched = pages(touched);
     let near = touched.start.saturating_add(AHEAD);
-    for (range, _) in GROUND.books.ranges() {
+    for (_, span) in GROUND.books.ranges() {
+        let range = span.range();
         let (start, end) = (range.start.max(touched.start), range.end.min(touched.end));
         let mut at = start;
         while at < end.min(near) {
@@ -335,8 +332,8 @@ pub fn end() {
             books.threads[0].join();
         }
         // Now that the kernel has none.
-        for (range, entry) in books.ranges() {
-            books.drop_entry(entry, &range);
+        for (entry, span) in books.ranges() {
+            books.end(&entry, &span);
         }
     });
 }

@@ -5,7 +5,6 @@
 //! for a thread that is not there.
 #![expect(unsafe_code, reason = "makes threads on stacks of their own")]
 
-use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -15,6 +14,7 @@ use rustix::io::{Errno, Result};
 
 use super::books::{Books, DROP, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
 use super::{block_of, max_waste};
+use crate::density::table::Span;
 use crate::ledger::stats::slot;
 use crate::ledger::{Slot, shm_reason};
 use crate::standing::{self, Leader};
@@ -163,57 +163,55 @@ impl Server {
 
     /// Brings in what a system call is given, or leaves its range to the kernel.
     fn bring_in(&self, start: usize, length: usize) -> Result<()> {
-        let found = self
-            .books
-            .ranges()
-            .find(|(range, _)| range.contains(&start));
-        let (range, entry) = found.ok_or(Errno::NOENT)?;
+        let mut ranges = self.books.ranges();
+        let found = ranges.find(|(_, span)| span.range().contains(&start));
+        let (entry, span) = found.ok_or(Errno::NOENT)?;
         if !self.books.budget.take(length, || self.books.remaining()) {
-            let block = entry.block.load(Ordering::Relaxed).max(PAGE);
-            self.leave_to_the_kernel(&range, entry, block);
+            self.leave_to_the_kernel(&entry, &span);
             return Ok(());
         }
         let (filled, result) = self.fill(start, length, length, None);
-        entry.filled.fetch_add(filled, Ordering::Relaxed);
+        entry.note.filled.fetch_add(filled, Ordering::Relaxed);
         result
     }
 
     /// Brings in the block of a page that was touched, or more; or at least the page.
     fn resolve(&self, page: usize) {
-        let found = self.books.ranges().find(|(range, _)| range.contains(&page));
-        let Some((range, entry)) = found else {
+        let mut ranges = self.books.ranges();
+        let Some((entry, span)) = ranges.find(|(_, span)| span.range().contains(&page)) else {
             return self.resolve_page(page, page, PAGE);
         };
-        let block = entry.block.load(Ordering::Relaxed).max(PAGE);
+        let (range, block) = (span.range(), entry.note.block());
         let touched = block_of(page, block, &range);
         let (start, first) = (touched.start, touched.len());
         let streams = &self.books.streams;
         let length = streams.extend(start, first, range.end, block, max_waste());
         if !self.books.budget.take(length, || self.books.remaining()) {
-            return self.leave_to_the_kernel(&range, entry, block);
+            return self.leave_to_the_kernel(&entry, &span);
         }
         let mut answer = self.fill(start, length, first, Some(page));
         if answer.0 == 0 && answer.1.is_err() && length > first {
             // Not one mapping, perhaps.
             answer = self.fill(start, first, first, Some(page));
         }
-        entry.filled.fetch_add(answer.0, Ordering::Relaxed);
+        entry.note.filled.fetch_add(answer.0, Ordering::Relaxed);
         if answer.1.is_err() {
             self.resolve_page(page, start, first);
         }
     }
 
     /// There is no room for whole blocks of a range.
-    fn leave_to_the_kernel(&self, range: &Range<usize>, entry: &Entry, block: usize) {
-        let slot = slot();
-        Slot::add(&slot.shm_user_fallback_charge, (range.len() / block) as u64);
+    fn leave_to_the_kernel(&self, entry: &Entry<'_>, span: &Span) {
+        let (slot, range) = (slot(), span.range());
+        let blocks = range.len() / entry.note.block();
+        Slot::add(&slot.shm_user_fallback_charge, blocks as u64);
         slot.shm_reasons
             .fetch_or(shm_reason::NO_MEMORY, Ordering::Relaxed);
         if self.faults.unregister(range.start, range.len()).is_err() {
             self.end();
         }
         // Only now: system calls into what is registered have to find it in the books.
-        self.books.drop_entry(entry, range);
+        self.books.end(entry, span);
     }
 
     /// Fills what is not there: of the first `first` bytes all, of the rest until it comes to a page that is; and no more where

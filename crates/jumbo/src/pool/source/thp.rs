@@ -8,6 +8,7 @@
 //! The memory is private, so a child of fork(2) has a copy of the pool and of every page in it.
 
 use jumbo_inside::pool::{Claim, Room, make_huge};
+use jumbo_inside::sys::collapse;
 use rustix::io::Errno;
 
 use super::super::error::{SetupError, SourceError};
@@ -70,7 +71,8 @@ impl Thp {
 
     fn make_huge(&self, node: NodeId, address: usize) -> Result<(), SourceError> {
         let page = self.window.page();
-        make_huge(address, page, page).map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
+        make_huge(address, page, page, collapse)
+            .map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
     }
 
     /// Kept until the page is there.

@@ -1,0 +1,418 @@
+//! Ranges of addresses that threads and signal handlers read and change without a lock: [`Table`].
+//!
+//! Each range is one word, so no thread finds half of one. Beside it is a note of the table's user, which is written while
+//! the word says that the slot is claimed: a thread may find the note of a range that has ended since it read the word.
+//!
+//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] or [`Table::join`] is given it again.
+//!
+//! Generic over [`Word64`], so that tests search the interleavings of the code that runs.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The base page, in which ranges are counted.
+pub(crate) const PAGE_BYTES: usize = 4096;
+/// The largest range, 1 TiB: a larger one takes several slots.
+pub(crate) const MAX_BYTES: usize = ((1 << COUNT_BITS) - 1) * PAGE_BYTES;
+const COUNT_BITS: u32 = 28;
+/// The first page that no word has room for: 2^47 bytes, all that the kernel gives without being asked for more.
+const END_PAGE: usize = 1 << 35;
+/// A slot whose note is being written, or read for the last time.
+const CLAIMED: u64 = 1;
+
+/// A number that threads change.
+pub(crate) trait Word64 {
+    /// The value, and all that was written before it.
+    fn load(&self) -> u64;
+    /// Replaces a value; false where it is another one by now.
+    fn replace(&self, before: u64, after: u64) -> bool;
+}
+
+impl Word64 for AtomicU64 {
+    fn load(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+
+    fn replace(&self, before: u64, after: u64) -> bool {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.compare_exchange(before, after, success, failure)
+            .is_ok()
+    }
+}
+
+/// A range of base pages, never empty, and whether it is known to be dense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pages: Range<usize>,
+    is_dense: bool,
+}
+
+impl Span {
+    /// The pages that have a byte of a range of addresses; `None` where there is none, or a word has no room for them.
+    pub(crate) fn new(range: &Range<usize>) -> Option<Self> {
+        Self::of_pages(
+            range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES),
+            false,
+        )
+    }
+
+    fn of_pages(pages: Range<usize>, is_dense: bool) -> Option<Self> {
+        let fits = pages.len() <= MAX_BYTES / PAGE_BYTES && pages.end <= END_PAGE;
+        (!pages.is_empty() && fits).then_some(Self { pages, is_dense })
+    }
+
+    /// The first page in 35 bits, how many there are in 28, and whether they are dense. A free or claimed slot has no page.
+    fn of_word(word: u64) -> Option<Self> {
+        let bits = |from: u32, count: u32| usize::try_from(word >> from & ((1 << count) - 1));
+        let (first, count) = (bits(COUNT_BITS + 1, 35).ok()?, bits(1, COUNT_BITS).ok()?);
+        Self::of_pages(first..first + count, word & 1 != 0)
+    }
+
+    fn word(&self) -> u64 {
+        let (first, count) = (self.pages.start as u64, self.pages.len() as u64);
+        first << (COUNT_BITS + 1) | count << 1 | u64::from(self.is_dense)
+    }
+
+    /// Its addresses.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.pages.start * PAGE_BYTES..self.pages.end * PAGE_BYTES
+    }
+
+    /// Whether it is known to be dense.
+    pub(crate) const fn is_dense(&self) -> bool {
+        self.is_dense
+    }
+
+    /// The addresses of the whole blocks of `size` bytes in it.
+    pub(crate) fn blocks(&self, size: usize) -> Range<usize> {
+        let Range { start, end } = self.range();
+        let first = start.next_multiple_of(size);
+        first..(end & !(size - 1)).max(first)
+    }
+
+    /// With `more`, where they lie side by side or overlap: as dense as this is.
+    fn joined(&self, more: &Self) -> Option<Self> {
+        let (this, more) = (&self.pages, &more.pages);
+        let is_beside = more.start <= this.end && this.start <= more.end;
+        let both = this.start.min(more.start)..this.end.max(more.end);
+        is_beside
+            .then(|| Self::of_pages(both, self.is_dense))
+            .flatten()
+    }
+
+    /// What is left of it without `gone`: the larger end.
+    fn without(&self, gone: &Self) -> Option<Self> {
+        let Range { start, end } = self.pages;
+        let before = start..gone.pages.start.clamp(start, end);
+        let after = gone.pages.end.clamp(start, end)..end;
+        let larger = if before.len() >= after.len() {
+            before
+        } else {
+            after
+        };
+        Self::of_pages(larger, self.is_dense)
+    }
+}
+
+/// A place in a table.
+#[derive(Debug)]
+pub(crate) struct Slot<'t, N, W = AtomicU64> {
+    word: &'t W,
+    pub(crate) note: &'t N,
+}
+
+impl<N, W: Word64> Slot<'_, N, W> {
+    /// The range that is there now.
+    pub(crate) fn span(&self) -> Option<Span> {
+        Span::of_word(self.word.load())
+    }
+
+    /// Replaces a range; false where another thread has changed it.
+    pub(crate) fn replace(&self, before: &Span, after: &Span) -> bool {
+        self.word.replace(before.word(), after.word())
+    }
+
+    /// Marks a range as dense, unless another thread has changed it: it is then scanned again.
+    pub(crate) fn set_dense(&self, before: &Span) {
+        let dense = Span {
+            is_dense: true,
+            ..before.clone()
+        };
+        self.replace(before, &dense);
+    }
+
+    /// Ends a range, whose note is still its own in `ended`; false where another thread has changed it.
+    pub(crate) fn end(&self, before: &Span, ended: impl FnOnce(&N)) -> bool {
+        let is_ended = self.word.replace(before.word(), CLAIMED);
+        if is_ended {
+            ended(self.note);
+            self.word.replace(CLAIMED, 0);
+        }
+        is_ended
+    }
+}
+
+/// `COUNT` ranges at most, and a note beside each.
+#[derive(Debug)]
+pub(crate) struct Table<N, const COUNT: usize, W = AtomicU64> {
+    words: [W; COUNT],
+    notes: [N; COUNT],
+}
+
+impl<N, const COUNT: usize> Table<N, COUNT> {
+    /// An empty table. Words of it are zeroes.
+    pub(crate) const fn new(notes: [N; COUNT]) -> Self {
+        Self {
+            words: [const { AtomicU64::new(0) }; COUNT],
+            notes,
+        }
+    }
+}
+
+impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
+    /// All places, in use or not.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot<'_, N, W>> {
+        let slots = self.words.iter().zip(&self.notes);
+        slots.map(|(word, note)| Slot { word, note })
+    }
+
+    /// The ranges.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (Slot<'_, N, W>, Span)> {
+        self.slots()
+            .filter_map(|slot| slot.span().map(|span| (slot, span)))
+    }
+
+    /// Whether there is place for one more range.
+    pub(crate) fn has_place(&self) -> bool {
+        self.words.iter().any(|word| word.load() == 0)
+    }
+
+    /// Adds a range, once `prepare` has written its note; false where there is no place.
+    pub(crate) fn add(&self, span: &Span, prepare: impl FnOnce(&N)) -> bool {
+        let Some(slot) = self.slots().find(|slot| slot.word.replace(0, CLAIMED)) else {
+            return false;
+        };
+        prepare(slot.note);
+        slot.word.replace(CLAIMED, span.word())
+    }
+
+    /// Adds pages to a range that they lie beside and whose note `may_join`. Gives that range as it was.
+    pub(crate) fn join(&self, more: &Span, may_join: impl Fn(&N) -> bool) -> Option<Span> {
+        self.slots().find_map(|slot| {
+            loop {
+                let before = slot.span().filter(|_| may_join(slot.note))?;
+                if slot.replace(&before, &before.joined(more)?) {
+                    return Some(before);
+                }
+            }
+        })
+    }
+
+    /// Takes pages out of all ranges. Of a range that they were in the middle of the larger end stays. `ended` is given
+    /// the notes of those that are gone.
+    pub(crate) fn cut(&self, gone: &Span, ended: impl Fn(&N)) {
+        for slot in self.slots() {
+            while let Some(before) = slot.span() {
+                let is_done = match before.without(gone) {
+                    Some(left) if left == before => true,
+                    Some(left) => slot.replace(&before, &left),
+                    None => slot.end(&before, &ended),
+                };
+                if is_done {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Frees the slots that a thread of the parent had claimed, in the child of a fork.
+    pub(crate) fn forked(&self) {
+        for word in &self.words {
+            word.replace(CLAIMED, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use shuttle::sync::Arc;
+    use shuttle::thread;
+
+    const PAGE: usize = PAGE_BYTES;
+
+    fn span(pages: Range<usize>) -> Span {
+        Span::of_pages(pages, false).unwrap()
+    }
+
+    impl Word64 for shuttle::sync::atomic::AtomicU64 {
+        fn load(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+
+        fn replace(&self, before: u64, after: u64) -> bool {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.compare_exchange(before, after, success, failure)
+                .is_ok()
+        }
+    }
+
+    /// What a thread does with the table.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add(Range<usize>),
+        Join(Range<usize>),
+        Cut(Range<usize>),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let pages = || (0usize..60, 1usize..20).prop_map(|(first, count)| first..first + count);
+        let step = prop_oneof![
+            pages().prop_map(Step::Add),
+            pages().prop_map(Step::Join),
+            pages().prop_map(Step::Cut),
+        ];
+        prop::collection::vec(step, 1..40)
+    }
+
+    proptest! {
+        #[test]
+        fn a_word_is_read_as_it_was_written(
+            start in 0usize..END_PAGE - (1 << COUNT_BITS),
+            length in 1usize..1 << COUNT_BITS,
+            is_dense: bool,
+        ) {
+            let some = Span::of_pages(start..start + length, is_dense).unwrap();
+            prop_assert_eq!(Span::of_word(some.word()), Some(some));
+        }
+
+        #[test]
+        fn what_is_left_has_nothing_of_what_is_gone(
+            start in 0usize..50,
+            length in 1usize..50,
+            from in 0usize..100,
+            gone in 1usize..50,
+        ) {
+            let (all, gone) = (span(start..start + length), span(from..from + gone));
+            let left = all.without(&gone).map_or(0..0, |left| left.pages);
+            prop_assert!(left.is_empty() || all.pages.start <= left.start && left.end <= all.pages.end);
+            prop_assert!(left.clone().all(|page| !gone.pages.contains(&page)));
+            let rest = all.pages.clone().filter(|page| !gone.pages.contains(page)).count();
+            prop_assert!(left.len() * 2 >= rest, "the larger end of {all:?} without {gone:?}: {left:?}");
+        }
+
+        #[test]
+        fn a_table_has_no_page_that_was_not_added_or_that_was_cut(steps in steps()) {
+            let table = Table::<(), 4>::new([(); 4]);
+            let mut may_be = [false; 80];
+            for step in steps {
+                let (pages, is_added) = match step {
+                    Step::Add(pages) => (pages.clone(), table.add(&span(pages), |()| ())),
+                    Step::Join(pages) => (pages.clone(), table.join(&span(pages), |()| true).is_some()),
+                    Step::Cut(pages) => {
+                        table.cut(&span(pages.clone()), |()| ());
+                        may_be[pages].fill(false);
+                        continue;
+                    }
+                };
+                if is_added {
+                    let holds = |span: Span| {
+                        span.pages.start <= pages.start && pages.end <= span.pages.end
+                    };
+                    let is_there = table.each().any(|(_, span)| holds(span));
+                    prop_assert!(is_there, "{pages:?}");
+                    may_be[pages].fill(true);
+                }
+            }
+            for (_, span) in table.each() {
+                prop_assert!(span.pages.clone().all(|page| may_be[page]), "{span:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_in_a_word_has_no_span() {
+        assert_eq!(Span::new(&(7 * PAGE..8 * PAGE + MAX_BYTES)), None);
+        assert_eq!(
+            Span::of_pages(END_PAGE - 1..END_PAGE + 1, false),
+            None,
+            "past the end"
+        );
+        assert_eq!(Span::new(&(PAGE..PAGE)), None);
+        assert_eq!(Span::new(&(PAGE - 1..PAGE + 1)), Some(span(0..2)));
+    }
+
+    #[test]
+    fn neighbours_are_joined_and_nothing_between_them_is() {
+        let first = Span::of_pages(10..20, true).unwrap();
+        let with = |pages| first.joined(&span(pages)).map(|both| both.pages);
+        assert_eq!(with(20..25), Some(10..25));
+        assert_eq!(with(5..10), Some(5..20));
+        assert_eq!(with(12..14), Some(10..20));
+        assert_eq!((with(21..25), with(1..9)), (None, None));
+        assert!(first.joined(&span(20..25)).unwrap().is_dense);
+    }
+
+    #[test]
+    fn only_whole_blocks_are_looked_at() {
+        let pmd = 2 << 20;
+        assert_eq!(span(511..1537).blocks(pmd), pmd..3 * pmd);
+        assert!(span(513..1023).blocks(pmd).is_empty());
+    }
+
+    type Model = Table<AtomicU64, 3, shuttle::sync::atomic::AtomicU64>;
+
+    fn search(scenario: impl Fn(&Arc<Model>) + Send + Sync + Clone + 'static) {
+        let scenario = move || {
+            scenario(&Arc::new(Table {
+                words: core::array::from_fn(|_| shuttle::sync::atomic::AtomicU64::new(0)),
+                notes: core::array::from_fn(|_| AtomicU64::new(0)),
+            }));
+        };
+        shuttle::check_random(scenario.clone(), 600);
+        shuttle::check_pct(scenario, 600, 3);
+    }
+
+    /// Each thread adds a range, with its number as the note, has it grow, and cuts a part out and then the rest, beside a
+    /// thread that finds ranges dense.
+    #[test]
+    fn threads_that_share_slots_lose_no_range_and_keep_none() {
+        search(|table| {
+            let worker = |number: usize| {
+                let table = Arc::clone(table);
+                thread::spawn(move || {
+                    let at = number * 100;
+                    let mine = |note: &AtomicU64| note.load(Ordering::Relaxed) == number as u64;
+                    let set = |note: &AtomicU64| note.store(number as u64, Ordering::Relaxed);
+                    let is_there = || {
+                        let mut found = table.each().filter(|(_, span)| span.pages.contains(&at));
+                        found.next().is_some_and(|(slot, _)| mine(slot.note))
+                    };
+                    for _ in 0..2 {
+                        if table.add(&span(at..at + 10), set) {
+                            assert!(is_there(), "{number} added");
+                            table.join(&span(at + 10..at + 20), mine).unwrap();
+                            let none = |_: &AtomicU64| panic!("nothing is gone yet");
+                            table.cut(&span(at + 15..at + 20), none);
+                            assert!(is_there(), "{number} cut");
+                        }
+                        let ended = |note: &AtomicU64| assert!(mine(note), "another's note");
+                        table.cut(&span(at..at + 20), ended);
+                        assert!(!is_there(), "{number} is gone");
+                    }
+                })
+            };
+            let workers = [1, 2, 3, 4].map(worker);
+            for (slot, span) in table.each() {
+                slot.set_dense(&span);
+            }
+            for worker in workers {
+                worker.join().unwrap();
+            }
+            assert_eq!(table.each().count(), 0);
+            let places = (0..3).all(|at| table.add(&span(at..at + 1), |_| ()));
+            assert!(places && !table.has_place(), "each slot can be had again");
+        });
+    }
+}
