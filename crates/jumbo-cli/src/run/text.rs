@@ -229,8 +229,10 @@ fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Resul
     } else {
         "; --report=full says more"
     };
-    writeln!(out, "{}", view::wrapped("  ", &format!("{share}{more}")))?;
-    writeln!(out, "{}", view::wrapped("  ", &reason(report)))
+    for text in [format!("{share}{more}"), reason(report)] {
+        writeln!(out, "{}", view::filled("  ", &text, 4, view::WIDTH))?;
+    }
+    Ok(())
 }
 
 /// The reason for the largest part that is not on huge pages, or the gain where most is.
