@@ -167,6 +167,33 @@ fn the_short_help_of_run_has_eight_options_and_the_long_one_explains_all() {
     }
 }
 
+/// The targets of the links in a Markdown text that lead into this tree.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains(':'))
+}
+
+#[test]
+fn the_links_of_the_documents_lead_to_files() {
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders = ["", "docs", "docs/design", "docs/adr"];
+    let mut checked = 0;
+    for folder in folders.map(|folder| workspace.join(folder)) {
+        let entries = std::fs::read_dir(&folder).unwrap();
+        let files = entries.map(|entry| entry.unwrap().path());
+        for file in files.filter(|file| file.extension().is_some_and(|it| it == "md")) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for target in links(&text) {
+                let path = folder.join(target);
+                assert!(path.exists(), "{}: {target}", file.display());
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 50, "{checked}");
+}
+
 #[test]
 fn json_of_a_run_says_what_it_is_for() {
     let output = Command::new(env!("CARGO_BIN_EXE_jumbo"))

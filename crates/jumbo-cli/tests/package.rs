@@ -95,6 +95,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
         "/usr/lib/jumbo/libjumbo_preload.so",
         "/usr/share/man/man1/jumbo-run.1.gz",
         "/usr/share/bash-completion/completions/jumbo",
+        "/usr/share/doc/jumbo/docs/run.md",
         "/usr/share/doc/jumbo/profiles/postgresql.toml",
     ] {
         assert!(

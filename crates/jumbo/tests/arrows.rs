@@ -62,7 +62,7 @@ const INSIDE: Table = &[
         "watch",
         &["events", "headroom", "sandbox", "standing", "sync", "sys"],
     ),
-    ("standing", &["proc", "sys"]),
+    ("standing", &["proc"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),

@@ -185,7 +185,7 @@ pub(super) struct Options {
     )]
     pub(super) free_workers: Option<u32>,
 
-    /// Free memory after the end, aside: auto, on or off [default: auto]
+    /// Free memory after the program's end: auto, on or off [default: auto]
     ///
     /// `auto`: for programs that requested more than 1 GiB. The reaper process has their command
     /// line. See docs/design/free.md

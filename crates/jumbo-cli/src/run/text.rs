@@ -164,8 +164,12 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
         },
     };
     line(out, "huge pages", &obtained)?;
-    if let Some(gain) = pays(report) {
-        line(out, "does it pay", &gain)?;
+    if let Some(gain) = gain(report) {
+        line(
+            out,
+            "does it pay",
+            &format!("{gain}; jumbo compare tells more"),
+        )?;
     }
     segments::write(out, report)?;
     shmem::write(out, report)?;
@@ -225,8 +229,10 @@ fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Resul
     } else {
         "; --report=full says more"
     };
-    writeln!(out, "{}", view::wrapped("  ", &format!("{share}{more}")))?;
-    writeln!(out, "{}", view::wrapped("  ", &reason(report)))
+    for text in [format!("{share}{more}"), reason(report)] {
+        writeln!(out, "{}", view::filled("  ", &text, 4, view::WIDTH))?;
+    }
+    Ok(())
 }
 
 /// The reason for the largest part that is not on huge pages, or the gain where most is.
@@ -329,51 +335,24 @@ fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
     }
 }
 
-/// The time that the huge pages of the heap took to come, and that of base pages in their place.
-struct FirstTouch {
-    huge: Duration,
-    base: Duration,
-}
-
-impl FirstTouch {
-    fn measure(report: &Report<'_>) -> Option<Self> {
-        let huge = report.seen.heap()?.huge;
-        // To measure takes calls that a filter may end the process for.
-        if huge < LITTLE || sandbox::inherited() != Some(0) {
-            return None;
-        }
-        let touch = jumbo_bench::memory::first_touch().ok()?;
-        let times = |per_mib: Duration| per_mib.mul_f64(huge.0 as f64 / f64::from(1 << 20));
-        Some(Self {
-            huge: times(touch.huge),
-            base: times(touch.base),
-        })
-    }
-}
-
-/// The gain as the short report has it.
+/// The gain of the huge pages of the heap: the time of their first touch, and that of base pages.
 fn gain(report: &Report<'_>) -> Option<String> {
-    let touch = FirstTouch::measure(report)?;
-    let (huge, base) = (duration(touch.huge), duration(touch.base));
-    let took = format!("first touches take {huge}, on base pages {base}");
-    Some(match touch.huge < touch.base {
-        true => format!("it seems to pay: {took}"),
-        false => format!("it pays where memory is used often: {took}"),
-    })
-}
-
-/// The gain as the full report has it.
-fn pays(report: &Report<'_>) -> Option<String> {
-    let touch = FirstTouch::measure(report)?;
-    let took = format!(
-        "first touches take about {} in huge faults and {} in base faults, measured just now",
-        duration(touch.huge),
-        duration(touch.base)
-    );
-    Some(match touch.huge < touch.base {
-        true => format!("it seems so: {took}; jumbo compare tells more"),
-        false => format!("only where memory is used often: {took}; jumbo compare tells more"),
-    })
+    let heap = report.seen.heap()?.huge;
+    // To measure takes calls that a filter may end the process for.
+    if heap < LITTLE || sandbox::inherited() != Some(0) {
+        return None;
+    }
+    let touch = jumbo_bench::memory::first_touch().ok()?;
+    let mib = heap.0 as f64 / f64::from(1 << 20);
+    let [huge, base] = [touch.huge, touch.base].map(|per_mib| per_mib.mul_f64(mib));
+    let pays = match huge < base {
+        true => "it seems to pay",
+        false => "it pays where memory is used often",
+    };
+    let (huge, base) = (duration(huge), duration(base));
+    Some(format!(
+        "{pays}: first touches take {huge}, on base pages {base}"
+    ))
 }
 
 fn pool(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
