@@ -7,7 +7,11 @@ use jumbo::kernel::FileError;
 use jumbo::units::Bytes;
 use rustix::io::Errno;
 
-use crate::claim::{LESS, QUIET};
+/// The hint where memory that was freed is not free.
+pub(crate) const QUIET: &str = "measure on a machine on which nothing else takes memory";
+
+/// The hint where memory does not suffice.
+pub(crate) const LESS: &str = "measure less, with --size";
 
 /// Why a table has no figures.
 #[derive(Debug, thiserror::Error)]

@@ -15,16 +15,17 @@
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
 
-mod child;
 mod claim;
 mod elf;
 mod error;
 pub mod exit;
+mod figures;
 pub mod fork;
 pub mod free;
 mod group;
 pub mod heap;
 mod keeper;
+mod launch;
 pub mod machine;
 pub mod memory;
 pub mod pool;
@@ -33,8 +34,10 @@ pub mod programs;
 pub mod shmem;
 pub mod stats;
 pub mod table;
+mod talk;
 pub mod text;
 pub mod vmemmap;
+mod work;
 pub mod worker;
 
 use std::num::NonZeroUsize;

@@ -6,11 +6,13 @@ use std::time::Instant;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::{Block, base_pages_only, had_in};
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::Work;
 
 /// How often it forks and writes nothing: the median of these counts.
 const CALLS: usize = 5;
@@ -18,11 +20,26 @@ const CALLS: usize = 5;
 /// How many writes follow the last one, all over the memory.
 const WRITES: usize = 1000;
 
-/// Takes `size` bytes, on base pages where that is set, forks, and writes to some of them while the child has them too.
-pub(crate) fn fork(size: Bytes, base: bool) -> Result<Figures, Error> {
-    if base {
-        base_pages_only()?;
+/// So many bytes, on base pages where that is set, in a process that forks, and writes to some of them while the child has
+/// them too.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Fork {
+    pub(super) size: Bytes,
+    pub(super) base: bool,
+}
+
+impl Work for Fork {
+    const NAME: &'static str = "fork";
+
+    fn run(&self) -> Result<Figures, Error> {
+        if self.base {
+            base_pages_only()?;
+        }
+        fork(self.size)
     }
+}
+
+fn fork(size: Bytes) -> Result<Figures, Error> {
     let mut block = Block::allocate(size)?;
     block.touch();
     let had = had_in(&Root::host(), &[block.addresses()])?;
@@ -37,10 +54,8 @@ pub(crate) fn fork(size: Bytes, base: bool) -> Result<Figures, Error> {
     block.write_to(WRITES);
     let writes = ms(clock.elapsed());
     end(child)?;
-    Ok(with(
-        had,
-        [("call_ms", median(&calls)), ("writes_ms", writes)],
-    ))
+    let took = [("call_ms", median(&calls)), ("writes_ms", writes)];
+    Ok(with(had, took))
 }
 
 /// How long the call took, and a child that sleeps.

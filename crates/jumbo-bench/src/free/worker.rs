@@ -10,112 +10,139 @@ use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::{Block, Mapping, Watch, base_pages_only, had, had_in};
 use crate::stats::median;
-use crate::worker::{Figures, ms, shown, with};
+use crate::work::{Work, shown};
 
-/// How blocks are freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Freeing {
-    /// By an ordinary program: on what pages they are is the host's business.
-    AsFound,
-    /// From base pages.
-    Base,
-    /// From base pages, and until the memory is free again.
-    BaseAndBack,
+/// So many blocks of so many bytes: allocated, touched, and freed one after the other.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Blocks {
+    pub(super) size: Bytes,
+    pub(super) count: usize,
+    /// On base pages, and not on the pages that the host gives an ordinary program.
+    pub(super) base: bool,
+    /// It is watched until the memory is free again.
+    pub(super) back: bool,
 }
 
-/// Allocates `count` blocks of `size` bytes, touches them, and frees one after the other.
-pub(crate) fn blocks(size: Bytes, count: usize, how: Freeing) -> Result<Figures, Error> {
-    if how != Freeing::AsFound {
-        base_pages_only()?;
-    }
-    let root = Root::host();
-    let blocks = (0..count).map(|_| Block::allocate(size));
-    let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
-    blocks.iter_mut().for_each(Block::touch);
-    let watch = Watch::new(&root, Bytes(size.0 * count as u64))?;
-    let addresses: Vec<_> = blocks.iter().map(Block::addresses).collect();
-    let had = had_in(&root, &addresses)?;
+impl Work for Blocks {
+    const NAME: &'static str = "blocks";
 
-    let clock = Instant::now();
-    drop(blocks);
-    let mut figures = with(had, [("call_ms", ms(clock.elapsed()))]);
-    if how == Freeing::BaseAndBack {
-        match watch.wait(clock) {
-            Ok(back) => figures = with(figures, [("back_ms", ms(back))]),
-            // Another program took it: that is no failure of this process, and the sample is worth another try.
-            Err(Error::NotBack(_)) => {}
-            Err(error) => return Err(error),
+    fn run(&self) -> Result<Figures, Error> {
+        if self.base {
+            base_pages_only()?;
         }
-    }
-    // What was counted, when nothing is left to be counted.
-    let freed = shown(&root, |covered| {
-        (covered.free.pending == Bytes(0)).then_some(covered.free)
-    })?;
-    Ok(match freed {
-        None => figures,
-        Some(freed) => with(
-            figures,
-            [
-                ("gathered_bytes", freed.gathered.0 as f64),
-                ("background_bytes", freed.background.0 as f64),
-                ("freeing_threads", freed.workers as f64),
-            ],
-        ),
-    })
-}
+        let root = Root::host();
+        let blocks = (0..self.count).map(|_| Block::allocate(self.size));
+        let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+        blocks.iter_mut().for_each(Block::touch);
+        let watch = Watch::new(&root, Bytes(self.size.0 * self.count as u64))?;
+        let addresses: Vec<_> = blocks.iter().map(Block::addresses).collect();
+        let had = had_in(&root, &addresses)?;
 
-/// Maps each of `sizes`, in huge pages or in base pages, touches and unmaps it, so many times. Says how long it takes to
-/// unmap one of each, and what all of the mappings had.
-pub(crate) fn unmap(sizes: &[Bytes], huge: bool, times: usize) -> Result<Figures, Error> {
-    let map = if huge { Mapping::huge } else { Mapping::new };
-    if !huge {
-        base_pages_only()?;
-    }
-    let root = Root::host();
-    let (mut figures, mut unmap_us) = (Figures::new(), 0.0);
-    for &size in sizes {
-        let mut unmaps = Vec::with_capacity(times);
-        for _ in 0..times {
-            let mut mapping = map(size)?;
-            mapping.touch();
-            for (name, had) in had_in(&root, &[mapping.addresses()])? {
-                *figures.entry(name).or_default() += had;
+        let clock = Instant::now();
+        drop(blocks);
+        let mut figures = with(had, [("call_ms", ms(clock.elapsed()))]);
+        if self.back {
+            match watch.wait(clock) {
+                Ok(back) => figures = with(figures, [("back_ms", ms(back))]),
+                // Another program took it: that is no failure of this process, and the sample is worth another try.
+                Err(Error::NotBack(_)) => {}
+                Err(error) => return Err(error),
             }
-            let clock = Instant::now();
-            mapping.unmap()?;
-            unmaps.push(ms(clock.elapsed()) * 1e3);
         }
-        unmap_us += median(&unmaps);
+        // What was counted, when nothing is left to be counted.
+        let freed = shown(&root, |covered| {
+            (covered.free.pending == Bytes(0)).then_some(covered.free)
+        })?;
+        let Some(freed) = freed else {
+            return Ok(figures);
+        };
+        let counted = [
+            ("gathered_bytes", freed.gathered.0 as f64),
+            ("background_bytes", freed.background.0 as f64),
+            ("freeing_threads", freed.workers as f64),
+        ];
+        Ok(with(figures, counted))
     }
-    Ok(with(figures, [("unmap_us", unmap_us)]))
 }
 
-/// Maps `count` ranges of `size` bytes, apart from each other and in base pages, touches them and gives them back: by `munmap`,
-/// or by a gather that hands over so many base pages at a time.
-pub(crate) fn ranges(size: Bytes, count: usize, flush: Option<u64>) -> Result<Figures, Error> {
-    base_pages_only()?;
-    let ranges = (0..count).map(|_| Mapping::apart(size));
-    let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-    ranges.iter_mut().for_each(Mapping::touch);
-    let had = had(&Root::host())?;
-    let clock = Instant::now();
-    match flush {
-        None => ranges.into_iter().try_for_each(Mapping::unmap)?,
-        Some(pages) => {
-            let mut gather = Gather::new(Tunables {
-                flush_pages: Pages(pages),
-                ..Tunables::default()
-            });
-            let mut ranges = ranges.into_iter();
-            ranges.try_for_each(|range| range.add_to(&mut gather))?;
-            let finished = gather.finish();
-            finished.map_err(|error| Error::Map(error.errno.into()))?;
+/// Mappings of each size, in huge pages or in base pages: touched and unmapped, so many times. What it takes to unmap one of
+/// each, and what all of the mappings had.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Unmap {
+    pub(super) sizes: Vec<Bytes>,
+    pub(super) huge: bool,
+    pub(super) times: usize,
+}
+
+impl Work for Unmap {
+    const NAME: &'static str = "unmap";
+
+    fn run(&self) -> Result<Figures, Error> {
+        let map = if self.huge {
+            Mapping::huge
+        } else {
+            Mapping::new
+        };
+        if !self.huge {
+            base_pages_only()?;
         }
+        let root = Root::host();
+        let (mut figures, mut unmap_us) = (Figures::new(), 0.0);
+        for &size in &self.sizes {
+            let mut unmaps = Vec::with_capacity(self.times);
+            for _ in 0..self.times {
+                let mut mapping = map(size)?;
+                mapping.touch();
+                for (name, had) in had_in(&root, &[mapping.addresses()])? {
+                    *figures.entry(name).or_default() += had;
+                }
+                let clock = Instant::now();
+                mapping.unmap()?;
+                unmaps.push(ms(clock.elapsed()) * 1e3);
+            }
+            unmap_us += median(&unmaps);
+        }
+        Ok(with(figures, [("unmap_us", unmap_us)]))
     }
-    Ok(with(had, [("call_ms", ms(clock.elapsed()))]))
+}
+
+/// So many ranges of so many bytes, apart from each other and in base pages: touched and given back, by `munmap` each, or by
+/// a `Gather` that hands over so many base pages at a time.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Ranges {
+    pub(super) size: Bytes,
+    pub(super) count: usize,
+    pub(super) flush: Option<u64>,
+}
+
+impl Work for Ranges {
+    const NAME: &'static str = "ranges";
+
+    fn run(&self) -> Result<Figures, Error> {
+        base_pages_only()?;
+        let ranges = (0..self.count).map(|_| Mapping::apart(self.size));
+        let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+        ranges.iter_mut().for_each(Mapping::touch);
+        let had = had(&Root::host())?;
+        let clock = Instant::now();
+        match self.flush {
+            None => ranges.into_iter().try_for_each(Mapping::unmap)?,
+            Some(pages) => {
+                let mut gather = Gather::new(Tunables {
+                    flush_pages: Pages(pages),
+                    ..Tunables::default()
+                });
+                let mut ranges = ranges.into_iter();
+                ranges.try_for_each(|range| range.add_to(&mut gather))?;
+                let finished = gather.finish();
+                finished.map_err(|error| Error::Map(error.errno.into()))?;
+            }
+        }
+        Ok(with(had, [("call_ms", ms(clock.elapsed()))]))
+    }
 }
 
 #[cfg(test)]
@@ -124,9 +151,16 @@ mod tests {
 
     #[test]
     fn blocks_and_ranges_are_freed_and_timed() {
-        let size = Bytes(4 << 20);
-        let mut samples = vec![blocks(size, 3, Freeing::AsFound).unwrap()];
-        samples.extend([None, Some(1), Some(1 << 20)].map(|flush| ranges(size, 3, flush).unwrap()));
+        let (size, count) = (Bytes(4 << 20), 3);
+        let blocks = Blocks {
+            size,
+            count,
+            base: false,
+            back: false,
+        };
+        let mut samples = vec![blocks.run().unwrap()];
+        let ranges = [None, Some(1), Some(1 << 20)].map(|flush| Ranges { size, count, flush });
+        samples.extend(ranges.map(|ranges| ranges.run().unwrap()));
         for figures in samples {
             assert!(figures["call_ms"] > 0.0, "{figures:?}");
             assert!(figures["resident_bytes"] >= f64::from(12 << 20));
@@ -135,15 +169,23 @@ mod tests {
 
     #[test]
     fn mappings_are_unmapped_and_timed() {
-        let sizes = [Bytes(1 << 20), Bytes(4 << 20)];
-        let figures = unmap(&sizes, false, 2).unwrap();
+        let unmap = |huge| {
+            let sizes = vec![Bytes(1 << 20), Bytes(4 << 20)];
+            Unmap {
+                sizes,
+                huge,
+                times: 2,
+            }
+            .run()
+        };
+        let figures = unmap(false).unwrap();
         assert!(figures["unmap_us"] > 0.0 && figures["preload_libraries"] == 0.0);
         assert!(
             figures["resident_bytes"] >= f64::from(10 << 20),
             "{figures:?}"
         );
         // Where it is refused there is no THP.
-        if let Ok(figures) = unmap(&sizes, true, 2) {
+        if let Ok(figures) = unmap(true) {
             assert!(figures["unmap_us"] > 0.0);
         }
     }

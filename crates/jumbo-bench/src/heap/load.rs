@@ -6,23 +6,48 @@ use std::time::Instant;
 use fastrand::Rng;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::ring::{Object, Ring};
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::had;
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::Work;
 
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`load`], added.
+/// All figures of [`Load`], added.
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
-/// Allocates objects of `size` bytes in all and writes each byte of them, follows pointers through them in random
-/// order, and frees them in another.
-pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
+/// Objects of so many bytes in all: allocated, each byte of them written, chased through by pointers in random order, and
+/// freed in another.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Load(pub(crate) Bytes);
+
+impl Work for Load {
+    const NAME: &'static str = "load";
+
+    fn run(&self) -> Result<Figures, Error> {
+        load(self.0)
+    }
+}
+
+/// Small objects freed, many times.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SmallFree;
+
+impl Work for SmallFree {
+    const NAME: &'static str = "small-free";
+
+    fn run(&self) -> Result<Figures, Error> {
+        small_free()
+    }
+}
+
+fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
@@ -59,8 +84,7 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     Ok(with(had, figures))
 }
 
-/// Frees small objects, many times: what one takes.
-pub(crate) fn small_free() -> Result<Figures, Error> {
+fn small_free() -> Result<Figures, Error> {
     // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
     // the gain from huge pages.
     const OBJECTS: usize = 400;

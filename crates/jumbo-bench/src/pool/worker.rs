@@ -10,16 +10,18 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
+use serde::{Deserialize, Serialize};
 
 use super::supply::{
     Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
 };
 use super::{fixed, stream as kernels};
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::keeper::{SIZE, kernel_pool};
 use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::{Work, on_threads};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
 const SPAN: Duration = Duration::from_millis(50);
@@ -27,13 +29,66 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
-/// kernel, and the minor page faults from nothing to the end.
-pub(crate) fn stream(
-    arrays: Arrays,
-    size: Bytes,
-    threads: usize,
-    passes: usize,
+/// STREAM over arrays of `size` bytes in all: the time from nothing until they hold values, the best pass of each kernel, and
+/// the minor page faults from nothing to the end.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Stream {
+    pub(super) arrays: Arrays,
+    pub(super) size: Bytes,
+    pub(super) threads: usize,
+    pub(super) passes: usize,
+}
+
+/// So many pages taken, each touched in all of its base pages, and given back, so many times: what one takes, and what the
+/// process had with all of them in hand.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct FirstUse {
+    pub(super) supply: Supply,
+    pub(super) pages: Pages,
+    pub(super) times: usize,
+}
+
+/// A page of a pool of `pages` had and given back, by so many threads: the time by the number of pages of all threads, and
+/// what the process had with one page in hand.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Exchange {
+    pub(super) source: Source,
+    pub(super) way: Way,
+    pub(super) pages: Pages,
+    pub(super) threads: usize,
+}
+
+impl Work for Stream {
+    const NAME: &'static str = "stream";
+
+    fn run(&self) -> Result<Figures, Error> {
+        stream(self)
+    }
+}
+
+impl Work for FirstUse {
+    const NAME: &'static str = "first-use";
+
+    fn run(&self) -> Result<Figures, Error> {
+        first_use(self.supply, self.pages, self.times)
+    }
+}
+
+impl Work for Exchange {
+    const NAME: &'static str = "exchange";
+
+    fn run(&self) -> Result<Figures, Error> {
+        exchange(self.source, self.way, self.pages, self.threads)
+    }
+}
+
+fn stream(
+    &Stream {
+        arrays,
+        size,
+        threads,
+        passes,
+    }: &Stream,
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let pages = size.whole_pages(SIZE);
@@ -87,9 +142,7 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// Takes so many pages, touches each in all of its base pages, and gives them back, so many times: what one takes, and
-/// what the process had with all of them in hand.
-pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
+fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
@@ -115,14 +168,7 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Fi
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// A page of a pool of `pages` had and given back, by so many threads: the time by the number of pages of all threads, and what the process
-/// had with one page in hand.
-pub(crate) fn exchange(
-    source: Source,
-    way: Way,
-    pages: Pages,
-    threads: usize,
-) -> Result<Figures, Error> {
+fn exchange(source: Source, way: Way, pages: Pages, threads: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let figures = |page_ns, before, pool| {
         let figures = whose(had(&root)?, before, pool)?;
@@ -168,21 +214,14 @@ fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Re
     }
     let done = AtomicU64::new(0);
     let clock = Instant::now();
-    std::thread::scope(|scope| {
-        let work = || {
-            while clock.elapsed() < SPAN {
-                for _ in 0..BATCH {
-                    once()?;
-                }
-                done.fetch_add(BATCH, Ordering::Relaxed);
+    on_threads(0..threads, |_| {
+        while clock.elapsed() < SPAN {
+            for _ in 0..BATCH {
+                once()?;
             }
-            Ok(())
-        };
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|thread| {
-            let died = || Err(Error::Corrupt("a thread died".to_owned()));
-            thread.join().unwrap_or_else(|_| died())
-        })
+            done.fetch_add(BATCH, Ordering::Relaxed);
+        }
+        Ok(())
     })?;
     let took = clock.elapsed().as_secs_f64() * 1e9;
     Ok(took / done.into_inner().max(1) as f64)

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::interrupt;
 use super::served::Served;
 use crate::Error;
-use crate::child::line;
+use crate::launch::line;
 
 /// How long a program may take to end that was asked to, and how long its output may stay open behind its end.
 const GRACE: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use jumbo::kernel::Root;
 use super::listens::listens;
 use super::running::{Ended, Running};
 use super::served::{Pattern, Served};
-use crate::worker::ms;
+use crate::figures::ms;
 use crate::{Error, Settings};
 
 /// How long a server may take until it serves, the last question included.

@@ -17,10 +17,12 @@ use jumbo::kernel::memory::Memory;
 use jumbo::units::{Bytes, Pages};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child::{Launch, Talk, line};
 use crate::claim::{self, Claim};
+use crate::error::QUIET;
+use crate::figures::{Figures, figures, with};
 use crate::keeper::kernel_pool;
-use crate::worker::{Figures, with};
+use crate::launch::{Launch, line};
+use crate::talk::Talk;
 use crate::{Error, Settings, on_disk};
 
 /// On which pages the buffers are to be.
@@ -75,8 +77,8 @@ impl Buffers {
 
     fn claims(self, size: Bytes) -> Vec<Claim> {
         match self {
-            Self::Plain => vec![claim::shared_percent(0..=5)],
-            Self::Jumbo => vec![claim::shared_percent(90..=100)],
+            Self::Plain => vec![claim::within("shared_huge_percent", 0..=5)],
+            Self::Jumbo => vec![claim::within("shared_huge_percent", 90..=100)],
             Self::Own => claim::hugetlb(size),
         }
     }
@@ -190,7 +192,7 @@ impl Database {
                 return Err(server.0.failed(status));
             }
             if clock.elapsed() > PATIENCE {
-                return Err(Error::claim("server does not answer", claim::QUIET));
+                return Err(Error::claim("server does not answer", QUIET));
             }
             std::thread::sleep(PAUSE);
         }
@@ -300,11 +302,8 @@ impl Shared {
         let taken = |pool: &Pool| Pages(pool.used().0 + pool.reserved.0).bytes(pool.size).0;
         let [now, then] = [&self.pool, &before.pool].map(|pool| pool.as_ref().map_or(0, taken));
         let huge = more(|memory| memory.shmem_huge) / more(|memory| memory.shmem).max(1.0) * 100.0;
-        let figures = [
-            ("shared_huge_percent", huge),
-            ("hugetlb_bytes", now.saturating_sub(then) as f64),
-        ];
-        with(Figures::new(), figures)
+        let hugetlb = now.saturating_sub(then) as f64;
+        figures([("shared_huge_percent", huge), ("hugetlb_bytes", hugetlb)])
     }
 }
 

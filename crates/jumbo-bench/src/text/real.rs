@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, Talk};
-use crate::group::Group;
+use crate::figures::{Figures, figures, ms};
+use crate::group::{Group, rows};
+use crate::launch::Launch;
 use crate::stats::{least, median};
-use crate::table::{Missing, Table};
-use crate::worker::{Figures, ms, with};
+use crate::table::Table;
+use crate::talk::Talk;
 use crate::{Error, Settings};
 
 /// Work for a program that a host may have.
@@ -113,10 +114,7 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
             groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
         }
         if here.is_empty() {
-            table.missing.push(Missing {
-                what: "real programs",
-                why: "neither `node` nor `g++` is installed".to_owned(),
-            });
+            table.missing("real programs", "neither `node` nor `g++` is installed");
         }
     }
     groups
@@ -136,15 +134,13 @@ fn group<'a>(
     let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
     let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
-    let measure = format!("{} {}", work.program, work.arguments.join(" "));
+    let measure = &format!("{} {}", work.program, work.arguments.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");
-    group.against_itself((&row("_aa"), &measure, "work_ms"), plain);
-    for (suffix, sides) in [
-        ("", [off, auto]),
-        ("_vs_plain", [plain, auto]),
-        ("_jumbo_run", [plain, jumbo]),
-    ] {
-        group.ratio((&row(suffix), &measure, "work_ms"), sides);
+    rows! { group;
+        row("_aa") => measure, "work_ms", plain / plain;
+        row("") => measure, "work_ms", off / auto;
+        row("_vs_plain") => measure, "work_ms", plain / auto;
+        row("_jumbo_run") => measure, "work_ms", plain / jumbo;
     }
     group
 }
@@ -164,6 +160,6 @@ impl Work {
             input.write_all(self.input.as_bytes())?;
         }
         talk.end()?;
-        Ok(with(Figures::new(), [("work_ms", ms(clock.elapsed()))]))
+        Ok(figures([("work_ms", ms(clock.elapsed()))]))
     }
 }

@@ -4,8 +4,8 @@ use jumbo::units::Bytes;
 
 use super::program::{Cached, Program};
 use super::worker::Text;
-use crate::child::Launch;
-use crate::claim::{self, Claim};
+use crate::claim::{Claim, exactly, most_of, part_of};
+use crate::launch::Launch;
 
 /// Nothing but text differs.
 const TEXT_ALONE: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
@@ -63,15 +63,18 @@ impl Rung {
         }
     }
 
+    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind that the rung has.
     pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
-        let huge = |figure| claim::text_on_huge(figure, touched);
-        match self {
-            Self::Base => claim::text_on_base(touched),
-            Self::Found => claim::text(touched),
+        let huge = |figure| Some(part_of(figure, 50, touched));
+        let pages = match self {
+            Self::Base => Some(exactly("text_huge_bytes", 0)),
+            Self::Found => None,
             Self::File => huge("text_file_huge_bytes"),
             Self::Shared => huge("text_shared_huge_bytes"),
             Self::Private => huge("text_private_huge_bytes"),
-        }
+        };
+        let resident = most_of("text_resident_bytes", touched);
+        [Some(resident), pages].into_iter().flatten().collect()
     }
 
     /// Of all text the part `touched`, and so many calls.

@@ -21,6 +21,17 @@ struct Line {
 /// Descriptors of so many base pages, by number.
 pub(super) struct Plain(Box<[Line]>);
 
+/// Pinned pages, until this is dropped.
+pub(super) struct Pins<'t>(&'t Plain, Range<usize>);
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        self.0.by_head(self.1.clone(), |counts, less| {
+            counts.fetch_sub(less * PIN, Ordering::AcqRel);
+        });
+    }
+}
+
 /// A pin is a reference too.
 const PIN: u64 = 1 | 1 << 32;
 
@@ -68,16 +79,11 @@ impl Plain {
         }
     }
 
-    pub(super) fn pin(&self, pages: Range<usize>) {
-        self.by_head(pages, |counts, more| {
+    pub(super) fn pin(&self, pages: Range<usize>) -> Pins<'_> {
+        self.by_head(pages.clone(), |counts, more| {
             counts.fetch_add(more * PIN, Ordering::AcqRel);
         });
-    }
-
-    pub(super) fn unpin(&self, pages: Range<usize>) {
-        self.by_head(pages, |counts, less| {
-            counts.fetch_sub(less * PIN, Ordering::AcqRel);
-        });
+        Pins(self, pages)
     }
 
     /// How many pins a page has.
@@ -100,9 +106,9 @@ mod tests {
             [3, 4, 7, 8, 15].map(|page| plain.head_of(page)),
             [None, Some(4), Some(4), Some(8), Some(8)]
         );
-        plain.pin(6..13);
+        let held = plain.pin(6..13);
         assert_eq!((plain.pins(4), plain.pins(15)), (2, 5));
-        plain.unpin(6..13);
+        drop(held);
         assert_eq!((plain.pins(7), plain.pins(8)), (0, 0));
         plain.release(4);
         assert_eq!(plain.head_of(7), None);

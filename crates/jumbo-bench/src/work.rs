@@ -1,0 +1,152 @@
+//! The one engine of all samples: [`Work`] is done by a worker, a fresh process for each sample; a [`Worker`] says how that
+//! is started.
+//!
+//! A worker is the `jumbo` executable itself: an ordinary, dynamically linked program whose only allocator is the
+//! `malloc` that it finds at run time. A process that has freed memory is not the process that allocated it: its
+//! allocator keeps some, its address space is laid out differently. So no two samples come from one process.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use jumbo::kernel::Root;
+use jumbo::status::Covered;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::claim::{self, Claim};
+use crate::figures::Figures;
+use crate::launch::Launch;
+use crate::talk::{Talk, die_with_parent, say};
+use crate::{Error, Settings};
+
+/// The work of one process. Its fields are what it is told on its command line.
+pub(crate) trait Work: Serialize + DeserializeOwned {
+    /// Its name on the command line.
+    const NAME: &'static str;
+
+    /// Does it, and returns what it took and what proves what it was.
+    fn run(&self) -> Result<Figures, Error>;
+
+    /// Goes on after the figures were said: nothing, but where the process itself is looked at.
+    fn stay(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Work by its name, as a worker begins it.
+pub(crate) type Known = (&'static str, fn(Value) -> Result<(), Error>);
+
+/// The entry of `W` in the list of all work.
+pub(crate) const fn known<W: Work>() -> Known {
+    (W::NAME, |told| {
+        die_with_parent();
+        let work: W = read(told)?;
+        say(&work.run()?)?;
+        work.stay()
+    })
+}
+
+/// Reads what a worker was told.
+pub(crate) fn read<T: DeserializeOwned>(told: Value) -> Result<T, Error> {
+    Ok(serde_json::from_value(told).map_err(io::Error::from)?)
+}
+
+/// A worker that is to be started.
+pub(crate) struct Worker {
+    pub(crate) launch: Launch,
+    /// A copy of the `jumbo` executable; `None`: itself.
+    program: Option<PathBuf>,
+    /// The name of its work and what that is told, as one word.
+    task: String,
+}
+
+impl Worker {
+    /// A worker that does `work`, started so.
+    pub(crate) fn new<W: Work>(launch: Launch, work: &W) -> Self {
+        Self::named(launch, W::NAME, work)
+    }
+
+    /// The same by the work's name.
+    pub(crate) fn named(launch: Launch, name: &str, told: &impl Serialize) -> Self {
+        let task = json!([name, told]).to_string();
+        Self {
+            launch,
+            program: None,
+            task,
+        }
+    }
+
+    /// The same in a copy of the `jumbo` executable.
+    pub(crate) fn of(self, program: PathBuf) -> Self {
+        let program = Some(program);
+        Self { program, ..self }
+    }
+
+    /// Starts it, with its standard error as it is told.
+    pub(crate) fn start(&self, settings: &Settings, stderr: Stdio) -> Result<Talk, Error> {
+        let program = self.program.as_ref().unwrap_or(&settings.jumbo);
+        let mut command = self.launch.command(&settings.jumbo, program.as_os_str());
+        command.args(["bench", "worker", &self.task]);
+        Talk::start(command, stderr)
+    }
+
+    /// Starts it, and hears its figures, for which the claims must hold. It stays where its work does.
+    pub(crate) fn begin(
+        &self,
+        settings: &Settings,
+        claims: &[Claim],
+    ) -> Result<(Talk, Figures), Error> {
+        let mut talk = self.start(settings, Stdio::piped())?;
+        let figures = talk.hear()?;
+        claim::check(claims, &self.launch, &figures)?;
+        Ok((talk, figures))
+    }
+
+    /// A sample: its figures, once it has ended.
+    pub(crate) fn sample(&self, settings: &Settings, claims: &[Claim]) -> Result<Figures, Error> {
+        let mut talk = self.start(settings, Stdio::piped())?;
+        let figures = talk.hear()?;
+        talk.end()?;
+        claim::check(claims, &self.launch, &figures)?;
+        Ok(figures)
+    }
+}
+
+/// The longest that the preload library may take for what it does beside the program.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The first thing that `see` finds in what the preload library shows of this process; `None` where there is none in time,
+/// or no such library.
+pub(crate) fn shown<T>(
+    root: &Root,
+    see: impl Fn(Covered) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    let clock = Instant::now();
+    while let Some(covered) = Covered::read(root, std::process::id())?
+        && clock.elapsed() < PATIENCE
+    {
+        if let Some(seen) = see(covered) {
+            return Ok(Some(seen));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(None)
+}
+
+/// Has a thread of its own do `work` on each of `parts`.
+pub(crate) fn on_threads<P: Send>(
+    parts: impl Iterator<Item = P>,
+    work: impl Fn(P) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            let died = || Err(Error::Corrupt("a thread died".to_owned()));
+            thread.join().unwrap_or_else(|_| died())
+        })
+    })
+}
