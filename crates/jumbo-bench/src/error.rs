@@ -119,6 +119,11 @@ impl Error {
         self.is_disturbed() || matches!(self, Self::Memory(..))
     }
 
+    /// True where this host has not what rows need, or does not let this user have it.
+    pub(crate) fn is_absence(&self) -> bool {
+        self.is_of_host() || matches!(self, Self::Kernel(..) | Self::Program(..) | Self::Setup(_))
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

@@ -74,17 +74,3 @@ fn name(size: Bytes) -> String {
         _ => format!("fork_{}m", size.0 >> 20),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_named_and_too_much_is_left_out() {
-        assert_eq!(name(Bytes(8 << 30)), "fork_8g");
-        assert_eq!(name(Bytes(96 << 20)), "fork_96m");
-        let settings = Settings::for_tests();
-        let error = measure(&settings, &[Bytes(1 << 60)]).unwrap_err();
-        assert!(matches!(error, Error::Memory(..)), "{error}");
-    }
-}

@@ -38,7 +38,7 @@ use crate::keeper::{Host, SIZE, Wanted};
 use crate::launch::Launch;
 use crate::memory::room;
 use crate::stats::least;
-use crate::table::{Missing, Table};
+use crate::table::Table;
 use crate::work::Worker;
 use crate::{Error, Settings};
 use stream::{ALL, KERNELS};
@@ -109,31 +109,22 @@ pub fn measure(
     );
     let mut table = Table::new("pool", what, settings)?;
 
-    let mut missing = |what, why| table.missing.push(Missing { what, why });
-    let mut bench = Bench {
+    let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
+    let host = Host::take(settings, size.whole_pages(SIZE));
+    let host = table.found("pages of the kernel's pool (hugetlb)", host)?;
+    let thp = Thp::new(&root).map_err(Error::from);
+    let thp = table.found("transparent huge pages (thp)", thp)?;
+    let hugetlb = host.as_ref().map(|_| Source::Hugetlb);
+    let bench = Bench {
         settings,
         work: WORK[usize::from(quick)],
-        host: RefCell::new(None),
-        sources: Vec::new(),
-        fixed: None,
+        host: RefCell::new(host),
+        sources: hugetlb
+            .into_iter()
+            .chain(thp.map(|_| Source::Thp))
+            .collect(),
+        fixed,
     };
-    match fixed::program(&settings.jumbo, size) {
-        Ok(program) => bench.fixed = Some(program),
-        Err(error @ Error::Program(..)) => missing("static arrays", error.to_string()),
-        Err(error) => return Err(error),
-    }
-    match Host::take(settings, size.whole_pages(SIZE)) {
-        Ok(host) => {
-            bench.host = RefCell::new(Some(host));
-            bench.sources.push(Source::Hugetlb);
-        }
-        Err(Error::Kernel(_, why)) => missing("pages of the kernel's pool (hugetlb)", why),
-        Err(error) => return Err(error),
-    }
-    match Thp::new(&root) {
-        Ok(_) => bench.sources.push(Source::Thp),
-        Err(why) => missing("transparent huge pages (thp)", why.to_string()),
-    }
     // What takes the most time and says the least.
     let exchanging = match (quick, threads.as_slice()) {
         (true, [first, _, ..]) => std::slice::from_ref(first),
@@ -141,9 +132,9 @@ pub fn measure(
     };
     let mut groups = vec![bench.streams(size, most)];
     match quick {
-        true => missing(
+        true => table.missing(
             "small arrays, and pages taken by more threads",
-            String::from("--quick leaves them out"),
+            "--quick leaves them out",
         ),
         false => groups.push(bench.streams(SMALL, most)),
     }

@@ -79,7 +79,6 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         ways: Vec::new(),
     };
     bench.take(size, &mut table)?;
-    bench.try_out(&mut table)?;
     let mut database = None;
     match quick {
         true => {
@@ -120,47 +119,28 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and lists the ways that could be had with them.
+    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and tries out the ways that could be had with them.
     fn take(&mut self, size: Bytes, table: &mut Table) -> Result<(), Error> {
-        self.ways = vec![Way::Disabled, Way::Collapse];
         let folio = |kib: u64| PageSize::new(kib << 10).ok();
-        self.ways.extend(folio(BLOCK_KIB).map(Way::User));
-        match Keeper::take(self.settings, Kept::Shmem) {
-            Ok(keeper) => {
-                self.controls = RefCell::new(Some(keeper));
-                let sizes = FOLIOS_KIB.into_iter().filter_map(folio);
-                let sizes = sizes.filter(|size| self.sizes.contains(size));
-                self.ways.extend(sizes.map(Way::Kernel));
-            }
-            Err(Error::Kernel(_, why)) => {
-                table.missing("folio sizes by the kernel's controls", why);
-            }
-            Err(error) => return Err(error),
+        let mut ways = vec![Way::Disabled, Way::Collapse];
+        ways.extend(folio(BLOCK_KIB).map(Way::User));
+        let controls = Keeper::take(self.settings, Kept::Shmem);
+        let controls = table.found("folio sizes by the kernel's controls", controls)?;
+        if controls.is_some() {
+            let sizes = FOLIOS_KIB.into_iter().filter_map(folio);
+            let sizes = sizes.filter(|size| self.sizes.contains(size));
+            ways.extend(sizes.map(Way::Kernel));
         }
-        match Host::take(self.settings, pages_of(size)) {
-            Ok(host) => {
-                self.host = RefCell::new(Some(host));
-                self.ways.push(Way::Hugetlb);
-            }
-            Err(Error::Kernel(_, why)) => {
-                table.missing("pages of the kernel's pool (hugetlb)", why);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Leaves out the ways that are not to be had.
-    fn try_out(&mut self, table: &mut Table) -> Result<(), Error> {
-        for way in std::mem::take(&mut self.ways) {
-            match self.sample(way, MIN_SIZE, 1, false) {
-                Ok(_) => self.ways.push(way),
-                Err(error) if error.is_of_host() => {
-                    let why = error.of_side(&way.to_string());
-                    table.missing(way.rung(), why.to_string());
-                }
-                Err(error) => return Err(error),
-            }
+        let host = Host::take(self.settings, pages_of(size));
+        let host = table.found("pages of the kernel's pool (hugetlb)", host)?;
+        ways.extend(host.as_ref().map(|_| Way::Hugetlb));
+        self.controls = RefCell::new(controls);
+        self.host = RefCell::new(host);
+        for way in ways {
+            let tried = self.sample(way, MIN_SIZE, 1, false);
+            let tried = tried.map_err(|error| error.of_side(&way.to_string()));
+            self.ways
+                .extend(table.found(way.rung(), tried)?.map(|_| way));
         }
         Ok(())
     }

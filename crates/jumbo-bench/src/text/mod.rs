@@ -72,13 +72,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         rungs: Vec::new(),
     };
     for rung in Rung::HUGE {
-        match bench.try_out(rung) {
-            Ok(()) => bench.rungs.push(rung),
-            Err(error) if error.is_of_host() => {
-                table.missing(rung.name(), error.of_side(rung.name()).to_string());
-            }
-            Err(error) => return Err(error),
-        }
+        let tried = bench.try_out(rung);
+        let tried = tried.map_err(|error| error.of_side(rung.name()));
+        bench
+            .rungs
+            .extend(table.found(rung.name(), tried)?.map(|()| rung));
     }
     let obstacle = Counters::obstacle();
     let counted = obstacle.is_none();

@@ -92,14 +92,9 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         size.gib
     );
     let mut table = Table::new("vmemmap", what, settings)?;
-    let host = match Kernel::take(settings, size.kernel) {
-        Ok(kernel) => Some(RefCell::new(kernel)),
-        Err(Error::Kernel(of, why)) => {
-            table.missing("the kernel's own pool with HVO", format!("{of}: {why}"));
-            None
-        }
-        Err(error) => return Err(error),
-    };
+    let kernel = Kernel::take(settings, size.kernel);
+    let host = table.found("the kernel's own pool with HVO", kernel)?;
+    let host = host.map(RefCell::new);
     let mut groups = vec![
         lives(settings, mib(size.pages), "", "2 MiB"),
         lives(settings, gib(GIGANTIC), "_1g", "1 GiB"),

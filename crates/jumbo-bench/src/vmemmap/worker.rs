@@ -9,7 +9,7 @@ use jumbo::units::{Order, PageSize};
 use jumbo::vmemmap::{Geometry, Pinned, Vmemmap};
 use serde::{Deserialize, Serialize};
 
-use super::plain::{Pins as PlainPins, Plain};
+use super::plain::{Plain, Table};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{base_pages_only, had};
@@ -39,52 +39,6 @@ const BASE: PageSize = PageSize::SIZE_4K;
 
 /// The number of random pages that are looked up.
 const LOOKS: usize = 1 << 20;
-
-/// A table of either kind. Pages go by their number.
-trait Table {
-    type Held<'t>
-    where
-        Self: 't;
-
-    fn prepare(&self, head: usize, order: u32) -> Result<(), Error>;
-    fn release(&self, head: usize) -> Result<(), Error>;
-    fn head_of(&self, page: usize) -> Option<usize>;
-    /// Pins pages until what is returned is dropped.
-    fn pin(&self, pages: Range<usize>) -> Result<Self::Held<'_>, Error>;
-    fn pins(&self, page: usize) -> u64;
-    /// The base pages of descriptors that one huge page gives back, by the kernel's count; and those it had.
-    fn saved(&self, head: usize) -> Result<[f64; 2], Error>;
-}
-
-impl Table for Plain {
-    type Held<'t> = PlainPins<'t>;
-
-    fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
-        self.prepare(head, order);
-        Ok(())
-    }
-
-    fn release(&self, head: usize) -> Result<(), Error> {
-        self.release(head);
-        Ok(())
-    }
-
-    fn head_of(&self, page: usize) -> Option<usize> {
-        self.head_of(page)
-    }
-
-    fn pin(&self, pages: Range<usize>) -> Result<PlainPins<'_>, Error> {
-        Ok(self.pin(pages))
-    }
-
-    fn pins(&self, page: usize) -> u64 {
-        self.pins(page)
-    }
-
-    fn saved(&self, _: usize) -> Result<[f64; 2], Error> {
-        Ok([0.0; 2])
-    }
-}
 
 fn address(page: usize) -> u64 {
     page as u64 * BASE.bytes()
