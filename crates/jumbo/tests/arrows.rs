@@ -97,7 +97,7 @@ const ACROSS: Table = &[
 /// The benchmarks: tables and the list of their work on top, the engine that starts, hears and compares workers below. A
 /// module uses what stands below it.
 const BENCH: &[&str] = &[
-    "worker", "programs", "program", "exit", "fork", "free", "pool", "shmem", "text", "vmemmap",
+    "worker", "programs", "exit", "fork", "free", "pool", "shmem", "text", "vmemmap", "program",
     "elf", "heap", "keeper", "group", "table", "work", "claim", "machine", "memory", "stats",
     "talk", "error", "launch", "figures",
 ];

@@ -40,7 +40,8 @@ use crate::table::Table;
 use crate::{Error, Settings};
 pub use interrupt::watch;
 use peak::Peak;
-use running::{Ended, Running};
+use running::Ended;
+pub(crate) use running::Running;
 pub use served::{Pattern, Served};
 pub use server::Server;
 use verdict::{Agreement, Change};
@@ -223,19 +224,10 @@ impl Program {
                 running.wait(None, look)?;
                 (Some(ms(clock.elapsed())), None)
             }
-            Some(server) => {
-                let gone = |running: &Running| running.is_gone();
-                match server.serve(settings, &running, self.folder.as_deref(), look) {
-                    Err(error @ Error::Interrupted(_)) => return Err(error),
-                    // What the server says of its own end is worth more than what its client does.
-                    Err(_) if gone(&running) => {
-                        let command = running.command.clone();
-                        let ended = running.reap()?;
-                        return Err(Error::Failed(command, ended.status, ended.last_words()));
-                    }
-                    took => took?,
-                }
-            }
+            Some(server) => match server.serve(settings, &running, self.folder.as_deref(), look) {
+                Ok(served) => served,
+                Err(error) => return Err(running.blame(error)),
+            },
         };
         let mut ended = match self.must_succeed && self.server.is_none() {
             true => running.succeed(&mut || PATIENCE)?,

@@ -243,7 +243,7 @@ impl<'a> Bench<'a> {
                 };
                 // As found by default: none allowed, and the PMD size as the top says.
                 self.provide(Way::Collapse.controls(&self.sizes), pages)?;
-                database.sample(buffers)
+                database.sample(self.settings, buffers)
             })
         };
         let (plain, jumbo) = (side(Buffers::Plain), side(Buffers::Jumbo));
