@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jumbo::kernel::Root;
 use jumbo::units::{Bytes, counted};
+use serde::Serialize;
 
 use crate::claim::Claim;
 use crate::figures::{Figures, unit};
@@ -144,15 +145,15 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a side whose samples are of a worker that is started so, takes `size` bytes and must show that.
-    pub(crate) fn work(
+    /// Adds a side whose samples are of a worker that is started so, does this work, takes `size` bytes and must show that.
+    pub(crate) fn work<T: Serialize>(
         &mut self,
         launch: Launch,
-        work: &impl Work,
+        (work, told): (&Work<T>, &T),
         size: Bytes,
         claims: Vec<Claim>,
     ) -> usize {
-        self.named(launch.name(), Worker::new(launch, work), size, claims)
+        self.named(launch.name(), Worker::new(launch, work, told), size, claims)
     }
 
     /// The same under another name than that of how it is started.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::figures::ms;
 use crate::launch::Launch;
 use crate::talk::{Talk, say};
-use crate::work::{Known, Worker, read};
+use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// What the journal calls it.
@@ -74,7 +74,7 @@ impl Kept {
 impl Keeper {
     /// Takes the knobs; [`Error::Kernel`] says why they are not to be had.
     pub(crate) fn take(settings: &Settings, kept: Kept) -> Result<Self, Error> {
-        let worker = Worker::named(Launch::Plain, KEEP.0, &kept);
+        let worker = Worker::named(Launch::Plain, KEEP, &kept);
         let mut keeper = Self {
             kept,
             talk: worker.start(settings, Stdio::inherit())?,
@@ -163,11 +163,11 @@ impl Host {
     }
 }
 
-/// The entry of [`keep`] in the list of all work. It outlives the process that measures, and gives back what it changed.
-pub(crate) const KEEP: Known = ("keep", |told| keep(read(told)?));
+/// The name of [`keep`] on the command line.
+pub(crate) const KEEP: &str = "keep";
 
 /// Takes the knobs and sets them as each line of the standard input says; puts them back at the end of that.
-fn keep(kept: Kept) -> Result<(), Error> {
+pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
     // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
     let _ = rustix::process::setsid();
     let _deaf = Signals::take()?;

@@ -22,31 +22,50 @@ use crate::launch::Launch;
 use crate::talk::{Talk, die_with_parent, say};
 use crate::{Error, Settings};
 
-/// The work of one process. Its fields are what it is told on its command line.
-pub(crate) trait Work: Serialize + DeserializeOwned {
+/// The work of one process, which is told a `T` on its command line.
+pub(crate) struct Work<T> {
     /// Its name on the command line.
-    const NAME: &'static str;
-
+    name: &'static str,
     /// Does it, and returns what it took and what proves what it was.
-    fn run(&self) -> Result<Figures, Error>;
+    run: fn(T) -> Result<Figures, Error>,
+    /// Goes on after the figures were said, where the process itself is looked at.
+    stay: fn(T) -> Result<(), Error>,
+}
 
-    /// Goes on after the figures were said: nothing, but where the process itself is looked at.
-    fn stay(&self) -> Result<(), Error> {
-        Ok(())
+impl<T> Work<T> {
+    pub(crate) const fn new(name: &'static str, run: fn(T) -> Result<Figures, Error>) -> Self {
+        Self {
+            name,
+            run,
+            stay: |_| Ok(()),
+        }
+    }
+
+    /// The same, in a process that stays.
+    pub(crate) const fn staying(self, stay: fn(T) -> Result<(), Error>) -> Self {
+        Self { stay, ..self }
     }
 }
 
-/// Work by its name, as a worker begins it.
-pub(crate) type Known = (&'static str, fn(Value) -> Result<(), Error>);
+/// Work, whatever it is told.
+pub(crate) trait Known {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
 
-/// The entry of `W` in the list of all work.
-pub(crate) const fn known<W: Work>() -> Known {
-    (W::NAME, |told| {
+    /// Does it in this process, and says the figures.
+    fn begin(&self, told: Value) -> Result<(), Error>;
+}
+
+impl<T: DeserializeOwned> Known for Work<T> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn begin(&self, told: Value) -> Result<(), Error> {
         die_with_parent();
-        let work: W = read(told)?;
-        say(&work.run()?)?;
-        work.stay()
-    })
+        say(&(self.run)(read(told.clone())?)?)?;
+        (self.stay)(read(told)?)
+    }
 }
 
 /// Reads what a worker was told.
@@ -64,9 +83,9 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker that does `work`, started so.
-    pub(crate) fn new<W: Work>(launch: Launch, work: &W) -> Self {
-        Self::named(launch, W::NAME, work)
+    /// A worker that is started so, and does `work` as it is told.
+    pub(crate) fn new<T: Serialize>(launch: Launch, work: &Work<T>, told: &T) -> Self {
+        Self::named(launch, work.name, told)
     }
 
     /// The same by the work's name.

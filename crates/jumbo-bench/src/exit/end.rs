@@ -11,7 +11,7 @@ use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
-use super::worker::{End, Hold, PID, REAPER, now_ns};
+use super::worker::{End, HOLD, PID, REAPER, now_ns};
 use crate::claim::{self, DRY_RUN};
 use crate::figures::{Figures, figures};
 use crate::launch::Launch;
@@ -50,8 +50,7 @@ pub(super) fn watch(
     size: Bytes,
 ) -> Result<Figures, Error> {
     let root = Root::host();
-    let reaper = by == By::Reaper;
-    let worker = Worker::new(launch.clone(), &Hold { size, reaper, end });
+    let worker = Worker::new(launch.clone(), &HOLD, &(size, by == By::Reaper, end));
     let (mut holder, ready) = worker.begin(settings, &claim::base(size))?;
     let process = |name| {
         #[expect(

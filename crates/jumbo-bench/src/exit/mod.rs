@@ -10,7 +10,7 @@
 mod end;
 mod worker;
 
-pub(crate) use worker::Hold;
+pub(crate) use worker::HOLD;
 
 use std::num::NonZeroU32;
 

@@ -29,7 +29,7 @@ pub(crate) enum End {
     Kill,
 }
 
-/// The process IDs in the figures of [`Hold`]: the worker, which a launcher may stand in front of; and the sibling that will
+/// The process IDs in the figures of [`HOLD`]: the worker, which a launcher may stand in front of; and the sibling that will
 /// give the memory back, where there is one.
 pub(super) const PID: &str = "pid";
 pub(super) const REAPER: &str = "reaper_pid";
@@ -55,45 +55,33 @@ impl End {
 }
 
 /// So many bytes in base pages, held until the standard input says something; then the process says when that was
-/// ([`now_ns`]), and ends that way.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Hold {
-    pub(super) size: Bytes,
-    /// It waits for its sibling before it says that it is ready.
-    pub(super) reaper: bool,
-    pub(super) end: End,
+/// ([`now_ns`]), and ends that way. Where that is set it waits for its sibling before it says that it is ready.
+pub(crate) const HOLD: Work<(Bytes, bool, End)> = Work::new("hold", hold).staying(end);
+
+fn hold((size, reaper, _): (Bytes, bool, End)) -> Result<Figures, Error> {
+    base_pages_only()?;
+    no_core()?;
+    let root = Root::host();
+    let mut block = Block::allocate(size)?;
+    block.touch();
+    let mut figures = had_in(&root, &[block.addresses()])?;
+    // Its end is that of the process.
+    std::mem::forget(block);
+    figures = with(figures, [(PID, f64::from(std::process::id()))]);
+    if reaper && let Some(reaper) = sibling(&root)? {
+        figures = with(figures, [(REAPER, f64::from(reaper))]);
+    }
+    Ok(figures)
 }
 
-impl Work for Hold {
-    const NAME: &'static str = "hold";
-
-    fn run(&self) -> Result<Figures, Error> {
-        base_pages_only()?;
-        no_core()?;
-        let root = Root::host();
-        let mut block = Block::allocate(self.size)?;
-        block.touch();
-        let mut figures = had_in(&root, &[block.addresses()])?;
-        // Its end is that of the process.
-        std::mem::forget(block);
-        figures = with(figures, [(PID, f64::from(std::process::id()))]);
-        if self.reaper
-            && let Some(reaper) = sibling(&root)?
-        {
-            figures = with(figures, [(REAPER, f64::from(reaper))]);
-        }
-        Ok(figures)
+fn end((_, _, end): (Bytes, bool, End)) -> Result<(), Error> {
+    // Were the process that measures gone, this would be the end of the input.
+    io::stdin().read_line(&mut String::new())?;
+    say(&now_ns())?;
+    if end == End::Crash {
+        std::process::abort();
     }
-
-    fn stay(&self) -> Result<(), Error> {
-        // Were the process that measures gone, this would be the end of the input.
-        io::stdin().read_line(&mut String::new())?;
-        say(&now_ns())?;
-        if self.end == End::Crash {
-            std::process::abort();
-        }
-        std::process::exit(0);
-    }
+    std::process::exit(0);
 }
 
 /// CLOCK_MONOTONIC, which is the same in all processes.

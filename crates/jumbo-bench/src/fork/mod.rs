@@ -9,7 +9,7 @@
 #[expect(unsafe_code, reason = "calls fork by name, as a program does")]
 mod worker;
 
-pub(crate) use worker::Fork;
+pub(crate) use worker::FORK;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
@@ -48,7 +48,7 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
 
 fn group_of(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "fork");
-    let mut side = |launch, base, claims| group.work(launch, &Fork { size, base }, size, claims);
+    let mut side = |launch, base, claims| group.work(launch, (&FORK, &(size, base)), size, claims);
     let base = side(Launch::Plain, true, claim::base(size));
     let huge = side(Launch::JUMBO, false, claim::huge(size));
     for (suffix, measure, figure) in [

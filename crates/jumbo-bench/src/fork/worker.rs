@@ -6,7 +6,6 @@ use std::time::Instant;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::figures::{Figures, ms, with};
@@ -22,24 +21,12 @@ const WRITES: usize = 1000;
 
 /// So many bytes, on base pages where that is set, in a process that forks, and writes to some of them while the child has
 /// them too.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Fork {
-    pub(super) size: Bytes,
-    pub(super) base: bool,
-}
+pub(crate) const FORK: Work<(Bytes, bool)> = Work::new("fork", fork);
 
-impl Work for Fork {
-    const NAME: &'static str = "fork";
-
-    fn run(&self) -> Result<Figures, Error> {
-        if self.base {
-            base_pages_only()?;
-        }
-        fork(self.size)
+fn fork((size, base): (Bytes, bool)) -> Result<Figures, Error> {
+    if base {
+        base_pages_only()?;
     }
-}
-
-fn fork(size: Bytes) -> Result<Figures, Error> {
     let mut block = Block::allocate(size)?;
     block.touch();
     let had = had_in(&Root::host(), &[block.addresses()])?;

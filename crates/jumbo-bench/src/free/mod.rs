@@ -9,7 +9,7 @@
 
 mod worker;
 
-pub(crate) use worker::{Blocks, Ranges, Unmap};
+pub(crate) use worker::{BLOCKS, RANGES, UNMAP};
 
 use std::num::NonZeroU32;
 
@@ -25,6 +25,7 @@ use crate::stats::median;
 use crate::table::Table;
 use crate::work::Worker;
 use crate::{Error, Settings};
+use worker::Blocks;
 
 /// The least size of the block: below, jumbo leaves it to the caller.
 pub const MIN_SIZE: Bytes = Bytes(256 << 20);
@@ -87,7 +88,7 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
             base: true,
             back,
         };
-        group.work(launch, &blocks, size, claims)
+        group.work(launch, (&BLOCKS, &blocks), size, claims)
     };
     let is_back = claim::at_least("back_ms", 0);
     let plain = side(&mut group, Launch::Plain, true, vec![is_back.clone()]);
@@ -166,8 +167,8 @@ fn found(settings: &Settings, size: Bytes) -> Group<'_> {
         back: false,
     };
     let mut group = Group::new(settings, measure);
-    let plain = group.work(Launch::Plain, &blocks, size, Vec::new());
-    let jumbo = group.work(Launch::JUMBO, &blocks, size, claims);
+    let plain = group.work(Launch::Plain, (&BLOCKS, &blocks), size, Vec::new());
+    let jumbo = group.work(Launch::JUMBO, (&BLOCKS, &blocks), size, claims);
     rows! { group;
         "blocks_found_aa" => measure, "call_ms", plain / plain;
         "blocks_found" => measure, "call_ms", plain / jumbo;
@@ -180,12 +181,7 @@ fn gathers(settings: &Settings, size: Bytes) -> Group<'_> {
     let count = usize::try_from(size.0 / RANGE.0).unwrap_or(1);
     let mut group = Group::new(settings, "Gather");
     let side = |group: &mut Group<'_>, name: String, flush| {
-        let ranges = Ranges {
-            size: RANGE,
-            count,
-            flush,
-        };
-        let worker = Worker::new(Launch::Plain, &ranges);
+        let worker = Worker::new(Launch::Plain, &RANGES, &(RANGE, count, flush));
         group.named(name, worker, size, claim::base(size))
     };
     let plain = side(&mut group, "munmap".to_owned(), None);
@@ -212,10 +208,10 @@ fn unmaps<'a>(
     }
     let all = Bytes(sizes.iter().map(|size| size.0).sum::<u64>() * times as u64);
     let largest = sizes.iter().copied().max().unwrap_or_default();
-    let unmap = Unmap { sizes, huge, times };
+    let unmap = (&UNMAP, &(sizes, huge, times));
     let claims = if huge { claim::huge } else { claim::base }(all);
-    let plain = group.work(Launch::Plain, &unmap, largest, claims.clone());
-    let jumbo = group.work(Launch::JUMBO, &unmap, largest, claims);
+    let plain = group.work(Launch::Plain, unmap, largest, claims.clone());
+    let jumbo = group.work(Launch::JUMBO, unmap, largest, claims);
     rows! { group;
         format!("{name}_aa") => measure, "unmap_us", plain / plain;
         name => measure, "unmap_us", plain / jumbo;

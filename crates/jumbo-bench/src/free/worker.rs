@@ -15,7 +15,18 @@ use crate::memory::{Block, Mapping, Watch, base_pages_only, had, had_in};
 use crate::stats::median;
 use crate::work::{Work, shown};
 
-/// So many blocks of so many bytes: allocated, touched, and freed one after the other.
+/// Blocks: allocated, touched, and freed one after the other.
+pub(crate) const BLOCKS: Work<Blocks> = Work::new("blocks", blocks);
+
+/// Mappings of each size, in huge pages where that is set: touched and unmapped, so many times. What it takes to unmap one of
+/// each, and what all of the mappings had.
+pub(crate) const UNMAP: Work<(Vec<Bytes>, bool, usize)> = Work::new("unmap", unmap);
+
+/// So many ranges of so many bytes, apart from each other and in base pages: touched and given back, by `munmap` each, or by
+/// a `Gather` that hands over so many base pages at a time.
+pub(crate) const RANGES: Work<(Bytes, usize, Option<u64>)> = Work::new("ranges", ranges);
+
+/// Blocks, and how they are freed.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Blocks {
     pub(super) size: Bytes,
@@ -26,123 +37,89 @@ pub(crate) struct Blocks {
     pub(super) back: bool,
 }
 
-impl Work for Blocks {
-    const NAME: &'static str = "blocks";
-
-    fn run(&self) -> Result<Figures, Error> {
-        if self.base {
-            base_pages_only()?;
-        }
-        let root = Root::host();
-        let blocks = (0..self.count).map(|_| Block::allocate(self.size));
-        let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
-        blocks.iter_mut().for_each(Block::touch);
-        let watch = Watch::new(&root, Bytes(self.size.0 * self.count as u64))?;
-        let addresses: Vec<_> = blocks.iter().map(Block::addresses).collect();
-        let had = had_in(&root, &addresses)?;
-
-        let clock = Instant::now();
-        drop(blocks);
-        let mut figures = with(had, [("call_ms", ms(clock.elapsed()))]);
-        if self.back {
-            match watch.wait(clock) {
-                Ok(back) => figures = with(figures, [("back_ms", ms(back))]),
-                // Another program took it: that is no failure of this process, and the sample is worth another try.
-                Err(Error::NotBack(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        // What was counted, when nothing is left to be counted.
-        let freed = shown(&root, |covered| {
-            (covered.free.pending == Bytes(0)).then_some(covered.free)
-        })?;
-        let Some(freed) = freed else {
-            return Ok(figures);
-        };
-        let counted = [
-            ("gathered_bytes", freed.gathered.0 as f64),
-            ("background_bytes", freed.background.0 as f64),
-            ("freeing_threads", freed.workers as f64),
-        ];
-        Ok(with(figures, counted))
-    }
-}
-
-/// Mappings of each size, in huge pages or in base pages: touched and unmapped, so many times. What it takes to unmap one of
-/// each, and what all of the mappings had.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Unmap {
-    pub(super) sizes: Vec<Bytes>,
-    pub(super) huge: bool,
-    pub(super) times: usize,
-}
-
-impl Work for Unmap {
-    const NAME: &'static str = "unmap";
-
-    fn run(&self) -> Result<Figures, Error> {
-        let map = if self.huge {
-            Mapping::huge
-        } else {
-            Mapping::new
-        };
-        if !self.huge {
-            base_pages_only()?;
-        }
-        let root = Root::host();
-        let (mut figures, mut unmap_us) = (Figures::new(), 0.0);
-        for &size in &self.sizes {
-            let mut unmaps = Vec::with_capacity(self.times);
-            for _ in 0..self.times {
-                let mut mapping = map(size)?;
-                mapping.touch();
-                for (name, had) in had_in(&root, &[mapping.addresses()])? {
-                    *figures.entry(name).or_default() += had;
-                }
-                let clock = Instant::now();
-                mapping.unmap()?;
-                unmaps.push(ms(clock.elapsed()) * 1e3);
-            }
-            unmap_us += median(&unmaps);
-        }
-        Ok(with(figures, [("unmap_us", unmap_us)]))
-    }
-}
-
-/// So many ranges of so many bytes, apart from each other and in base pages: touched and given back, by `munmap` each, or by
-/// a `Gather` that hands over so many base pages at a time.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Ranges {
-    pub(super) size: Bytes,
-    pub(super) count: usize,
-    pub(super) flush: Option<u64>,
-}
-
-impl Work for Ranges {
-    const NAME: &'static str = "ranges";
-
-    fn run(&self) -> Result<Figures, Error> {
+fn blocks(told: Blocks) -> Result<Figures, Error> {
+    if told.base {
         base_pages_only()?;
-        let ranges = (0..self.count).map(|_| Mapping::apart(self.size));
-        let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-        ranges.iter_mut().for_each(Mapping::touch);
-        let had = had(&Root::host())?;
-        let clock = Instant::now();
-        match self.flush {
-            None => ranges.into_iter().try_for_each(Mapping::unmap)?,
-            Some(pages) => {
-                let mut gather = Gather::new(Tunables {
-                    flush_pages: Pages(pages),
-                    ..Tunables::default()
-                });
-                let mut ranges = ranges.into_iter();
-                ranges.try_for_each(|range| range.add_to(&mut gather))?;
-                let finished = gather.finish();
-                finished.map_err(|error| Error::Map(error.errno.into()))?;
-            }
-        }
-        Ok(with(had, [("call_ms", ms(clock.elapsed()))]))
     }
+    let root = Root::host();
+    let blocks = (0..told.count).map(|_| Block::allocate(told.size));
+    let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+    blocks.iter_mut().for_each(Block::touch);
+    let watch = Watch::new(&root, Bytes(told.size.0 * told.count as u64))?;
+    let addresses: Vec<_> = blocks.iter().map(Block::addresses).collect();
+    let had = had_in(&root, &addresses)?;
+
+    let clock = Instant::now();
+    drop(blocks);
+    let mut figures = with(had, [("call_ms", ms(clock.elapsed()))]);
+    if told.back {
+        match watch.wait(clock) {
+            Ok(back) => figures = with(figures, [("back_ms", ms(back))]),
+            // Another program took it: that is no failure of this process, and the sample is worth another try.
+            Err(Error::NotBack(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // What was counted, when nothing is left to be counted.
+    let freed = shown(&root, |covered| {
+        (covered.free.pending == Bytes(0)).then_some(covered.free)
+    })?;
+    let Some(freed) = freed else {
+        return Ok(figures);
+    };
+    let counted = [
+        ("gathered_bytes", freed.gathered.0 as f64),
+        ("background_bytes", freed.background.0 as f64),
+        ("freeing_threads", freed.workers as f64),
+    ];
+    Ok(with(figures, counted))
+}
+
+fn unmap((sizes, huge, times): (Vec<Bytes>, bool, usize)) -> Result<Figures, Error> {
+    let map = if huge { Mapping::huge } else { Mapping::new };
+    if !huge {
+        base_pages_only()?;
+    }
+    let root = Root::host();
+    let (mut figures, mut unmap_us) = (Figures::new(), 0.0);
+    for size in sizes {
+        let mut unmaps = Vec::with_capacity(times);
+        for _ in 0..times {
+            let mut mapping = map(size)?;
+            mapping.touch();
+            for (name, had) in had_in(&root, &[mapping.addresses()])? {
+                *figures.entry(name).or_default() += had;
+            }
+            let clock = Instant::now();
+            mapping.unmap()?;
+            unmaps.push(ms(clock.elapsed()) * 1e3);
+        }
+        unmap_us += median(&unmaps);
+    }
+    Ok(with(figures, [("unmap_us", unmap_us)]))
+}
+
+fn ranges((size, count, flush): (Bytes, usize, Option<u64>)) -> Result<Figures, Error> {
+    base_pages_only()?;
+    let ranges = (0..count).map(|_| Mapping::apart(size));
+    let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+    ranges.iter_mut().for_each(Mapping::touch);
+    let had = had(&Root::host())?;
+    let clock = Instant::now();
+    match flush {
+        None => ranges.into_iter().try_for_each(Mapping::unmap)?,
+        Some(pages) => {
+            let mut gather = Gather::new(Tunables {
+                flush_pages: Pages(pages),
+                ..Tunables::default()
+            });
+            let mut ranges = ranges.into_iter();
+            ranges.try_for_each(|range| range.add_to(&mut gather))?;
+            let finished = gather.finish();
+            finished.map_err(|error| Error::Map(error.errno.into()))?;
+        }
+    }
+    Ok(with(had, [("call_ms", ms(clock.elapsed()))]))
 }
 
 #[cfg(test)]
@@ -152,15 +129,17 @@ mod tests {
     #[test]
     fn blocks_and_ranges_are_freed_and_timed() {
         let (size, count) = (Bytes(4 << 20), 3);
-        let blocks = Blocks {
-            size,
-            count,
-            base: false,
-            back: false,
-        };
-        let mut samples = vec![blocks.run().unwrap()];
-        let ranges = [None, Some(1), Some(1 << 20)].map(|flush| Ranges { size, count, flush });
-        samples.extend(ranges.map(|ranges| ranges.run().unwrap()));
+        let mut samples = vec![
+            blocks(Blocks {
+                size,
+                count,
+                base: false,
+                back: false,
+            })
+            .unwrap(),
+        ];
+        samples
+            .extend([None, Some(1), Some(1 << 20)].map(|flush| ranges((size, 3, flush)).unwrap()));
         for figures in samples {
             assert!(figures["call_ms"] > 0.0, "{figures:?}");
             assert!(figures["resident_bytes"] >= f64::from(12 << 20));
@@ -169,15 +148,7 @@ mod tests {
 
     #[test]
     fn mappings_are_unmapped_and_timed() {
-        let unmap = |huge| {
-            let sizes = vec![Bytes(1 << 20), Bytes(4 << 20)];
-            Unmap {
-                sizes,
-                huge,
-                times: 2,
-            }
-            .run()
-        };
+        let unmap = |huge| unmap((vec![Bytes(1 << 20), Bytes(4 << 20)], huge, 2));
         let figures = unmap(false).unwrap();
         assert!(figures["unmap_us"] > 0.0 && figures["preload_libraries"] == 0.0);
         assert!(

@@ -6,7 +6,6 @@ use std::time::Instant;
 use fastrand::Rng;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::ring::{Object, Ring};
@@ -19,33 +18,15 @@ use crate::work::Work;
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`Load`], added.
+/// All figures of [`LOAD`], added.
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
 /// Objects of so many bytes in all: allocated, each byte of them written, chased through by pointers in random order, and
 /// freed in another.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Load(pub(crate) Bytes);
-
-impl Work for Load {
-    const NAME: &'static str = "load";
-
-    fn run(&self) -> Result<Figures, Error> {
-        load(self.0)
-    }
-}
+pub(crate) const LOAD: Work<Bytes> = Work::new("load", load);
 
 /// Small objects freed, many times.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SmallFree;
-
-impl Work for SmallFree {
-    const NAME: &'static str = "small-free";
-
-    fn run(&self) -> Result<Figures, Error> {
-        small_free()
-    }
-}
+pub(crate) const SMALL_FREE: Work<()> = Work::new("small-free", |()| small_free());
 
 fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);

@@ -20,7 +20,7 @@ mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use worker::{Exchange, FirstUse, Stream};
+pub(crate) use worker::{EXCHANGE, FIRST_USE, STREAM};
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -33,7 +33,7 @@ use jumbo::units::{Bytes, Pages, counted};
 use crate::claim::{self, Claim};
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
-use crate::heap::{Load, TOTAL};
+use crate::heap::{LOAD, TOTAL};
 use crate::keeper::{Host, SIZE, Wanted};
 use crate::launch::Launch;
 use crate::memory::room;
@@ -184,17 +184,7 @@ impl<'a> Bench<'a> {
         let passes = self.work.passes[usize::from(size != SMALL)];
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
-        let on = |launch, arrays| {
-            Worker::new(
-                launch,
-                &Stream {
-                    arrays,
-                    size,
-                    threads,
-                    passes,
-                },
-            )
-        };
+        let on = |launch, arrays| Worker::new(launch, &STREAM, &(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
         let needs = (Wanted::default(), size);
         let base = self.side(&mut group, "base pages", plain, needs, claim::base(size));
@@ -281,14 +271,9 @@ impl<'a> Bench<'a> {
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = Supply::of(source, provision);
-                let first = FirstUse {
-                    supply,
-                    pages,
-                    times: TIMES,
-                };
                 let needs = (supply.wanted(pages), pages.bytes(SIZE));
                 let name = format!("{called} ({})", source.name());
-                let worker = Worker::new(Launch::Plain, &first);
+                let worker = Worker::new(Launch::Plain, &FIRST_USE, &(supply, pages, TIMES));
                 self.side(&mut group, name, worker, needs, supply.claims(pages))
             };
             let held = side("held", Provision::Held);
@@ -324,15 +309,8 @@ impl<'a> Bench<'a> {
         };
         let pages = self.work.exchanged;
         let side = |group: &mut Group<'a>, way: Way| {
-            let worker = Worker::new(
-                Launch::Plain,
-                &Exchange {
-                    source,
-                    way,
-                    pages,
-                    threads,
-                },
-            );
+            let told = (source, way, pages, threads);
+            let worker = Worker::new(Launch::Plain, &EXCHANGE, &told);
             let wanted = Supply::of(source, Provision::Held).wanted(pages);
             let needs = (wanted, pages.bytes(SIZE));
             self.side(
@@ -373,7 +351,7 @@ impl<'a> Bench<'a> {
     /// The load of the heap's table: plain, plain again, and on a pool of each source.
     fn loads(&'a self, size: Bytes) -> Group<'a> {
         let mut group = Group::new(self.settings, "heap");
-        let plain = Worker::new(Launch::Plain, &Load(size));
+        let plain = Worker::new(Launch::Plain, &LOAD, &size);
         let needs = (Wanted::default(), size);
         let plain = self.side(&mut group, "plain", plain, needs, claim::no_huge());
         let what = "objects allocated, chased, freed";
@@ -384,7 +362,7 @@ impl<'a> Bench<'a> {
             let most = Bytes(size.0 / 4 * 5);
             let held = pool_of(most).whole_pages(SIZE);
             let needs = (Supply::of(source, Provision::Held).wanted(held), size);
-            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), &Load(size));
+            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), &LOAD, &size);
             let pooled = self.side(&mut group, name, worker, needs, source.claims(size));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
             rows! { group; name => what, TOTAL, plain / pooled; }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
-use serde::{Deserialize, Serialize};
 
 use super::supply::{
     Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
@@ -29,66 +28,20 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// STREAM over arrays of `size` bytes in all: the time from nothing until they hold values, the best pass of each kernel, and
-/// the minor page faults from nothing to the end.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Stream {
-    pub(super) arrays: Arrays,
-    pub(super) size: Bytes,
-    pub(super) threads: usize,
-    pub(super) passes: usize,
-}
+/// STREAM over arrays of so many bytes in all, by so many threads, in so many passes: the time from nothing until they hold
+/// values, the best pass of each kernel, and the minor page faults from nothing to the end.
+pub(crate) const STREAM: Work<(Arrays, Bytes, usize, usize)> = Work::new("stream", stream);
 
 /// So many pages taken, each touched in all of its base pages, and given back, so many times: what one takes, and what the
 /// process had with all of them in hand.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct FirstUse {
-    pub(super) supply: Supply,
-    pub(super) pages: Pages,
-    pub(super) times: usize,
-}
+pub(crate) const FIRST_USE: Work<(Supply, Pages, usize)> = Work::new("first-use", first_use);
 
-/// A page of a pool of `pages` had and given back, by so many threads: the time by the number of pages of all threads, and
+/// A page of a pool of so many had and given back, by so many threads: the time by the number of pages of all threads, and
 /// what the process had with one page in hand.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Exchange {
-    pub(super) source: Source,
-    pub(super) way: Way,
-    pub(super) pages: Pages,
-    pub(super) threads: usize,
-}
-
-impl Work for Stream {
-    const NAME: &'static str = "stream";
-
-    fn run(&self) -> Result<Figures, Error> {
-        stream(self)
-    }
-}
-
-impl Work for FirstUse {
-    const NAME: &'static str = "first-use";
-
-    fn run(&self) -> Result<Figures, Error> {
-        first_use(self.supply, self.pages, self.times)
-    }
-}
-
-impl Work for Exchange {
-    const NAME: &'static str = "exchange";
-
-    fn run(&self) -> Result<Figures, Error> {
-        exchange(self.source, self.way, self.pages, self.threads)
-    }
-}
+pub(crate) const EXCHANGE: Work<(Source, Way, Pages, usize)> = Work::new("exchange", exchange);
 
 fn stream(
-    &Stream {
-        arrays,
-        size,
-        threads,
-        passes,
-    }: &Stream,
+    (arrays, size, threads, passes): (Arrays, Bytes, usize, usize),
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let pages = size.whole_pages(SIZE);
@@ -142,7 +95,7 @@ fn stream(
     Ok(with(figures, taken))
 }
 
-fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
+fn first_use((supply, pages, times): (Supply, Pages, usize)) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
@@ -168,7 +121,7 @@ fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Erro
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-fn exchange(source: Source, way: Way, pages: Pages, threads: usize) -> Result<Figures, Error> {
+fn exchange((source, way, pages, threads): (Source, Way, Pages, usize)) -> Result<Figures, Error> {
     let root = Root::host();
     let figures = |page_ns, before, pool| {
         let figures = whose(had(&root)?, before, pool)?;

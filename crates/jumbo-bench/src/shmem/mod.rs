@@ -12,7 +12,7 @@ mod postgres;
 mod way;
 mod worker;
 
-pub(crate) use worker::Touch;
+pub(crate) use worker::TOUCH;
 
 use std::cell::RefCell;
 
@@ -147,15 +147,7 @@ impl<'a> Bench<'a> {
 
     fn sample(&self, way: Way, size: Bytes, threads: usize, timed: bool) -> Result<Figures, Error> {
         self.provide(way.controls(&self.sizes), way.pages(size))?;
-        let worker = Worker::new(
-            way.launch(),
-            &Touch {
-                way,
-                size,
-                threads,
-                timed,
-            },
-        );
+        let worker = Worker::new(way.launch(), &TOUCH, &(way, size, threads, timed));
         worker.sample(self.settings, &way.claims(size))
     }
 

@@ -6,7 +6,6 @@ use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, task};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sys::collapse;
-use serde::{Deserialize, Serialize};
 
 use super::way::{BLOAT, FAULTS, LARGE, SIZED, Way};
 use crate::Error;
@@ -24,32 +23,10 @@ const SPARSE: Bytes = Bytes(64 << 20);
 const STEP: usize = 1 << 20;
 
 /// So many bytes of shared memory, touched by so many threads: the time, the memory that came, and how much more than was
-/// touched is resident where touches are far apart.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Touch {
-    pub(super) way: Way,
-    pub(super) size: Bytes,
-    pub(super) threads: usize,
-    /// The slowest of a hundred first touches is measured as well.
-    pub(super) timed: bool,
-}
+/// touched is resident where touches are far apart. Where that is set, the slowest of a hundred first touches as well.
+pub(crate) const TOUCH: Work<(Way, Bytes, usize, bool)> = Work::new("touch", touch);
 
-impl Work for Touch {
-    const NAME: &'static str = "touch";
-
-    fn run(&self) -> Result<Figures, Error> {
-        touch(self)
-    }
-}
-
-fn touch(
-    &Touch {
-        way,
-        size,
-        threads,
-        timed,
-    }: &Touch,
-) -> Result<Figures, Error> {
+fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figures, Error> {
     let root = Root::host();
     if way == Way::Base {
         base_pages_only()?;

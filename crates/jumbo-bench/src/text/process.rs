@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::program::Program;
 use super::rung::Rung;
-use super::worker::{Text, is_text};
+use super::worker::{TEXT, Text, is_text};
 use crate::claim::DRY_RUN;
 use crate::figures::{Figures, ms, with};
 use crate::launch::Launch;
@@ -33,14 +33,14 @@ pub(super) struct Bench<'a> {
 
 /// That of two programs which a rung runs.
 pub(super) fn of_rung([base, primed]: &[Program; 2], rung: Rung) -> &Program {
-    if rung == Rung::File { primed } else { base }
+    if rung == Rung::FILE { primed } else { base }
 }
 
 impl Bench<'_> {
     /// A process of a program: what it says of itself, and how long it took from its start to its end.
     pub(super) fn run(&self, program: &Program, rung: Rung, what: Text) -> Result<Figures, Error> {
         let clock = Instant::now();
-        let worker = Worker::new(rung.launch(), &what).of(program.path());
+        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
         let figures = worker.sample(self.settings, &rung.claims(what.touched))?;
         Ok(with(figures, [("whole_ms", ms(clock.elapsed()))]))
     }
@@ -48,7 +48,7 @@ impl Bench<'_> {
     /// Whether this host has that rung.
     pub(super) fn try_out(&self, rung: Rung) -> Result<(), Error> {
         let program = of_rung(&self.part, rung);
-        program.cache(rung.cached())?;
+        program.cache(rung.cached)?;
         let what = rung.work(program, program.size, 0);
         self.run(program, rung, what).map(drop)
     }
@@ -66,7 +66,7 @@ impl Bench<'_> {
         };
         let launch = Launch::Jumbo(format!("--report=json {options}"));
         let what = rung.work(program, program.size, 0);
-        let worker = Worker::new(launch, &what).of(program.path());
+        let worker = Worker::new(launch, &TEXT, &what).of(program.path());
         let (mut talk, figures) = worker.begin(self.settings, &rung.claims(what.touched))?;
         let mut report = Vec::new();
         if let Some(stderr) = &mut talk.child.stderr {
@@ -80,7 +80,7 @@ impl Bench<'_> {
                 .as_f64()
                 .unwrap_or_default()
         };
-        if (moved("images_made") > 0.0) != (rung == Rung::Shared && !beside) {
+        if (moved("images_made") > 0.0) != (rung == Rung::SHARED && !beside) {
             let found = "an image was made where there was one, or none";
             return Err(Error::claim(found, DRY_RUN));
         }
@@ -95,7 +95,7 @@ impl Bench<'_> {
             stays: true,
             ..rung.work(program, program.size, 0)
         };
-        let worker = Worker::new(rung.launch(), &what).of(program.path());
+        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
         let (talk, _) = worker.begin(self.settings, &rung.claims(what.touched))?;
         Ok(talk)
     }

@@ -31,43 +31,12 @@ const LONG: [Work; 2] = [
     Work {
         program: "node",
         arguments: &["-"],
-        input: "
-            const words = [];
-            for (let i = 0; i < 20000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
-            let found = 0;
-            for (let round = 0; round < 8; round++) {
-                const text = JSON.stringify(words.map((word, i) => ({ word, i, list: [word, round] })));
-                const parsed = JSON.parse(text);
-                parsed.sort((a, b) => a.word < b.word ? -1 : 1);
-                found += text.replace(/[a-f]+([0-9])/g, '$1-').split('-').length;
-                const groups = new Map();
-                for (const { word, i } of parsed) groups.set(word.slice(0, 2), (groups.get(word.slice(0, 2)) || 0) + i);
-                found += groups.size + new Function('x', 'return x + ' + round)(1);
-            }
-            if (found < 1000) process.exit(1);
-        ",
+        input: include_str!("work/words.js"),
     },
     Work {
         program: "g++",
         arguments: &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
-        input: "
-            #include <algorithm>
-            #include <array>
-            #include <map>
-            #include <string>
-            #include <vector>
-            template <int N> int all() {
-                std::map<std::array<int, N>, std::string> names;
-                std::vector<std::array<char, N>> keys(N);
-                std::sort(keys.begin(), keys.end());
-                std::stable_sort(keys.begin(), keys.end(), std::greater<>());
-                for (auto &key : keys) names[{key[0]}] += std::to_string(key[0]);
-                int rest = 0;
-                if constexpr (N > 1) rest = all<N - 1>();
-                return rest + names.size();
-            }
-            int main() { return all<2>(); }
-        ",
+        input: include_str!("work/maps.cpp"),
     },
 ];
 

@@ -43,29 +43,22 @@ struct Functions {
 /// Its multiples have no pattern in their upper halves: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Work for Text {
-    const NAME: &'static str = "text";
-
-    fn run(&self) -> Result<Figures, Error> {
-        text(self)
+/// Functions called; the process stays until the end of its input where it is told so.
+pub(crate) const TEXT: Work<Text> = Work::new("text", text).staying(|what| {
+    if what.stays {
+        io::stdin().read_line(&mut String::new())?;
     }
-
-    fn stay(&self) -> Result<(), Error> {
-        if self.stays {
-            io::stdin().read_line(&mut String::new())?;
-        }
-        Ok(())
-    }
-}
+    Ok(())
+});
 
 /// Calls functions: how long that took, and how they were mapped then.
-fn text(what: &Text) -> Result<Figures, Error> {
+fn text(what: Text) -> Result<Figures, Error> {
     let (root, pid) = (Root::host(), std::process::id());
     let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
     if what.base {
         base_pages_only()?;
     }
-    let functions = Functions::find(&root, what)?;
+    let functions = Functions::find(&root, &what)?;
     let counters = Counters::open();
 
     let (before, clock) = (faults()?, Instant::now());

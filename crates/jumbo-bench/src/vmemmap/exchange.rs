@@ -1,11 +1,10 @@
-//! Pages of a pool, taken and given back: with descriptions of its pages, and without ([`TakeGive`]).
+//! Pages of a pool, taken and given back: with descriptions of its pages, and without ([`TAKE_GIVE`]).
 
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
 use jumbo::pool::{Placement, Pool, Thp};
 use jumbo::units::{Order, Pages};
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::figures::{Figures, with};
@@ -27,29 +26,24 @@ const BATCH: u32 = 256;
 pub(super) const FOLIOS: &str = "folios_of_a_page";
 
 /// Pages of a pool taken and given back by one thread; the pool describes them where that is set.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct TakeGive(pub(super) bool);
+pub(crate) const TAKE_GIVE: Work<bool> = Work::new("take-give", take_give);
 
-impl Work for TakeGive {
-    const NAME: &'static str = "take-give";
-
-    fn run(&self) -> Result<Figures, Error> {
-        let root = Root::host();
-        let (thp, placement) = (Thp::new(&root)?, Placement::of_thread()?);
-        let pool = match self.0 {
-            true => Pool::new(thp, placement),
-            false => Pool::without_folios(thp, placement),
-        };
-        if let Some(error) = pool.resize(PAGES).stopped {
-            return Err(error.into());
-        }
-        let spans = (0..TIMES).map(|_| span(&pool));
-        let spans = spans.collect::<Result<Vec<_>, _>>()?;
-        let folio = pool.take_folio(Order(0));
-        let folios = folio.map_or(0, |_| pool.split().pages.0);
-        let figures = [("page_ns", least(&spans)), (FOLIOS, folios as f64)];
-        Ok(with(had(&root)?, figures))
+fn take_give(is_described: bool) -> Result<Figures, Error> {
+    let root = Root::host();
+    let (thp, placement) = (Thp::new(&root)?, Placement::of_thread()?);
+    let pool = match is_described {
+        true => Pool::new(thp, placement),
+        false => Pool::without_folios(thp, placement),
+    };
+    if let Some(error) = pool.resize(PAGES).stopped {
+        return Err(error.into());
     }
+    let spans = (0..TIMES).map(|_| span(&pool));
+    let spans = spans.collect::<Result<Vec<_>, _>>()?;
+    let folio = pool.take_folio(Order(0));
+    let folios = folio.map_or(0, |_| pool.split().pages.0);
+    let figures = [("page_ns", least(&spans)), (FOLIOS, folios as f64)];
+    Ok(with(had(&root)?, figures))
 }
 
 /// One in the mean, in nanoseconds.

@@ -15,8 +15,8 @@ mod kernel;
 mod plain;
 mod worker;
 
-pub(crate) use exchange::TakeGive;
-pub(crate) use worker::{Describe, Pin};
+pub(crate) use exchange::TAKE_GIVE;
+pub(crate) use worker::{DESCRIBE, PIN};
 
 use std::cell::RefCell;
 
@@ -114,21 +114,21 @@ fn bytes(huge: Huge) -> Bytes {
 }
 
 /// Both sides: the plain table and ours, which keeps at least a hundred times less.
-fn sides<W: Work>(group: &mut Group<'_>, huge: Huge, work: fn(Huge) -> W) -> [usize; 2] {
+fn sides(group: &mut Group<'_>, huge: Huge, work: &Work<Huge>) -> [usize; 2] {
     let all = bytes(huge);
     [
         ("all descriptors", false, all.0..=all.0 / 8 * 9),
         ("jumbo::vmemmap", true, 0..=all.0 / 100),
     ]
     .map(|(name, optimised, kept)| {
-        let worker = Worker::new(Launch::Plain, &work(Huge { optimised, ..huge }));
+        let worker = Worker::new(Launch::Plain, work, &Huge { optimised, ..huge });
         group.named(name, worker, all, vec![claim::within("kept_bytes", kept)])
     })
 }
 
 fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "prepare and release");
-    let [plain, ours] = sides(&mut group, huge, Describe);
+    let [plain, ours] = sides(&mut group, huge, &DESCRIBE);
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of}"),
@@ -162,7 +162,7 @@ fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Grou
 
 fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "pin and unpin");
-    let [plain, ours] = sides(&mut group, huge, Pin);
+    let [plain, ours] = sides(&mut group, huge, &PIN);
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of} pages"),
@@ -182,7 +182,7 @@ fn exchanges(settings: &Settings) -> Group<'_> {
     let mut side = |name: &str, is_described: bool| {
         let mut claims = claim::huge(size);
         claims.push(claim::exactly(exchange::FOLIOS, u64::from(is_described)));
-        let worker = Worker::new(Launch::Plain, &TakeGive(is_described));
+        let worker = Worker::new(Launch::Plain, &TAKE_GIVE, &is_described);
         group.named(name, worker, size, claims)
     };
     let (plain, ours) = (side("pool without folios", false), side("pool", true));

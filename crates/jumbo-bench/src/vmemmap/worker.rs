@@ -17,12 +17,10 @@ use crate::stats::quantile;
 use crate::work::Work;
 
 /// A table with all its pages prepared, looked up and released.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Describe(pub(super) Huge);
+pub(crate) const DESCRIBE: Work<Huge> = Work::new("describe", |huge| huge.on_tables(life, life));
 
 /// A table of which all but the first and the last base page are pinned, and unpinned.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Pin(pub(super) Huge);
+pub(crate) const PIN: Work<Huge> = Work::new("pin", |huge| huge.on_tables(pins, pins));
 
 /// Huge pages, and the table that describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,22 +77,6 @@ impl Table for Vmemmap {
         let restored = pages()?;
         self.optimise(address(head))?;
         Ok([restored - pages()?, restored - before])
-    }
-}
-
-impl Work for Describe {
-    const NAME: &'static str = "describe";
-
-    fn run(&self) -> Result<Figures, Error> {
-        self.0.on_tables(life, life)
-    }
-}
-
-impl Work for Pin {
-    const NAME: &'static str = "pin";
-
-    fn run(&self) -> Result<Figures, Error> {
-        self.0.on_tables(pins, pins)
     }
 }
 
