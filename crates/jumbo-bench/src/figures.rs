@@ -22,6 +22,11 @@ pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+/// A CPU time in milliseconds.
+pub(crate) fn cpu_ms(time: libc::timeval) -> f64 {
+    time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3
+}
+
 /// The unit in which a figure's name ends; a figure without one is a number of page faults.
 pub(crate) fn unit(figure: &str) -> &'static str {
     const UNITS: [&str; 10] = [

@@ -85,6 +85,13 @@ impl Launch {
     }
 }
 
+/// Where a program is on the PATH, or in these folders beside it.
+pub(crate) fn on_path(program: &str, beside: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let mut paths = std::env::split_paths(&paths).chain(beside);
+    paths.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
+}
+
 /// The command as a user would type it.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -20,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::interrupt;
 use super::served::Served;
 use crate::Error;
+use crate::figures::cpu_ms;
 use crate::launch::line;
 
 /// How long a program may take to end that was asked to, and how long its output may stay open behind its end.
@@ -169,12 +170,11 @@ impl Running {
             Some([out, err]) => [hear(out)?, hear(err)?],
             None => [None, None],
         };
-        let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
         Ok(Ended {
             status,
             said,
-            user_ms: ms(usage.ru_utime),
-            system_ms: ms(usage.ru_stime),
+            user_ms: cpu_ms(usage.ru_utime),
+            system_ms: cpu_ms(usage.ru_stime),
             rss_bytes: usage.ru_maxrss as f64 * 1024.0,
             faults: usage.ru_minflt as f64,
             served: None,

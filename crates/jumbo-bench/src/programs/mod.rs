@@ -15,6 +15,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::group::Group;
+use crate::launch::on_path;
 use crate::program::{Notes, Program, Server, Way};
 use crate::table::Table;
 use crate::{Error, Settings, group};
@@ -198,19 +199,16 @@ fn replaced(text: &str, word: &str, value: &str) -> String {
 
 /// Where a program is: on the PATH, or where Debian has those of servers.
 fn find(program: &str) -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
     let servers = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()
         .flatten();
     let mut servers: Vec<_> = servers.map(|version| version.path().join("bin")).collect();
     servers.sort_unstable();
-    let mut folders = servers.into_iter().rev();
     // Wrappers of the same names are on the PATH.
-    let server = folders.find(|folder| folder.join(program).is_file());
-    let paths = std::env::split_paths(&paths).chain(["/usr/sbin".into()]);
-    let mut folders = server.into_iter().chain(paths);
-    folders.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
+    let server = servers.iter().rev().map(|folder| folder.join(program));
+    let server = server.into_iter().find(|path| path.is_file());
+    server.or_else(|| on_path(program, std::iter::once("/usr/sbin".into())))
 }
 
 /// A Python that has a module: the interpreter itself, not a shim that starts it.
@@ -226,7 +224,7 @@ fn interpreter(module: &str) -> Option<String> {
 }
 
 fn folder() -> Result<TempDir, Error> {
-    let base = std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from);
+    let base = crate::on_disk();
     let folder = tempfile::Builder::new()
         .prefix("jumbo-bench-")
         .tempdir_in(&base);

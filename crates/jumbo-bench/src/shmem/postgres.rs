@@ -20,6 +20,7 @@ use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures, with};
 use crate::keeper::kernel_pool;
 use crate::launch::Launch;
+use crate::memory::{LIBRARIES, libraries};
 use crate::program::{Running, Server};
 use crate::talk::Talk;
 use crate::{Error, Settings, on_disk};
@@ -132,10 +133,8 @@ impl Database {
         let claims = buffers.claims(self.size);
         let clock = Instant::now();
         let figures = loop {
-            let maps = root.read(format!("proc/{}/maps", server.pid()))?;
-            let libraries = f64::from(u8::from(maps.contains("libjumbo_preload")));
-            let figures = Shared::read(&root)?.since(&before);
-            let figures = with(figures, [("preload_libraries", libraries)]);
+            let libraries = [(LIBRARIES, libraries(&root, server.pid())?)];
+            let figures = with(Shared::read(&root)?.since(&before), libraries);
             // What is touched is collapsed a moment later.
             match claim::check(&claims, &buffers.launch(), &figures) {
                 Ok(()) => break figures,

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
+use std::iter;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use jumbo::units::Bytes;
 
 use crate::figures::{Figures, figures, ms};
 use crate::group::{Group, rows};
-use crate::launch::Launch;
+use crate::launch::{Launch, on_path};
 use crate::stats::{least, median};
 use crate::table::Table;
 use crate::talk::Talk;
@@ -78,7 +79,10 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
         ("real", &LONG, (RUNS, least)),
     ];
     for (kind, all, laps) in kinds.into_iter().take(if quick { 1 } else { 2 }) {
-        let here: Vec<_> = all.iter().filter(|work| work.is_here()).collect();
+        let here: Vec<_> = all
+            .iter()
+            .filter(|work| on_path(work.program, iter::empty()).is_some())
+            .collect();
         for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
             groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
         }
@@ -115,11 +119,6 @@ fn group<'a>(
 }
 
 impl Work {
-    fn is_here(&self) -> bool {
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&paths).any(|folder| folder.join(self.program).is_file())
-    }
-
     fn run(&self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
         let mut command = launch.command(&settings.jumbo, OsStr::new(self.program));
         command.args(self.arguments);

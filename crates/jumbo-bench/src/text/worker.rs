@@ -14,7 +14,7 @@ use super::counters::Counters;
 use super::program::FUNCTION;
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::base_pages_only;
+use crate::memory::{LIBRARIES, base_pages_only, libraries};
 use crate::work::Work;
 
 /// What it does.
@@ -113,14 +113,13 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
     let mut mappings = smaps.mappings();
     let text = mappings.find(|mapping| (mapping.start..mapping.end).contains(&address));
     let text = text.unwrap_or_default();
-    let libraries = root.read("proc/self/maps")?.contains("libjumbo_preload");
     Ok(figures([
         ("text_resident_bytes", text.rss.0 as f64),
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
         ("text_private_huge_bytes", text.anon_huge_pages.0 as f64),
-        ("preload_libraries", f64::from(u8::from(libraries))),
+        (LIBRARIES, libraries(root, std::process::id())?),
     ]))
 }
 

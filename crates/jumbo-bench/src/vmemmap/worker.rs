@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::plain::{Plain, Table};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
-use crate::memory::{base_pages_only, had};
+use crate::memory::{LIBRARIES, base_pages_only, had, libraries};
 use crate::stats::quantile;
 use crate::work::Work;
 
@@ -115,11 +115,8 @@ impl Huge {
         self.heads()
             .try_for_each(|head| table.prepare(head, self.order))?;
         let kept = taken()? - before;
-        let libraries = "preload_libraries";
-        let had = [
-            ("kept_bytes", kept.max(1.0)),
-            (libraries, had(&Root::host())?[libraries]),
-        ];
+        let libraries = libraries(&Root::host(), std::process::id())?;
+        let had = [("kept_bytes", kept.max(1.0)), (LIBRARIES, libraries)];
         Ok(with(work(self, table)?, had))
     }
 }
