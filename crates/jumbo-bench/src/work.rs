@@ -8,6 +8,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::Root;
@@ -155,17 +156,46 @@ pub(crate) fn shown<T>(
     Ok(None)
 }
 
-/// Has a thread of its own do `work` on each of `parts`.
+/// Does `work` on the first of `parts`, while a thread of its own does it on each other.
 pub(crate) fn on_threads<P: Send>(
-    parts: impl Iterator<Item = P>,
+    mut parts: impl Iterator<Item = P>,
     work: impl Fn(P) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let work = &work;
+    let first = parts.next();
     std::thread::scope(|scope| {
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
-        threads.into_iter().try_for_each(|thread| {
-            let died = || Err(Error::Corrupt("a thread died".to_owned()));
-            thread.join().unwrap_or_else(|_| died())
-        })
+        let done = first.map_or(Ok(()), work);
+        let died = || Err(Error::Corrupt("a thread died".to_owned()));
+        let ended = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| died()));
+        ended.fold(done, Result::and)
     })
+}
+
+/// The time of one of many, in nanoseconds, when so many threads do it again and again, for a span, and so many between two
+/// looks at the clock.
+pub(crate) fn by_threads(
+    threads: usize,
+    (span, batch): (Duration, u64),
+    once: impl Fn() -> Result<(), Error> + Sync,
+) -> Result<f64, Error> {
+    // The first ones fill caches, and find the code.
+    for _ in 0..batch {
+        once()?;
+    }
+    let done = AtomicU64::new(0);
+    let clock = Instant::now();
+    on_threads(0..threads, |_| {
+        while clock.elapsed() < span {
+            for _ in 0..batch {
+                once()?;
+            }
+            done.fetch_add(batch, Ordering::Relaxed);
+        }
+        Ok(())
+    })?;
+    let took = clock.elapsed().as_secs_f64() * 1e9;
+    Ok(took / done.into_inner().max(1) as f64)
 }

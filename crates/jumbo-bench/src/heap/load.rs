@@ -93,20 +93,3 @@ fn object(size: u32) -> Result<Object, Error> {
     bytes.resize(size as usize, 0x5a);
     Ok(black_box(bytes.into_boxed_slice()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_load_runs_and_holds_what_it_says() {
-        let size = Bytes(32 << 20);
-        let figures = load(size).unwrap();
-        // The last object of each half that did not fit is left out.
-        let resident = figures["resident_bytes"];
-        assert!(resident >= size.0 as f64 / 2.0, "{figures:?}");
-        assert!(TOTAL.split('+').all(|phase| figures[phase] > 0.0));
-        assert_eq!(figures["preload_libraries"], 0.0);
-        assert!(small_free().unwrap()["free_ns"] > 0.0);
-    }
-}

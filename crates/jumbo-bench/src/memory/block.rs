@@ -167,17 +167,9 @@ impl Mapping {
 
     /// Writes to each base page.
     pub(crate) fn touch(&mut self) {
-        for offset in (0..self.length).step_by(rustix::param::page_size()) {
-            // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
-            // nothing ever reads it.
-            unsafe { self.start.add(offset).write_volatile(1) };
+        for page in self.bytes().chunks_mut(rustix::param::page_size()) {
+            page[0] = black_box(1);
         }
-    }
-
-    /// Writes to the first base page.
-    pub(crate) fn touch_first(&mut self) {
-        // SAFETY: no mapping is empty, and this one is ours.
-        unsafe { self.start.write_volatile(1) };
     }
 
     /// What is in it. Shared memory is shared with no process that writes to it.

@@ -4,7 +4,6 @@
 //! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
 //! does not call `mmap`. Only STREAM under `jumbo run --pool` knows of nothing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::{Root, hugetlb, task};
@@ -20,7 +19,7 @@ use crate::figures::{Figures, ms, with};
 use crate::keeper::{SIZE, kernel_pool};
 use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
-use crate::work::{Work, on_threads};
+use crate::work::{Work, by_threads};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
 const SPAN: Duration = Duration::from_millis(50);
@@ -133,7 +132,7 @@ fn exchange((source, way, pages, threads): (Source, Way, Pages, usize)) -> Resul
             Way::TakeZeroed => pool.take_zeroed(),
             _ => pool.take(),
         };
-        let page_ns = by_threads(threads, || {
+        let page_ns = by_threads(threads, (SPAN, BATCH), || {
             take()?.bytes_mut()[0] = 1;
             Ok(())
         })?;
@@ -147,37 +146,16 @@ fn exchange((source, way, pages, threads): (Source, Way, Pages, usize)) -> Resul
             Source::Hugetlb => Mapping::hugetlb(SIZE)?,
         };
         if way == Way::MapTouched {
-            mapping.touch_first();
+            mapping.bytes()[0] = 1;
         }
         Ok::<_, Error>(mapping)
     };
-    let page_ns = by_threads(threads, || map()?.unmap())?;
+    let page_ns = by_threads(threads, (SPAN, BATCH), || map()?.unmap())?;
     let kernel = kernel_pool(&root)?;
     let mapping = map()?;
     let figures = figures(page_ns, kernel.as_ref(), None);
     mapping.unmap()?;
     figures
-}
-
-/// What one of many takes, in nanoseconds, when so many threads do it again and again.
-fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Result<f64, Error> {
-    // The first ones fill caches, and find the code.
-    for _ in 0..BATCH {
-        once()?;
-    }
-    let done = AtomicU64::new(0);
-    let clock = Instant::now();
-    on_threads(0..threads, |_| {
-        while clock.elapsed() < SPAN {
-            for _ in 0..BATCH {
-                once()?;
-            }
-            done.fetch_add(BATCH, Ordering::Relaxed);
-        }
-        Ok(())
-    })?;
-    let took = clock.elapsed().as_secs_f64() * 1e9;
-    Ok(took / done.into_inner().max(1) as f64)
 }
 
 /// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.
