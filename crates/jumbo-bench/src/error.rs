@@ -7,7 +7,11 @@ use jumbo::kernel::FileError;
 use jumbo::units::Bytes;
 use rustix::io::Errno;
 
-use crate::claim::{LESS, QUIET};
+/// The hint where memory that was freed is not free.
+pub(crate) const QUIET: &str = "measure on a machine on which nothing else takes memory";
+
+/// The hint where memory does not suffice.
+pub(crate) const LESS: &str = "measure less, with --size";
 
 /// Why a table has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +117,11 @@ impl Error {
     /// True where this host, as it is now, has not what a row needs.
     pub(crate) fn is_of_host(&self) -> bool {
         self.is_disturbed() || matches!(self, Self::Memory(..))
+    }
+
+    /// True where this host has not what rows need, or does not let this user have it.
+    pub(crate) fn is_absence(&self) -> bool {
+        self.is_of_host() || matches!(self, Self::Kernel(..) | Self::Program(..) | Self::Setup(_))
     }
 
     /// What to do about it.

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use jumbo::kernel::Root;
 use jumbo::units::{Bytes, counted};
+use serde::Serialize;
 
-use crate::child::{Launch, ask};
 use crate::claim::Claim;
+use crate::figures::{Figures, unit};
+use crate::launch::Launch;
 use crate::memory::{Hit, sample};
 use crate::stats::{Spread, median};
 use crate::table::{self, Missing, Row, Samples, Table, What};
-use crate::worker::{Figures, Task};
+use crate::work::{Work, Worker};
 use crate::{Error, Settings};
 
 /// Sides that are measured in turn, and the rows between them.
@@ -29,7 +31,8 @@ pub(crate) struct Group<'a> {
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    grid: Option<Grid<'a>>,
+    /// Figures of many sides, side by side.
+    pub(crate) grid: Option<Grid<'a>>,
     /// After which errors it is missing from the table, under its name, and the others go on.
     pub(crate) optional: fn(&Error) -> bool,
     /// These sides are missing alone after such an error, and the rows in which they are.
@@ -54,6 +57,8 @@ struct Side<'a> {
     prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
+    /// The same side measured once more, for A/A rows.
+    again: Option<usize>,
 }
 
 /// A row to be, of a figure, or of several that are added: `a_ms+b_ms`.
@@ -65,16 +70,32 @@ struct Planned {
     compare: Option<Compare>,
 }
 
-type Compare = fn(What, [Samples; 2]) -> Row;
+/// How two sides are held against each other.
+pub(crate) type Compare = fn(What, [Samples; 2]) -> Row;
 
 /// The figures of a side, lap by lap; or why there are none, in words.
 type Sampled = Result<Vec<Figures>, String>;
 
-/// The name of a row, what it measures, and its figure.
-type Named<'n> = (&'n str, &'n str, &'static str);
-
 /// How often a sample is tried that another program disturbed.
 const TRIES: usize = 3;
+
+/// The rows of a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are `baseline / candidate` for a
+/// ratio, `candidate - baseline` for a difference, and `side / side` or `side - side` for an A/A row. The published
+/// figure may be left out.
+macro_rules! rows {
+    ($group:expr; $($name:expr => $measure:expr, $figure:expr, $one:ident $how:tt $other:ident
+        $(, $published:expr)?;)*) => {$(
+        let row = $group.row(($name, $measure, $figure), $crate::group::rows!(@ $one $how $other));
+        row.published = [$($published.into(),)? None::<&'static str>][0];
+    )*};
+    (@ $baseline:ident / $candidate:ident) => {
+        ([$baseline, $candidate], $crate::table::Row::ratio)
+    };
+    (@ $candidate:ident - $baseline:ident) => {
+        ([$baseline, $candidate], $crate::table::Row::difference)
+    };
+}
+pub(crate) use rows;
 
 impl<'a> Group<'a> {
     /// A group without sides.
@@ -119,25 +140,32 @@ impl<'a> Group<'a> {
             prepare: Rc::new(prepare),
             tries: TRIES,
             measure: Rc::new(measure),
+            again: None,
         });
         self.sides.len() - 1
     }
 
-    /// Adds a side whose samples are of a worker that is started so, takes `size` bytes and must show that.
-    pub(crate) fn asks(
+    /// Adds a side whose samples are of a worker that is started so, does this work, takes `size` bytes and must show that.
+    pub(crate) fn work<T: Serialize>(
         &mut self,
         launch: Launch,
-        task: Task,
+        (work, told): (&Work<T>, &T),
         size: Bytes,
         claims: Vec<Claim>,
     ) -> usize {
-        let (settings, name, what) = (self.settings, launch.name(), (launch, task));
-        self.side(name, size, move || ask(settings, &what, &claims))
+        self.named(launch.name(), Worker::new(launch, work, told), size, claims)
     }
 
-    /// Calls a side something else than how it is started.
-    pub(crate) fn name(&mut self, side: usize, name: &str) {
-        self.sides[side].name = name.to_owned();
+    /// The same under another name than that of how it is started.
+    pub(crate) fn named(
+        &mut self,
+        name: impl Into<String>,
+        worker: Worker,
+        size: Bytes,
+        claims: Vec<Claim>,
+    ) -> usize {
+        let settings = self.settings;
+        self.side(name, size, move || worker.sample(settings, &claims))
     }
 
     /// Tries a sample of `side` so often where it is not what the side's name says.
@@ -145,50 +173,55 @@ impl<'a> Group<'a> {
         self.sides[side].tries = tries;
     }
 
-    /// Adds a side once more, for an A/A row.
-    pub(crate) fn again(&mut self, side: usize) -> usize {
+    /// The side that measures `side` once more.
+    fn again(&mut self, side: usize) -> usize {
+        if let Some(again) = self.sides[side].again {
+            return again;
+        }
         let mut again = self.sides[side].clone();
         again.name += " again";
         self.sides.push(again);
-        self.sides.len() - 1
+        let at = self.sides.len() - 1;
+        self.sides[side].again = Some(at);
+        at
     }
 
-    /// Adds a row: the baseline's figure divided by the other side's. Its name, what it measures and the figure; what can
-    /// be changed of it.
-    pub(crate) fn ratio(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
-        self.plan(what, sides, Some(Row::ratio))
-    }
-
-    /// Adds an A/A row: a side against itself.
-    pub(crate) fn against_itself(&mut self, what: Named<'_>, side: usize) {
-        let again = self.again(side);
-        self.ratio(what, [side, again]).measure += ", A/A";
-    }
-
-    /// Adds a row: the baseline's figure subtracted from the other side's.
-    pub(crate) fn difference(&mut self, what: Named<'_>, sides: [usize; 2]) -> &mut What {
-        self.plan(what, sides, Some(Row::difference))
+    /// Adds a row: its name, what it measures, the figure; the sides and how they are compared. See [`rows`].
+    pub(crate) fn row(
+        &mut self,
+        (name, measure, figure): (impl Into<String>, impl Into<String>, &'static str),
+        ([baseline, mut candidate], compare): ([usize; 2], Compare),
+    ) -> &mut What {
+        let mut measure = measure.into();
+        if baseline == candidate {
+            candidate = self.again(baseline);
+            measure += ", A/A";
+        }
+        self.plan(
+            name.into(),
+            measure,
+            figure,
+            [baseline, candidate],
+            Some(compare),
+        )
     }
 
     /// Adds a figure that is compared with nothing.
-    pub(crate) fn value(&mut self, name: &str, figure: &'static str, side: usize) {
-        self.plan((name, "", figure), [side; 2], None);
-    }
-
-    /// Shows figures of many sides side by side.
-    pub(crate) fn grid(&mut self, grid: Grid<'a>) {
-        self.grid = Some(grid);
+    pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
+        self.plan(name.into(), String::new(), figure, [side; 2], None);
     }
 
     fn plan(
         &mut self,
-        (name, measure, figure): Named<'_>,
+        name: String,
+        measure: String,
+        figure: &'static str,
         sides: [usize; 2],
         compare: Option<Compare>,
     ) -> &mut What {
         let what = What {
-            name: name.to_owned(),
-            measure: measure.to_owned(),
+            name,
+            measure,
             unit: unit(figure),
             published: None,
         };
@@ -243,34 +276,14 @@ impl<'a> Group<'a> {
     /// Adds the rows to `table`.
     fn push(self, table: &mut Table, samples: &[Sampled]) {
         for (side, why) in samples.iter().enumerate() {
-            let Err(why) = why else {
-                continue;
-            };
-            let values = self.rows.iter().filter(|row| row.sides == [side; 2]);
-            let values: Vec<_> = values.map(|row| row.what.name.as_str()).collect();
-            table.without(&values, self.what, why.clone());
+            if let Err(why) = why {
+                let values = self.rows.iter().filter(|row| row.sides == [side; 2]);
+                let values: Vec<_> = values.map(|row| row.what.name.as_str()).collect();
+                table.without(&values, self.what, why.clone());
+            }
         }
         if let Some(grid) = &self.grid {
-            let lines = grid.lines.iter().map(|(side, key)| {
-                let spreads = grid.columns.iter().map(|(column, figure)| {
-                    let figures = samples[*side].iter().flatten();
-                    let all: Vec<_> = figures
-                        .filter_map(|all| all.get(*figure).copied())
-                        .collect();
-                    let spread = (!all.is_empty()).then(|| Spread::of(&all))?;
-                    let name = format!("{column}_{key}{}", grid.suffix);
-                    table.value(name, unit(figure), spread);
-                    Some(spread)
-                });
-                (self.sides[*side].name.clone(), spreads.collect())
-            });
-            let lines = lines.collect();
-            let named = |(column, figure): &(&str, &str)| ((*column).to_owned(), unit(figure));
-            table.grids.push(table::Grid {
-                what: format!("{}{}", self.what, grid.suffix.replace('_', " ")),
-                columns: grid.columns.iter().map(named).collect(),
-                lines,
-            });
+            self.push_grid(grid, table, samples);
         }
         let of_lap = |laps: &[Figures], name| {
             let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
@@ -291,6 +304,30 @@ impl<'a> Group<'a> {
                 Some(compare) => table.push(compare(row.what, sides)),
             }
         }
+    }
+
+    fn push_grid(&self, grid: &Grid<'_>, table: &mut Table, samples: &[Sampled]) {
+        let lines = grid.lines.iter().map(|(side, key)| {
+            let spreads = grid.columns.iter().map(|(column, figure)| {
+                let laps = samples[*side].iter().flatten();
+                let all: Vec<_> = laps.filter_map(|lap| lap.get(*figure).copied()).collect();
+                let spread = (!all.is_empty()).then(|| Spread::of(&all))?;
+                table.value(
+                    format!("{column}_{key}{}", grid.suffix),
+                    unit(figure),
+                    spread,
+                );
+                Some(spread)
+            });
+            (self.sides[*side].name.clone(), spreads.collect())
+        });
+        let lines = lines.collect();
+        let named = |(column, figure): &(&str, &str)| ((*column).to_owned(), unit(figure));
+        table.grids.push(table::Grid {
+            what: format!("{}{}", self.what, grid.suffix.replace('_', " ")),
+            columns: grid.columns.iter().map(named).collect(),
+            lines,
+        });
     }
 }
 
@@ -327,24 +364,6 @@ pub(crate) fn measure(
     Ok(table)
 }
 
-/// The unit in which a figure's name ends; without one it is a number of page faults.
-fn unit(figure: &str) -> &'static str {
-    let units = [
-        "ms",
-        "us",
-        "ns",
-        "bytes",
-        "misses",
-        "percent",
-        "pages",
-        "faults/s",
-        "faults/s/CPU",
-        "x",
-    ];
-    let unit = units.into_iter().find(|unit| figure.ends_with(unit));
-    unit.unwrap_or("faults")
-}
-
 /// The order of so many sides: it rotates, and every second lap runs backwards.
 fn order(lap: usize, sides: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..sides).collect();
@@ -360,8 +379,8 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::figures::figures;
     use crate::stats::least;
-    use crate::worker::with;
 
     fn measured(settings: &Settings, groups: Vec<Group<'_>>) -> Result<serde_json::Value, Error> {
         let table = Table::new("t", String::new(), settings)?;
@@ -377,13 +396,16 @@ mod tests {
         let mut group = Group::new(&settings, "g").laps(3, least);
         let a = group.side("a", Bytes(0), || {
             let next = left.borrow_mut().next().unwrap();
-            Ok(with(Figures::new(), [("x_ms", next), ("y_ms", 10.0)]))
+            Ok(figures([("x_ms", next), ("y_ms", 10.0)]))
         });
         let b = group.side("b", Bytes(0), || {
-            Ok(with(Figures::new(), [("x_ms", 1.0), ("y_ms", 0.0)]))
+            Ok(figures([("x_ms", 1.0), ("y_ms", 0.0)]))
         });
-        group.ratio(("r", "m", "x_ms+y_ms"), [a, b]).published = Some("p");
-        group.difference(("d", "m", "x_ms"), [a, b]);
+        rows! { group;
+            "r" => "m", "x_ms+y_ms", a / b, "p";
+            "d" => "m", "x_ms", b - a;
+            "aa" => "m", "x_ms", b / b;
+        }
         group.value("v", "x_ms", a);
         let table = measured(&settings, vec![group]).unwrap();
         assert_eq!(table["ratios"]["r"]["min"], 13.0);
@@ -392,7 +414,9 @@ mod tests {
         assert_eq!(table["values"]["v"]["unit"], "ms");
         assert_eq!(table["rows"][0]["published"], "p");
         assert_eq!(table["rows"][1]["candidate"]["name"], "b");
-        assert_eq!(table["hit"]["samples"], 14);
+        assert_eq!(table["rows"][2]["measure"], "m, A/A");
+        assert_eq!(table["rows"][2]["candidate"]["name"], "b again");
+        assert_eq!(table["hit"]["samples"], 21);
     }
 
     #[test]
@@ -401,7 +425,7 @@ mod tests {
         let group = || {
             let mut group = Group::new(&settings, "g");
             let side = group.side("a", Bytes(0), || Err(Error::claim("nothing", "try")));
-            group.again(side);
+            rows! { group; "aa" => "m", "x_ms", side / side; }
             group
         };
         let error = measured(&settings, vec![group()]).unwrap_err().to_string();
@@ -419,14 +443,16 @@ mod tests {
     fn a_side_that_may_fail_is_missing_alone_with_its_rows() {
         let settings = Settings::for_tests();
         let mut group = Group::new(&settings, "g");
-        let works = || Ok(with(Figures::new(), [("x_ms", 2.0)]));
+        let works = || Ok(figures([("x_ms", 2.0)]));
         let [plain, fails, works] = [
             group.side("plain", Bytes(0), works),
             group.side("fails", Bytes(0), || Err(Error::claim("nothing", "try"))),
             group.side("works", Bytes(0), works),
         ];
-        group.ratio(("gone", "m", "x_ms"), [plain, fails]);
-        group.ratio(("there", "m", "x_ms"), [plain, works]);
+        rows! { group;
+            "gone" => "m", "x_ms", plain / fails;
+            "there" => "m", "x_ms", plain / works;
+        }
         group.value("gone_x_ms", "x_ms", fails);
         (group.optional, group.spare) = (Error::is_of_host, fails..works);
         let table = measured(&settings, vec![group]).unwrap();

@@ -1,5 +1,5 @@
 //! Knobs of the kernel, changed for a measurement and put back however that ends: [`Keeper`] here, [`keep`] in a process of
-//! its own.
+//! its own. [`Host`] keeps the kernel's pool.
 //!
 //! The keeper takes orders from the process that measures on its standard input, and puts everything back at the end of
 //! that, which comes when that process ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
@@ -13,11 +13,13 @@ use jumbo::kernel::process::Signals;
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, hugetlb};
 use jumbo::knobs::{Group, Journal, Knob, Steering, Value};
-use jumbo::units::{PageSize, counted};
+use jumbo::units::{PageSize, Pages, counted};
 use serde::{Deserialize, Serialize};
 
-use crate::child::{self, Launch, Talk};
-use crate::worker::{Task, ms, say};
+use crate::figures::ms;
+use crate::launch::Launch;
+use crate::talk::{Talk, say};
+use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// What the journal calls it.
@@ -72,10 +74,10 @@ impl Kept {
 impl Keeper {
     /// Takes the knobs; [`Error::Kernel`] says why they are not to be had.
     pub(crate) fn take(settings: &Settings, kept: Kept) -> Result<Self, Error> {
-        let command = child::worker(&Launch::Plain, settings, &Task::Keep(kept));
+        let worker = Worker::named(Launch::Plain, KEEP, &kept);
         let mut keeper = Self {
             kept,
-            talk: Talk::start(command, Stdio::inherit())?,
+            talk: worker.start(settings, Stdio::inherit())?,
             now: Vec::new(),
         };
         keeper.hear()?;
@@ -106,6 +108,64 @@ impl Keeper {
     }
 }
 
+/// The kernel's pool of 2 MiB pages, larger for a sample than it was, and the right to set it.
+pub(crate) struct Host {
+    keeper: Keeper,
+    before: Option<hugetlb::Pool>,
+}
+
+/// What the kernel's pool shall have beyond what it had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) persistent: Pages,
+    pub(crate) overcommit: Pages,
+}
+
+impl Wanted {
+    pub(crate) fn persistent(persistent: Pages) -> Self {
+        let overcommit = Pages(0);
+        Self {
+            persistent,
+            overcommit,
+        }
+    }
+}
+
+impl Host {
+    /// Takes it, if it can have so many pages more, held or on demand; [`Error::Kernel`] says why not.
+    pub(crate) fn take(settings: &Settings, pages: Pages) -> Result<Self, Error> {
+        let keeper = Keeper::take(settings, Kept::Pool)?;
+        // No other process sets it now.
+        let before = kernel_pool(&Root::host())?;
+        let mut host = Self { keeper, before };
+        // What cannot be had is better known now than in the middle.
+        host.provide(Wanted {
+            persistent: pages,
+            overcommit: pages,
+        })?;
+        Ok(host)
+    }
+
+    /// Sets it, which the kernel took so many milliseconds for; [`Error::Kernel`] says why it cannot be so.
+    pub(crate) fn provide(&mut self, wanted: Wanted) -> Result<f64, Error> {
+        let before = self.before.as_ref();
+        let overcommit = before.map_or(0, |pool| pool.overcommit.0) + wanted.overcommit.0;
+        let persistent = before.map_or(0, |pool| pool.persistent().0) + wanted.persistent.0;
+        self.keeper.set(vec![
+            (Knob::overcommit(SIZE), Pages(overcommit).into()),
+            (Knob::persistent(SIZE, None), Pages(persistent).into()),
+        ])
+    }
+
+    /// Has it put back.
+    pub(crate) fn give_back(self) -> Result<(), Error> {
+        self.keeper.give_back()
+    }
+}
+
+/// The name of [`keep`] on the command line.
+pub(crate) const KEEP: &str = "keep";
+
 /// Takes the knobs and sets them as each line of the standard input says; puts them back at the end of that.
 pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
     // The signals of the terminal, and those to the whole group, end the process that measures, and so our input.
@@ -121,31 +181,26 @@ pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
 fn serve(root: &Root, kept: Kept) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
     let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
-    match kept {
-        Kept::Pool => {
-            let pool = kernel_pool(root)?;
-            let pool = pool.ok_or_else(|| format!("the kernel has no pool of {SIZE} pages"))?;
-            Knob::persistent(SIZE, None).writable(root)?;
-            let locked = journal.lock(&Group::pool(SIZE), COMMAND)?;
-            let steering = steer(root, &locked, &pool, COMMAND)?;
-            Ok(until_the_end(root, kept, steering))
-        }
-        Kept::Hvo => {
-            Knob::hvo().writable(root)?;
-            let locked = journal.lock(&Group::hvo(), COMMAND)?;
-            let steering = Steering::of(root, &locked, vec![Knob::hvo()], COMMAND)?;
-            Ok(until_the_end(root, kept, steering))
-        }
-        Kept::Shmem => {
-            let knobs: Vec<_> = sizes(root)?.into_iter().map(control).collect();
-            let first = knobs.first();
-            let first = first.ok_or("the kernel has none (before Linux 6.12)")?;
-            first.writable(root)?;
-            let locked = journal.lock(&Group::thp(), COMMAND)?;
-            let steering = Steering::of(root, &locked, knobs, COMMAND)?;
-            Ok(until_the_end(root, kept, steering))
-        }
-    }
+    let pool = kernel_pool(root)?;
+    let (group, knobs) = match (kept, &pool) {
+        (Kept::Pool, None) => Err(format!("the kernel has no pool of {SIZE} pages"))?,
+        (Kept::Pool, _) => (Group::pool(SIZE), vec![Knob::persistent(SIZE, None)]),
+        (Kept::Hvo, _) => (Group::hvo(), vec![Knob::hvo()]),
+        (Kept::Shmem, _) => (
+            Group::thp(),
+            sizes(root)?.into_iter().map(control).collect(),
+        ),
+    };
+    let first = knobs
+        .first()
+        .ok_or("the kernel has none (before Linux 6.12)")?;
+    first.writable(root)?;
+    let locked = journal.lock(&group, COMMAND)?;
+    let steering = match pool.filter(|_| kept == Kept::Pool) {
+        Some(pool) => steer(root, &locked, &pool, COMMAND)?,
+        None => Steering::of(root, &locked, knobs, COMMAND)?,
+    };
+    Ok(until_the_end(root, kept, steering))
 }
 
 fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Result<(), String> {
@@ -164,10 +219,10 @@ fn obey(root: &Root, steering: &mut Steering<'_>) -> Result<(), Error> {
     for order in io::stdin().lines() {
         let wanted: Vec<(Knob, Value)> = serde_json::from_str(&order?).map_err(io::Error::from)?;
         let mut orders = wanted.into_iter();
-        let all = orders.try_fold(0.0, |took, (knob, to)| {
+        let all: Answer = orders.try_fold(0.0, |took, (knob, to)| {
             Ok(took + set(root, steering, &knob, to)?)
         });
-        say::<Answer>(&all)?;
+        say(&all)?;
     }
     Ok(())
 }

@@ -1,11 +1,13 @@
 //! The measurements behind `jumbo bench`: a module for each table, and what they share.
 //!
+//! The engine, which is one for all tables:
+//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
+//! - `work`: a fresh process for each sample. `launch`: how it is started, the one thing compared. [`worker`]: the list of
+//!   all work, as that process finds it. `talk`: what the two say to each other.
+//! - `claim`: whether a sample is what was to be measured. `figures`: what it found.
 //! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
 //!   samples come to. [`machine`]: where it was measured.
-//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
-//! - `child`: a fresh process for each sample, started the same way but for the one thing compared. [`worker`]: what it
-//!   does. `claim`: whether that is what was to be measured. `elf`: the worker with a segment more.
-//! - `keeper`: knobs of the kernel, set for a sample and put back.
+//! - `keeper`: knobs of the kernel, set for a sample and put back. `elf`: a worker with a segment more.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm.
 //!
 //! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
@@ -15,16 +17,17 @@
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
 
-mod child;
 mod claim;
 mod elf;
 mod error;
 pub mod exit;
+mod figures;
 pub mod fork;
 pub mod free;
 mod group;
 pub mod heap;
 mod keeper;
+mod launch;
 pub mod machine;
 pub mod memory;
 pub mod pool;
@@ -33,8 +36,10 @@ pub mod programs;
 pub mod shmem;
 pub mod stats;
 pub mod table;
+mod talk;
 pub mod text;
 pub mod vmemmap;
+mod work;
 pub mod worker;
 
 use std::num::NonZeroUsize;

@@ -8,6 +8,11 @@ use jumbo::kernel::{FileError, Root};
 use jumbo::units::Bytes;
 use serde::Serialize;
 
+/// The processors that this process may use.
+pub(crate) fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The machine and the settings of its kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
@@ -45,7 +50,7 @@ impl Machine {
         let thp = thp.into_iter().flatten();
         Ok(Self {
             cpu: field(&root.read("proc/cpuinfo")?, "model name").map(str::to_owned),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: cpus(),
             ram: Memory::read(root)?.total,
             kernel: root.read("proc/sys/kernel/osrelease")?.trim().to_owned(),
             load: minute
@@ -89,11 +94,5 @@ mod tests {
         assert_eq!(machine.kernel, "6.18.0-arm64");
         assert!((machine.load - 0.25).abs() < 1e-9);
         assert!(machine.thp.is_empty());
-    }
-
-    #[test]
-    fn this_machine() {
-        let machine = Machine::read(&Root::host()).unwrap();
-        assert!(machine.cores > 0 && machine.ram > Bytes(1 << 20) && !machine.kernel.is_empty());
     }
 }

@@ -171,6 +171,21 @@ impl Table {
         self.missing.push(Missing { what, why });
     }
 
+    /// What was looked for, where this host has it; else `what` is missing.
+    pub(crate) fn found<T>(
+        &mut self,
+        what: &'static str,
+        looked: Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        match looked {
+            Err(error) if error.is_absence() => {
+                self.missing(what, error.to_string());
+                Ok(None)
+            }
+            looked => looked.map(Some),
+        }
+    }
+
     /// The ratio of that name.
     pub fn ratio_of(&self, name: &str) -> Option<Spread> {
         self.ratios.get(name).copied()

@@ -1,5 +1,5 @@
 //! Which module may use which: the `crate::` and `jumbo_inside::` paths of both crates, read from their source and compared
-//! with one table.
+//! with one table. The benchmarks have an order instead.
 //!
 //! An arrow of the table that no code uses fails as well, so that the table stays as short as it can be. Paths in comments
 //! and in unit tests do not count.
@@ -107,6 +107,14 @@ const ACROSS: Table = &[
     ("units", &["units"]),
 ];
 
+/// The benchmarks: tables and the list of their work on top, the engine that starts, hears and compares workers below. A
+/// module uses what stands below it.
+const BENCH: &[&str] = &[
+    "worker", "programs", "exit", "fork", "free", "pool", "shmem", "text", "vmemmap", "program",
+    "elf", "heap", "keeper", "group", "table", "work", "claim", "machine", "memory", "stats",
+    "talk", "error", "launch", "figures",
+];
+
 /// By module at the top of a crate, the modules that it uses.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
@@ -140,6 +148,25 @@ fn arrows_point_down() {
                 let below = table.iter().skip(line + 1).any(|(name, _)| name == used);
                 assert!(below, "{module} uses {used}, which does not stand below it");
             }
+        }
+    }
+}
+
+#[test]
+fn benchmarks_use_what_stands_below_them() {
+    let source = source_of("jumbo-bench");
+    let place = |name: &str| BENCH.iter().position(|module| *module == name);
+    for (module, _) in &source {
+        assert!(place(module).is_some(), "{module} is not in BENCH");
+    }
+    for (module, used) in arrows(&source, "crate::") {
+        // What else is named stands in the crate's root.
+        for used in used.iter().filter(|used| place(used).is_some()) {
+            let is_below = place(used) > place(&module);
+            assert!(
+                is_below,
+                "{module} uses {used}, which does not stand below it"
+            );
         }
     }
 }

@@ -11,11 +11,13 @@ use jumbo::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
-use super::worker::{End, Ready, now_ns};
-use crate::child::{self, Launch, Talk};
+use super::worker::{End, HOLD, PID, REAPER, now_ns};
 use crate::claim::{self, DRY_RUN};
+use crate::figures::{Figures, figures};
+use crate::launch::Launch;
 use crate::memory::Watch;
-use crate::worker::{Figures, Task, with};
+use crate::talk::Talk;
+use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// Who gives the memory back, beside the kernel.
@@ -46,12 +48,18 @@ pub(super) fn watch(
     size: Bytes,
 ) -> Result<Figures, Error> {
     let root = Root::host();
-    let task = Task::Hold(size, by == By::Reaper, end);
-    let mut holder = Talk::start(child::worker(launch, settings, &task), Stdio::piped())?;
-    let ready: Ready = holder.hear()?;
-    claim::check(&claim::base(size), launch, &ready.figures)?;
-    let reaper = ready.reaper.map(|pid| Process::open(&root, pid));
-    let reaper = reaper.transpose()?;
+    let worker = Worker::new(launch.clone(), &HOLD, &(size, by == By::Reaper, end));
+    let (mut holder, ready) = worker.begin(settings, &claim::base(size))?;
+    let process = |name| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a process ID"
+        )]
+        let pid = ready.get(name).map(|pid| *pid as u32);
+        pid.map(|pid| Process::open(&root, pid)).transpose()
+    };
+    let (held, reaper) = (process(PID)?, process(REAPER)?);
     if by == By::Reaper && reaper.is_none() {
         return Err(Error::claim("no reaper sleeps beside it", DRY_RUN));
     }
@@ -75,7 +83,7 @@ pub(super) fn watch(
             }
             Ok::<_, Error>((ended, now_ns()))
         });
-        let back = begin(settings, end, by, ready.pid, &mut holder).and_then(|killer| {
+        let back = begin(settings, end, by, held.as_ref(), &mut holder).and_then(|killer| {
             thread::sleep(PAUSE);
             memory.wait(clock)?;
             Ok((now_ns(), killer))
@@ -117,8 +125,10 @@ pub(super) fn watch(
         );
     }
     let since = |at: u64| at.saturating_sub(started) as f64 / 1e6;
-    let figures = [("wait_ms", since(waited)), ("back_ms", since(back))];
-    Ok(with(Figures::new(), figures))
+    Ok(figures([
+        ("wait_ms", since(waited)),
+        ("back_ms", since(back)),
+    ]))
 }
 
 /// Has the process end; what kills it, where that is a process.
@@ -126,17 +136,17 @@ fn begin(
     settings: &Settings,
     end: End,
     by: By,
-    pid: u32,
+    held: Option<&Process>,
     holder: &mut Talk,
 ) -> Result<Option<Talk>, Error> {
-    match end {
-        End::Kill if by == By::Killer => {
+    match (end, held) {
+        (End::Kill, Some(held)) if by == By::Killer => {
             let mut command = Command::new(&settings.jumbo);
-            command.args(["kill", "--signal", "KILL", &pid.to_string()]);
+            command.args(["kill", "--signal", "KILL", &held.pid().to_string()]);
             return Talk::start(command, Stdio::piped()).map(Some);
         }
-        End::Kill => Process::open(&Root::host(), pid)?.signal(Signal::KILL.as_raw())?,
-        End::Exit | End::Crash => holder.say(&())?,
+        (End::Kill, Some(held)) => held.signal(Signal::KILL.as_raw())?,
+        _ => holder.say(&())?,
     }
     Ok(None)
 }

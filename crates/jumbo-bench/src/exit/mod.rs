@@ -10,19 +10,20 @@
 mod end;
 mod worker;
 
-pub(crate) use worker::{End, hold};
+pub(crate) use worker::HOLD;
 
 use std::num::NonZeroU32;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::Launch;
-use crate::group::Group;
+use crate::group::{self, Group, rows};
+use crate::launch::Launch;
 use crate::memory::{footprint, room};
 use crate::table::Table;
-use crate::{Error, Settings, group};
+use crate::{Error, Settings};
 use end::{By, watch};
+use worker::End;
 
 /// The least size: a quarter of it must still be more than the program around it.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
@@ -66,36 +67,24 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
     };
     let (base, base_small) = (add(By::Kernel, size), add(By::Kernel, quarter));
     let (sibling_small, sibling) = (add(By::Reaper, quarter), add(By::Reaper, size));
-    let beside = match end {
-        End::Kill => vec![("jumbo_kill_memory_back", add(By::Killer, size))],
-        End::Exit | End::Crash => Vec::new(),
-    };
-    let again = group.again(base);
-
-    for (what, until, figure) in [
-        ("wait", "until waitpid returns", "wait_ms"),
-        ("memory_back", "until memory is back", "back_ms"),
-    ] {
-        let (name, measure) = (format!("{key}_{what}"), format!("{key}, {until}"));
-        let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
-        group.ratio((&aa.0, &aa.1, figure), [base, again]);
-        let row = group.ratio((&name, &measure, figure), [base, sibling]);
-        row.published = Some(PUBLISHED);
+    let name = |what: &str| format!("{key}_{what}");
+    let until = |what: &str| format!("{key}, until {what}");
+    if end == End::Kill {
+        let killed = add(By::Killer, size);
+        rows! { group;
+            "jumbo_kill_memory_back" => until("memory is back"), "back_ms", base / killed;
+        }
     }
-    for (name, side) in [
-        (format!("{key}_wait_ms"), sibling),
-        (format!("{key}_wait_small_ms"), sibling_small),
-        (format!("plain_{key}_wait_ms"), base),
-        (format!("plain_{key}_wait_small_ms"), base_small),
-    ] {
-        group.value(&name, "wait_ms", side);
+    rows! { group;
+        name("wait_aa") => until("waitpid returns"), "wait_ms", base / base;
+        name("wait") => until("waitpid returns"), "wait_ms", base / sibling, PUBLISHED;
+        name("memory_back_aa") => until("memory is back"), "back_ms", base / base;
+        name("memory_back") => until("memory is back"), "back_ms", base / sibling, PUBLISHED;
+        name("wait_growth_ms") => format!("{key}, wait at two sizes"), "wait_ms", sibling - sibling_small;
     }
-    let name = format!("{key}_wait_growth_ms");
-    let measure = format!("{key}, wait at two sizes");
-    group.difference((&name, &measure, "wait_ms"), [sibling_small, sibling]);
-    for (name, side) in beside {
-        let what = (name, "kill, until memory is back", "back_ms");
-        group.ratio(what, [base, side]);
-    }
+    group.value(name("wait_ms"), "wait_ms", sibling);
+    group.value(name("wait_small_ms"), "wait_ms", sibling_small);
+    group.value(format!("plain_{key}_wait_ms"), "wait_ms", base);
+    group.value(format!("plain_{key}_wait_small_ms"), "wait_ms", base_small);
     group
 }

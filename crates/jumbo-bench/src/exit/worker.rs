@@ -12,8 +12,10 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::figures::{Figures, with};
 use crate::memory::{Block, base_pages_only, had_in};
-use crate::worker::{Figures, say, shown};
+use crate::talk::say;
+use crate::work::{Work, shown};
 
 /// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,16 +29,10 @@ pub(crate) enum End {
     Kill,
 }
 
-/// What the worker says when it is ready to end.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Ready {
-    /// The worker, which a launcher may stand in front of.
-    pub(super) pid: u32,
-    /// What its block has.
-    pub(super) figures: Figures,
-    /// The sibling that will give the memory back; `None` where there is none.
-    pub(super) reaper: Option<u32>,
-}
+/// The process IDs in the figures of [`HOLD`]: the worker, which a launcher may stand in front of; and the sibling that will
+/// give the memory back, where there is one.
+pub(super) const PID: &str = "pid";
+pub(super) const REAPER: &str = "reaper_pid";
 
 impl End {
     /// The start of its rows' keys.
@@ -58,20 +54,27 @@ impl End {
     }
 }
 
-/// Allocates `size` bytes, touches them in base pages, says so ([`Ready`]), and ends that way when its standard input
-/// says something, having said when ([`now_ns`]). Where `reaper` is set it waits for its sibling before it says so.
-pub(crate) fn hold(size: Bytes, reaper: bool, end: End) -> Result<(), Error> {
+/// So many bytes in base pages, held until the standard input says something; then the process says when that was
+/// ([`now_ns`]), and ends that way. Where that is set it waits for its sibling before it says that it is ready.
+pub(crate) const HOLD: Work<(Bytes, bool, End)> = Work::new("hold", hold).staying(end);
+
+fn hold((size, reaper, _): (Bytes, bool, End)) -> Result<Figures, Error> {
     base_pages_only()?;
     no_core()?;
     let root = Root::host();
     let mut block = Block::allocate(size)?;
     block.touch();
-    say(&Ready {
-        pid: std::process::id(),
-        figures: had_in(&root, &[block.addresses()])?,
-        reaper: if reaper { sibling(&root)? } else { None },
-    })?;
+    let mut figures = had_in(&root, &[block.addresses()])?;
+    // Its end is that of the process.
+    std::mem::forget(block);
+    figures = with(figures, [(PID, f64::from(std::process::id()))]);
+    if reaper && let Some(reaper) = sibling(&root)? {
+        figures = with(figures, [(REAPER, f64::from(reaper))]);
+    }
+    Ok(figures)
+}
 
+fn end((_, _, end): (Bytes, bool, End)) -> Result<(), Error> {
     // Were the process that measures gone, this would be the end of the input.
     io::stdin().read_line(&mut String::new())?;
     say(&now_ns())?;

@@ -9,17 +9,16 @@
 #[expect(unsafe_code, reason = "calls fork by name, as a program does")]
 mod worker;
 
-pub(crate) use worker::fork;
+pub(crate) use worker::FORK;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::Launch;
-use crate::group::Group;
+use crate::group::{self, Group, rows};
+use crate::launch::Launch;
 use crate::memory::{footprint, room};
-use crate::table::{Missing, Table};
-use crate::worker::Task;
-use crate::{Error, Settings, claim, group};
+use crate::table::Table;
+use crate::{Error, Settings, claim};
 
 /// The least size: below, the program around it weighs as much.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
@@ -36,10 +35,7 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
         match room(&Root::host(), footprint(size)) {
             Ok(()) => groups.push(group_of(settings, size)),
             Err(why) => {
-                table.missing.push(Missing {
-                    what: "a size",
-                    why: format!("{size}: {why}"),
-                });
+                table.missing("a size", format!("{size}: {why}"));
                 last = Some(why);
             }
         }
@@ -52,51 +48,29 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
 
 fn group_of(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "fork");
-    let base = group.asks(
-        Launch::Plain,
-        Task::Fork(size, true),
-        size,
-        claim::base(size),
-    );
-    let huge = group.asks(
-        Launch::JUMBO,
-        Task::Fork(size, false),
-        size,
-        claim::huge(size),
-    );
-    let name = name(size);
-    let again = group.again(base);
+    let mut side = |launch, base, claims| group.work(launch, (&FORK, &(size, base)), size, claims);
+    let base = side(Launch::Plain, true, claim::base(size));
+    let huge = side(Launch::JUMBO, false, claim::huge(size));
     for (suffix, measure, figure) in [
         ("", "the call", "call_ms"),
         ("_writes", "1000 first writes", "writes_ms"),
         ("_both", "both", "call_ms+writes_ms"),
     ] {
-        let (name, measure) = (format!("{name}{suffix}"), format!("{size}, {measure}"));
-        let aa = (format!("{name}_aa"), format!("{measure}, A/A"));
-        group.ratio((&aa.0, &aa.1, figure), [base, again]);
-        group.ratio((&name, &measure, figure), [base, huge]);
+        let (name, measure) = (
+            format!("{}{suffix}", name(size)),
+            format!("{size}, {measure}"),
+        );
+        rows! { group;
+            format!("{name}_aa") => &measure, figure, base / base;
+            name => measure, figure, base / huge;
+        }
     }
     group
 }
-
 /// `fork_8g`.
 fn name(size: Bytes) -> String {
     match size.0 % (1 << 30) {
         0 => format!("fork_{}g", size.0 >> 30),
         _ => format!("fork_{}m", size.0 >> 20),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_named_and_too_much_is_left_out() {
-        assert_eq!(name(Bytes(8 << 30)), "fork_8g");
-        assert_eq!(name(Bytes(96 << 20)), "fork_96m");
-        let settings = Settings::for_tests();
-        let error = measure(&settings, &[Bytes(1 << 60)]).unwrap_err();
-        assert!(matches!(error, Error::Memory(..)), "{error}");
     }
 }

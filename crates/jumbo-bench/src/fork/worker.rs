@@ -8,9 +8,10 @@ use jumbo::units::Bytes;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::{Block, base_pages_only, had_in};
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::Work;
 
 /// How often it forks and writes nothing: the median of these counts.
 const CALLS: usize = 5;
@@ -18,8 +19,11 @@ const CALLS: usize = 5;
 /// How many writes follow the last one, all over the memory.
 const WRITES: usize = 1000;
 
-/// Takes `size` bytes, on base pages where that is set, forks, and writes to some of them while the child has them too.
-pub(crate) fn fork(size: Bytes, base: bool) -> Result<Figures, Error> {
+/// So many bytes, on base pages where that is set, in a process that forks, and writes to some of them while the child has
+/// them too.
+pub(crate) const FORK: Work<(Bytes, bool)> = Work::new("fork", fork);
+
+fn fork((size, base): (Bytes, bool)) -> Result<Figures, Error> {
     if base {
         base_pages_only()?;
     }
@@ -37,10 +41,8 @@ pub(crate) fn fork(size: Bytes, base: bool) -> Result<Figures, Error> {
     block.write_to(WRITES);
     let writes = ms(clock.elapsed());
     end(child)?;
-    Ok(with(
-        had,
-        [("call_ms", median(&calls)), ("writes_ms", writes)],
-    ))
+    let took = [("call_ms", median(&calls)), ("writes_ms", writes)];
+    Ok(with(had, took))
 }
 
 /// How long the call took, and a child that sleeps.

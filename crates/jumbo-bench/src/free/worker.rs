@@ -10,39 +10,49 @@ use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::{Block, Mapping, Watch, base_pages_only, had, had_in};
 use crate::stats::median;
-use crate::worker::{Figures, ms, shown, with};
+use crate::work::{Work, shown};
 
-/// How blocks are freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Freeing {
-    /// By an ordinary program: on what pages they are is the host's business.
-    AsFound,
-    /// From base pages.
-    Base,
-    /// From base pages, and until the memory is free again.
-    BaseAndBack,
+/// Blocks: allocated, touched, and freed one after the other.
+pub(crate) const BLOCKS: Work<Blocks> = Work::new("blocks", blocks);
+
+/// Mappings of each size, in huge pages where that is set: touched and unmapped, so many times. What it takes to unmap one of
+/// each, and what all of the mappings had.
+pub(crate) const UNMAP: Work<(Vec<Bytes>, bool, usize)> = Work::new("unmap", unmap);
+
+/// So many ranges of so many bytes, apart from each other and in base pages: touched and given back, by `munmap` each, or by
+/// a `Gather` that hands over so many base pages at a time.
+pub(crate) const RANGES: Work<(Bytes, usize, Option<u64>)> = Work::new("ranges", ranges);
+
+/// Blocks, and how they are freed.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Blocks {
+    pub(super) size: Bytes,
+    pub(super) count: usize,
+    /// On base pages, and not on the pages that the host gives an ordinary program.
+    pub(super) base: bool,
+    /// It is watched until the memory is free again.
+    pub(super) back: bool,
 }
 
-/// Allocates `count` blocks of `size` bytes, touches them, and frees one after the other.
-pub(crate) fn blocks(size: Bytes, count: usize, how: Freeing) -> Result<Figures, Error> {
-    if how != Freeing::AsFound {
+fn blocks(told: Blocks) -> Result<Figures, Error> {
+    if told.base {
         base_pages_only()?;
     }
     let root = Root::host();
-    let blocks = (0..count).map(|_| Block::allocate(size));
+    let blocks = (0..told.count).map(|_| Block::allocate(told.size));
     let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
     blocks.iter_mut().for_each(Block::touch);
-    let watch = Watch::new(&root, Bytes(size.0 * count as u64))?;
+    let watch = Watch::new(&root, Bytes(told.size.0 * told.count as u64))?;
     let addresses: Vec<_> = blocks.iter().map(Block::addresses).collect();
     let had = had_in(&root, &addresses)?;
 
     let clock = Instant::now();
     drop(blocks);
     let mut figures = with(had, [("call_ms", ms(clock.elapsed()))]);
-    if how == Freeing::BaseAndBack {
+    if told.back {
         match watch.wait(clock) {
             Ok(back) => figures = with(figures, [("back_ms", ms(back))]),
             // Another program took it: that is no failure of this process, and the sample is worth another try.
@@ -54,29 +64,25 @@ pub(crate) fn blocks(size: Bytes, count: usize, how: Freeing) -> Result<Figures,
     let freed = shown(&root, |covered| {
         (covered.free.pending == Bytes(0)).then_some(covered.free)
     })?;
-    Ok(match freed {
-        None => figures,
-        Some(freed) => with(
-            figures,
-            [
-                ("gathered_bytes", freed.gathered.0 as f64),
-                ("background_bytes", freed.background.0 as f64),
-                ("freeing_threads", freed.workers as f64),
-            ],
-        ),
-    })
+    let Some(freed) = freed else {
+        return Ok(figures);
+    };
+    let counted = [
+        ("gathered_bytes", freed.gathered.0 as f64),
+        ("background_bytes", freed.background.0 as f64),
+        ("freeing_threads", freed.workers as f64),
+    ];
+    Ok(with(figures, counted))
 }
 
-/// Maps each of `sizes`, in huge pages or in base pages, touches and unmaps it, so many times. Says how long it takes to
-/// unmap one of each, and what all of the mappings had.
-pub(crate) fn unmap(sizes: &[Bytes], huge: bool, times: usize) -> Result<Figures, Error> {
+fn unmap((sizes, huge, times): (Vec<Bytes>, bool, usize)) -> Result<Figures, Error> {
     let map = if huge { Mapping::huge } else { Mapping::new };
     if !huge {
         base_pages_only()?;
     }
     let root = Root::host();
     let (mut figures, mut unmap_us) = (Figures::new(), 0.0);
-    for &size in sizes {
+    for size in sizes {
         let mut unmaps = Vec::with_capacity(times);
         for _ in 0..times {
             let mut mapping = map(size)?;
@@ -93,9 +99,7 @@ pub(crate) fn unmap(sizes: &[Bytes], huge: bool, times: usize) -> Result<Figures
     Ok(with(figures, [("unmap_us", unmap_us)]))
 }
 
-/// Maps `count` ranges of `size` bytes, apart from each other and in base pages, touches them and gives them back: by `munmap`,
-/// or by a gather that hands over so many base pages at a time.
-pub(crate) fn ranges(size: Bytes, count: usize, flush: Option<u64>) -> Result<Figures, Error> {
+fn ranges((size, count, flush): (Bytes, usize, Option<u64>)) -> Result<Figures, Error> {
     base_pages_only()?;
     let ranges = (0..count).map(|_| Mapping::apart(size));
     let mut ranges = ranges.collect::<Result<Vec<_>, _>>()?;
@@ -116,35 +120,4 @@ pub(crate) fn ranges(size: Bytes, count: usize, flush: Option<u64>) -> Result<Fi
         }
     }
     Ok(with(had, [("call_ms", ms(clock.elapsed()))]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_and_ranges_are_freed_and_timed() {
-        let size = Bytes(4 << 20);
-        let mut samples = vec![blocks(size, 3, Freeing::AsFound).unwrap()];
-        samples.extend([None, Some(1), Some(1 << 20)].map(|flush| ranges(size, 3, flush).unwrap()));
-        for figures in samples {
-            assert!(figures["call_ms"] > 0.0, "{figures:?}");
-            assert!(figures["resident_bytes"] >= f64::from(12 << 20));
-        }
-    }
-
-    #[test]
-    fn mappings_are_unmapped_and_timed() {
-        let sizes = [Bytes(1 << 20), Bytes(4 << 20)];
-        let figures = unmap(&sizes, false, 2).unwrap();
-        assert!(figures["unmap_us"] > 0.0 && figures["preload_libraries"] == 0.0);
-        assert!(
-            figures["resident_bytes"] >= f64::from(10 << 20),
-            "{figures:?}"
-        );
-        // Where it is refused there is no THP.
-        if let Ok(figures) = unmap(&sizes, true, 2) {
-            assert!(figures["unmap_us"] > 0.0);
-        }
-    }
 }

@@ -10,19 +10,25 @@ use jumbo::units::Bytes;
 use super::plan::Plan;
 use super::ring::{Object, Ring};
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::memory::had;
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::Work;
 
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`load`], added.
+/// All figures of [`LOAD`], added.
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
-/// Allocates objects of `size` bytes in all and writes each byte of them, follows pointers through them in random
-/// order, and frees them in another.
-pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
+/// Objects of so many bytes in all: allocated, each byte of them written, chased through by pointers in random order, and
+/// freed in another.
+pub(crate) const LOAD: Work<Bytes> = Work::new("load", load);
+
+/// Small objects freed, many times.
+pub(crate) const SMALL_FREE: Work<()> = Work::new("small-free", |()| small_free());
+
+fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
@@ -59,8 +65,7 @@ pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     Ok(with(had, figures))
 }
 
-/// Frees small objects, many times: what one takes.
-pub(crate) fn small_free() -> Result<Figures, Error> {
+fn small_free() -> Result<Figures, Error> {
     // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
     // the gain from huge pages.
     const OBJECTS: usize = 400;
@@ -87,21 +92,4 @@ fn object(size: u32) -> Result<Object, Error> {
     had.map_err(|_| Error::Malloc(Bytes(size.into())))?;
     bytes.resize(size as usize, 0x5a);
     Ok(black_box(bytes.into_boxed_slice()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_load_runs_and_holds_what_it_says() {
-        let size = Bytes(32 << 20);
-        let figures = load(size).unwrap();
-        // The last object of each half that did not fit is left out.
-        let resident = figures["resident_bytes"];
-        assert!(resident >= size.0 as f64 / 2.0, "{figures:?}");
-        assert!(TOTAL.split('+').all(|phase| figures[phase] > 0.0));
-        assert_eq!(figures["preload_libraries"], 0.0);
-        assert!(small_free().unwrap()["free_ns"] > 0.0);
-    }
 }

@@ -9,7 +9,7 @@ mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{TOTAL, load, small_free};
+pub(crate) use load::{LOAD, SMALL_FREE, TOTAL};
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -18,14 +18,15 @@ use std::time::Instant;
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, Talk};
 use crate::claim;
-use crate::group::Group;
+use crate::figures::{figures, ms};
+use crate::group::{self, Group, rows};
+use crate::launch::Launch;
 use crate::memory::room;
 use crate::stats::median;
 use crate::table::Table;
-use crate::worker::{Figures, Task, ms, with};
-use crate::{Error, Settings, group};
+use crate::talk::Talk;
+use crate::{Error, Settings};
 
 /// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
 pub const MIN_SIZE: Bytes = Bytes(32 << 20);
@@ -54,29 +55,26 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
 
 fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "load");
-    let mut side = |launch, claims| group.asks(launch, Task::Load(size), size, claims);
+    let mut side = |launch, claims| group.work(launch, (&LOAD, &size), size, claims);
     let plain = side(Launch::Plain, claim::no_huge());
     let tunable = side(Launch::Tunable, claim::half_huge());
     let jumbo = side(Launch::JUMBO, claim::half_huge());
     group.tries(tunable, TUNABLE_TRIES);
-
-    let (all, gain) = ("all phases", [plain, jumbo]);
-    group.against_itself(("heap_aa", all, TOTAL), plain);
-    let row = group.ratio(("heap_tunable", all, TOTAL), [plain, tunable]);
-    row.published = Some("1.77");
-    let row = group.ratio(("heap_total", all, TOTAL), gain);
-    row.published = Some("mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
-    group.ratio(("heap_vs_tunable", all, TOTAL), [tunable, jumbo]);
-    for (name, measure, figure) in [
-        ("heap_alloc", "allocate and write", "alloc_ms"),
-        ("heap_chase", "link and chase", "chase_ms"),
-        ("heap_free", "free", "free_ms"),
-    ] {
-        let beside = format!("{name}_vs_tunable");
-        group.ratio((name, measure, figure), gain);
-        group.ratio((&beside, measure, figure), [tunable, jumbo]);
+    let (all, peers) = ("all phases", "mimalloc 1.75, tcmalloc 1.73, jemalloc 1.54");
+    let [write, chase, free] = ["allocate and write", "link and chase", "free"];
+    rows! { group;
+        "heap_aa" => all, TOTAL, plain / plain;
+        "heap_tunable" => all, TOTAL, plain / tunable, "1.77";
+        "heap_total" => all, TOTAL, plain / jumbo, peers;
+        "heap_vs_tunable" => all, TOTAL, tunable / jumbo;
+        "heap_alloc" => write, "alloc_ms", plain / jumbo;
+        "heap_alloc_vs_tunable" => write, "alloc_ms", tunable / jumbo;
+        "heap_chase" => chase, "chase_ms", plain / jumbo;
+        "heap_chase_vs_tunable" => chase, "chase_ms", tunable / jumbo;
+        "heap_free" => free, "free_ms", plain / jumbo;
+        "heap_free_vs_tunable" => free, "free_ms", tunable / jumbo;
+        "rss" => "resident memory", "resident_bytes", plain / jumbo;
     }
-    group.ratio(("rss", "resident memory", "resident_bytes"), gain);
     group
 }
 
@@ -87,29 +85,33 @@ fn starts(settings: &Settings) -> Group<'_> {
             let command = launch.command(&settings.jumbo, OsStr::new("true"));
             let clock = Instant::now();
             Talk::start(command, Stdio::piped())?.end()?;
-            Ok(with(Figures::new(), [("start_ms", ms(clock.elapsed()))]))
+            Ok(figures([("start_ms", ms(clock.elapsed()))]))
         }
     };
     let mut group = Group::new(settings, "start-up").laps(STARTS_A_ROUND, median);
     let direct = group.side("direct", Bytes(0), time(Launch::Plain));
     let jumbo = group.side("jumbo run", Bytes(0), time(Launch::JUMBO));
-    let again = group.again(direct);
     let what = "start of `true`";
-    let aa = group.difference(("startup_aa_ms", what, "start_ms"), [direct, again]);
-    aa.measure += ", A/A";
-    group.difference(("startup_ms", what, "start_ms"), [direct, jumbo]);
+    rows! { group;
+        "startup_aa_ms" => what, "start_ms", direct - direct;
+        "startup_ms" => what, "start_ms", jumbo - direct;
+    }
     group
 }
 
 fn frees(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "free").laps(FREES_A_ROUND, median);
-    let mut side = |launch, claims| group.asks(launch, Task::SmallFree, Bytes(0), claims);
-    let plain = side(Launch::Plain, claim::no_huge());
-    let jumbo = side(Launch::JUMBO, Vec::new());
-    let again = group.again(plain);
+    let plain = group.work(
+        Launch::Plain,
+        (&SMALL_FREE, &()),
+        Bytes(0),
+        claim::no_huge(),
+    );
+    let jumbo = group.work(Launch::JUMBO, (&SMALL_FREE, &()), Bytes(0), Vec::new());
     let what = "free of 64 bytes";
-    let aa = group.difference(("small_free_aa_ns", what, "free_ns"), [plain, again]);
-    aa.measure += ", A/A";
-    group.difference(("small_free_ns", what, "free_ns"), [plain, jumbo]);
+    rows! { group;
+        "small_free_aa_ns" => what, "free_ns", plain - plain;
+        "small_free_ns" => what, "free_ns", jumbo - plain;
+    }
     group
 }

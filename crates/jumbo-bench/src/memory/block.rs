@@ -167,17 +167,9 @@ impl Mapping {
 
     /// Writes to each base page.
     pub(crate) fn touch(&mut self) {
-        for offset in (0..self.length).step_by(rustix::param::page_size()) {
-            // SAFETY: the offset is inside of memory that is ours and can be written. Volatile, because
-            // nothing ever reads it.
-            unsafe { self.start.add(offset).write_volatile(1) };
+        for page in self.bytes().chunks_mut(rustix::param::page_size()) {
+            page[0] = black_box(1);
         }
-    }
-
-    /// Writes to the first base page.
-    pub(crate) fn touch_first(&mut self) {
-        // SAFETY: no mapping is empty, and this one is ours.
-        unsafe { self.start.write_volatile(1) };
     }
 
     /// What is in it. Shared memory is shared with no process that writes to it.
@@ -212,34 +204,4 @@ impl Mapping {
 
 fn last_error() -> Error {
     Error::Map(io::Error::last_os_error())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_is_touched_and_freed() {
-        let mut block = Block::allocate(Bytes(1 << 20)).unwrap();
-        block.touch();
-        let addresses = block.addresses();
-        assert_eq!(addresses.end - addresses.start, 1 << 20);
-        assert!(Block::allocate(Bytes(u64::MAX)).is_err());
-    }
-
-    #[test]
-    fn a_mapping_is_whole_or_begins_with_a_huge_page() {
-        let size = Bytes(3 * HUGE as u64);
-        let mut mapping = Mapping::new(size).unwrap();
-        mapping.touch();
-        mapping.unmap().unwrap();
-        // Refused by a kernel without THP only.
-        if let Ok(mut mapping) = Mapping::huge(size) {
-            assert_eq!(mapping.start.addr().get() % HUGE, 0);
-            assert_eq!(mapping.length as u64, size.0);
-            mapping.touch();
-            mapping.unmap().unwrap();
-        }
-        assert!(Mapping::new(Bytes(0)).is_err());
-    }
 }

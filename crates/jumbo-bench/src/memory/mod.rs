@@ -34,7 +34,7 @@ use jumbo::units::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 
 use crate::Error;
-use crate::worker::{Figures, with};
+use crate::figures::{Figures, figures};
 
 /// What this process has now.
 pub(crate) fn had(root: &Root) -> Result<Figures, Error> {
@@ -65,15 +65,22 @@ fn sum<'m>(
         huge += transparent(&mapping) + mapping.hugetlb();
         hugetlb += mapping.hugetlb();
     }
-    let libraries = root.read("proc/self/maps")?.contains("libjumbo_preload");
-    let figures = [
+    Ok(figures([
         ("resident_bytes", resident.0 as f64),
         ("huge_bytes", huge.0 as f64),
         ("huge_percent", huge.0 as f64 / resident.0 as f64 * 100.0),
         ("hugetlb_bytes", hugetlb.0 as f64),
-        ("preload_libraries", f64::from(u8::from(libraries))),
-    ];
-    Ok(with(Figures::new(), figures))
+        (LIBRARIES, libraries(root, std::process::id())?),
+    ]))
+}
+
+/// The figure of [`libraries`].
+pub(crate) const LIBRARIES: &str = "preload_libraries";
+
+/// 1 where the preload library is in a process, else 0.
+pub(crate) fn libraries(root: &Root, pid: u32) -> Result<f64, Error> {
+    let maps = root.read(format!("proc/{pid}/maps"))?;
+    Ok(f64::from(u8::from(maps.contains("libjumbo_preload"))))
 }
 
 /// Has this process get base pages from now on, whatever it or a library in it advises.

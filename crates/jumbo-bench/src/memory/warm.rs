@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{Mapping, available};
 use crate::Error;
+use crate::figures::cpu_ms;
 
 /// How often a sample is taken that was hit.
 const TRIES: usize = 3;
@@ -88,22 +89,18 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
 
 /// The system time of all processes that this one has waited for, and of those that they have waited for.
 fn system_ms() -> Result<f64, Error> {
-    Ok(ms(usage(libc::RUSAGE_CHILDREN)?.ru_stime))
+    Ok(cpu_ms(usage(libc::RUSAGE_CHILDREN)?.ru_stime))
 }
 
 /// The user and the system time of this process, in milliseconds.
 pub(crate) fn own_times() -> Result<[f64; 2], Error> {
     let usage = usage(libc::RUSAGE_SELF)?;
-    Ok([usage.ru_utime, usage.ru_stime].map(ms))
+    Ok([usage.ru_utime, usage.ru_stime].map(cpu_ms))
 }
 
 /// The page faults of this process that needed no I/O.
 pub(super) fn own_faults() -> Result<u64, Error> {
     Ok(usage(libc::RUSAGE_SELF)?.ru_minflt.unsigned_abs())
-}
-
-fn ms(time: libc::timeval) -> f64 {
-    time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3
 }
 
 fn usage(whose: libc::c_int) -> Result<libc::rusage, Error> {

@@ -16,14 +16,11 @@
 
 #[expect(unsafe_code, reason = "refers to static memory that has no name")]
 mod fixed;
-mod host;
 mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use host::{Host, Wanted};
-pub(crate) use supply::{Arrays, Source, Supply, Way};
-pub(crate) use worker::{exchange, first_use, stream};
+pub(crate) use worker::{EXCHANGE, FIRST_USE, STREAM};
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -33,19 +30,19 @@ use jumbo::kernel::Root;
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, Pages, counted};
 
-use crate::child::{Launch, ask_in};
 use crate::claim::{self, Claim};
 use crate::elf::path_of;
-use crate::group::Group;
-use crate::heap::TOTAL;
-use crate::keeper::SIZE;
+use crate::group::{self, Group, rows};
+use crate::heap::{LOAD, TOTAL};
+use crate::keeper::{Host, SIZE, Wanted};
+use crate::launch::Launch;
 use crate::memory::room;
 use crate::stats::least;
-use crate::table::{Missing, Table};
-use crate::worker::Task;
-use crate::{Error, Settings, group};
+use crate::table::Table;
+use crate::work::Worker;
+use crate::{Error, Settings};
 use stream::{ALL, KERNELS};
-use supply::Provision;
+use supply::{Arrays, Provision, Source, Supply, Way};
 
 /// The large arrays are larger than the small ones at least, and than most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
@@ -112,31 +109,22 @@ pub fn measure(
     );
     let mut table = Table::new("pool", what, settings)?;
 
-    let mut missing = |what, why| table.missing.push(Missing { what, why });
-    let mut bench = Bench {
+    let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
+    let host = Host::take(settings, size.whole_pages(SIZE));
+    let host = table.found("pages of the kernel's pool (hugetlb)", host)?;
+    let thp = Thp::at(&root).map_err(Error::from);
+    let thp = table.found("transparent huge pages (thp)", thp)?;
+    let hugetlb = host.as_ref().map(|_| Source::Hugetlb);
+    let bench = Bench {
         settings,
         work: WORK[usize::from(quick)],
-        host: RefCell::new(None),
-        sources: Vec::new(),
-        fixed: None,
+        host: RefCell::new(host),
+        sources: hugetlb
+            .into_iter()
+            .chain(thp.map(|_| Source::Thp))
+            .collect(),
+        fixed,
     };
-    match fixed::program(&settings.jumbo, size) {
-        Ok(program) => bench.fixed = Some(program),
-        Err(error @ Error::Program(..)) => missing("static arrays", error.to_string()),
-        Err(error) => return Err(error),
-    }
-    match Host::take(settings, size.whole_pages(SIZE)) {
-        Ok(host) => {
-            bench.host = RefCell::new(Some(host));
-            bench.sources.push(Source::Hugetlb);
-        }
-        Err(Error::Kernel(_, why)) => missing("pages of the kernel's pool (hugetlb)", why),
-        Err(error) => return Err(error),
-    }
-    match Thp::at(&root) {
-        Ok(_) => bench.sources.push(Source::Thp),
-        Err(why) => missing("transparent huge pages (thp)", why.to_string()),
-    }
     // What takes the most time and says the least.
     let exchanging = match (quick, threads.as_slice()) {
         (true, [first, _, ..]) => std::slice::from_ref(first),
@@ -144,9 +132,9 @@ pub fn measure(
     };
     let mut groups = vec![bench.streams(size, most)];
     match quick {
-        true => missing(
+        true => table.missing(
             "small arrays, and pages taken by more threads",
-            String::from("--quick leaves them out"),
+            "--quick leaves them out",
         ),
         false => groups.push(bench.streams(SMALL, most)),
     }
@@ -177,148 +165,129 @@ impl<'a> Bench<'a> {
     fn side(
         &'a self,
         group: &mut Group<'a>,
-        name: String,
-        (launch, task): (Launch, Task),
+        name: impl Into<String>,
+        worker: Worker,
         (wanted, size): (Wanted, Bytes),
         claims: Vec<Claim>,
     ) -> usize {
-        let program = match (&task, &self.fixed) {
-            (Task::Stream(Arrays::Static | Arrays::StaticBase, ..), Some(program)) => {
-                path_of(program)
-            }
-            _ => self.settings.jumbo.clone(),
-        };
         group.side(name, size, move || {
             if let Some(host) = &mut *self.host.borrow_mut() {
                 host.provide(wanted)?;
             }
-            let program = program.as_os_str();
-            ask_in(program, self.settings, (&launch, &task), &claims)
+            worker.sample(self.settings, &claims)
         })
     }
 
     /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
     fn streams(&'a self, size: Bytes, threads: usize) -> Group<'a> {
-        let (small, arrays) = named(size);
+        let (small, kind) = named(size);
         let passes = self.work.passes[usize::from(size != SMALL)];
         let laps = if size >= LARGE { LAPS } else { 1 };
         let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
-        let on = |arrays| Task::Stream(arrays, size, threads, passes);
-        let plain = (Launch::Plain, on(Arrays::Base));
-        let name = "base pages".to_owned();
+        let on = |launch, arrays| Worker::new(launch, &STREAM, &(arrays, size, threads, passes));
+        let plain = on(Launch::Plain, Arrays::Base);
         let needs = (Wanted::default(), size);
-        let base = self.side(&mut group, name, plain, needs, claim::base(size));
-        let all = format!("all kernels, {arrays} arrays");
-        group.against_itself((&format!("stream{small}_aa"), &all, ALL), base);
+        let base = self.side(&mut group, "base pages", plain, needs, claim::base(size));
+        let all = &format!("all kernels, {kind} arrays");
+        rows! { group; format!("stream{small}_aa") => all, ALL, base / base; }
 
-        if self.fixed.is_some() {
-            self.fixed(&mut group, size, &on);
+        if let Some(program) = &self.fixed {
+            // Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
+            let mut fixed = |name, launch, arrays, claims| {
+                let worker = on(launch, arrays).of(path_of(program));
+                self.side(&mut group, name, worker, needs, claims)
+            };
+            let (name, data) = ("static, base pages", Launch::Jumbo(DATA_ALONE.to_owned()));
+            let fixed_base = fixed(name, Launch::Plain, Arrays::StaticBase, claim::base(size));
+            let name = "static, jumbo run --data";
+            let advised = fixed(name, data, Arrays::Static, claim::huge(size));
+            let all = format!("all kernels, static {kind} arrays");
+            rows! { group; format!("static{small}") => all, ALL, fixed_base / advised; }
+            if small.is_empty() {
+                let (touched, faults) = ("static arrays touched", "page faults, static arrays");
+                rows! { group;
+                    "start_static" => touched, "start_ms", fixed_base / advised;
+                    "faults_static" => faults, "faults", fixed_base / advised;
+                }
+            }
         }
 
         for &source in &self.sources {
             let mut side = |called, provision| {
                 let supply = Supply::of(source, provision);
+                let arrays = Arrays::Supplied(supply);
                 let pool = format!("{called} {}", source.name());
-                let (name, what, taken, claims) = match source {
+                let (name, launch, taken, claims) = match source {
                     Source::Hugetlb => (
                         format!("jumbo run --pool, {pool}"),
-                        (on_pool(size, ""), on(Arrays::Supplied(supply))),
+                        on_pool(size, ""),
                         pool_of(size),
                         supply.claims_of_heap(size),
                     ),
                     Source::Thp => (
                         format!("region of a {pool} pool"),
-                        (Launch::Plain, on(Arrays::Supplied(supply))),
+                        Launch::Plain,
                         size,
                         supply.claims(size.whole_pages(SIZE)),
                     ),
                 };
                 let wanted = supply.wanted(taken.whole_pages(SIZE));
-                self.side(&mut group, name, what, (wanted, size), claims)
+                self.side(&mut group, name, on(launch, arrays), (wanted, size), claims)
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
 
-            let is_large = small.is_empty();
-            let mut row = |name: &str, what: &str, figure, sides, published: Option<_>| {
-                let name = format!("{name}{}{small}", suffix(source));
-                let row = group.ratio((&name, what, figure), sides);
-                row.published = published.filter(|_| is_large);
-            };
-            let (gain, cost) = ([base, held], [held, dynamic]);
-            row(
-                "preallocated_vs_baseline",
-                &all,
-                ALL,
-                gain,
-                Some("up to 1.46"),
-            );
-            row("dynamic_vs_preallocated", &all, ALL, cost, Some("0.994"));
+            let name = |name: &str| format!("{name}{}{small}", suffix(source));
+            let published = |figure| Some(figure).filter(|_| small.is_empty());
+            let (gain, cost) = (published("up to 1.46"), published("0.994"));
+            rows! { group;
+                name("preallocated_vs_baseline") => all, ALL, base / held, gain;
+                name("dynamic_vs_preallocated") => all, ALL, held / dynamic, cost;
+            }
             // One source shows which kernel gains what.
             for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
                 let kernel = figure.trim_end_matches("_ms");
-                let what = format!("{kernel}, {arrays} arrays");
-                row(&format!("{kernel}_preallocated"), &what, figure, gain, None);
-                row(&format!("{kernel}_dynamic"), &what, figure, cost, None);
+                let what = format!("{kernel}, {kind} arrays");
+                rows! { group;
+                    name(&format!("{kernel}_preallocated")) => &what, figure, base / held;
+                    name(&format!("{kernel}_dynamic")) => &what, figure, held / dynamic;
+                }
             }
-            if is_large {
-                let (what, sides) = ("arrays made and touched", [base, dynamic]);
-                row("start_preallocated", what, "start_ms", gain, None);
-                row("start_dynamic", what, "start_ms", sides, None);
-                row(
-                    "faults_dynamic",
-                    "page faults",
-                    "faults",
-                    sides,
-                    Some("196"),
-                );
+            if small.is_empty() {
+                let what = "arrays made and touched";
+                rows! { group;
+                    name("start_preallocated") => what, "start_ms", base / held;
+                    name("start_dynamic") => what, "start_ms", base / dynamic;
+                    name("faults_dynamic") => "page faults", "faults", base / dynamic, "196";
+                }
             }
         }
         group
     }
 
-    /// Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
-    fn fixed(&'a self, group: &mut Group<'a>, size: Bytes, on: &dyn Fn(Arrays) -> Task) {
-        let (small, arrays) = named(size);
-        let needs = (Wanted::default(), size);
-        let plain = (Launch::Plain, on(Arrays::StaticBase));
-        let name = "static, base pages".to_owned();
-        let base = self.side(group, name, plain, needs, claim::base(size));
-        let data = (Launch::Jumbo(DATA_ALONE.to_owned()), on(Arrays::Static));
-        let name = "static, jumbo run --data".to_owned();
-        let advised = self.side(group, name, data, needs, claim::huge(size));
-        let mut row = |name: &str, what: &str, figure| {
-            let name = format!("{name}static{small}");
-            group.ratio((&name, what, figure), [base, advised]);
-        };
-        row("", &format!("all kernels, static {arrays} arrays"), ALL);
-        if small.is_empty() {
-            row("start_", "static arrays touched", "start_ms");
-            row("faults_", "page faults, static arrays", "faults");
-        }
-    }
-
     fn first_uses(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "first use");
+        let pages = self.work.first;
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
                 let supply = Supply::of(source, provision);
-                let first = self.work.first;
-                let what = (Launch::Plain, Task::FirstUse(supply, first, TIMES));
-                let needs = (supply.wanted(first), first.bytes(SIZE));
+                let needs = (supply.wanted(pages), pages.bytes(SIZE));
                 let name = format!("{called} ({})", source.name());
-                self.side(&mut group, name, what, needs, supply.claims(first))
+                let worker = Worker::new(Launch::Plain, &FIRST_USE, &(supply, pages, TIMES));
+                self.side(&mut group, name, worker, needs, supply.claims(pages))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
             if source == Source::Hugetlb {
                 let persistent = side("persistent", Provision::Persistent);
-                let (what, sides) = ("first use of a page", [persistent, surplus]);
-                group.against_itself(("first_use_aa", what, "page_us"), persistent);
-                group.ratio(("surplus_vs_persistent", what, "page_us"), sides);
+                let what = "first use of a page";
+                rows! { group;
+                    "first_use_aa" => what, "page_us", persistent / persistent;
+                    "surplus_vs_persistent" => what, "page_us", persistent / surplus;
+                }
             }
             let name = format!("held_vs_surplus{}", suffix(source));
-            group.ratio((&name, "use of a page", "page_us"), [surplus, held]);
+            rows! { group; name => "use of a page", "page_us", surplus / held; }
         }
         group
     }
@@ -338,63 +307,65 @@ impl<'a> Bench<'a> {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
-        let mut side = |way: Way| {
-            let pages = self.work.exchanged;
-            let what = (Launch::Plain, Task::Exchange(source, way, pages, threads));
+        let pages = self.work.exchanged;
+        let side = |group: &mut Group<'a>, way: Way| {
+            let told = (source, way, pages, threads);
+            let worker = Worker::new(Launch::Plain, &EXCHANGE, &told);
             let wanted = Supply::of(source, Provision::Held).wanted(pages);
             let needs = (wanted, pages.bytes(SIZE));
-            let claims = way.claims(source, pages);
-            self.side(group, way.name(source), what, needs, claims)
+            self.side(
+                group,
+                way.name(source),
+                worker,
+                needs,
+                way.claims(source, pages),
+            )
         };
-        let (take, zeroed) = (side(Way::Take), side(Way::TakeZeroed));
-        // The kernel's ways: without a touch, if that gives a page, and with it.
-        let map = (source == Source::Hugetlb).then(|| side(Way::Map));
-        let touched = side(Way::MapTouched);
-        if threads == 1 {
+        let (take, zeroed) = (side(group, Way::Take), side(group, Way::TakeZeroed));
+        let touched = side(group, Way::MapTouched);
+        let mut kernel = touched;
+        // Of the kernel's ways the one without a touch, where that gives a page.
+        if source == Source::Hugetlb {
+            kernel = side(group, Way::Map);
             let (name, what) = (
-                format!("mmap{}_aa", suffix(source)),
-                format!("a page, {called}"),
-            );
-            group.against_itself((&name, &what, "page_ns"), map.unwrap_or(touched));
-        }
-        let mut row = |name: &str, what: &str, sides| {
-            let (name, what) = (format!("{name}{by}"), format!("{what}, {called}"));
-            group.ratio((&name, &what, "page_ns"), sides);
-        };
-        if let Some(map) = map {
-            row(
-                "take_give_vs_mmap",
+                format!("take_give_vs_mmap{by}"),
                 "a page, content unspecified",
-                [map, take],
             );
+            rows! { group; name => format!("{what}, {called}"), "page_ns", kernel / take; }
+        }
+        if threads == 1 {
+            let name = format!("mmap{}_aa", suffix(source));
+            rows! { group; name => format!("a page, {called}"), "page_ns", kernel / kernel; }
         }
         let [touch, zeroes] = match source {
             Source::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
             Source::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
         };
-        row(touch, "a page, and a touch", [touched, take]);
-        row(zeroes, "a page of zeroes", [touched, zeroed]);
+        let name = |name: &str| format!("{name}{by}");
+        rows! { group;
+            name(touch) => format!("a page, and a touch, {called}"), "page_ns", touched / take;
+            name(zeroes) => format!("a page of zeroes, {called}"), "page_ns", touched / zeroed;
+        }
     }
 
     /// The load of the heap's table: plain, plain again, and on a pool of each source.
     fn loads(&'a self, size: Bytes) -> Group<'a> {
         let mut group = Group::new(self.settings, "heap");
-        let load = || Task::Load(size);
-        let (name, plain) = ("plain".to_owned(), (Launch::Plain, load()));
+        let plain = Worker::new(Launch::Plain, &LOAD, &size);
         let needs = (Wanted::default(), size);
-        let plain = self.side(&mut group, name, plain, needs, claim::no_huge());
+        let plain = self.side(&mut group, "plain", plain, needs, claim::no_huge());
         let what = "objects allocated, chased, freed";
-        group.against_itself(("heap_aa", what, TOTAL), plain);
+        rows! { group; "heap_aa" => what, TOTAL, plain / plain; }
         for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
             // With what alignment wastes.
             let most = Bytes(size.0 / 4 * 5);
             let held = pool_of(most).whole_pages(SIZE);
             let needs = (Supply::of(source, Provision::Held).wanted(held), size);
-            let pooled = (on_pool(most, "--heap=mimalloc"), load());
-            let side = self.side(&mut group, name, pooled, needs, source.claims(size));
+            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), &LOAD, &size);
+            let pooled = self.side(&mut group, name, worker, needs, source.claims(size));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
-            group.ratio((&name, what, TOTAL), [plain, side]);
+            rows! { group; name => what, TOTAL, plain / pooled; }
         }
         group
     }

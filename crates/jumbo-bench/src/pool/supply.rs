@@ -3,9 +3,8 @@
 use jumbo::units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
-use super::Wanted;
-use crate::claim::{self, Claim, MOST};
-use crate::keeper::SIZE;
+use crate::claim::{self, Claim, MOST, exactly};
+use crate::keeper::{SIZE, Wanted};
 
 /// A pool, and how it comes by its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,9 +112,9 @@ impl Supply {
             Provision::Surplus => (pages.0, pages.0),
         };
         let mut claims = self.source.claims(pages.bytes(SIZE));
-        claims.extend(taken(pages.0, ours));
+        claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
         if self.source == Source::Hugetlb {
-            claims.push(claim::pages(KERNEL_SURPLUS, kernels..=kernels));
+            claims.push(exactly(KERNEL_SURPLUS, kernels));
         }
         claims
     }
@@ -128,14 +127,9 @@ impl Supply {
             _ => 0..=0,
         };
         let mut claims = self.source.claims(size);
-        claims.push(claim::pages(KERNEL_SURPLUS, surplus));
+        claims.push(claim::within(KERNEL_SURPLUS, surplus));
         claims
     }
-}
-
-/// So many pages taken from a pool of the program's own, and so many surplus ones of that pool.
-fn taken(used: u64, surplus: u64) -> [Claim; 2] {
-    [(USED, used), (SURPLUS, surplus)].map(|(figure, pages)| claim::pages(figure, pages..=pages))
 }
 
 impl Way {
@@ -155,10 +149,10 @@ impl Way {
         match self {
             Self::Take | Self::TakeZeroed => {
                 let mut claims = source.claims(pages.bytes(SIZE));
-                claims.extend(taken(1, 0));
+                claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
             }
-            Self::Map => vec![claim::pages(KERNEL_RESERVED, 1..=u64::MAX)],
+            Self::Map => vec![claim::at_least(KERNEL_RESERVED, 1)],
             Self::MapTouched => source.claims(Pages(1).bytes(SIZE)),
         }
     }
@@ -167,8 +161,8 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::Launch;
-    use crate::worker::{Figures, with};
+    use crate::figures::figures;
+    use crate::launch::Launch;
 
     const PAGES: Pages = Pages(10);
     const SUPPLIES: [Supply; 5] = [
@@ -184,7 +178,7 @@ mod tests {
     fn fine(claims: &[Claim], memory: [u32; 2], counted: [u32; 4]) -> bool {
         let [huge, hugetlb] = memory.map(|pages| f64::from(pages) * SIZE.bytes() as f64);
         let [used, surplus, kernel_surplus, kernel_reserved] = counted.map(f64::from);
-        let figures = [
+        let figures = figures([
             ("huge_bytes", huge),
             ("hugetlb_bytes", hugetlb),
             ("preload_libraries", 0.0),
@@ -192,8 +186,7 @@ mod tests {
             (SURPLUS, surplus),
             (KERNEL_SURPLUS, kernel_surplus),
             (KERNEL_RESERVED, kernel_reserved),
-        ];
-        let figures = with(Figures::new(), figures);
+        ]);
         claim::check(claims, &Launch::Plain, &figures).is_ok()
     }
 

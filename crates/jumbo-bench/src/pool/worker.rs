@@ -4,7 +4,6 @@
 //! A pool is an object of a program, so here the program mostly knows of jumbo: it calls `jumbo::pool` where it
 //! does not call `mmap`. Only STREAM under `jumbo run --pool` knows of nothing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jumbo::kernel::{Root, hugetlb, task};
@@ -16,10 +15,11 @@ use super::supply::{
 };
 use super::{fixed, stream as kernels};
 use crate::Error;
+use crate::figures::{Figures, ms, with};
 use crate::keeper::{SIZE, kernel_pool};
 use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
 use crate::stats::median;
-use crate::worker::{Figures, ms, with};
+use crate::work::{Work, by_threads};
 
 /// For how long pages are had and given back: so many that the clock is no part of it.
 const SPAN: Duration = Duration::from_millis(50);
@@ -27,13 +27,20 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// STREAM over arrays of `size` bytes in all: what it takes from nothing until they hold values, the best pass of each
-/// kernel, and the minor page faults from nothing to the end.
-pub(crate) fn stream(
-    arrays: Arrays,
-    size: Bytes,
-    threads: usize,
-    passes: usize,
+/// STREAM over arrays of so many bytes in all, by so many threads, in so many passes: the time from nothing until they hold
+/// values, the best pass of each kernel, and the minor page faults from nothing to the end.
+pub(crate) const STREAM: Work<(Arrays, Bytes, usize, usize)> = Work::new("stream", stream);
+
+/// So many pages taken, each touched in all of its base pages, and given back, so many times: what one takes, and what the
+/// process had with all of them in hand.
+pub(crate) const FIRST_USE: Work<(Supply, Pages, usize)> = Work::new("first-use", first_use);
+
+/// A page of a pool of so many had and given back, by so many threads: the time by the number of pages of all threads, and
+/// what the process had with one page in hand.
+pub(crate) const EXCHANGE: Work<(Source, Way, Pages, usize)> = Work::new("exchange", exchange);
+
+fn stream(
+    (arrays, size, threads, passes): (Arrays, Bytes, usize, usize),
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let pages = size.whole_pages(SIZE);
@@ -87,9 +94,7 @@ pub(crate) fn stream(
     Ok(with(figures, taken))
 }
 
-/// Takes so many pages, touches each in all of its base pages, and gives them back, so many times: what one takes, and
-/// what the process had with all of them in hand.
-pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
+fn first_use((supply, pages, times): (Supply, Pages, usize)) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
@@ -115,14 +120,7 @@ pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Fi
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-/// A page of a pool of `pages` had and given back, by so many threads: the time by the number of pages of all threads, and what the process
-/// had with one page in hand.
-pub(crate) fn exchange(
-    source: Source,
-    way: Way,
-    pages: Pages,
-    threads: usize,
-) -> Result<Figures, Error> {
+fn exchange((source, way, pages, threads): (Source, Way, Pages, usize)) -> Result<Figures, Error> {
     let root = Root::host();
     let figures = |page_ns, before, pool| {
         let figures = whose(had(&root)?, before, pool)?;
@@ -134,7 +132,7 @@ pub(crate) fn exchange(
             Way::TakeZeroed => pool.take_zeroed(),
             _ => pool.take(),
         };
-        let page_ns = by_threads(threads, || {
+        let page_ns = by_threads(threads, (SPAN, BATCH), || {
             take()?.bytes_mut()[0] = 1;
             Ok(())
         })?;
@@ -148,44 +146,16 @@ pub(crate) fn exchange(
             Source::Hugetlb => Mapping::hugetlb(SIZE)?,
         };
         if way == Way::MapTouched {
-            mapping.touch_first();
+            mapping.bytes()[0] = 1;
         }
         Ok::<_, Error>(mapping)
     };
-    let page_ns = by_threads(threads, || map()?.unmap())?;
+    let page_ns = by_threads(threads, (SPAN, BATCH), || map()?.unmap())?;
     let kernel = kernel_pool(&root)?;
     let mapping = map()?;
     let figures = figures(page_ns, kernel.as_ref(), None);
     mapping.unmap()?;
     figures
-}
-
-/// What one of many takes, in nanoseconds, when so many threads do it again and again.
-fn by_threads(threads: usize, once: impl Fn() -> Result<(), Error> + Sync) -> Result<f64, Error> {
-    // The first ones fill caches, and find the code.
-    for _ in 0..BATCH {
-        once()?;
-    }
-    let done = AtomicU64::new(0);
-    let clock = Instant::now();
-    std::thread::scope(|scope| {
-        let work = || {
-            while clock.elapsed() < SPAN {
-                for _ in 0..BATCH {
-                    once()?;
-                }
-                done.fetch_add(BATCH, Ordering::Relaxed);
-            }
-            Ok(())
-        };
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|thread| {
-            let died = || Err(Error::Corrupt("a thread died".to_owned()));
-            thread.join().unwrap_or_else(|_| died())
-        })
-    })?;
-    let took = clock.elapsed().as_secs_f64() * 1e9;
-    Ok(took / done.into_inner().max(1) as f64)
 }
 
 /// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.

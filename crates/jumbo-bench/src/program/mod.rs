@@ -3,7 +3,6 @@
 //!
 //! - [`Program`]: what is run; [`Server`]: how it is measured where it does not end by itself. [`Way`]: how it is started.
 //! - `running`: one run. `listens`: whether a server does. `peak`: what memory it had. `interrupt`: its end when a signal asks for it. `served`: figures of a load.
-//!   `peers`: allocators.
 //! - [`compare`]: one program, with what to say about it ([`verdict`]).
 //!
 //! Invariants: nothing but the way differs between the sides; a first run of each side is looked at and not counted; no process
@@ -13,7 +12,6 @@
 mod interrupt;
 mod listens;
 mod peak;
-mod peers;
 #[expect(unsafe_code, reason = "calls wait4, and fork instead of vfork")]
 mod running;
 mod served;
@@ -36,14 +34,14 @@ use jumbo::status::reapers_of_the_ended;
 use jumbo::units::Bytes;
 use serde::Serialize;
 
-use crate::group::Group;
+use crate::figures::{Figures, figures, ms, with};
+use crate::group::{self, Group, rows};
 use crate::table::Table;
-use crate::worker::{Figures, ms, with};
-use crate::{Error, Settings, group};
+use crate::{Error, Settings};
 pub use interrupt::watch;
 use peak::Peak;
-pub(crate) use peers::Peer;
-use running::{Ended, Running};
+use running::Ended;
+pub(crate) use running::Running;
 pub use served::{Pattern, Served};
 pub use server::Server;
 use verdict::{Agreement, Change};
@@ -226,19 +224,10 @@ impl Program {
                 running.wait(None, look)?;
                 (Some(ms(clock.elapsed())), None)
             }
-            Some(server) => {
-                let gone = |running: &Running| running.is_gone();
-                match server.serve(settings, &running, self.folder.as_deref(), look) {
-                    Err(error @ Error::Interrupted(_)) => return Err(error),
-                    // What the server says of its own end is worth more than what its client does.
-                    Err(_) if gone(&running) => {
-                        let command = running.command.clone();
-                        let ended = running.reap()?;
-                        return Err(Error::Failed(command, ended.status, ended.last_words()));
-                    }
-                    took => took?,
-                }
-            }
+            Some(server) => match server.serve(settings, &running, self.folder.as_deref(), look) {
+                Ok(served) => served,
+                Err(error) => return Err(running.blame(error)),
+            },
         };
         let mut ended = match self.must_succeed && self.server.is_none() {
             true => running.succeed(&mut || PATIENCE)?,
@@ -247,15 +236,15 @@ impl Program {
         ended.served = served;
         let huge = huge_faults(&root) - huge;
         let cpu = ended.user_ms + ended.system_ms;
-        let figures = [
+        let figures = figures([
             ("time_ms", took.unwrap_or(cpu)),
             ("user_ms", ended.user_ms),
             ("system_ms", ended.system_ms),
             ("rss_bytes", ended.rss_bytes),
             ("faults", ended.faults),
             ("huge_faults", huge),
-        ];
-        Ok((with(Figures::new(), figures), ended))
+        ]);
+        Ok((figures, ended))
     }
 }
 
@@ -321,29 +310,23 @@ impl Notes {
         };
         let plain = side(Way::plain());
         let sides: Vec<_> = ways.iter().map(|way| side(way.clone())).collect();
-        let again = group.again(plain);
-        let measures = [
+        for (suffix, measure, figure) in [
             ("", "time", "time_ms"),
             ("_cpu", "CPU time", "user_ms+system_ms"),
             ("_rss", "peak memory", "rss_bytes"),
-        ];
-        for (suffix, measure, figure) in measures {
-            let measure = format!("{what}, {measure}");
-            let row = group.ratio(
-                (&format!("{key}{suffix}_aa"), &measure, figure),
-                [plain, again],
-            );
-            row.measure += ", A/A";
+        ] {
+            let measure = &format!("{what}, {measure}");
+            rows! { group; format!("{key}{suffix}_aa") => measure, figure, plain / plain; }
             for (way, &side) in ways.iter().zip(&sides) {
                 let name = format!("{}{suffix}", way.row(key));
-                group.ratio((&name, &measure, figure), [plain, side]);
+                rows! { group; name => measure, figure, plain / side; }
             }
         }
         if let Some(default) = ways.iter().position(Way::is_default) {
-            for (way, &side) in ways.iter().zip(&sides) {
+            let default = sides[default];
+            for (way, &peer) in ways.iter().zip(&sides) {
                 if let Some(name) = way.peer_row(key) {
-                    let measure = format!("{what}, time");
-                    group.ratio((&name, &measure, "time_ms"), [side, sides[default]]);
+                    rows! { group; name => format!("{what}, time"), "time_ms", peer / default; }
                 }
             }
         }
@@ -354,7 +337,7 @@ impl Notes {
             .zip([plain].iter().chain(&sides))
         {
             for figure in FIGURES {
-                group.value(&format!("{key}_{way}_{figure}"), figure, *side);
+                group.value(format!("{key}_{way}_{figure}"), figure, *side);
             }
         }
         group

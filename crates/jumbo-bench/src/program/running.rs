@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::interrupt;
 use super::served::Served;
 use crate::Error;
-use crate::child::line;
+use crate::figures::cpu_ms;
+use crate::launch::line;
 
 /// How long a program may take to end that was asked to, and how long its output may stay open behind its end.
 const GRACE: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ pub(super) struct Said {
 
 /// How a run ended, and what it said.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     pub(super) status: ExitStatus,
     /// stdout and stderr; `None` where a process that it left behind still has the stream.
     pub(super) said: [Option<Said>; 2],
@@ -59,7 +60,7 @@ pub(super) struct Ended {
 }
 
 /// A process, and those that it starts.
-pub(super) struct Running {
+pub(crate) struct Running {
     process: Process,
     /// What was typed to start it.
     pub(super) command: String,
@@ -74,7 +75,7 @@ impl PartialEq for Said {
 
 impl Running {
     /// Starts it.
-    pub(super) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
+    pub(crate) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
         let command_line = line(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         forget_peak();
@@ -94,7 +95,7 @@ impl Running {
         })
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
@@ -135,7 +136,7 @@ impl Running {
     }
 
     /// Asks it to end, and after a while has the kernel end it.
-    pub(super) fn stop(&self) -> Result<(), Error> {
+    pub(crate) fn stop(&self) -> Result<(), Error> {
         let _ = self.process.signal(libc::SIGTERM);
         let clock = Instant::now();
         while clock.elapsed() < GRACE {
@@ -155,7 +156,7 @@ impl Running {
     }
 
     /// How it ended. What is left of its process group is ended too: it would disturb the next run.
-    pub(super) fn reap(mut self) -> Result<Ended, Error> {
+    pub(crate) fn reap(mut self) -> Result<Ended, Error> {
         let streams = self.streams.take();
         // Its ID, and so that of its group, is not given to another process before it is waited for.
         self.signal_group(Signal::KILL);
@@ -169,20 +170,31 @@ impl Running {
             Some([out, err]) => [hear(out)?, hear(err)?],
             None => [None, None],
         };
-        let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
         Ok(Ended {
             status,
             said,
-            user_ms: ms(usage.ru_utime),
-            system_ms: ms(usage.ru_stime),
+            user_ms: cpu_ms(usage.ru_utime),
+            system_ms: cpu_ms(usage.ru_stime),
             rss_bytes: usage.ru_maxrss as f64 * 1024.0,
             faults: usage.ru_minflt as f64,
             served: None,
         })
     }
 
+    /// The reason of `error`, which came while it was to serve: its own end, where it has ended.
+    pub(crate) fn blame(self, error: Error) -> Error {
+        if matches!(error, Error::Interrupted(_)) || !self.is_gone() {
+            return error;
+        }
+        let command = self.command.clone();
+        match self.reap() {
+            Ok(ended) => Error::Failed(command, ended.status, ended.last_words()),
+            Err(error) => error,
+        }
+    }
+
     /// Waits for its end, or a signal, and returns how it ended; [`Error::Failed`] where that was with an error.
-    pub(super) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<Ended, Error> {
+    pub(crate) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<Ended, Error> {
         self.wait(None, look)?;
         let command = self.command.clone();
         let ended = self.reap()?;

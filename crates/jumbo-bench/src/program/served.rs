@@ -22,9 +22,6 @@ pub struct Served {
 #[derive(Clone, Debug)]
 pub struct Pattern(Regex);
 
-/// The names of its groups.
-const GROUPS: [&str; 3] = ["throughput", "p50", "p99"];
-
 impl FromStr for Pattern {
     type Err = String;
 
@@ -73,6 +70,22 @@ impl Served {
 }
 
 impl Found {
+    /// Adds what the named groups of `regex` find. A latency is in milliseconds where no group is its unit.
+    fn add(&mut self, regex: &Regex, text: &str) {
+        for captures in regex.captures_iter(text) {
+            let number = |name| captures.name(name)?.as_str().parse::<f64>().ok();
+            let to_ms = match captures.name("unit").map(|unit| unit.as_str()) {
+                Some("us") => 1e-3,
+                Some("s") => 1e3,
+                Some("m") => 6e4,
+                _ => 1.0,
+            };
+            self.throughput.extend(number("throughput"));
+            self.p50.extend(number("p50").map(|p50| p50 * to_ms));
+            self.p99.extend(number("p99").map(|p99| p99 * to_ms));
+        }
+    }
+
     fn served(&self) -> Served {
         let mean = |figures: &[f64]| {
             (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
@@ -88,15 +101,10 @@ impl Found {
 impl Pattern {
     /// The figures of its named groups; without these the first group is a latency in milliseconds, a request a match.
     fn read(&self, text: &str) -> Served {
-        let mut found = Found::default();
-        let is_named = |name: &str| GROUPS.contains(&name);
+        let is_named = |name: &str| ["throughput", "p50", "p99"].contains(&name);
         if self.0.capture_names().flatten().any(is_named) {
-            for captures in self.0.captures_iter(text) {
-                let number = |name| captures.name(name)?.as_str().parse().ok();
-                found.throughput.extend::<Option<f64>>(number("throughput"));
-                found.p50.extend::<Option<f64>>(number("p50"));
-                found.p99.extend::<Option<f64>>(number("p99"));
-            }
+            let mut found = Found::default();
+            found.add(&self.0, text);
             return found.served();
         }
         let captures = self.0.captures_iter(text);
@@ -114,75 +122,25 @@ impl Pattern {
     }
 }
 
+/// The lines in which tools that are known print figures: redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab;
+/// the latencies of wrk and ab.
+const KNOWN: [&str; 7] = [
+    r"(?<throughput>[0-9.]+) requests per second(, p50=(?<p50>[0-9.]+))?",
+    r"avg +min +p50 +p95 +p99 +max\s+[0-9.]+ +[0-9.]+ +(?<p50>[0-9.]+) +[0-9.]+ +(?<p99>[0-9.]+)",
+    r"tps = (?<throughput>[0-9.]+)",
+    r"Requests/sec: +(?<throughput>[0-9.]+)",
+    r"Requests per second: +(?<throughput>[0-9.]+)",
+    r"(?m)^ *50(\.000)?% +(?<p50>[0-9.]+)(?<unit>[mu]?s|m)?\s*$",
+    r"(?m)^ *99(\.000)?% +(?<p99>[0-9.]+)(?<unit>[mu]?s|m)?\s*$",
+];
+
 /// The figures of the tools that are known.
 fn known(text: &str) -> Served {
     let mut found = Found::default();
-    // The columns of redis-benchmark's last table, once their names were seen.
-    let mut columns: Vec<&str> = Vec::new();
-    for line in text.split(['\n', '\r']) {
-        let words: Vec<_> = line.split_whitespace().collect();
-        if let Some((before, after)) = line.split_once(" requests per second") {
-            // redis-benchmark: `SET: 31250.00 requests per second, p50=0.383 msec`.
-            found.throughput.extend(last_number(before));
-            let p50 = after.split_once("p50=").map(|(_, rest)| rest);
-            found.p50.extend(p50.and_then(first_number));
-        } else if let ["avg", "min", rest @ ..] = words.as_slice() {
-            columns = ["avg", "min"].iter().chain(rest).copied().collect();
-        } else if !columns.is_empty() {
-            for (column, value) in columns.drain(..).zip(&words) {
-                let value = value.parse().ok();
-                match column {
-                    "p50" => found.p50.extend::<Option<f64>>(value),
-                    "p99" => found.p99.extend::<Option<f64>>(value),
-                    _ => {}
-                }
-            }
-        } else {
-            match words.as_slice() {
-                // pgbench.
-                ["tps", "=", tps, ..] => found.throughput.extend(first_number(tps)),
-                // wrk.
-                ["Requests/sec:", rate, ..] => found.throughput.extend(first_number(rate)),
-                // ab.
-                ["Requests", "per", "second:", rate, ..] => {
-                    found.throughput.extend(first_number(rate));
-                }
-                // wrk --latency, and ab.
-                [percent @ ("50%" | "50.000%" | "99%" | "99.000%"), latency] => {
-                    let list = match percent.starts_with("50") {
-                        true => &mut found.p50,
-                        false => &mut found.p99,
-                    };
-                    list.extend(milliseconds(latency));
-                }
-                _ => {}
-            }
-        }
+    for regex in KNOWN.into_iter().filter_map(|regex| Regex::new(regex).ok()) {
+        found.add(&regex, text);
     }
     found.served()
-}
-
-fn first_number(text: &str) -> Option<f64> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.');
-    text.get(..end.unwrap_or(text.len()))?.parse().ok()
-}
-
-fn last_number(text: &str) -> Option<f64> {
-    text.split_whitespace().next_back()?.parse().ok()
-}
-
-/// `1.20ms`, `350.00us`, `1.02s`, `2.00m`, and a number of milliseconds.
-fn milliseconds(text: &str) -> Option<f64> {
-    let at = text.find(|c: char| c.is_ascii_alphabetic());
-    let (number, unit) = text.split_at(at.unwrap_or(text.len()));
-    let factor = match unit {
-        "us" => 1e-3,
-        "" | "ms" => 1.0,
-        "s" => 1e3,
-        "m" => 6e4,
-        _ => return None,
-    };
-    Some(number.parse::<f64>().ok()? * factor)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use jumbo::kernel::Root;
 use super::listens::listens;
 use super::running::{Ended, Running};
 use super::served::{Pattern, Served};
-use crate::worker::ms;
+use crate::figures::ms;
 use crate::{Error, Settings};
 
 /// How long a server may take until it serves, the last question included.
@@ -56,58 +56,60 @@ impl Server {
         folder: Option<&Path>,
         look: &mut dyn FnMut() -> Duration,
     ) -> Result<(Option<f64>, Option<Served>), Error> {
-        // At most so long, and no longer than the server is there.
-        let mut run = |command: &str, most: Duration, is_timed: bool| -> Result<Ended, Error> {
-            let look: &mut dyn FnMut() -> Duration = if is_timed { &mut || GLANCE } else { look };
-            let (mut shell, clock) = (shell(command, folder), Instant::now());
-            shell.stdin(Stdio::null());
-            let running = Running::start(&Root::host(), shell)?;
-            while !running.wait(Some(GLANCE), look)? {
-                if server.is_gone() || clock.elapsed() > most {
-                    return Err(Error::Endless(
-                        command.to_owned(),
-                        clock.elapsed().as_secs(),
-                    ));
-                }
+        self.prepare(settings, server, folder, look)?;
+        let (took, served) = match &self.load {
+            None => {
+                server.wait(self.time, look)?;
+                (None, None)
             }
-            running.succeed(look)
-        };
-        self.wait_until_ready(settings, server, PATIENCE, &mut |command, most| {
-            run(command, most, false).map(drop)
-        })?;
-        if let Some(setup) = &self.setup {
-            run(setup, LONGEST, false)?;
-        }
-        let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
-        let took = match (&self.load, self.time) {
-            (None, time) => {
-                server.wait(time, look)?;
-                None
-            }
-            (Some(load), time) => {
-                while times == 0 || time.is_some_and(|time| clock.elapsed() < time) {
-                    let ended = run(load, LONGEST, true)?;
-                    times += 1;
-                    let out = ended.said[0].as_ref();
-                    said = out.map(|said| said.last.clone());
-                    served.extend(out.map(|said| Served::read(&said.end, self.figures.as_ref())));
-                }
-                let took = ms(clock.elapsed()) / f64::from(times);
-                run(load, LONGEST, false)?;
-                Some(took)
+            Some(load) => {
+                let (took, served) = self.loaded(load, server, folder)?;
+                run(load, server, (folder, LONGEST), look)?;
+                (Some(took), served)
             }
         };
         server.stop()?;
-        match (self.says, said) {
-            (true, said) => {
-                let said = said.unwrap_or_default();
-                let number: Result<f64, _> = said.parse();
-                let load = self.load.clone().unwrap_or_default();
-                let number = number.map_err(|_| Error::NoFigure(load, said))?;
-                Ok((Some(number), Served::median(&served)))
-            }
-            (false, _) => Ok((took, Served::median(&served))),
+        Ok((took, served))
+    }
+
+    /// Waits until the server serves, and fills it.
+    pub(crate) fn prepare(
+        &self,
+        settings: &Settings,
+        server: &Running,
+        folder: Option<&Path>,
+        look: &mut dyn FnMut() -> Duration,
+    ) -> Result<(), Error> {
+        self.wait_until_ready(settings, server, PATIENCE, &mut |command, most| {
+            run(command, server, (folder, most), look).map(drop)
+        })?;
+        let setup = self.setup.as_ref();
+        let filled = setup.map(|setup| run(setup, server, (folder, LONGEST), look));
+        filled.transpose().map(drop)
+    }
+
+    /// Has the server serve the load: how long it took, in milliseconds, and the figures that it printed.
+    pub(crate) fn loaded(
+        &self,
+        load: &str,
+        server: &Running,
+        folder: Option<&Path>,
+    ) -> Result<(f64, Option<Served>), Error> {
+        let (clock, mut times, mut said, mut served) = (Instant::now(), 0, None, Vec::new());
+        while times == 0 || self.time.is_some_and(|time| clock.elapsed() < time) {
+            let ended = run(load, server, (folder, LONGEST), &mut || GLANCE)?;
+            times += 1;
+            let out = ended.said[0].as_ref();
+            said = out.map(|said| said.last.clone());
+            served.extend(out.map(|said| Served::read(&said.end, self.figures.as_ref())));
         }
+        let mut took = ms(clock.elapsed()) / f64::from(times);
+        if self.says {
+            let said = said.unwrap_or_default();
+            let number = said.parse();
+            took = number.map_err(|_| Error::NoFigure(load.to_owned(), said))?;
+        }
+        Ok((took, Served::median(&served)))
     }
 
     /// Runs the probe until it succeeds, for `patience` in all. The probe is the load where there is no other.
@@ -162,6 +164,25 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Runs a command to its end, for `most` at most, and no longer than the server is there.
+fn run(
+    command: &str,
+    server: &Running,
+    (folder, most): (Option<&Path>, Duration),
+    look: &mut dyn FnMut() -> Duration,
+) -> Result<Ended, Error> {
+    let (mut shell, clock) = (shell(command, folder), Instant::now());
+    shell.stdin(Stdio::null());
+    let running = Running::start(&Root::host(), shell)?;
+    while !running.wait(Some(GLANCE), look)? {
+        let passed = clock.elapsed();
+        if server.is_gone() || passed > most {
+            return Err(Error::Endless(command.to_owned(), passed.as_secs()));
+        }
+    }
+    running.succeed(look)
 }
 
 /// `sh -c COMMAND` in that folder.

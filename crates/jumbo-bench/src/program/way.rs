@@ -6,9 +6,9 @@ use std::process::Command;
 
 use jumbo::units::Bytes;
 
-use super::{PLAIN, Peer};
+use super::PLAIN;
 use crate::Error;
-use crate::child::Launch;
+use crate::launch::{Launch, Peer};
 use crate::table::Missing;
 
 /// A way to start a program, by name.
@@ -162,7 +162,7 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::line;
+    use crate::launch::line;
 
     #[test]
     fn a_mode_is_a_name_or_what_is_typed() {

@@ -12,8 +12,7 @@ mod postgres;
 mod way;
 mod worker;
 
-pub(crate) use way::Way;
-pub(crate) use worker::touch;
+pub(crate) use worker::TOUCH;
 
 use std::cell::RefCell;
 
@@ -21,16 +20,17 @@ use jumbo::kernel::Root;
 use jumbo::knobs::{Knob, Value};
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
-use crate::child::ask;
-use crate::group::{Grid, Group};
-use crate::keeper::{Keeper, Kept, SIZE, sizes};
+use crate::figures::Figures;
+use crate::group::{self, Grid, Group, rows};
+use crate::keeper::{Host, Keeper, Kept, SIZE, Wanted, sizes};
+use crate::machine::cpus;
 use crate::memory::{footprint, room};
-use crate::pool::{Host, Wanted};
 use crate::stats::least;
-use crate::table::{Missing, Table};
-use crate::worker::{Figures, Task};
-use crate::{Error, Settings, group};
+use crate::table::Table;
+use crate::work::Worker;
+use crate::{Error, Settings};
 use postgres::{Buffers, Database};
+use way::Way;
 
 /// The least size: each of many threads touches whole huge pages.
 pub const MIN_SIZE: Bytes = Bytes(64 << 20);
@@ -78,8 +78,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         host: RefCell::new(None),
         ways: Vec::new(),
     };
-    bench.take(size, &mut table.missing)?;
-    bench.try_out(&mut table.missing)?;
+    bench.take(size, &mut table)?;
     let mut database = None;
     match quick {
         true => {
@@ -91,13 +90,12 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
             Err(error) => table.missing(POSTGRES, error.to_string()),
         },
     }
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut groups = vec![bench.touches(size, cpus, "")];
+    let mut groups = vec![bench.touches(size, cpus(), "")];
     if !quick {
         groups.push(bench.touches(size, MANY, "_32_threads"));
     }
     if bench.ways.contains(&Way::Disabled) {
-        groups.push(bench.off(size, cpus));
+        groups.push(bench.off(size, cpus()));
     }
     groups.extend(database.as_ref().map(|database| bench.queries(database)));
     let table = group::measure(settings, table, groups)?;
@@ -121,52 +119,36 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and lists the ways that could be had with them.
-    fn take(&mut self, size: Bytes, missing: &mut Vec<Missing>) -> Result<(), Error> {
-        let mut without = |what, why| missing.push(Missing { what, why });
-        self.ways = vec![Way::Disabled, Way::Collapse];
+    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and tries out the ways that could be had with them.
+    fn take(&mut self, size: Bytes, table: &mut Table) -> Result<(), Error> {
         let folio = |kib: u64| PageSize::new(kib << 10).ok();
-        self.ways.extend(folio(BLOCK_KIB).map(Way::User));
-        match Keeper::take(self.settings, Kept::Shmem) {
-            Ok(keeper) => {
-                self.controls = RefCell::new(Some(keeper));
-                let sizes = FOLIOS_KIB.into_iter().filter_map(folio);
-                let sizes = sizes.filter(|size| self.sizes.contains(size));
-                self.ways.extend(sizes.map(Way::Kernel));
-            }
-            Err(Error::Kernel(_, why)) => without("folio sizes by the kernel's controls", why),
-            Err(error) => return Err(error),
+        let mut ways = vec![Way::Disabled, Way::Collapse];
+        ways.extend(folio(BLOCK_KIB).map(Way::User));
+        let controls = Keeper::take(self.settings, Kept::Shmem);
+        let controls = table.found("folio sizes by the kernel's controls", controls)?;
+        if controls.is_some() {
+            let sizes = FOLIOS_KIB.into_iter().filter_map(folio);
+            let sizes = sizes.filter(|size| self.sizes.contains(size));
+            ways.extend(sizes.map(Way::Kernel));
         }
-        match Host::take(self.settings, pages_of(size)) {
-            Ok(host) => {
-                self.host = RefCell::new(Some(host));
-                self.ways.push(Way::Hugetlb);
-            }
-            Err(Error::Kernel(_, why)) => without("pages of the kernel's pool (hugetlb)", why),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Leaves out the ways that are not to be had.
-    fn try_out(&mut self, missing: &mut Vec<Missing>) -> Result<(), Error> {
-        for way in std::mem::take(&mut self.ways) {
-            match self.sample(way, MIN_SIZE, 1, false) {
-                Ok(_) => self.ways.push(way),
-                Err(error) if error.is_of_host() => missing.push(Missing {
-                    what: way.rung(),
-                    why: error.of_side(&way.to_string()).to_string(),
-                }),
-                Err(error) => return Err(error),
-            }
+        let host = Host::take(self.settings, pages_of(size));
+        let host = table.found("pages of the kernel's pool (hugetlb)", host)?;
+        ways.extend(host.as_ref().map(|_| Way::Hugetlb));
+        self.controls = RefCell::new(controls);
+        self.host = RefCell::new(host);
+        for way in ways {
+            let tried = self.sample(way, MIN_SIZE, 1, false);
+            let tried = tried.map_err(|error| error.of_side(&way.to_string()));
+            self.ways
+                .extend(table.found(way.rung(), tried)?.map(|_| way));
         }
         Ok(())
     }
 
     fn sample(&self, way: Way, size: Bytes, threads: usize, timed: bool) -> Result<Figures, Error> {
         self.provide(way.controls(&self.sizes), way.pages(size))?;
-        let task = Task::Shared(way, size, threads, timed);
-        ask(self.settings, &(way.launch(), task), &way.claims(size))
+        let worker = Worker::new(way.launch(), &TOUCH, &(way, size, threads, timed));
+        worker.sample(self.settings, &way.claims(size))
     }
 
     /// Sets the kernel's controls and its pool, where that is allowed.
@@ -195,24 +177,27 @@ impl<'a> Bench<'a> {
             side
         };
         let base = side(&mut group, Way::Base);
-        let (touch, unmap) = (format!("touch of {size}, {by}"), format!("unmap of {size}"));
-        group.against_itself((&format!("touch_aa{suffix}"), &touch, "touch_ms"), base);
-        group.against_itself((&format!("unmap_aa{suffix}"), &unmap, "unmap_ms"), base);
+        let name = |name: &str| format!("{name}{suffix}");
+        let (touch, unmap) = (
+            &format!("touch of {size}, {by}"),
+            &format!("unmap of {size}"),
+        );
+        rows! { group;
+            name("touch_aa") => touch, "touch_ms", base / base;
+            name("unmap_aa") => unmap, "unmap_ms", base / base;
+        }
         for &way in &self.ways {
             let side = side(&mut group, way);
-            if way == Way::Disabled {
-                continue;
+            let (key, published) = (way.key(), way.published());
+            if way != Way::Disabled {
+                rows! { group; name(&key) => touch, "touch_ms", base / side, published; }
             }
-            let key = way.key();
-            let name = format!("{key}{suffix}");
-            let row = group.ratio((&name, &touch, "touch_ms"), [base, side]);
-            row.published = way.published();
             if way == Way::Collapse {
-                let name = format!("unmap_{}{suffix}", key.trim_start_matches("collapse_"));
-                group.ratio((&name, &unmap, "unmap_ms"), [base, side]);
+                let key = key.replace("collapse", "unmap");
+                rows! { group; name(&key) => unmap, "unmap_ms", base / side; }
             }
         }
-        group.grid(Grid {
+        group.grid = Some(Grid {
             columns: &COLUMNS[..if timed { 7 } else { 5 }],
             lines,
             suffix,
@@ -227,10 +212,14 @@ impl<'a> Bench<'a> {
             let name = way.to_string();
             group.side(name, size, move || self.sample(way, size, threads, false))
         });
-        let what = format!("touch of {size}, sizes off");
-        group.against_itself(("disabled_aa", &what, "touch_ms"), plain);
-        let row = group.ratio(("disabled", &what, "touch_ms"), [plain, off]);
-        row.published = Way::Disabled.published();
+        let (what, published) = (
+            &format!("touch of {size}, sizes off"),
+            Way::Disabled.published(),
+        );
+        rows! { group;
+            "disabled_aa" => what, "touch_ms", plain / plain;
+            "disabled" => what, "touch_ms", plain / off, published;
+        }
         group
     }
 
@@ -246,16 +235,18 @@ impl<'a> Bench<'a> {
                 };
                 // As found by default: none allowed, and the PMD size as the top says.
                 self.provide(Way::Collapse.controls(&self.sizes), pages)?;
-                database.sample(buffers)
+                database.sample(self.settings, buffers)
             })
         };
         let (plain, jumbo) = (side(Buffers::Plain), side(Buffers::Jumbo));
         let own = self.host.borrow().is_some().then(|| side(Buffers::Own));
         let what = "pgbench -S, a query";
-        group.against_itself(("pgbench_aa", what, "query_us"), plain);
-        group.ratio(("pgbench", what, "query_us"), [plain, jumbo]);
+        rows! { group;
+            "pgbench_aa" => what, "query_us", plain / plain;
+            "pgbench" => what, "query_us", plain / jumbo;
+        }
         if let Some(own) = own {
-            group.ratio(("pgbench_vs_own", what, "query_us"), [own, jumbo]);
+            rows! { group; "pgbench_vs_own" => what, "query_us", own / jumbo; }
         }
         group
     }

@@ -15,12 +15,14 @@ use jumbo::kernel::Root;
 use jumbo::kernel::hugetlb::Pool;
 use jumbo::kernel::memory::Memory;
 use jumbo::units::{Bytes, Pages};
-use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child::{Launch, Talk, line};
 use crate::claim::{self, Claim};
+use crate::figures::{Figures, figures, with};
 use crate::keeper::kernel_pool;
-use crate::worker::{Figures, with};
+use crate::launch::Launch;
+use crate::memory::{LIBRARIES, libraries};
+use crate::program::{Running, Server};
+use crate::talk::Talk;
 use crate::{Error, Settings, on_disk};
 
 /// On which pages the buffers are to be.
@@ -52,8 +54,11 @@ const OF_SCALE: u64 = 15 << 20;
 const QUERIES: u64 = 100;
 const CLIENTS: u64 = 4;
 
-/// How long starting may take, and collapsing what the server touched: longer than between two looks of a process that has nothing
-/// to do.
+/// Brings all of the database into the server's buffers.
+const PREWARM: &str = "psql -X -v ON_ERROR_STOP=1 \
+    -c \"select pg_prewarm('pgbench_accounts'), pg_prewarm('pgbench_accounts_pkey')\"";
+
+/// How long collapsing what the server touched may take: longer than between two looks of a process that has nothing to do.
 const PATIENCE: Duration = Duration::from_secs(100);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -75,8 +80,8 @@ impl Buffers {
 
     fn claims(self, size: Bytes) -> Vec<Claim> {
         match self {
-            Self::Plain => vec![claim::shared_percent(0..=5)],
-            Self::Jumbo => vec![claim::shared_percent(90..=100)],
+            Self::Plain => vec![claim::within("shared_huge_percent", 0..=5)],
+            Self::Jumbo => vec![claim::within("shared_huge_percent", 90..=100)],
             Self::Own => claim::hugetlb(size),
         }
     }
@@ -100,17 +105,18 @@ impl Database {
             _broom: broom,
         };
         // It may be where that user may not look.
-        run(database.as_user(Command::new(&database.jumbo).arg("--version")))?;
-        let options = ["--pgdata=data", "--auth=trust", "--no-sync", "--locale=C"];
-        database.client("initdb", &options)?;
-        let mut server = database.start(Buffers::Plain)?;
-        let scale = format!("--scale={}", size.0 / 4 * 3 / OF_SCALE + 1);
-        database.client(
-            "pgbench",
-            &["--initialize", "--quiet", "--unlogged-tables", &scale],
-        )?;
-        database.query("create extension pg_prewarm")?;
+        database.run(Command::new(&database.jumbo).arg("--version"))?;
+        let options = "--pgdata=data --auth=trust --no-sync --locale=C --username=postgres";
+        let initdb = database.bin.join("initdb");
+        database.run(Command::new(initdb).args(options.split(' ')))?;
+        let scale = size.0 / 4 * 3 / OF_SCALE + 1;
+        let fill = format!(
+            "pgbench --initialize --quiet --unlogged-tables --scale={scale} && \
+             psql -X -v ON_ERROR_STOP=1 -c 'create extension pg_prewarm'"
+        );
+        let server = database.start(settings, Buffers::Plain, &fill)?;
         server.stop()?;
+        server.reap()?;
         Ok(database)
     }
 
@@ -120,19 +126,17 @@ impl Database {
     }
 
     /// A server, and what a query takes it with all of the database in its buffers.
-    pub(super) fn sample(&self, buffers: Buffers) -> Result<Figures, Error> {
+    pub(super) fn sample(&self, settings: &Settings, buffers: Buffers) -> Result<Figures, Error> {
         let root = Root::host();
         let before = Shared::read(&root)?;
-        let mut server = self.start(buffers)?;
-        self.query("select pg_prewarm('pgbench_accounts'), pg_prewarm('pgbench_accounts_pkey')")?;
+        let server = self.start(settings, buffers, PREWARM)?;
         let claims = buffers.claims(self.size);
         let clock = Instant::now();
         let figures = loop {
-            let figures = Shared::read(&root)?.since(&before);
-            let figures = with(figures, [("preload_libraries", server.libraries(&root)?)]);
+            let libraries = [(LIBRARIES, libraries(&root, server.pid())?)];
+            let figures = with(Shared::read(&root)?.since(&before), libraries);
             // What is touched is collapsed a moment later.
-            let checked = claim::check(&claims, &buffers.launch(), &figures);
-            match checked {
+            match claim::check(&claims, &buffers.launch(), &figures) {
                 Ok(()) => break figures,
                 Err(error) if buffers != Buffers::Jumbo || clock.elapsed() > PATIENCE => {
                     return Err(error);
@@ -140,70 +144,59 @@ impl Database {
                 Err(_) => std::thread::sleep(PAUSE),
             }
         };
-        let queries = (self.size.0 >> 20) * QUERIES;
-        let clients = format!("--client={CLIENTS}");
-        let each = format!("--transactions={}", queries / CLIENTS);
-        let jobs = "--jobs=2";
-        let query = [
-            "--select-only",
-            "--protocol=prepared",
-            "--no-vacuum",
-            jobs,
-            &clients,
-            &each,
-        ];
-        let said = self.client("pgbench", &query)?;
+        let each = (self.size.0 >> 20) * QUERIES / CLIENTS;
+        let load = self.client(&format!(
+            "pgbench --select-only --protocol=prepared --no-vacuum --jobs=2 --client={CLIENTS} \
+             --transactions={each}"
+        ));
+        let (_, served) = Server::default().loaded(&load, &server, Some(&self.folder))?;
         server.stop()?;
-        let rate = said.lines().find_map(|line| {
-            let number = line.strip_prefix("tps = ")?.split_whitespace().next()?;
-            number.parse::<f64>().ok()
-        });
-        let rate = rate.ok_or_else(|| Error::Corrupt(format!("pgbench names no rate: {said}")))?;
+        server.reap()?;
+        let rate = served.and_then(|served| served.throughput);
+        let rate = rate.ok_or_else(|| Error::Corrupt("pgbench names no rate".to_owned()))?;
         Ok(with(figures, [("query_us", 1e6 / rate)]))
     }
 
-    /// A server that answers.
-    fn start(&self, buffers: Buffers) -> Result<Server, Error> {
+    /// A server that answers, and is filled by a script.
+    fn start(&self, settings: &Settings, buffers: Buffers, fill: &str) -> Result<Running, Error> {
+        let program = self.bin.join("postgres");
+        let mut command = buffers.launch().command(&self.jumbo, program.as_os_str());
         let own = if buffers == Buffers::Own { "on" } else { "off" };
-        let launched = buffers.launch();
-        let mut command = launched.command(&self.jumbo, self.bin.join("postgres").as_os_str());
-        command.args([
-            "-D",
-            "data",
-            "-c",
+        let size = format!("shared_buffers={}kB", self.size.0 >> 10);
+        command.args(["-D", "data", "-k"]).arg(&self.folder);
+        for set in [
             "listen_addresses=",
-            "-c",
             "fsync=off",
-            "-k",
-        ]);
-        command
-            .arg(&self.folder)
-            .args(["-c", "autovacuum=off", "-c", "jit=off"]);
-        command.arg("-c").arg(format!("huge_pages={own}"));
-        command
-            .arg("-c")
-            .arg(format!("shared_buffers={}kB", self.size.0 >> 10));
-        let mut server = Server(Talk::start(self.as_user(&command), Stdio::piped())?);
-        let clock = Instant::now();
-        while self.client("pg_isready", &["--quiet"]).is_err() {
-            if let Some(status) = server.0.child.try_wait()? {
-                return Err(server.0.failed(status));
-            }
-            if clock.elapsed() > PATIENCE {
-                return Err(Error::claim("server does not answer", claim::QUIET));
-            }
-            std::thread::sleep(PAUSE);
+            "autovacuum=off",
+            "jit=off",
+            &size,
+        ] {
+            command.args(["-c", set]);
         }
-        Ok(server)
+        command.args(["-c", &format!("huge_pages={own}")]);
+        let server = Running::start(&Root::host(), self.as_user(&command))?;
+        let serves = Server {
+            ready: Some(self.client("pg_isready --quiet")),
+            setup: Some(self.client(fill)),
+            ..Server::default()
+        };
+        match serves.prepare(settings, &server, Some(&self.folder), &mut || PAUSE) {
+            Ok(()) => Ok(server),
+            Err(error) => Err(server.blame(error)),
+        }
     }
 
-    fn query(&self, sql: &str) -> Result<String, Error> {
-        self.client("psql", &["-X", "-v", "ON_ERROR_STOP=1", "-c", sql])
+    /// A script in which PostgreSQL's commands talk to the server of the folder in which it runs.
+    fn client(&self, script: &str) -> String {
+        let bin = self.bin.display();
+        let server = "PGHOST=\"$PWD\" PGUSER=postgres PGDATABASE=postgres";
+        format!("export {server} PATH=\"{bin}:$PATH\"; {script}")
     }
 
-    /// Runs one of PostgreSQL's commands, and returns what it printed.
-    fn client(&self, name: &str, arguments: &[&str]) -> Result<String, Error> {
-        run(self.as_user(Command::new(self.bin.join(name)).args(arguments)))
+    /// Runs a command to its end.
+    fn run(&self, command: &Command) -> Result<(), Error> {
+        let running = Running::start(&Root::host(), self.as_user(command))?;
+        running.succeed(&mut || PAUSE).map(drop)
     }
 
     /// The same command in the folder, as the user who may, and ended with this process.
@@ -213,68 +206,14 @@ impl Database {
         if let Some(user) = self.user {
             whole.args(["--reuid", user, "--regid", user, "--init-groups"]);
         }
-        whole
-            .arg("--")
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => whole.env(name, value),
-                None => whole.env_remove(name),
-            };
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        whole.arg("--").args(words).stdin(Stdio::null());
+        // No side sets a variable.
+        for (name, _) in command.get_envs() {
+            whole.env_remove(name);
         }
+        whole.current_dir(&self.folder);
         whole
-            .current_dir(&self.folder)
-            .env("PGHOST", &self.folder)
-            .env("PGDATABASE", "postgres");
-        whole
-    }
-}
-
-/// Runs a command to its end, and returns what it printed.
-fn run(mut command: Command) -> Result<String, Error> {
-    let ended = command.stdin(Stdio::null()).output();
-    let line = line(&command);
-    let ended = ended.map_err(|error| Error::Start(line.clone(), error))?;
-    if !ended.status.success() {
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let last = said.lines().last().unwrap_or("no message").to_owned();
-        return Err(Error::Failed(line, ended.status, last));
-    }
-    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
-}
-
-/// A server that runs. It is stopped when this is dropped.
-struct Server(Talk);
-
-impl Server {
-    /// Has it end, without waiting for those who are connected.
-    fn signal(&self) {
-        if let Some(pid) = i32::try_from(self.0.child.id())
-            .ok()
-            .and_then(Pid::from_raw)
-        {
-            let _ = kill_process(pid, Signal::INT);
-        }
-    }
-
-    fn stop(&mut self) -> Result<(), Error> {
-        self.signal();
-        self.0.end()
-    }
-
-    fn libraries(&self, root: &Root) -> Result<f64, Error> {
-        let maps = root.read(format!("proc/{}/maps", self.0.child.id()))?;
-        Ok(f64::from(u8::from(maps.contains("libjumbo_preload"))))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that was waited for has no process ID any more.
-        if let Ok(None) = self.0.child.try_wait() {
-            self.signal();
-        }
     }
 }
 
@@ -300,11 +239,8 @@ impl Shared {
         let taken = |pool: &Pool| Pages(pool.used().0 + pool.reserved.0).bytes(pool.size).0;
         let [now, then] = [&self.pool, &before.pool].map(|pool| pool.as_ref().map_or(0, taken));
         let huge = more(|memory| memory.shmem_huge) / more(|memory| memory.shmem).max(1.0) * 100.0;
-        let figures = [
-            ("shared_huge_percent", huge),
-            ("hugetlb_bytes", now.saturating_sub(then) as f64),
-        ];
-        with(Figures::new(), figures)
+        let hugetlb = now.saturating_sub(then) as f64;
+        figures([("shared_huge_percent", huge), ("hugetlb_bytes", hugetlb)])
     }
 }
 

@@ -6,10 +6,9 @@ use jumbo::knobs::{Knob, Value};
 use jumbo::units::{Bytes, PageSize};
 use serde::{Deserialize, Serialize};
 
-use crate::child::Launch;
-use crate::claim::{self, Claim};
-use crate::keeper::{SIZE, control};
-use crate::pool::Wanted;
+use crate::claim::{self, Claim, MOST, most_of, within};
+use crate::keeper::{SIZE, Wanted, control};
+use crate::launch::Launch;
 
 /// How shared memory comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,22 +118,23 @@ impl Way {
     /// Of a program that touched all of `size`.
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         // A touch of a block is one page fault, whatever it brings in; others of the process beside.
-        let faults = claim::faults(FAULTS, size, self.block());
-        let small = claim::at_most(LARGE, size.0 / 100);
+        let blocks = size.0 / self.block().bytes();
+        let faults = within(FAULTS, blocks / 100 * MOST..=blocks / 4 * 5 + 2000);
+        let small = within(LARGE, 0..=size.0 / 100);
         match self {
             Self::Base | Self::Plain | Self::Disabled => {
                 let mut claims = claim::base(size);
                 claims.extend([faults, small]);
                 claims
             }
-            Self::Kernel(_) => vec![claim::sized(SIZED, size), faults],
+            Self::Kernel(_) => vec![most_of(SIZED, size), faults],
             Self::Collapse => claim::huge(size),
             Self::User(block) => {
-                let base_pages = block.bytes() / PageSize::SIZE_4K.bytes();
+                let times = block.bytes() / PageSize::SIZE_4K.bytes();
                 // The touches of one block wait for each other, and count as page faults or not.
-                let few = claim::at_most(FAULTS, size.0 / block.bytes() * 2 + 2000);
-                let whole = claim::times(BLOAT, base_pages);
-                vec![claim::resident(size), few, small, whole]
+                let few = within(FAULTS, 0..=blocks * 2 + 2000);
+                let whole = within(BLOAT, times * 9 / 10..=times * 11 / 10);
+                vec![most_of("resident_bytes", size), few, small, whole]
             }
             Self::Hugetlb => claim::hugetlb(size),
         }
@@ -158,7 +158,7 @@ impl fmt::Display for Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::{Figures, with};
+    use crate::figures::{figures, with};
 
     const SIZE_64K: PageSize = match PageSize::new(64 << 10) {
         Ok(size) => size,
@@ -189,8 +189,7 @@ mod tests {
         WAYS.map(|way| {
             let launch = way.launch();
             let library = f64::from(u8::from(matches!(launch, Launch::Jumbo(_))));
-            let figures = with(Figures::new(), found);
-            let figures = with(figures, [("preload_libraries", library)]);
+            let figures = with(figures(found), [("preload_libraries", library)]);
             claim::check(&way.claims(Bytes(1 << 30)), &launch, &figures).is_ok()
         })
     }

@@ -1,6 +1,6 @@
 //! The program that is measured: it maps shared memory, touches it by several threads, and unmaps it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jumbo::kernel::thp::Thp;
 use jumbo::kernel::{Root, task};
@@ -9,9 +9,11 @@ use jumbo_inside::sys::collapse;
 
 use super::way::{BLOAT, FAULTS, LARGE, SIZED, Way};
 use crate::Error;
+use crate::figures::{Figures, figures, ms, with};
 use crate::keeper::SIZE;
 use crate::memory::{Mapping, base_pages_only, had_in, own_times};
-use crate::worker::{Figures, ms, with};
+use crate::stats::quantile;
+use crate::work::{Work, on_threads};
 
 /// Of so much memory, at most, touches are timed one by one.
 const TIMED: Bytes = Bytes(256 << 20);
@@ -20,9 +22,11 @@ const SPARSE: Bytes = Bytes(64 << 20);
 /// ... of these.
 const STEP: usize = 1 << 20;
 
-/// What so many touches take, by so many threads, what memory came by them, and how much more than was touched is resident where
-/// touches are far apart. Where that is set, what the slowest of a hundred first touches takes.
-pub(crate) fn touch(way: Way, size: Bytes, threads: usize, timed: bool) -> Result<Figures, Error> {
+/// So many bytes of shared memory, touched by so many threads: the time, the memory that came, and how much more than was
+/// touched is resident where touches are far apart. Where that is set, the slowest of a hundred first touches as well.
+pub(crate) const TOUCH: Work<(Way, Bytes, usize, bool)> = Work::new("touch", touch);
+
+fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figures, Error> {
     let root = Root::host();
     if way == Way::Base {
         base_pages_only()?;
@@ -83,7 +87,7 @@ fn map(way: Way, size: Bytes) -> Result<Mapping, Error> {
 fn touch_all(memory: &mut [u8], way: Way, threads: usize) -> Result<(), Error> {
     let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
-    let work = |part: &mut [u8]| {
+    let work = |part: &mut [u8]| -> Result<(), Error> {
         for block in part.chunks_mut(huge).filter(|_| way == Way::Collapse) {
             block[0] = 1;
             collapse(block.as_ptr().addr(), block.len())?;
@@ -93,30 +97,21 @@ fn touch_all(memory: &mut [u8], way: Way, threads: usize) -> Result<(), Error> {
         }
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let parts = memory.chunks_mut(part);
-        let threads: Vec<_> = parts.map(|part| scope.spawn(|| work(part))).collect();
-        threads.into_iter().try_for_each(|thread| {
-            let died = || Err(Error::Corrupt("a thread died".to_owned()));
-            thread.join().unwrap_or_else(|_| died())
-        })
-    })
+    on_threads(memory.chunks_mut(part), work)
 }
 
-/// What of a hundred first touches of a block the slowest takes, in microseconds.
+/// The slowest of a hundred first touches of a block, in microseconds.
 fn slowest(way: Way, size: Bytes) -> Result<f64, Error> {
     let mut memory = map(way, size)?;
     let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
     let time = |block: &mut [u8]| {
         let clock = Instant::now();
         block[0] = 1;
-        clock.elapsed()
+        ms(clock.elapsed()) * 1e3
     };
-    let mut times: Vec<Duration> = memory.bytes().chunks_mut(block).map(time).collect();
+    let times: Vec<_> = memory.bytes().chunks_mut(block).map(time).collect();
     memory.unmap()?;
-    times.sort_unstable();
-    let at = (times.len() * 99).div_ceil(100).saturating_sub(1);
-    Ok(ms(times.get(at).copied().unwrap_or_default()) * 1e3)
+    Ok(quantile(&times, 99))
 }
 
 /// How many times as much as was touched is resident, where one byte is touched in each [`STEP`].
@@ -153,10 +148,7 @@ impl Folios {
             .collect();
         let all: u64 = more.iter().map(|(_, bytes)| bytes).sum();
         let own = more.iter().find(|(size, _)| *size == sized);
-        let figures = [
-            (LARGE, all as f64),
-            (SIZED, own.map_or(0, |own| own.1) as f64),
-        ];
-        with(Figures::new(), figures)
+        let own = own.map_or(0, |own| own.1);
+        figures([(LARGE, all as f64), (SIZED, own as f64)])
     }
 }

@@ -21,19 +21,20 @@ mod rung;
 )]
 mod worker;
 
-pub(crate) use worker::{Text, text};
+pub(crate) use worker::TEXT;
 
 use jumbo::kernel::Root;
 use jumbo::units::Bytes;
 
-use crate::group::Group;
+use crate::group::{self, Group, rows};
 use crate::memory::room;
-use crate::table::{Missing, Table};
-use crate::{Error, Settings, group};
+use crate::table::Table;
+use crate::{Error, Settings};
 use counters::Counters;
 use process::{Bench, PROCESSES, PSS, of_rung};
 use program::{Cached, Program};
 use rung::Rung;
+use worker::Text;
 
 /// The least size: with less than what is called at random the processor's own caches of addresses hold half of it.
 pub const MIN_SIZE: Bytes = TOUCHED;
@@ -72,14 +73,11 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
         rungs: Vec::new(),
     };
     for rung in Rung::HUGE {
-        match bench.try_out(rung) {
-            Ok(()) => bench.rungs.push(rung),
-            Err(error) if error.is_of_host() => table.missing.push(Missing {
-                what: rung.name(),
-                why: error.of_side(rung.name()).to_string(),
-            }),
-            Err(error) => return Err(error),
-        }
+        let tried = bench.try_out(rung);
+        let tried = tried.map_err(|error| error.of_side(rung.name));
+        bench
+            .rungs
+            .extend(table.found(rung.name, tried)?.map(|()| rung));
     }
     let obstacle = Counters::obstacle();
     let counted = obstacle.is_none();
@@ -116,13 +114,11 @@ impl<'a> Bench<'a> {
             ..rung.work(program, touched, calls)
         };
         let name = match cached {
-            Cached::Dropped => format!("{}, not cached", rung.name()),
-            _ => rung.name().to_owned(),
+            Cached::Dropped => format!("{}, not cached", rung.name),
+            _ => rung.name.to_owned(),
         };
-        let own = match rung {
-            Rung::Base | Rung::Found | Rung::File => Bytes(0),
-            Rung::Shared | Rung::Private => program.size,
-        };
+        let is_copied = [Rung::SHARED, Rung::PRIVATE].contains(&rung);
+        let own = if is_copied { program.size } else { Bytes(0) };
         group.side(name, own, move || {
             program.cache(cached)?;
             self.run(program, rung, what)
@@ -133,28 +129,25 @@ impl<'a> Bench<'a> {
     fn faults(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "faults");
         let what = (self.whole[0].size, 0, false);
-        let cold = self.side(&mut group, (Rung::Base, Cached::Dropped), what);
-        let base = self.side(&mut group, (Rung::Base, Cached::Base), what);
-        let found = self.side(&mut group, (Rung::Found, Cached::AsRead), what);
+        let cold = self.side(&mut group, (Rung::BASE, Cached::Dropped), what);
+        let base = self.side(&mut group, (Rung::BASE, Cached::Base), what);
+        let found = self.side(&mut group, (Rung::FOUND, Cached::AsRead), what);
         let measure = "faults, all text touched";
-        group.against_itself(("faults_aa", measure, "touch_faults"), cold);
+        rows! { group; "faults_aa" => measure, "touch_faults", cold / cold; }
         for &rung in &self.rungs {
-            let side = self.side(&mut group, (rung, rung.cached()), what);
-            let name = format!("faults{}", rung.suffix());
+            let side = self.side(&mut group, (rung, rung.cached), what);
+            let name = |of: &str| format!("faults{}{of}", rung.suffix);
+            let published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::FILE);
             // The move to a copy has touched all of it before.
-            if rung != Rung::Private {
-                let row = group.ratio((&name, measure, "touch_faults"), [cold, side]);
-                row.published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::File);
-                for (suffix, beside) in [("cached", base), ("as_found", found)] {
-                    let name = format!("{name}_{suffix}");
-                    group.ratio((&name, measure, "touch_faults"), [beside, side]);
+            if rung != Rung::PRIVATE {
+                rows! { group;
+                    name("") => measure, "touch_faults", cold / side, published;
+                    name("_cached") => measure, "touch_faults", base / side;
+                    name("_as_found") => measure, "touch_faults", found / side;
                 }
             }
             let whole = "faults, start and move included";
-            group.ratio(
-                (&format!("{name}_with_start"), whole, "faults"),
-                [cold, side],
-            );
+            rows! { group; name("_with_start") => whole, "faults", cold / side; }
         }
         group
     }
@@ -167,25 +160,22 @@ impl<'a> Bench<'a> {
         };
         let mut group = Group::new(self.settings, key);
         let what = (TOUCHED, calls, any);
-        let base = self.side(&mut group, (Rung::Base, Cached::Base), what);
-        let measure = format!("calls in {TOUCHED}, {which}");
-        group.against_itself((&format!("{key}_aa"), &measure, "calls_ms"), base);
+        let base = self.side(&mut group, (Rung::BASE, Cached::Base), what);
+        let measure = &format!("calls in {TOUCHED}, {which}");
+        rows! { group; format!("{key}_aa") => measure, "calls_ms", base / base; }
         for &rung in &self.rungs {
-            let side = self.side(&mut group, (rung, rung.cached()), what);
-            let name = format!("{key}{}", rung.suffix());
-            let row = group.ratio((&name, &measure, "calls_ms"), [base, side]);
-            row.published = Some(PUBLISHED_TIME).filter(|_| name == "time");
+            let side = self.side(&mut group, (rung, rung.cached), what);
+            let name = format!("{key}{}", rung.suffix);
+            let published = Some(PUBLISHED_TIME).filter(|_| name == "time");
+            rows! { group; &name => measure, "calls_ms", base / side, published; }
             if !any {
                 let whole = "the same, start and move included";
-                group.ratio(
-                    (&format!("{name}_with_setup"), whole, "whole_ms"),
-                    [base, side],
-                );
+                rows! { group; format!("{name}_with_setup") => whole, "whole_ms", base / side; }
             }
             if counted && name == "time" {
                 for figure in Counters::NAMES {
                     group.value(figure, figure, side);
-                    group.value(&format!("{figure}_base"), figure, base);
+                    group.value(format!("{figure}_base"), figure, base);
                 }
             }
         }
@@ -196,13 +186,13 @@ impl<'a> Bench<'a> {
     fn cold_starts(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "cold start");
         let what = (TOUCHED, 0, false);
-        let base = self.side(&mut group, (Rung::Found, Cached::Dropped), what);
-        let measure = format!("start to end, {TOUCHED} from disk");
-        group.against_itself(("cold_start_aa", &measure, "whole_ms"), base);
+        let base = self.side(&mut group, (Rung::FOUND, Cached::Dropped), what);
+        let measure = &format!("start to end, {TOUCHED} from disk");
+        rows! { group; "cold_start_aa" => measure, "whole_ms", base / base; }
         group.value("cold_start_plain_ms", "whole_ms", base);
-        if self.rungs.contains(&Rung::File) {
-            let advised = self.side(&mut group, (Rung::File, Cached::Dropped), what);
-            group.ratio(("cold_start", &measure, "whole_ms"), [base, advised]);
+        if self.rungs.contains(&Rung::FILE) {
+            let advised = self.side(&mut group, (Rung::FILE, Cached::Dropped), what);
+            rows! { group; "cold_start" => measure, "whole_ms", base / advised; }
             group.value("cold_start_ms", "whole_ms", advised);
         }
         group
@@ -211,34 +201,32 @@ impl<'a> Bench<'a> {
     /// What a move of the text takes, for each 100 MiB, by the report.
     fn setups(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "set-up");
-        let program = of_rung(&self.whole, Rung::Shared);
+        let program = of_rung(&self.whole, Rung::SHARED);
         let mut side = |rung: Rung, name: &str, beside: bool| {
             group.side(name, program.size, move || {
-                program.cache(rung.cached())?;
+                program.cache(rung.cached)?;
                 self.setup(program, rung, beside)
             })
         };
         let measure = "set-up of 100 MiB";
         let mut sides = Vec::new();
         for (rung, beside, name, key) in [
-            (Rung::Private, false, "private copy", "setup_private"),
-            (Rung::Shared, false, "shared image, made", "setup"),
-            (Rung::Shared, true, "shared image, found", "setup_found"),
+            (Rung::PRIVATE, false, "private copy", "setup_private"),
+            (Rung::SHARED, false, "shared image, made", "setup"),
+            (Rung::SHARED, true, "shared image, found", "setup_found"),
         ] {
             if self.rungs.contains(&rung) {
                 sides.push((side(rung, name, beside), key));
             }
         }
         for &(side, key) in &sides {
-            group.value(&format!("{key}_ms_per_100mib"), "setup_ms", side);
+            group.value(format!("{key}_ms_per_100mib"), "setup_ms", side);
         }
         if let [(private, _), (made, _), (found, _)] = sides[..] {
-            group.against_itself(("setup_aa", measure, "setup_ms"), private);
-            for (name, side) in [
-                ("setup_made_vs_private", made),
-                ("setup_found_vs_private", found),
-            ] {
-                group.ratio((name, measure, "setup_ms"), [private, side]);
+            rows! { group;
+                "setup_aa" => measure, "setup_ms", private / private;
+                "setup_made_vs_private" => measure, "setup_ms", private / made;
+                "setup_found_vs_private" => measure, "setup_ms", private / found;
             }
         }
         group
@@ -251,34 +239,34 @@ impl<'a> Bench<'a> {
             let program = of_rung(&self.part, rung);
             let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
             let own = match rung {
-                Rung::Private => Bytes(program.size.0 * most),
+                Rung::PRIVATE => Bytes(program.size.0 * most),
                 _ => program.size,
             };
-            group.side(rung.name(), own, move || {
-                program.cache(rung.cached())?;
+            group.side(rung.name, own, move || {
+                program.cache(rung.cached)?;
                 self.resident(program, rung)
             })
         };
-        let base = side(Rung::Base);
+        let base = side(Rung::BASE);
         let sides: Vec<_> = self.rungs.iter().map(|&rung| (rung, side(rung))).collect();
         let of = |rung| sides.iter().find(|side| side.0 == rung).map(|side| side.1);
         for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
-            let measure = format!("text of {processes} x {}", self.part[0].size);
-            let name = format!("memory_{processes}");
-            if let (Some(private), Some(shared)) = (of(Rung::Private), of(Rung::Shared)) {
-                group.ratio((&name, &measure, figure), [private, shared]);
+            let measure = &format!("text of {processes} x {}", self.part[0].size);
+            let name = |of: &str| format!("memory_{processes}{of}");
+            if let (Some(private), Some(shared)) = (of(Rung::PRIVATE), of(Rung::SHARED)) {
+                rows! { group; name("") => measure, figure, private / shared; }
             }
             for &(rung, side) in &sides {
-                let huge = if rung == Rung::File {
+                let huge = if rung == Rung::FILE {
                     "_file"
                 } else {
-                    rung.suffix()
+                    rung.suffix
                 };
-                let name = format!("{name}{huge}_vs_base");
-                group.ratio((&name, &measure, figure), [base, side]);
+                let name = name(&format!("{huge}_vs_base"));
+                rows! { group; name => measure, figure, base / side; }
             }
         }
-        group.against_itself(("memory_16_aa", "text of 16 processes", PSS[2]), base);
+        rows! { group; "memory_16_aa" => "text of 16 processes", PSS[2], base / base; }
         group
     }
 }

@@ -1,7 +1,6 @@
 //! Processes of the program with much text: `Bench`.
 
 use std::io::Read as _;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use jumbo::kernel::Root;
@@ -10,10 +9,12 @@ use serde_json::Value;
 
 use super::program::Program;
 use super::rung::Rung;
-use super::worker::{Text, is_text};
-use crate::child::{Launch, Talk, worker_in};
-use crate::claim::{self, DRY_RUN};
-use crate::worker::{Figures, Task, ms, with};
+use super::worker::{TEXT, Text, is_text};
+use crate::claim::DRY_RUN;
+use crate::figures::{Figures, ms, with};
+use crate::launch::Launch;
+use crate::talk::Talk;
+use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// So many processes at once have their memory measured...
@@ -32,32 +33,22 @@ pub(super) struct Bench<'a> {
 
 /// That of two programs which a rung runs.
 pub(super) fn of_rung([base, primed]: &[Program; 2], rung: Rung) -> &Program {
-    if rung == Rung::File { primed } else { base }
+    if rung == Rung::FILE { primed } else { base }
 }
 
 impl Bench<'_> {
     /// A process of a program: what it says of itself, and how long it took from its start to its end.
     pub(super) fn run(&self, program: &Program, rung: Rung, what: Text) -> Result<Figures, Error> {
-        let launch = rung.launch();
-        let command = self.command(program, &launch, what);
         let clock = Instant::now();
-        let mut talk = Talk::start(command, Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        talk.end()?;
-        let whole = ms(clock.elapsed());
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
-        Ok(with(figures, [("whole_ms", whole)]))
-    }
-
-    fn command(&self, program: &Program, launch: &Launch, what: Text) -> Command {
-        let path = program.path();
-        worker_in(path.as_os_str(), launch, self.settings, &Task::Text(what))
+        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
+        let figures = worker.sample(self.settings, &rung.claims(what.touched))?;
+        Ok(with(figures, [("whole_ms", ms(clock.elapsed()))]))
     }
 
     /// Whether this host has that rung.
     pub(super) fn try_out(&self, rung: Rung) -> Result<(), Error> {
         let program = of_rung(&self.part, rung);
-        program.cache(rung.cached())?;
+        program.cache(rung.cached)?;
         let what = rung.work(program, program.size, 0);
         self.run(program, rung, what).map(drop)
     }
@@ -75,9 +66,8 @@ impl Bench<'_> {
         };
         let launch = Launch::Jumbo(format!("--report=json {options}"));
         let what = rung.work(program, program.size, 0);
-        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
+        let worker = Worker::new(launch, &TEXT, &what).of(program.path());
+        let (mut talk, figures) = worker.begin(self.settings, &rung.claims(what.touched))?;
         let mut report = Vec::new();
         if let Some(stderr) = &mut talk.child.stderr {
             stderr.read_to_end(&mut report)?;
@@ -90,7 +80,7 @@ impl Bench<'_> {
                 .as_f64()
                 .unwrap_or_default()
         };
-        if (moved("images_made") > 0.0) != (rung == Rung::Shared && !beside) {
+        if (moved("images_made") > 0.0) != (rung == Rung::SHARED && !beside) {
             let found = "an image was made where there was one, or none";
             return Err(Error::claim(found, DRY_RUN));
         }
@@ -101,14 +91,12 @@ impl Bench<'_> {
 
     /// A process that has touched its text and stays.
     fn stay(&self, program: &Program, rung: Rung) -> Result<Talk, Error> {
-        let launch = rung.launch();
         let what = Text {
             stays: true,
             ..rung.work(program, program.size, 0)
         };
-        let mut talk = Talk::start(self.command(program, &launch, what), Stdio::piped())?;
-        let figures: Figures = talk.hear()?;
-        claim::check(&rung.claims(what.touched), &launch, &figures)?;
+        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
+        let (talk, _) = worker.begin(self.settings, &rung.claims(what.touched))?;
         Ok(talk)
     }
 

@@ -5,16 +5,18 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
+use std::iter;
 use std::process::Stdio;
 use std::time::Instant;
 
 use jumbo::units::Bytes;
 
-use crate::child::{Launch, Talk};
-use crate::group::Group;
+use crate::figures::{Figures, figures, ms};
+use crate::group::{Group, rows};
+use crate::launch::{Launch, on_path};
 use crate::stats::{least, median};
-use crate::table::{Missing, Table};
-use crate::worker::{Figures, ms, with};
+use crate::table::Table;
+use crate::talk::Talk;
 use crate::{Error, Settings};
 
 /// Work for a program that a host may have.
@@ -30,43 +32,12 @@ const LONG: [Work; 2] = [
     Work {
         program: "node",
         arguments: &["-"],
-        input: "
-            const words = [];
-            for (let i = 0; i < 20000; i++) words.push((i * 2654435761 % 4294967296).toString(36));
-            let found = 0;
-            for (let round = 0; round < 8; round++) {
-                const text = JSON.stringify(words.map((word, i) => ({ word, i, list: [word, round] })));
-                const parsed = JSON.parse(text);
-                parsed.sort((a, b) => a.word < b.word ? -1 : 1);
-                found += text.replace(/[a-f]+([0-9])/g, '$1-').split('-').length;
-                const groups = new Map();
-                for (const { word, i } of parsed) groups.set(word.slice(0, 2), (groups.get(word.slice(0, 2)) || 0) + i);
-                found += groups.size + new Function('x', 'return x + ' + round)(1);
-            }
-            if (found < 1000) process.exit(1);
-        ",
+        input: include_str!("work/words.js"),
     },
     Work {
         program: "g++",
         arguments: &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
-        input: "
-            #include <algorithm>
-            #include <array>
-            #include <map>
-            #include <string>
-            #include <vector>
-            template <int N> int all() {
-                std::map<std::array<int, N>, std::string> names;
-                std::vector<std::array<char, N>> keys(N);
-                std::sort(keys.begin(), keys.end());
-                std::stable_sort(keys.begin(), keys.end(), std::greater<>());
-                for (auto &key : keys) names[{key[0]}] += std::to_string(key[0]);
-                int rest = 0;
-                if constexpr (N > 1) rest = all<N - 1>();
-                return rest + names.size();
-            }
-            int main() { return all<2>(); }
-        ",
+        input: include_str!("work/maps.cpp"),
     },
 ];
 
@@ -108,15 +79,15 @@ pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table)
         ("real", &LONG, (RUNS, least)),
     ];
     for (kind, all, laps) in kinds.into_iter().take(if quick { 1 } else { 2 }) {
-        let here: Vec<_> = all.iter().filter(|work| work.is_here()).collect();
+        let here: Vec<_> = all
+            .iter()
+            .filter(|work| on_path(work.program, iter::empty()).is_some())
+            .collect();
         for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
             groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
         }
         if here.is_empty() {
-            table.missing.push(Missing {
-                what: "real programs",
-                why: "neither `node` nor `g++` is installed".to_owned(),
-            });
+            table.missing("real programs", "neither `node` nor `g++` is installed");
         }
     }
     groups
@@ -136,25 +107,18 @@ fn group<'a>(
     let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
     let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
-    let measure = format!("{} {}", work.program, work.arguments.join(" "));
+    let measure = &format!("{} {}", work.program, work.arguments.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");
-    group.against_itself((&row("_aa"), &measure, "work_ms"), plain);
-    for (suffix, sides) in [
-        ("", [off, auto]),
-        ("_vs_plain", [plain, auto]),
-        ("_jumbo_run", [plain, jumbo]),
-    ] {
-        group.ratio((&row(suffix), &measure, "work_ms"), sides);
+    rows! { group;
+        row("_aa") => measure, "work_ms", plain / plain;
+        row("") => measure, "work_ms", off / auto;
+        row("_vs_plain") => measure, "work_ms", plain / auto;
+        row("_jumbo_run") => measure, "work_ms", plain / jumbo;
     }
     group
 }
 
 impl Work {
-    fn is_here(&self) -> bool {
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&paths).any(|folder| folder.join(self.program).is_file())
-    }
-
     fn run(&self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
         let mut command = launch.command(&settings.jumbo, OsStr::new(self.program));
         command.args(self.arguments);
@@ -164,6 +128,6 @@ impl Work {
             input.write_all(self.input.as_bytes())?;
         }
         talk.end()?;
-        Ok(with(Figures::new(), [("work_ms", ms(clock.elapsed()))]))
+        Ok(figures([("work_ms", ms(clock.elapsed()))]))
     }
 }

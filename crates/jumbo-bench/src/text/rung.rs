@@ -4,74 +4,82 @@ use jumbo::units::Bytes;
 
 use super::program::{Cached, Program};
 use super::worker::Text;
-use crate::child::Launch;
-use crate::claim::{self, Claim};
+use crate::claim::{Claim, exactly, most_of, part_of};
+use crate::launch::Launch;
 
 /// Nothing but text differs.
 const TEXT_ALONE: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
 
-/// On which kind of page text is, and whose.
+/// The kind of page that text is on, and whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
-    /// None huge.
-    Base,
-    /// As a plain program has it.
-    Found,
-    File,
-    Shared,
-    Private,
+pub(super) struct Rung {
+    pub(super) name: &'static str,
+    /// The end of the names of rows on it. The rung that costs nothing has the plain names.
+    pub(super) suffix: &'static str,
+    /// The mode of `jumbo run --text`; empty: plain.
+    mode: &'static str,
+    /// How the page cache has the program before it starts. Copies and images are made of text that is not huge yet.
+    pub(super) cached: Cached,
+    /// The figure that counts its huge pages.
+    huge: &'static str,
 }
 
 impl Rung {
-    pub(super) const HUGE: [Self; 3] = [Self::File, Self::Shared, Self::Private];
+    /// None of it is huge.
+    pub(super) const BASE: Self = Self::new(["4 KiB pages", "", "", ""], Cached::Base);
+    /// As a plain program has it.
+    pub(super) const FOUND: Self = Self::new(["as found", "", "", ""], Cached::AsRead);
+    pub(super) const FILE: Self = Self::new(
+        ["file, primed", "", "file", "text_file_huge_bytes"],
+        Cached::Primed,
+    );
+    pub(super) const SHARED: Self = Self::new(
+        [
+            "shared image",
+            "_shared",
+            "shared",
+            "text_shared_huge_bytes",
+        ],
+        Cached::Base,
+    );
+    pub(super) const PRIVATE: Self = Self::new(
+        [
+            "private copy",
+            "_private",
+            "private",
+            "text_private_huge_bytes",
+        ],
+        Cached::Base,
+    );
+    pub(super) const HUGE: [Self; 3] = [Self::FILE, Self::SHARED, Self::PRIVATE];
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Base => "4 KiB pages",
-            Self::Found => "as found",
-            Self::File => "file, primed",
-            Self::Shared => "shared image",
-            Self::Private => "private copy",
-        }
-    }
-
-    /// What is added to the names of rows on it. What costs nothing has the plain name.
-    pub(super) fn suffix(self) -> &'static str {
-        match self {
-            Self::Base | Self::Found | Self::File => "",
-            Self::Shared => "_shared",
-            Self::Private => "_private",
+    const fn new([name, suffix, mode, huge]: [&'static str; 4], cached: Cached) -> Self {
+        Self {
+            name,
+            suffix,
+            mode,
+            cached,
+            huge,
         }
     }
 
     pub(super) fn launch(self) -> Launch {
-        let text = match self {
-            Self::Base | Self::Found => return Launch::Plain,
-            Self::File => "file",
-            Self::Shared => "shared",
-            Self::Private => "private",
-        };
-        Launch::Jumbo(format!("--text={text} {TEXT_ALONE}"))
-    }
-
-    /// What the page cache is to have of the program before it starts. Copies and images are made of text that is not huge yet.
-    pub(super) fn cached(self) -> Cached {
-        match self {
-            Self::Found => Cached::AsRead,
-            Self::File => Cached::Primed,
-            Self::Base | Self::Shared | Self::Private => Cached::Base,
+        match self.mode {
+            "" => Launch::Plain,
+            mode => Launch::Jumbo(format!("--text={mode} {TEXT_ALONE}")),
         }
     }
 
+    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind that the rung has.
     pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
-        let huge = |figure| claim::text_on_huge(figure, touched);
-        match self {
-            Self::Base => claim::text_on_base(touched),
-            Self::Found => claim::text(touched),
-            Self::File => huge("text_file_huge_bytes"),
-            Self::Shared => huge("text_shared_huge_bytes"),
-            Self::Private => huge("text_private_huge_bytes"),
+        let mut claims = vec![most_of("text_resident_bytes", touched)];
+        if self == Self::BASE {
+            claims.push(exactly("text_huge_bytes", 0));
         }
+        if !self.huge.is_empty() {
+            claims.push(part_of(self.huge, 50, touched));
+        }
+        claims
     }
 
     /// Of all text the part `touched`, and so many calls.
@@ -81,7 +89,7 @@ impl Rung {
             touched,
             calls,
             any: false,
-            base: self == Self::Base,
+            base: self == Self::BASE,
             stays: false,
         }
     }

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::counters::Counters;
 use super::program::FUNCTION;
 use crate::Error;
-use crate::memory::base_pages_only;
-use crate::worker::{Figures, ms, say, with};
+use crate::figures::{Figures, figures, ms, with};
+use crate::memory::{LIBRARIES, base_pages_only, libraries};
+use crate::work::Work;
 
 /// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,14 +43,22 @@ struct Functions {
 /// Its multiples have no pattern in their upper halves: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Calls functions, and says what that took and how they were mapped then.
-pub(crate) fn text(what: &Text) -> Result<(), Error> {
+/// Functions called; the process stays until the end of its input where it is told so.
+pub(crate) const TEXT: Work<Text> = Work::new("text", text).staying(|what| {
+    if what.stays {
+        io::stdin().read_line(&mut String::new())?;
+    }
+    Ok(())
+});
+
+/// Calls functions: how long that took, and how they were mapped then.
+fn text(what: Text) -> Result<Figures, Error> {
     let (root, pid) = (Root::host(), std::process::id());
     let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
     if what.base {
         base_pages_only()?;
     }
-    let functions = Functions::find(&root, what)?;
+    let functions = Functions::find(&root, &what)?;
     let counters = Counters::open();
 
     let (before, clock) = (faults()?, Instant::now());
@@ -87,7 +96,6 @@ pub(crate) fn text(what: &Text) -> Result<(), Error> {
             ("touch_faults", touch_faults as f64),
             ("calls_ms", ms(called)),
             ("faults", faults()? as f64),
-            ("pid", f64::from(pid)),
         ],
     );
     if let Some((counters, before)) = misses {
@@ -95,11 +103,7 @@ pub(crate) fn text(what: &Text) -> Result<(), Error> {
             figures.insert((*name).to_owned(), after.saturating_sub(before) as f64);
         }
     }
-    say(&figures)?;
-    if what.stays {
-        io::stdin().read_line(&mut String::new())?;
-    }
-    Ok(())
+    Ok(figures)
 }
 
 /// How the text of this process is mapped.
@@ -109,16 +113,14 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
     let mut mappings = smaps.mappings();
     let text = mappings.find(|mapping| (mapping.start..mapping.end).contains(&address));
     let text = text.unwrap_or_default();
-    let libraries = root.read("proc/self/maps")?.contains("libjumbo_preload");
-    let figures = [
+    Ok(figures([
         ("text_resident_bytes", text.rss.0 as f64),
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
         ("text_private_huge_bytes", text.anon_huge_pages.0 as f64),
-        ("preload_libraries", f64::from(u8::from(libraries))),
-    ];
-    Ok(with(Figures::new(), figures))
+        (LIBRARIES, libraries(root, std::process::id())?),
+    ]))
 }
 
 /// What is mapped where the text is of a program with so much of it.

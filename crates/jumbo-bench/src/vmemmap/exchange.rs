@@ -1,15 +1,16 @@
-//! Pages of a pool, taken and given back: with descriptions of its pages, and without. [`take_give`]
+//! Pages of a pool, taken and given back: with descriptions of its pages, and without ([`TAKE_GIVE`]).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jumbo::kernel::Root;
 use jumbo::pool::{Placement, Pool, Thp};
 use jumbo::units::{Order, Pages};
 
 use crate::Error;
+use crate::figures::{Figures, with};
 use crate::memory::had;
 use crate::stats::least;
-use crate::worker::{Figures, with};
+use crate::work::{Work, by_threads};
 
 /// How many pages the pool has.
 pub(super) const PAGES: Pages = Pages(16);
@@ -19,13 +20,15 @@ const TIMES: usize = 20;
 const SPAN: Duration = Duration::from_millis(5);
 
 /// How many between two looks at the clock.
-const BATCH: u32 = 256;
+const BATCH: u64 = 256;
 
 /// Whether a page can be had in folios.
 pub(super) const FOLIOS: &str = "folios_of_a_page";
 
-/// What it takes to take a page and give it back, by one thread.
-pub(crate) fn take_give(is_described: bool) -> Result<Figures, Error> {
+/// Pages of a pool taken and given back by one thread; the pool describes them where that is set.
+pub(crate) const TAKE_GIVE: Work<bool> = Work::new("take-give", take_give);
+
+fn take_give(is_described: bool) -> Result<Figures, Error> {
     let root = Root::host();
     let (thp, placement) = (Thp::at(&root)?, Placement::of_thread()?);
     let pool = match is_described {
@@ -35,23 +38,15 @@ pub(crate) fn take_give(is_described: bool) -> Result<Figures, Error> {
     if let Some(error) = pool.resize(PAGES).stopped {
         return Err(error.into());
     }
-    let spans = (0..TIMES).map(|_| span(&pool));
+    let spans = (0..TIMES).map(|_| {
+        by_threads(1, (SPAN, BATCH), || {
+            pool.take()?.bytes_mut()[0] = 1;
+            Ok(())
+        })
+    });
     let spans = spans.collect::<Result<Vec<_>, _>>()?;
-    let folios = pool
-        .take_folio(Order(0))
-        .map_or(0, |_| pool.split().pages.0);
+    let folio = pool.take_folio(Order(0));
+    let folios = folio.map_or(0, |_| pool.split().pages.0);
     let figures = [("page_ns", least(&spans)), (FOLIOS, folios as f64)];
     Ok(with(had(&root)?, figures))
-}
-
-/// One in the mean, in nanoseconds.
-fn span(pool: &Pool) -> Result<f64, Error> {
-    let (clock, mut done) = (Instant::now(), 0);
-    while clock.elapsed() < SPAN {
-        for _ in 0..BATCH {
-            pool.take()?.bytes_mut()[0] = 1;
-        }
-        done += BATCH;
-    }
-    Ok(clock.elapsed().as_secs_f64() * 1e9 / f64::from(done))
 }

@@ -7,11 +7,11 @@ use jumbo::kernel::memory::{Events, Memory};
 use jumbo::knobs::Knob;
 use jumbo::units::{Bytes, PageSize, Pages};
 
-use crate::child::Launch;
 use crate::claim::{self, Claim};
-use crate::keeper::{Keeper, Kept, SIZE};
-use crate::pool::{Host, Wanted};
-use crate::worker::{Figures, with};
+use crate::figures::{Figures, figures};
+use crate::keeper::{Host, Keeper, Kept, SIZE, Wanted};
+use crate::launch::Launch;
+use crate::stats::quantile;
 use crate::{Error, Settings};
 
 /// Of the eight base pages of descriptors of a 2 MiB page the kernel frees so many.
@@ -61,34 +61,23 @@ impl Kernel {
         let saved = before.saturating_sub(metadata(&root)?.unwrap_or_default());
         let shrink = self.resize(Pages(0))?;
         let singly = |host: &mut Self, to: &mut dyn Iterator<Item = u64>| {
-            let times = to.map(|pages| host.resize(Pages(pages)));
-            let mut times = times.collect::<Result<Vec<_>, _>>()?;
-            times.sort_unstable_by(f64::total_cmp);
-            Ok::<_, Error>(times)
+            let times = to.map(|pages| Ok(host.resize(Pages(pages))? * 1e3));
+            times.collect::<Result<Vec<_>, Error>>()
         };
         let grows = singly(self, &mut (1..=SINGLE))?;
         let shrinks = singly(self, &mut (0..SINGLE).rev())?;
-        let quantile = |times: &[f64], percent: usize| {
-            let at = (times.len() * percent / 100).min(times.len().saturating_sub(1));
-            times.get(at).map_or(f64::NAN, |ms| ms * 1e3)
-        };
-        let figures = with(
-            Figures::new(),
-            [
-                ("grow_ms", grow),
-                ("shrink_ms", shrink),
-                ("grow_p50_us", quantile(&grows, 50)),
-                ("grow_p99_us", quantile(&grows, 99)),
-                ("shrink_p50_us", quantile(&shrinks, 50)),
-                ("shrink_p99_us", quantile(&shrinks, 99)),
-                (
-                    "saved_of_8_pages",
-                    saved as f64 / self.pages.0.max(1) as f64,
-                ),
-                (SAVED, saved as f64),
-                ("preload_libraries", 0.0),
-            ],
-        );
+        let of_8 = saved as f64 / self.pages.0.max(1) as f64;
+        let figures = figures([
+            ("grow_ms", grow),
+            ("shrink_ms", shrink),
+            ("grow_p50_us", quantile(&grows, 50)),
+            ("grow_p99_us", quantile(&grows, 99)),
+            ("shrink_p50_us", quantile(&shrinks, 50)),
+            ("shrink_p99_us", quantile(&shrinks, 99)),
+            ("saved_of_8_pages", of_8),
+            (SAVED, saved as f64),
+            ("preload_libraries", 0.0),
+        ]);
         claim::check(&[self.claim(on)], &Launch::Plain, &figures)?;
         Ok(figures)
     }
@@ -100,7 +89,7 @@ impl Kernel {
             true => freed / 100 * claim::MOST..=u64::MAX,
             false => 0..=freed / 20,
         };
-        claim::pages(SAVED, range)
+        claim::within(SAVED, range)
     }
 
     fn resize(&mut self, pages: Pages) -> Result<f64, Error> {

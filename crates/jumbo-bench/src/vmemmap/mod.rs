@@ -15,23 +15,24 @@ mod kernel;
 mod plain;
 mod worker;
 
-pub(crate) use exchange::take_give;
-pub(crate) use worker::{Huge, Kind, describe, pin};
+pub(crate) use exchange::TAKE_GIVE;
+pub(crate) use worker::{DESCRIBE, PIN};
 
 use std::cell::RefCell;
 
 use jumbo::kernel::Root;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 
-use crate::child::Launch;
 use crate::claim;
-use crate::group::{self, Group};
+use crate::group::{self, Group, rows};
+use crate::launch::Launch;
 use crate::memory::room;
 use crate::stats::least;
-use crate::table::{Missing, Table};
-use crate::worker::Task;
+use crate::table::Table;
+use crate::work::{Work, Worker};
 use crate::{Error, Settings};
 use kernel::Kernel;
+use worker::Huge;
 
 /// How many base pages of 4 KiB a huge page has.
 const ORDER_2M: u32 = 9;
@@ -74,15 +75,16 @@ const GIGANTIC: usize = 10;
 /// [`Error`].
 pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
     let size = if quick { QUICK } else { FULL };
-    let gib = |count: usize| Huge {
-        order: ORDER_1G,
-        pages: count,
-    };
-    let mib = |pages: usize| Huge {
-        order: ORDER_2M,
+    let plain = |order, pages| Huge {
+        order,
         pages,
+        optimised: false,
     };
-    room(&Root::host(), Bytes(plain_bytes(mib(size.pages)).0 * 2))?;
+    let (mib, gib) = (
+        |pages| plain(ORDER_2M, pages),
+        |pages| plain(ORDER_1G, pages),
+    );
+    room(&Root::host(), Bytes(bytes(mib(size.pages)).0 * 2))?;
     let what = format!(
         "{} of 2 MiB and {} of 1 GiB; {} GiB pinned",
         counted(size.pages as u64, "page"),
@@ -90,21 +92,14 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         size.gib
     );
     let mut table = Table::new("vmemmap", what, settings)?;
-    let host = match Kernel::take(settings, size.kernel) {
-        Ok(kernel) => Some(RefCell::new(kernel)),
-        Err(Error::Kernel(of, why)) => {
-            let what = "the kernel's own pool with HVO";
-            let why = format!("{of}: {why}");
-            table.missing.push(Missing { what, why });
-            None
-        }
-        Err(error) => return Err(error),
-    };
+    let kernel = Kernel::take(settings, size.kernel);
+    let host = table.found("the kernel's own pool with HVO", kernel)?;
+    let host = host.map(RefCell::new);
     let mut groups = vec![
-        lives(settings, mib(size.pages), ""),
-        lives(settings, gib(GIGANTIC), "_1g"),
-        pins(settings, mib(size.gib << 9), ""),
-        pins(settings, gib(size.gib), "_1g"),
+        lives(settings, mib(size.pages), "", "2 MiB"),
+        lives(settings, gib(GIGANTIC), "_1g", "1 GiB"),
+        pins(settings, mib(size.gib << 9), "", "2 MiB"),
+        pins(settings, gib(size.gib), "_1g", "1 GiB"),
         exchanges(settings),
     ];
     groups.extend(host.as_ref().map(|kernel| resizes(settings, kernel)));
@@ -113,125 +108,70 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
     Ok(table)
 }
 
-/// What a plain table takes for them.
-fn plain_bytes(huge: Huge) -> Bytes {
-    Bytes(DESCRIPTOR * (huge.pages << huge.order) as u64)
+/// The memory of a plain table for them.
+fn bytes(huge: Huge) -> Bytes {
+    Bytes(DESCRIPTOR * huge.all() as u64)
 }
 
-fn size_of(huge: Huge) -> &'static str {
-    match huge.order {
-        ORDER_2M => "2 MiB",
-        _ => "1 GiB",
-    }
+/// Both sides: the plain table and ours, which keeps at least a hundred times less.
+fn sides(group: &mut Group<'_>, huge: Huge, work: &Work<Huge>) -> [usize; 2] {
+    let all = bytes(huge);
+    [
+        ("all descriptors", false, all.0..=all.0 / 8 * 9),
+        ("jumbo::vmemmap", true, 0..=all.0 / 100),
+    ]
+    .map(|(name, optimised, kept)| {
+        let worker = Worker::new(Launch::Plain, work, &Huge { optimised, ..huge });
+        group.named(name, worker, all, vec![claim::within("kept_bytes", kept)])
+    })
 }
 
-/// Both sides: the plain table and ours.
-fn sides(group: &mut Group<'_>, huge: Huge, task: fn(Kind, Huge) -> Task) -> [usize; 2] {
-    let all = plain_bytes(huge);
-    let kept = |most: std::ops::RangeInclusive<u64>| vec![claim::kept(most)];
-    let plain = group.asks(
-        Launch::Plain,
-        task(Kind::Plain, huge),
-        all,
-        kept(all.0..=all.0 / 8 * 9),
-    );
-    // At least a hundred times less.
-    let ours = group.asks(
-        Launch::Plain,
-        task(Kind::Optimised, huge),
-        all,
-        kept(0..=all.0 / 100),
-    );
-    group.name(plain, "all descriptors");
-    group.name(ours, "jumbo::vmemmap");
-    [plain, ours]
-}
-
-fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
+fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "prepare and release");
-    let sides = sides(&mut group, huge, Task::Describe);
-    let is_published = suffix.is_empty();
-    let mut row = |name: &str, what: &str, figure, published: Option<&'static str>| {
-        let (name, what) = (
-            format!("{name}{suffix}"),
-            format!("{what}, {}", size_of(huge)),
-        );
-        let row = group.ratio((&name, &what, figure), sides);
-        row.published = published;
+    let [plain, ours] = sides(&mut group, huge, &DESCRIBE);
+    let (name, what) = (
+        |name| format!("{name}{suffix}"),
+        |what| format!("{what}, {of}"),
+    );
+    let published = SLOWER.map(|figure| Some(figure).filter(|_| suffix.is_empty()));
+    let (saved, kept) = match huge.order {
+        ORDER_2M => ("saved_of_8", "4 (2 of 8 kept)"),
+        _ => ("saved_of_4096", "2048 (2 of 4096 kept)"),
     };
-    row(
-        "prepare",
-        "pages prepared",
-        "prepare_ms",
-        is_published.then_some(SLOWER[0]),
-    );
-    row(
-        "release",
-        "pages released",
-        "release_ms",
-        is_published.then_some(SLOWER[1]),
-    );
-    row(
-        "bytes_kept",
-        "memory kept",
-        "kept_bytes",
-        Some(match huge.order {
-            ORDER_2M => "4 (2 of 8 kept)",
-            _ => "2048 (2 of 4096 kept)",
-        }),
-    );
-    row("head_of_random", "head_of, at random", "random_ns", None);
-    row(
-        "head_of_sequential",
-        "head_of, in order",
-        "sequential_ns",
-        None,
-    );
-    group.against_itself(
-        (
-            &format!("prepare{suffix}_aa"),
-            &format!("pages prepared, {}", size_of(huge)),
-            "prepare_ms",
-        ),
-        sides[0],
-    );
-    let saved = match huge.order {
-        ORDER_2M => "saved_of_8",
-        _ => "saved_of_4096",
-    };
-    group.value(saved, "saved_pages", sides[1]);
+    rows! { group;
+        name("prepare") => what("pages prepared"), "prepare_ms", plain / ours, published[0];
+        name("release") => what("pages released"), "release_ms", plain / ours, published[1];
+        name("bytes_kept") => what("memory kept"), "kept_bytes", plain / ours, kept;
+        name("head_of_random") => what("head_of, at random"), "random_ns", plain / ours;
+        name("head_of_sequential") => what("head_of, in order"), "sequential_ns", plain / ours;
+        format!("prepare{suffix}_aa") => what("pages prepared"), "prepare_ms", plain / plain;
+    }
+    group.value(saved, "saved_pages", ours);
     for figure in [
         "prepare_p50_ns",
         "prepare_p99_ns",
         "release_p50_ns",
         "release_p99_ns",
     ] {
-        for (of, side) in [("plain_", sides[0]), ("", sides[1])] {
-            let name = figure.replacen('_', &format!("{suffix}_"), 1);
-            group.value(&format!("{of}{name}"), figure, side);
-        }
+        let name = figure.replacen('_', &format!("{suffix}_"), 1);
+        group.value(format!("plain_{name}"), figure, plain);
+        group.value(name, figure, ours);
     }
     group
 }
 
-fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
+fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "pin and unpin");
-    let sides = sides(&mut group, huge, Task::Pin);
-    for (name, what, figure, published) in [
-        ("pin", "pinned from a tail on", "pin_ms", "3.6"),
-        ("unpin", "unpinned", "unpin_ms", "7.1"),
-    ] {
-        let (name, what) = (
-            format!("{name}{suffix}"),
-            format!("{what}, {} pages", size_of(huge)),
-        );
-        group.ratio((&name, &what, figure), sides).published = Some(published);
-    }
+    let [plain, ours] = sides(&mut group, huge, &PIN);
     let (name, what) = (
-        format!("pin{suffix}_aa"),
-        format!("pinned, {} pages", size_of(huge)),
+        |name| format!("{name}{suffix}"),
+        |what| format!("{what}, {of} pages"),
     );
-    group.against_itself((&name, &what, "pin_ms"), sides[0]);
+    rows! { group;
+        name("pin") => what("pinned from a tail on"), "pin_ms", plain / ours, "3.6";
+        name("unpin") => what("unpinned"), "unpin_ms", plain / ours, "7.1";
+        format!("pin{suffix}_aa") => what("pinned"), "pin_ms", plain / plain;
+    }
     group
 }
 
@@ -239,20 +179,18 @@ fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str) -> Group<'a> {
 fn exchanges(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "take and give").laps(LAPS, least);
     let size = exchange::PAGES.bytes(PageSize::SIZE_2M);
-    let side = |group: &mut Group<'_>, name: &str, is_described: bool| {
-        let folios = u64::from(is_described);
+    let mut side = |name: &str, is_described: bool| {
         let mut claims = claim::huge(size);
-        claims.push(claim::pages(exchange::FOLIOS, folios..=folios));
-        let task = Task::TakeGive(is_described);
-        let side = group.asks(Launch::Plain, task, size, claims);
-        group.name(side, name);
-        side
+        claims.push(claim::exactly(exchange::FOLIOS, u64::from(is_described)));
+        let worker = Worker::new(Launch::Plain, &TAKE_GIVE, &is_described);
+        group.named(name, worker, size, claims)
     };
-    let plain = side(&mut group, "pool without folios", false);
-    let ours = side(&mut group, "pool", true);
+    let (plain, ours) = (side("pool without folios", false), side("pool", true));
     let what = "a page taken and given";
-    group.ratio(("take_give", what, "page_ns"), [plain, ours]);
-    group.against_itself(("take_give_aa", what, "page_ns"), plain);
+    rows! { group;
+        "take_give" => what, "page_ns", plain / ours;
+        "take_give_aa" => what, "page_ns", plain / plain;
+    }
     // Where there are no THPs the rest is as true.
     group.optional = Error::is_of_host;
     group
@@ -264,24 +202,12 @@ fn resizes<'a>(settings: &'a Settings, kernel: &'a RefCell<Kernel>) -> Group<'a>
     let size = kernel.borrow().bytes();
     let [off, on] = [("HVO off", false), ("HVO on", true)]
         .map(|(name, on)| group.side(name, size, move || kernel.borrow_mut().sample(on)));
-    for (name, what, figure, published) in [
-        (
-            "kernel_grow",
-            "the kernel's pool grown, 2 MiB",
-            "grow_ms",
-            SLOWER[0],
-        ),
-        (
-            "kernel_shrink",
-            "the kernel's pool shrunk, 2 MiB",
-            "shrink_ms",
-            SLOWER[1],
-        ),
-    ] {
-        group.ratio((name, what, figure), [off, on]).published = Some(published);
+    let [grown, shrunk] = ["grown", "shrunk"].map(|how| format!("the kernel's pool {how}, 2 MiB"));
+    rows! { group;
+        "kernel_grow" => &grown, "grow_ms", off / on, SLOWER[0];
+        "kernel_shrink" => shrunk, "shrink_ms", off / on, SLOWER[1];
+        "kernel_grow_aa" => grown, "grow_ms", off / off;
     }
-    let what = "the kernel's pool grown, 2 MiB";
-    group.against_itself(("kernel_grow_aa", what, "grow_ms"), off);
     group.value("kernel_saved_of_8", "saved_of_8_pages", on);
     for figure in [
         "grow_p50_us",
@@ -290,7 +216,7 @@ fn resizes<'a>(settings: &'a Settings, kernel: &'a RefCell<Kernel>) -> Group<'a>
         "shrink_p99_us",
     ] {
         group.value(figure, figure, on);
-        group.value(&format!("plain_{figure}"), figure, off);
+        group.value(format!("plain_{figure}"), figure, off);
     }
     group
 }

@@ -1,10 +1,28 @@
-//! What the table is held against: [`Plain`], a table of descriptors that are all there, as the kernel's is without HVO.
+//! The two kinds of [`Table`]; and [`Plain`], the baseline: descriptors that are all there, as the kernel's are without HVO.
 //!
 //! Each tail holds who its head is, because that is what a reader looks at. Nothing is checked and nothing locked: no table of
 //! this kind is faster.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Error;
+
+/// A table of either kind. Pages go by their number.
+pub(super) trait Table {
+    type Held<'t>
+    where
+        Self: 't;
+
+    fn prepare(&self, head: usize, order: u32) -> Result<(), Error>;
+    fn release(&self, head: usize) -> Result<(), Error>;
+    fn head_of(&self, page: usize) -> Option<usize>;
+    /// Pins pages until what is returned is dropped.
+    fn pin(&self, pages: Range<usize>) -> Result<Self::Held<'_>, Error>;
+    fn pins(&self, page: usize) -> u64;
+    /// The base pages of descriptors that one huge page gives back, by the kernel's count; and those it had.
+    fn saved(&self, head: usize) -> Result<[f64; 2], Error>;
+}
 
 /// A descriptor of 64 bytes.
 #[derive(Debug, Default)]
@@ -21,6 +39,17 @@ struct Line {
 /// Descriptors of so many base pages, by number.
 pub(super) struct Plain(Box<[Line]>);
 
+/// Pinned pages, until this is dropped.
+pub(super) struct Pins<'t>(&'t Plain, Range<usize>);
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        self.0.by_head(&self.1, |counts, less| {
+            counts.fetch_sub(less * PIN, Ordering::AcqRel);
+        });
+    }
+}
+
 /// A pin is a reference too.
 const PIN: u64 = 1 | 1 << 32;
 
@@ -29,33 +58,8 @@ impl Plain {
         Self((0..pages).map(|_| Line::default()).collect())
     }
 
-    /// A compound page from `head` on.
-    pub(super) fn prepare(&self, head: usize, order: u32) {
-        let number = head as u64 + 1;
-        let pages = &self.0[head..head + (1 << order)];
-        pages[0].order.store(order.into(), Ordering::Relaxed);
-        pages[0].counts.store(1, Ordering::Relaxed);
-        for page in pages {
-            page.head.store(number, Ordering::Release);
-        }
-    }
-
-    pub(super) fn release(&self, head: usize) {
-        let order = self.0[head].order.load(Ordering::Relaxed);
-        for page in &self.0[head..head + (1 << order)] {
-            page.head.store(0, Ordering::Release);
-        }
-    }
-
-    /// The number of the head.
-    #[inline]
-    pub(super) fn head_of(&self, page: usize) -> Option<usize> {
-        let head = self.0[page].head.load(Ordering::Acquire);
-        usize::try_from(head).ok()?.checked_sub(1)
-    }
-
     /// Runs `count` on each head of `pages`, with how many of these are its own: told by their tails.
-    fn by_head(&self, pages: Range<usize>, count: impl Fn(&AtomicU64, u64)) {
+    fn by_head(&self, pages: &Range<usize>, count: impl Fn(&AtomicU64, u64)) {
         let mut next = pages.start;
         while next < pages.end
             && let Some(head) = self.head_of(next)
@@ -67,23 +71,50 @@ impl Plain {
             count(&self.0[head].counts, (next - first) as u64);
         }
     }
+}
 
-    pub(super) fn pin(&self, pages: Range<usize>) {
-        self.by_head(pages, |counts, more| {
+impl Table for Plain {
+    type Held<'t> = Pins<'t>;
+
+    fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
+        let number = head as u64 + 1;
+        let pages = &self.0[head..head + (1 << order)];
+        pages[0].order.store(order.into(), Ordering::Relaxed);
+        pages[0].counts.store(1, Ordering::Relaxed);
+        for page in pages {
+            page.head.store(number, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn release(&self, head: usize) -> Result<(), Error> {
+        let order = self.0[head].order.load(Ordering::Relaxed);
+        for page in &self.0[head..head + (1 << order)] {
+            page.head.store(0, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn head_of(&self, page: usize) -> Option<usize> {
+        let head = self.0[page].head.load(Ordering::Acquire);
+        usize::try_from(head).ok()?.checked_sub(1)
+    }
+
+    fn pin(&self, pages: Range<usize>) -> Result<Pins<'_>, Error> {
+        self.by_head(&pages, |counts, more| {
             counts.fetch_add(more * PIN, Ordering::AcqRel);
         });
+        Ok(Pins(self, pages))
     }
 
-    pub(super) fn unpin(&self, pages: Range<usize>) {
-        self.by_head(pages, |counts, less| {
-            counts.fetch_sub(less * PIN, Ordering::AcqRel);
-        });
-    }
-
-    /// How many pins a page has.
-    pub(super) fn pins(&self, page: usize) -> u64 {
+    fn pins(&self, page: usize) -> u64 {
         let head = self.head_of(page).unwrap_or(page);
         self.0[head].counts.load(Ordering::Relaxed) >> 32
+    }
+
+    fn saved(&self, _: usize) -> Result<[f64; 2], Error> {
+        Ok([0.0; 2])
     }
 }
 
@@ -94,17 +125,17 @@ mod tests {
     #[test]
     fn it_counts_by_head() {
         let plain = Plain::new(16);
-        plain.prepare(4, 2);
-        plain.prepare(8, 3);
+        plain.prepare(4, 2).unwrap();
+        plain.prepare(8, 3).unwrap();
         assert_eq!(
             [3, 4, 7, 8, 15].map(|page| plain.head_of(page)),
             [None, Some(4), Some(4), Some(8), Some(8)]
         );
-        plain.pin(6..13);
+        let held = plain.pin(6..13);
         assert_eq!((plain.pins(4), plain.pins(15)), (2, 5));
-        plain.unpin(6..13);
+        drop(held);
         assert_eq!((plain.pins(7), plain.pins(8)), (0, 0));
-        plain.release(4);
+        plain.release(4).unwrap();
         assert_eq!(plain.head_of(7), None);
     }
 }

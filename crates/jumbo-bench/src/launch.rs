@@ -1,0 +1,226 @@
+//! How a program is started: [`Launch`], and [`Peer`], an allocator that a user would preload instead.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is started: the one thing in which the sides of a comparison differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Launch {
+    /// As it is.
+    Plain,
+    /// With glibc's own switch for huge pages.
+    Tunable,
+    /// With `jumbo run`, with these options as they are typed.
+    Jumbo(String),
+    /// With another allocator, as LD_PRELOAD brings it in.
+    Preload(Peer),
+}
+
+/// Variables of the user that change how `malloc` behaves, and would change every side at once.
+const NEUTRAL: [&str; 9] = [
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "JUMBO_ORDERS",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_PERTURB_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+];
+
+impl Launch {
+    /// `jumbo run` as most people type it.
+    pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
+
+    /// The name of this side in a table.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Plain => "plain".to_owned(),
+            Self::Tunable => "hugetlb=1".to_owned(),
+            Self::Preload(peer) => peer.name.to_owned(),
+            Self::Jumbo(options) => format!("jumbo run {options}").trim_end().to_owned(),
+        }
+    }
+
+    /// The command that starts `program` this way, with nothing else that changes how `malloc` behaves.
+    pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
+        self.command_without(&NEUTRAL, jumbo, program)
+    }
+
+    /// The same without those `variables` only: what else is set belongs to the program.
+    pub(crate) fn command_without(
+        &self,
+        variables: &[&str],
+        jumbo: &Path,
+        program: &OsStr,
+    ) -> Command {
+        let mut command = Command::new(program);
+        if let Self::Jumbo(options) = self {
+            command = Command::new(jumbo);
+            command.arg("run");
+            if !options.contains("--report") && !options.contains("--quiet") {
+                command.arg("--report=none");
+            }
+            command
+                .args(options.split_whitespace())
+                .arg("--")
+                .arg(program);
+        }
+        for variable in variables {
+            command.env_remove(variable);
+        }
+        match self {
+            Self::Plain | Self::Jumbo(_) => &mut command,
+            Self::Tunable => command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+            Self::Preload(peer) => {
+                let preload = ("LD_PRELOAD", peer.library.as_os_str());
+                command
+                    .env(preload.0, preload.1)
+                    .envs(peer.set.iter().copied())
+            }
+        };
+        command
+    }
+}
+
+/// Where a program is on the PATH, or in these folders beside it.
+pub(crate) fn on_path(program: &str, beside: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let mut paths = std::env::split_paths(&paths).chain(beside);
+    paths.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
+}
+
+/// The command as a user would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// A variable and its value.
+type Setting = (&'static str, &'static str);
+
+/// An allocator of this host, and the settings with which it takes huge pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) name: &'static str,
+    pub(crate) library: PathBuf,
+    pub(crate) set: &'static [Setting],
+}
+
+/// What the cache says of libraries that this architecture's programs can load.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: &str = "x86-64";
+#[cfg(not(target_arch = "x86_64"))]
+const ARCHITECTURE: &str = "AArch64";
+
+/// Its name, the starts of the names of its libraries, its setting, and the Debian package that has it.
+type Known = (
+    &'static str,
+    &'static [&'static str],
+    &'static [Setting],
+    &'static str,
+);
+
+const KNOWN: [Known; 3] = [
+    (
+        "jemalloc",
+        &["libjemalloc.so"],
+        &[("MALLOC_CONF", "thp:always")],
+        "libjemalloc2",
+    ),
+    (
+        "tcmalloc",
+        &["libtcmalloc_minimal.so", "libtcmalloc.so"],
+        &[],
+        "libtcmalloc-minimal4",
+    ),
+    (
+        "mimalloc",
+        &["libmimalloc.so"],
+        // The second is what it was called before 2.1.
+        &[
+            ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
+            ("MIMALLOC_LARGE_OS_PAGES", "1"),
+        ],
+        "libmimalloc2.0",
+    ),
+];
+
+impl Peer {
+    /// The names that there are.
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+        KNOWN.into_iter().map(|known| known.0)
+    }
+
+    /// The allocator of that name, where the dynamic linker's cache has it.
+    pub(crate) fn find(name: &str) -> Result<Self, String> {
+        // Debian's PATH of ordinary users leaves it out.
+        let cache = ["ldconfig", "/sbin/ldconfig"].into_iter().find_map(|tool| {
+            let output = Command::new(tool).arg("-p").output().ok()?;
+            String::from_utf8(output.stdout).ok()
+        });
+        Self::listed(name, &cache.unwrap_or_default())
+    }
+
+    /// The same, in what `ldconfig -p` prints.
+    fn listed(name: &str, cache: &str) -> Result<Self, String> {
+        let mut known = KNOWN.into_iter();
+        let Some((name, files, set, package)) = known.find(|known| known.0 == name) else {
+            return Err(format!("there is no peer `{name}`"));
+        };
+        let library = files.iter().find_map(|start| {
+            let mut lines = cache.lines().map(str::trim);
+            lines.find_map(|line| {
+                let (_, path) = line.strip_prefix(start)?.split_once("=> ")?;
+                // The cache has those of other architectures too.
+                line.contains(ARCHITECTURE).then(|| PathBuf::from(path))
+            })
+        });
+        match library {
+            Some(library) => Ok(Self { name, library, set }),
+            None => Err(format!("not installed (Debian: {package})")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_found_in_the_cache_or_said_to_be_absent() {
+        let cache = "2 libs found\n\tlibtcmalloc.so.4 (libc6,ARCH) => /l/libtcmalloc.so.4\n\
+                     \tlibjemalloc.so.2 (libc6) => /32/libjemalloc.so.2\n\
+                     \tlibjemalloc.so.2 (libc6,ARCH) => /l/libjemalloc.so.2\n";
+        let cache = &cache.replace("ARCH", ARCHITECTURE);
+        let found = |name| Peer::listed(name, cache).map(|peer| peer.library);
+        assert_eq!(found("tcmalloc"), Ok("/l/libtcmalloc.so.4".into()));
+        assert_eq!(found("jemalloc"), Ok("/l/libjemalloc.so.2".into()));
+        assert!(found("mimalloc").unwrap_err().contains("libmimalloc"));
+        assert!(found("nedmalloc").unwrap_err().contains("no peer"));
+    }
+
+    #[test]
+    fn the_sides_differ_in_nothing_but_the_launch() {
+        let jumbo = Path::new("/j");
+        let options = Launch::Jumbo("--heap=glibc --pool=64M".to_owned());
+        let typed = line(&options.command(jumbo, OsStr::new("/p")));
+        assert_eq!(typed, "/j run --report=none --heap=glibc --pool=64M -- /p");
+        assert_eq!(options.name(), "jumbo run --heap=glibc --pool=64M");
+        assert_eq!(Launch::JUMBO.name(), "jumbo run");
+        for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {
+            let command = launch.command(jumbo, OsStr::new("/p"));
+            assert!(line(&command).ends_with("/p"));
+            let set: Vec<_> = command
+                .get_envs()
+                .filter(|(_, value)| value.is_some())
+                .collect();
+            assert_eq!(set.len(), usize::from(launch == Launch::Tunable));
+        }
+    }
+}
