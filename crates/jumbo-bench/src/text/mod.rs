@@ -57,9 +57,8 @@ const PUBLISHED_MISSES: &str = "published: 1.22e9 to 5.19e7 iTLB misses (23.5)";
 /// [`Error`].
 pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let part = Bytes(size.0 / PART);
-    let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
-    // The programs in the page cache; and one with a copy and an image, or many with a copy each.
-    room(&Root::host(), Bytes(size.0 * 4 + part.0 * (most + 2)))?;
+    // The programs in the page cache, and an image.
+    room(&Root::host(), Bytes(size.0 * 4 + part.0 * 2))?;
     let mut table = Table::new("text", format!("{size} of text"), settings)?;
     let make = |size| {
         settings.progress.set_message("making programs");
@@ -121,7 +120,7 @@ impl<'a> Bench<'a> {
         };
         let own = match rung {
             Rung::Base | Rung::Found | Rung::File => Bytes(0),
-            Rung::Shared | Rung::Private => program.size,
+            Rung::Shared => program.size,
         };
         group.side(name, own, move || {
             program.cache(cached)?;
@@ -141,14 +140,11 @@ impl<'a> Bench<'a> {
         for &rung in &self.rungs {
             let side = self.side(&mut group, (rung, rung.cached()), what);
             let name = format!("faults{}", rung.suffix());
-            // The move to a copy has touched all of it before.
-            if rung != Rung::Private {
-                let row = group.ratio((&name, measure, "touch_faults"), [cold, side]);
-                row.published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::File);
-                for (suffix, beside) in [("cached", base), ("as_found", found)] {
-                    let name = format!("{name}_{suffix}");
-                    group.ratio((&name, measure, "touch_faults"), [beside, side]);
-                }
+            let row = group.ratio((&name, measure, "touch_faults"), [cold, side]);
+            row.published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::File);
+            for (suffix, beside) in [("cached", base), ("as_found", found)] {
+                let name = format!("{name}_{suffix}");
+                group.ratio((&name, measure, "touch_faults"), [beside, side]);
             }
             let whole = "faults, start and move included";
             group.ratio(
@@ -211,36 +207,24 @@ impl<'a> Bench<'a> {
     /// What a move of the text takes, for each 100 MiB, by the report.
     fn setups(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "set-up");
+        if !self.rungs.contains(&Rung::Shared) {
+            return group;
+        }
         let program = of_rung(&self.whole, Rung::Shared);
-        let mut side = |rung: Rung, name: &str, beside: bool| {
+        let mut side = |name: &str, beside: bool| {
             group.side(name, program.size, move || {
-                program.cache(rung.cached())?;
-                self.setup(program, rung, beside)
+                program.cache(Rung::Shared.cached())?;
+                self.setup(program, beside)
             })
         };
-        let measure = "set-up of 100 MiB";
-        let mut sides = Vec::new();
-        for (rung, beside, name, key) in [
-            (Rung::Private, false, "private copy", "setup_private"),
-            (Rung::Shared, false, "shared image, made", "setup"),
-            (Rung::Shared, true, "shared image, found", "setup_found"),
-        ] {
-            if self.rungs.contains(&rung) {
-                sides.push((side(rung, name, beside), key));
-            }
-        }
-        for &(side, key) in &sides {
+        let made = side("shared image, made", false);
+        let found = side("shared image, found", true);
+        for (key, side) in [("setup", made), ("setup_found", found)] {
             group.value(&format!("{key}_ms_per_100mib"), "setup_ms", side);
         }
-        if let [(private, _), (made, _), (found, _)] = sides[..] {
-            group.against_itself(("setup_aa", measure, "setup_ms"), private);
-            for (name, side) in [
-                ("setup_made_vs_private", made),
-                ("setup_found_vs_private", found),
-            ] {
-                group.ratio((name, measure, "setup_ms"), [private, side]);
-            }
-        }
+        let measure = "set-up of 100 MiB";
+        group.against_itself(("setup_aa", measure, "setup_ms"), made);
+        group.ratio(("setup_made_vs_found", measure, "setup_ms"), [made, found]);
         group
     }
 
@@ -249,25 +233,16 @@ impl<'a> Bench<'a> {
         let mut group = Group::new(self.settings, "memory");
         let mut side = |rung: Rung| {
             let program = of_rung(&self.part, rung);
-            let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
-            let own = match rung {
-                Rung::Private => Bytes(program.size.0 * most),
-                _ => program.size,
-            };
-            group.side(rung.name(), own, move || {
+            group.side(rung.name(), program.size, move || {
                 program.cache(rung.cached())?;
                 self.resident(program, rung)
             })
         };
         let base = side(Rung::Base);
         let sides: Vec<_> = self.rungs.iter().map(|&rung| (rung, side(rung))).collect();
-        let of = |rung| sides.iter().find(|side| side.0 == rung).map(|side| side.1);
         for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
             let measure = format!("text of {processes} x {}", self.part[0].size);
             let name = format!("memory_{processes}");
-            if let (Some(private), Some(shared)) = (of(Rung::Private), of(Rung::Shared)) {
-                group.ratio((&name, &measure, figure), [private, shared]);
-            }
             for &(rung, side) in &sides {
                 let huge = if rung == Rung::File {
                     "_file"

@@ -19,11 +19,10 @@ pub(super) enum Rung {
     Found,
     File,
     Shared,
-    Private,
 }
 
 impl Rung {
-    pub(super) const HUGE: [Self; 3] = [Self::File, Self::Shared, Self::Private];
+    pub(super) const HUGE: [Self; 2] = [Self::File, Self::Shared];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -31,7 +30,6 @@ impl Rung {
             Self::Found => "as found",
             Self::File => "file, primed",
             Self::Shared => "shared image",
-            Self::Private => "private copy",
         }
     }
 
@@ -40,7 +38,6 @@ impl Rung {
         match self {
             Self::Base | Self::Found | Self::File => "",
             Self::Shared => "_shared",
-            Self::Private => "_private",
         }
     }
 
@@ -49,17 +46,16 @@ impl Rung {
             Self::Base | Self::Found => return Launch::Plain,
             Self::File => "file",
             Self::Shared => "shared",
-            Self::Private => "private",
         };
         Launch::Jumbo(format!("--text={text} {TEXT_ALONE}"))
     }
 
-    /// What the page cache is to have of the program before it starts. Copies and images are made of text that is not huge yet.
+    /// What the page cache is to have of the program before it starts. Images are made of text that is not huge yet.
     pub(super) fn cached(self) -> Cached {
         match self {
             Self::Found => Cached::AsRead,
             Self::File => Cached::Primed,
-            Self::Base | Self::Shared | Self::Private => Cached::Base,
+            Self::Base | Self::Shared => Cached::Base,
         }
     }
 
@@ -70,7 +66,6 @@ impl Rung {
             Self::Found => claim::text(touched),
             Self::File => huge("text_file_huge_bytes"),
             Self::Shared => huge("text_shared_huge_bytes"),
-            Self::Private => huge("text_private_huge_bytes"),
         }
     }
 

@@ -70,13 +70,14 @@ pub(super) struct Options {
     #[arg(long, value_name = "on|off", hide_possible_values = true)]
     pub(super) maps: Option<Switch>,
 
-    /// The program's text on huge pages: auto, file, shared, private or off [default: auto]
+    /// The program's text on huge pages: auto, file, shared or off [default: auto]
     ///
     /// Which rung of a ladder is the highest that is tried. `file`: the file's own mapping, which takes nothing and is shared by
     /// all processes, where the page cache has the file in huge folios: see `jumbo text prime` and `jumbo text align`.
-    /// `shared`: one copy of the text for all your processes that run the file, made by the first. `private`: a copy for each
-    /// process. Both are made at the start. `auto`: what the page cache has; and, once the program has used a second of CPU
-    /// time or more (50 times what the copy takes) and touched 32 MiB of its text, as `shared`.
+    /// `shared`: one copy of the text for all your processes that run the file, made by the first at its start; a
+    /// position-independent program that is not aligned has one for each process. `auto`: what the page cache has; and, once the
+    /// program has used a second of CPU time or more (50 times what the copy takes) and touched 32 MiB of its text, as `shared`,
+    /// where processes can share the copy.
     ///
     /// Text that was changed since it was loaded (relocations, breakpoints) stays as it is.
     #[arg(long, value_name = "MODE", value_parser = mode::<TextMode>(), hide_possible_values = true)]

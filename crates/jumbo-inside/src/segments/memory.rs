@@ -10,9 +10,9 @@ use core::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
 
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use crate::sys::{self, request};
+use crate::sys;
 
 fn at(address: usize) -> *mut c_void {
     with_exposed_provenance_mut(address)
@@ -132,34 +132,6 @@ impl Staging {
             }
         }
         Ok(true)
-    }
-
-    /// Changes what may be done with it.
-    pub(super) fn protect(&self, flags: MprotectFlags) -> Result<()> {
-        // SAFETY: the addresses are this value's, and nothing but this uses them.
-        unsafe { mm::mprotect(at(self.range.start), self.range.len(), flags) }
-    }
-
-    /// Leaves it out of core dumps: the file has it, and a plain program's dump leaves it out too.
-    pub(super) fn leave_out_of_dumps(&self) {
-        // SAFETY: it changes no byte.
-        let _ = unsafe {
-            mm::madvise(
-                at(self.range.start),
-                self.range.len(),
-                Advice::LinuxDontDump,
-            )
-        };
-    }
-
-    /// Gives it a name in /proc/PID/maps. PR_SET_VMA_ANON_NAME, Linux 5.17, with CONFIG_ANON_VMA_NAME.
-    pub(super) fn name(&self, name: &core::ffi::CStr) {
-        let name = name.as_ptr().expose_provenance();
-        let operation = usize::try_from(libc::PR_SET_VMA).unwrap_or(0);
-        let what = usize::try_from(libc::PR_SET_VMA_ANON_NAME).unwrap_or(0);
-        let arguments = [operation, what, self.range.start, self.range.len(), name, 0];
-        // SAFETY: the kernel reads the name and changes no memory.
-        let _ = unsafe { request(libc::SYS_prctl, arguments) };
     }
 
     /// Puts what is here in the place of `range`, by one mremap(2): at each moment a thread finds there either what was
