@@ -57,7 +57,6 @@ fn text_is_moved_when_it_is_asked_for_and_the_program_does_not_notice() {
     let sum = program.plain().ok();
     for (mode, rung, place) in [
         ("shared", "shared", "/memfd:jumbo-text:text:"),
-        ("private", "private", ""),
         ("file", "as it is", "/text"),
         ("off", "as it is", "/text"),
     ] {
@@ -130,13 +129,6 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     first.wait();
     let (late, line) = staying(&program);
     assert_eq!(frames(late.pid(), told(&line).1), seen[0]);
-    // A private copy is another one, and perf is told what is in it.
-    let alone = program.start_jumbo(&["--text=private"]);
-    let line = alone.wait_for_line("huge ");
-    assert!(frames(alone.pid(), told(&line).1).is_disjoint(&seen[0]));
-    let process = alone.pid().as_raw_nonzero().to_string();
-    let map = jumbo_text(&["perf-map", &process, "--output=-"]).stdout;
-    assert!(map.lines().any(|line| line.ends_with(" main")), "{map}");
     // The command sees the image, and can have it forgotten.
     let images = || {
         let command = Program::new(crate::support::build::jumbo()).arg("text");
@@ -162,11 +154,7 @@ fn processes_of_one_program_share_an_image_and_it_goes_with_the_last() {
     let (another, line) = staying(&program);
     assert!(frames(another.pid(), told(&line).1).is_disjoint(&seen[0]));
     all.push((another, line));
-    for mut running in all
-        .into_iter()
-        .map(|(running, _)| running)
-        .chain([late, alone])
-    {
+    for mut running in all.into_iter().map(|(running, _)| running).chain([late]) {
         running.write("\n");
         running.wait().ok();
     }
@@ -318,7 +306,7 @@ fn a_program_may_still_change_its_text() {
     };
     let files = compile(&[SOME]);
     let program = Program::new(files.path("text")).arg("patch");
-    for mode in ["--text=shared", "--text=private", "--text=file"] {
+    for mode in ["--text=shared", "--text=file"] {
         let ran = program.jumbo_with(&[mode]).ok();
         assert_eq!(ran.stdout, "0\n", "{mode}");
     }
@@ -383,12 +371,7 @@ fn a_library_that_is_written_in_place_is_another_one_for_new_programs() {
     if !cfg!(target_arch = "x86_64") {
         return;
     }
-    for (mode, then) in [
-        ("off", 7),
-        ("file", 7),
-        ("private", 65536),
-        ("shared", 65536),
-    ] {
+    for (mode, then) in [("off", 7), ("file", 7), ("shared", 65536)] {
         let files = compile(&[
             Source::Library("textlib"),
             Source::C("text", &["-Wl,--no-as-needed", "-ltextlib"]),
@@ -426,7 +409,7 @@ fn a_debugger_names_functions_of_text_that_was_moved() {
     };
     let files = compile(&[SOME]);
     let program = Program::new(files.path("text")).arg("stay");
-    for mode in ["--text=off", "--text=shared", "--text=private"] {
+    for mode in ["--text=off", "--text=shared"] {
         let mut running = program.start_jumbo(&[mode]);
         let huge = told(&running.wait_for_line("huge ")).0;
         assert_eq!(huge > 0, mode != "--text=off", "{mode}");

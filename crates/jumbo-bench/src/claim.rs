@@ -96,7 +96,7 @@ impl Claim {
             "huge_bytes" | "huge_percent" | "text_huge_bytes" => {
                 "`jumbo doctor` shows what keeps memory off huge pages on this host"
             }
-            "text_file_huge_bytes" | "text_shared_huge_bytes" | "text_private_huge_bytes" => {
+            "text_file_huge_bytes" | "text_shared_huge_bytes" => {
                 "`jumbo run --report` shows why text is not on huge pages on this host"
             }
             "resident_bytes" | "text_resident_bytes" => LESS,

@@ -186,8 +186,6 @@ pub enum TextMode {
     File,
     /// One copy for all processes of the user that run the file, at the start.
     Shared,
-    /// A copy for each process, at the start.
-    Private,
     /// As it is.
     Off,
 }
@@ -293,7 +291,6 @@ impl Mode for TextMode {
         ("auto", Self::Auto),
         ("file", Self::File),
         ("shared", Self::Shared),
-        ("private", Self::Private),
         ("off", Self::Off),
     ];
 }
@@ -431,7 +428,7 @@ mod tests {
             heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
-            text in 0usize..5, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
+            text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
             free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {

@@ -13,18 +13,14 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use jumbo_inside::sandbox;
 
-/// The ID of the calling thread, which glibc notes in a mutex as its owner.
+/// The ID of the calling thread as the C library has it, by pthread_getcpuclockid(3), which makes no system call. The kernel
+/// reads the ID out of such a clock's number: its upper 29 bits, inverted (`CPUCLOCK_PID`, include/linux/posix-timers.h).
+/// 0 where it cannot be told.
 pub(crate) fn thread() -> u32 {
-    let mut mutex = libc::PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-    let mutex = &raw mut mutex;
-    // SAFETY: a mutex that no other thread knows. Its layout is part of the ABI (bits/struct_mutex.h): the owner is the
-    // third of its words.
-    unsafe {
-        libc::pthread_mutex_lock(mutex);
-        let owner = mutex.cast::<u32>().add(2).read_volatile();
-        libc::pthread_mutex_unlock(mutex);
-        owner
-    }
+    let mut clock = -1;
+    // SAFETY: the calling thread lives, and the number is written to `clock`.
+    let _ = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    (!(clock >> 3)).cast_unsigned()
 }
 
 /// What the word is while the tunable is in force; 0: it is none of ours.

@@ -117,8 +117,11 @@ impl<'a> Bench<'a> {
             Cached::Dropped => format!("{}, not cached", rung.name),
             _ => rung.name.to_owned(),
         };
-        let is_copied = [Rung::SHARED, Rung::PRIVATE].contains(&rung);
-        let own = if is_copied { program.size } else { Bytes(0) };
+        let own = if rung == Rung::SHARED {
+            program.size
+        } else {
+            Bytes(0)
+        };
         group.side(name, own, move || {
             program.cache(cached)?;
             self.run(program, rung, what)
@@ -138,13 +141,10 @@ impl<'a> Bench<'a> {
             let side = self.side(&mut group, (rung, rung.cached), what);
             let name = |of: &str| format!("faults{}{of}", rung.suffix);
             let published = Some(PUBLISHED_FAULTS).filter(|_| rung == Rung::FILE);
-            // The move to a copy has touched all of it before.
-            if rung != Rung::PRIVATE {
-                rows! { group;
-                    name("") => measure, "touch_faults", cold / side, published;
-                    name("_cached") => measure, "touch_faults", base / side;
-                    name("_as_found") => measure, "touch_faults", found / side;
-                }
+            rows! { group;
+                name("") => measure, "touch_faults", cold / side, published;
+                name("_cached") => measure, "touch_faults", base / side;
+                name("_as_found") => measure, "touch_faults", found / side;
             }
             let whole = "faults, start and move included";
             rows! { group; name("_with_start") => whole, "faults", cold / side; }
@@ -201,33 +201,24 @@ impl<'a> Bench<'a> {
     /// What a move of the text takes, for each 100 MiB, by the report.
     fn setups(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "set-up");
+        if !self.rungs.contains(&Rung::SHARED) {
+            return group;
+        }
         let program = of_rung(&self.whole, Rung::SHARED);
-        let mut side = |rung: Rung, name: &str, beside: bool| {
+        let mut side = |name: &str, beside: bool| {
             group.side(name, program.size, move || {
-                program.cache(rung.cached)?;
-                self.setup(program, rung, beside)
+                program.cache(Rung::SHARED.cached)?;
+                self.setup(program, beside)
             })
         };
+        let made = side("shared image, made", false);
+        let found = side("shared image, found", true);
         let measure = "set-up of 100 MiB";
-        let mut sides = Vec::new();
-        for (rung, beside, name, key) in [
-            (Rung::PRIVATE, false, "private copy", "setup_private"),
-            (Rung::SHARED, false, "shared image, made", "setup"),
-            (Rung::SHARED, true, "shared image, found", "setup_found"),
-        ] {
-            if self.rungs.contains(&rung) {
-                sides.push((side(rung, name, beside), key));
-            }
-        }
-        for &(side, key) in &sides {
-            group.value(format!("{key}_ms_per_100mib"), "setup_ms", side);
-        }
-        if let [(private, _), (made, _), (found, _)] = sides[..] {
-            rows! { group;
-                "setup_aa" => measure, "setup_ms", private / private;
-                "setup_made_vs_private" => measure, "setup_ms", private / made;
-                "setup_found_vs_private" => measure, "setup_ms", private / found;
-            }
+        group.value("setup_ms_per_100mib", "setup_ms", made);
+        group.value("setup_found_ms_per_100mib", "setup_ms", found);
+        rows! { group;
+            "setup_aa" => measure, "setup_ms", made / made;
+            "setup_made_vs_found" => measure, "setup_ms", made / found;
         }
         group
     }
@@ -237,25 +228,16 @@ impl<'a> Bench<'a> {
         let mut group = Group::new(self.settings, "memory");
         let mut side = |rung: Rung| {
             let program = of_rung(&self.part, rung);
-            let most = PROCESSES.iter().max().copied().unwrap_or_default() as u64;
-            let own = match rung {
-                Rung::PRIVATE => Bytes(program.size.0 * most),
-                _ => program.size,
-            };
-            group.side(rung.name, own, move || {
+            group.side(rung.name, program.size, move || {
                 program.cache(rung.cached)?;
                 self.resident(program, rung)
             })
         };
         let base = side(Rung::BASE);
         let sides: Vec<_> = self.rungs.iter().map(|&rung| (rung, side(rung))).collect();
-        let of = |rung| sides.iter().find(|side| side.0 == rung).map(|side| side.1);
         for (processes, figure) in PROCESSES.into_iter().zip(PSS) {
             let measure = &format!("text of {processes} x {}", self.part[0].size);
             let name = |of: &str| format!("memory_{processes}{of}");
-            if let (Some(private), Some(shared)) = (of(Rung::PRIVATE), of(Rung::SHARED)) {
-                rows! { group; name("") => measure, figure, private / shared; }
-            }
             for &(rung, side) in &sides {
                 let huge = if rung == Rung::FILE {
                     "_file"

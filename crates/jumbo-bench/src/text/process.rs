@@ -53,13 +53,9 @@ impl Bench<'_> {
         self.run(program, rung, what).map(drop)
     }
 
-    /// The set-up of one process, where `beside` is set with another one that has the image already.
-    pub(super) fn setup(
-        &self,
-        program: &Program,
-        rung: Rung,
-        beside: bool,
-    ) -> Result<Figures, Error> {
+    /// The move of one process onto an image, where `beside` is set with another one that has the image already.
+    pub(super) fn setup(&self, program: &Program, beside: bool) -> Result<Figures, Error> {
+        let rung = Rung::SHARED;
         let _other = beside.then(|| self.stay(program, rung)).transpose()?;
         let Launch::Jumbo(options) = rung.launch() else {
             return Ok(Figures::new());
@@ -80,11 +76,11 @@ impl Bench<'_> {
                 .as_f64()
                 .unwrap_or_default()
         };
-        if (moved("images_made") > 0.0) != (rung == Rung::SHARED && !beside) {
+        if (moved("images_made") > 0.0) == beside {
             let found = "an image was made where there was one, or none";
             return Err(Error::claim(found, DRY_RUN));
         }
-        let of_100_mib = (moved("shared") + moved("private")) / f64::from(100 << 20);
+        let of_100_mib = moved("shared") / f64::from(100 << 20);
         let took = moved("move_ns") / 1e6 / of_100_mib;
         Ok(with(figures, [("setup_ms", took)]))
     }

@@ -18,7 +18,7 @@ pub(super) struct Rung {
     pub(super) suffix: &'static str,
     /// The mode of `jumbo run --text`; empty: plain.
     mode: &'static str,
-    /// How the page cache has the program before it starts. Copies and images are made of text that is not huge yet.
+    /// How the page cache has the program before it starts. Images are made of text that is not huge yet.
     pub(super) cached: Cached,
     /// The figure that counts its huge pages.
     huge: &'static str,
@@ -42,16 +42,7 @@ impl Rung {
         ],
         Cached::Base,
     );
-    pub(super) const PRIVATE: Self = Self::new(
-        [
-            "private copy",
-            "_private",
-            "private",
-            "text_private_huge_bytes",
-        ],
-        Cached::Base,
-    );
-    pub(super) const HUGE: [Self; 3] = [Self::FILE, Self::SHARED, Self::PRIVATE];
+    pub(super) const HUGE: [Self; 2] = [Self::FILE, Self::SHARED];
 
     const fn new([name, suffix, mode, huge]: [&'static str; 4], cached: Cached) -> Self {
         Self {

@@ -118,7 +118,6 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
         ("text_huge_bytes", text.pmd_mapped().0 as f64),
         ("text_file_huge_bytes", text.file_pmd_mapped.0 as f64),
         ("text_shared_huge_bytes", text.shmem_pmd_mapped.0 as f64),
-        ("text_private_huge_bytes", text.anon_huge_pages.0 as f64),
         (LIBRARIES, libraries(root, std::process::id())?),
     ]))
 }

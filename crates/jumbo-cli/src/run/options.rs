@@ -75,9 +75,9 @@ pub(super) struct Options {
     )]
     pub(super) maps: Option<Switch>,
 
-    /// Text on huge pages: auto, file, shared, private, off [default: auto]
+    /// Text on huge pages: auto, file, shared or off [default: auto]
     ///
-    /// `file`: from the page cache; `shared`, `private`: as a copy; `auto`: as a shared copy once
+    /// `file`: from the page cache; `shared`: as a copy that processes share; `auto`: that copy once
     /// it pays. See docs/design/segments.md
     #[arg(
         long,

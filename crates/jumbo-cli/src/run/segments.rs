@@ -30,7 +30,6 @@ fn meaning(bit: u32) -> Option<&'static str> {
         reason::NO_SHARED_HUGE => {
             "no huge page for shared memory (the PMD size's shmem_enabled is never, or none is free)"
         }
-        reason::NO_HUGE => "no free huge page; hint: echo 1 > /proc/sys/vm/compact_memory",
         reason::NO_MEMORY => "no memory, no descriptor or no mapping was to be had",
         reason::FILTER => "nothing is moved under a seccomp filter",
         reason::GONE => "the program mapped it anew meanwhile",
@@ -58,9 +57,8 @@ fn rung(report: &Report<'_>) -> &'static str {
     let counts = &report.counted.total.of;
     let peak = report.seen.peak.as_ref();
     let huge = peak.map_or(Bytes(0), |peak| peak.usage.kind(Kind::Text).huge);
-    match (counts.text_shared, counts.text_private) {
-        (shared @ 1.., private) if shared >= private => "shared",
-        (_, 1..) => "private",
+    match counts.text_shared {
+        1.. => "shared",
         _ if huge > Bytes(0) => "file",
         _ => "as it is",
     }
@@ -73,7 +71,6 @@ pub(super) fn json(report: &Report<'_>) -> Value {
         "segments": counts.text,
         "rung": rung(report),
         "shared": counts.text_shared,
-        "private": counts.text_private,
         "images_made": counts.text_images,
         "move_ns": counts.text_ns,
         "data_moved": counts.data_moved,
@@ -106,20 +103,15 @@ pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
                 "{} on an image that processes share, in {took:.0?}",
                 Bytes(counts.text_shared)
             ),
-            "private" => format!(
-                "{} on a copy of its own, in {took:.0?}",
-                Bytes(counts.text_private)
-            ),
             "file" => String::from("from the page cache, in huge folios"),
             other => other.to_owned(),
         };
         let segments = Bytes(counts.text);
         let what = format!("{segments} in segments that hold a huge page: {what}");
         line(out, "text", &what)?;
-        let moved = counts.text_shared + counts.text_private >= counts.text;
+        let moved = counts.text_shared >= counts.text;
         // Nothing falls back in silence.
-        let is_lower = asked.text == TextMode::Shared && rung(report) == "private";
-        let why = || reasons(counts).filter(|_| is_lower || !moved && rung(report) != "file");
+        let why = || reasons(counts).filter(|_| !moved && rung(report) != "file");
         for reason in why() {
             line(out, "", reason)?;
         }

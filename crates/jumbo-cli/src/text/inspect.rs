@@ -20,7 +20,7 @@ use crate::view::{self, NONE, View, percent};
 /// that have it linked so that priming is all it needs. Of a process: the text that it maps, file by file, as it is now.
 ///
 /// The ways (rungs) are: `file`, the page cache itself, which every process shares; `shared`, one copy in shared memory for all
-/// processes of the file; `private`, a copy for each process.
+/// processes of the file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node

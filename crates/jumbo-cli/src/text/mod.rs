@@ -3,7 +3,6 @@
 mod align;
 mod images;
 mod inspect;
-mod perf_map;
 mod prime;
 
 use std::path::PathBuf;
@@ -38,7 +37,6 @@ enum Command {
     Prime(prime::Args),
     Align(align::Args),
     Images(images::Args),
-    PerfMap(perf_map::Args),
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
@@ -48,6 +46,5 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Prime(args) => prime::main(&root, args),
         Command::Align(args) => align::main(&root, args),
         Command::Images(args) => images::main(&root, args),
-        Command::PerfMap(args) => perf_map::main(&root, args),
     }
 }

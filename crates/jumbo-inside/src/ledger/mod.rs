@@ -28,7 +28,7 @@ use crate::pool::Quota;
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6236;
+const MAGIC: u32 = 0x6a6d_6237;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -107,8 +107,6 @@ counters! {
     text_file: AtomicU64 as u64, sum;
     /// What of it was moved onto an image that processes share.
     text_shared: AtomicU64 as u64, sum;
-    /// What of it was moved onto a copy of this process's own.
-    text_private: AtomicU64 as u64, sum;
     /// How long the moves took, in nanoseconds.
     text_ns: AtomicU64 as u64, sum;
     /// Why it was not more: bits of [`text_reason`].
@@ -228,8 +226,6 @@ pub mod text_reason {
     pub const NOT_EXECUTABLE: u32 = 1 << 4;
     /// No huge page for shared memory: the host's shmem controls, or none free.
     pub const NO_SHARED_HUGE: u32 = 1 << 5;
-    /// No huge page for anonymous memory.
-    pub const NO_HUGE: u32 = 1 << 6;
     /// No memory, or no mapping, or a limit.
     pub const NO_MEMORY: u32 = 1 << 7;
     /// A seccomp filter is at work: nothing is moved behind one.

@@ -11,7 +11,8 @@
 //!
 //! A PMD maps what is alike modulo its size in memory and in the image. So one image serves processes that have the text at
 //! addresses that are alike: those of a program with fixed addresses, of one that was aligned (`jumbo text align`), and of
-//! libraries that the kernel aligns. Another position-independent program has no image: it would be its own.
+//! libraries that the kernel aligns. Another position-independent program has an image of its own under `--text=shared`, which
+//! only a process with the text at the same distance from a PMD's bounds can use; `auto` makes none for it.
 //!
 //! Two that start at once make one image: each announces its own before it looks for others'; who finds one that is
 //! being made waits for it, and of two that are announced that of the lower process ID is made. (Within the few microseconds between

@@ -7,13 +7,15 @@
 use core::ffi::c_void;
 use core::ops::Range;
 use core::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
+use core::time::Duration;
 
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy};
-use crate::sys::{self, request};
+use crate::sync::Deadline;
+use crate::sys;
 
 fn at(address: usize) -> *mut c_void {
     with_exposed_provenance_mut(address)
@@ -131,34 +133,6 @@ impl Staging {
         Ok(true)
     }
 
-    /// Changes what may be done with it.
-    pub(super) fn protect(&self, flags: MprotectFlags) -> Result<()> {
-        // SAFETY: the addresses are this value's, and nothing but this uses them.
-        unsafe { mm::mprotect(at(self.range.start), self.range.len(), flags) }
-    }
-
-    /// Leaves it out of core dumps: the file has it, and a plain program's dump leaves it out too.
-    pub(super) fn leave_out_of_dumps(&self) {
-        // SAFETY: it changes no byte.
-        let _ = unsafe {
-            mm::madvise(
-                at(self.range.start),
-                self.range.len(),
-                Advice::LinuxDontDump,
-            )
-        };
-    }
-
-    /// Gives it a name in /proc/PID/maps. PR_SET_VMA_ANON_NAME, Linux 5.17, with CONFIG_ANON_VMA_NAME.
-    pub(super) fn name(&self, name: &core::ffi::CStr) {
-        let name = name.as_ptr().expose_provenance();
-        let operation = usize::try_from(libc::PR_SET_VMA).unwrap_or(0);
-        let what = usize::try_from(libc::PR_SET_VMA_ANON_NAME).unwrap_or(0);
-        let arguments = [operation, what, self.range.start, self.range.len(), name, 0];
-        // SAFETY: the kernel reads the name and changes no memory.
-        let _ = unsafe { request(libc::SYS_prctl, arguments) };
-    }
-
     /// Puts what is here in the place of `range`, by one mremap(2): at each moment a thread finds there either what was
     /// or what is. Where the kernel cannot, all stays as it was.
     ///
@@ -167,21 +141,9 @@ impl Staging {
     pub(super) unsafe fn take_place_of(mut self, range: &Range<usize>) -> Result<()> {
         let (from, length) = (self.range.start, self.range.len());
         // SAFETY: the caller's promise.
-        let moved = unsafe { sys::move_mapping(from, range.start, length) };
-        let moved = match moved {
-            // The kernel took away what was there before it failed: nothing can be lost but by not trying again.
-            Err(_) if !sys::is_mapped(range.start) => {
-                // SAFETY: as above.
-                let again = (0..RETRIES)
-                    .any(|_| unsafe { sys::move_mapping(from, range.start, length) }.is_ok());
-                if !again {
-                    // SAFETY: abort(3) may always be called. The program has no text any more.
-                    unsafe { libc::abort() }
-                }
-                Ok(())
-            }
-            moved => moved,
-        };
+        let moved = replace(range, || unsafe {
+            sys::move_mapping(from, range.start, length)
+        });
         self.is_moved = moved.is_ok();
         moved
     }
@@ -205,8 +167,26 @@ impl Drop for Staging {
     }
 }
 
-/// How often a move is tried again that has to succeed: only memory for page tables can be missing.
-const RETRIES: usize = 1000;
+/// Maximum time for the retries of a replacement that the kernel began and did not end.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two of them.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Makes a call that replaces what is mapped at `range`. The kernel takes away what was there before it maps what is to be there, and
+/// can lack memory for its own records in between. Then only another call helps, so it is made until it succeeds. After
+/// [`RETRY_TIMEOUT`] the range stays empty, and the program ends by SIGSEGV where it needs it.
+fn replace(range: &Range<usize>, call: impl Fn() -> Result<()>) -> Result<()> {
+    let mut answer = call();
+    if answer.is_err() && !sys::is_mapped(range.start) {
+        let end = Deadline::after(RETRY_TIMEOUT);
+        while answer.is_err() && !end.has_passed() {
+            let pause = RETRY_PAUSE.try_into().unwrap_or_default();
+            let _ = rustix::thread::nanosleep(&pause);
+            answer = call();
+        }
+    }
+    answer
+}
 
 /// Maps `file` from `offset` on over `range`, private, to be read and executed, by one mmap(2): at each moment a thread
 /// finds there either what was or what is.
@@ -219,18 +199,9 @@ pub(super) unsafe fn map_over(range: &Range<usize>, file: impl AsFd, offset: u64
         MapFlags::PRIVATE | MapFlags::FIXED,
     );
     // SAFETY: the caller's promise.
-    let map =
-        || unsafe { mm::mmap(at(range.start), range.len(), prot, flags, &file, offset).map(drop) };
-    let mapped = map();
-    if mapped.is_ok() || sys::is_mapped(range.start) {
-        return mapped;
-    }
-    // As for a move: what was there is gone.
-    if !(0..RETRIES).any(|_| map().is_ok()) {
-        // SAFETY: abort(3) may always be called. The program has no text any more.
-        unsafe { libc::abort() }
-    }
-    Ok(())
+    replace(range, || unsafe {
+        mm::mmap(at(range.start), range.len(), prot, flags, &file, offset).map(drop)
+    })
 }
 
 /// Words as the bytes that they are.

@@ -7,8 +7,7 @@
 //!    it has it in huge folios. It is advised, which brings it in so where it is not cached yet; `jumbo text prime` and
 //!    `jumbo text align` see to the rest. It costs nothing, serves every process and keeps what tools know;
 //! 3. a *shared* image ([`image`]): one copy for all processes of the user that run the file;
-//! 4. a *private* copy (`private`) in anonymous memory;
-//! 5. as it is.
+//! 4. as it is.
 //!
 //! What costs nothing is done at the start. `auto` pays for a copy only in a program that has lived, and touched so much text that it can
 //! gain (`later`): the thread of [`crate::watch`] looks.
@@ -28,7 +27,6 @@ mod headers;
 pub mod image;
 mod later;
 mod memory;
-mod private;
 #[cfg(test)]
 #[expect(unsafe_code, reason = "runs code that it has mapped")]
 mod tests;
@@ -112,7 +110,7 @@ pub unsafe fn start(settings: &'static Settings) {
         }
     }
     let has_libs = settings.libs.is_some();
-    let at_once = matches!(settings.mode, TextMode::Shared | TextMode::Private) && most > 0;
+    let at_once = settings.mode == TextMode::Shared && most > 0;
     if (at_once || has_libs)
         && let Some(found) = settings.find()
     {
@@ -130,7 +128,7 @@ pub unsafe fn start(settings: &'static Settings) {
     // Libraries that are loaded later come on huge pages later.
     let later = match settings.mode {
         TextMode::Auto => shareable >= WORTH || has_libs,
-        TextMode::Shared | TextMode::Private => has_libs,
+        TextMode::Shared => has_libs,
         TextMode::File | TextMode::Off => false,
     };
     if later {
@@ -186,8 +184,7 @@ fn climb(
         because(reason::SMALL_FOLIOS);
     }
     // An image of it would be this process's alone, and its memory a price that others do not share.
-    let is_shareable = segment.is_alike_everywhere(pmd);
-    if evidence && !is_shareable {
+    if evidence && !segment.is_alike_everywhere(pmd) {
         return Err(reason::NOT_CONGRUENT);
     }
     if evidence && looking.pages(segment.range(), Pages::Present)? < WORTH {
@@ -199,27 +196,11 @@ fn climb(
     let began = now();
     let slot = stats::slot();
     let length = segment.len() as u64;
-    let shared = match settings.mode {
-        TextMode::Private => Err(0),
-        _ if !is_shareable => Err(reason::NOT_CONGRUENT),
-        _ => image::take(segment, looking, pmd, stop),
-    };
-    let moved = match shared {
-        Ok(made) => {
-            slot.text_images
-                .fetch_add(u32::from(made), Ordering::Relaxed);
-            Slot::add(&slot.text_shared, length);
-            Ok(())
-        }
-        // It cannot be moved in any way.
-        Err(why @ (reason::CHANGED | reason::GONE | reason::ENDED | reason::NOT_YET)) => Err(why),
-        Err(why) if evidence => Err(why),
-        Err(why) => {
-            because(why);
-            private::take(segment, looking, pmd, stop)
-                .map(|()| Slot::add(&slot.text_private, length))
-        }
-    };
+    let moved = image::take(segment, looking, pmd, stop).map(|made| {
+        slot.text_images
+            .fetch_add(u32::from(made), Ordering::Relaxed);
+        Slot::add(&slot.text_shared, length);
+    });
     let took = u64::try_from(now().saturating_sub(began).as_nanos()).unwrap_or(u64::MAX);
     Slot::add(&slot.text_ns, took);
     moved

@@ -229,7 +229,6 @@ impl Plan {
             TextMode::Shared => {
                 String::from("one copy for all your processes that run the file, at the start")
             }
-            TextMode::Private => String::from("a copy for each process, at the start"),
         };
         Memory {
             what: "text",

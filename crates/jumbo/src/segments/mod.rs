@@ -4,7 +4,6 @@
 //! - [`prime`]: a file's text into the page cache in huge folios. [`boot`]: the same at each boot.
 //! - [`mapped`]: the text of a process as it is.
 //! - [`images`]: the copies that processes share.
-//! - [`symbols`]: what `perf` has to be told of text without a file.
 //! - [`align`]: a copy whose segments lie as huge folios do.
 //! - [`file_system`]: which of them have huge folios. [`running`]: which processes map a file.
 //!
@@ -25,7 +24,6 @@ pub mod mapped;
 pub mod prime;
 pub mod rungs;
 pub mod running;
-pub mod symbols;
 
 use std::fs::File;
 use std::io;

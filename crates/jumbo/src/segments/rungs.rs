@@ -21,7 +21,7 @@ const ALIGNS_FILES: (u32, u32) = (5, 18);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Rung {
-    /// `file`, `shared` or `private`.
+    /// `file` or `shared`.
     pub name: &'static str,
     /// Why it is not to be had as things are; empty where it is.
     pub why_not: Vec<String>,
@@ -100,8 +100,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
     if of_file.is_empty() {
         of_file.extend(unprimed(text));
     }
-    let private = moved(root, &object, sizes)?;
-    let mut shared = private.clone();
+    let mut shared = moved(root, &object, sizes)?;
     if !is_placed(&object, sizes) {
         let align = Bytes(object.load_align());
         shared.push(format!(
@@ -116,11 +115,7 @@ pub fn inspect(root: &Root, path: &Path) -> Result<Inspection, Error> {
         build_id: object.build_id.clone(),
         huge_page: Bytes(sizes.pmd.bytes()),
         segments,
-        rungs: vec![
-            rung("file", of_file),
-            rung("shared", shared),
-            rung("private", private),
-        ],
+        rungs: vec![rung("file", of_file), rung("shared", shared)],
         flags: misplaced.map(|_| flags(object.linker, sizes)),
     })
 }
