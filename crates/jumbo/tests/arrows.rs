@@ -29,8 +29,8 @@ const INSIDE: Table = &[
     (
         "heap",
         &[
-            "density", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox", "sync",
-            "sys", "watch",
+            "density", "gather", "headroom", "keep", "ledger", "orders", "pool", "proc", "sandbox",
+            "sync", "sys", "watch",
         ],
     ),
     (
@@ -55,7 +55,7 @@ const INSIDE: Table = &[
         &["headroom", "ledger", "sandbox", "sync", "sys", "watch"],
     ),
     ("watch", &["headroom", "sandbox", "standing", "sync", "sys"]),
-    ("standing", &["proc"]),
+    ("standing", &["proc", "sys"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox"]),
     ("headroom", &[]),
@@ -89,7 +89,7 @@ const OUTSIDE: Table = &[
 /// From our own processes to the inside: safe faces of what is there, and what both sides must read alike.
 const ACROSS: Table = &[
     ("status", &["ledger", "reaper"]),
-    ("pool", &["pool"]),
+    ("pool", &["pool", "sys"]),
     ("shmem", &["pool", "sys"]),
     ("vmemmap", &["pool"]),
     ("segments", &["segments"]),
