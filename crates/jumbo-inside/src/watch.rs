@@ -94,9 +94,12 @@ pub(crate) struct Job {
     without: fn(Without),
     /// The process that it is for; 0: none.
     process: AtomicI32,
-    /// When it is due: [`now`], in nanoseconds.
+    /// When it is due: [`now`], in nanoseconds; or [`NEVER`].
     due: AtomicU64,
 }
+
+/// Not due yet, while it is looked at.
+const NEVER: u64 = u64::MAX;
 
 /// Why there is no thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,18 +139,25 @@ impl Job {
         if !left.is_zero() {
             return Some(left);
         }
-        let next = (self.look)(stop);
-        match next {
-            Some(wait) => self.set_due(wait),
-            None => self.process.store(0, Ordering::Relaxed),
+        // A thread that begins it again from here on makes it due.
+        self.due.store(NEVER, Ordering::SeqCst);
+        if let Some(wait) = (self.look)(stop) {
+            self.hasten(wait);
+        } else {
+            self.process.store(0, Ordering::SeqCst);
+            if self.due.load(Ordering::SeqCst) == NEVER {
+                return None;
+            }
+            self.process.store(process(), Ordering::SeqCst);
         }
-        next
+        let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
+        Some(due.saturating_sub(now()))
     }
 
     fn set_due(&self, wait: Duration) {
         let due = now().saturating_add(wait).as_nanos();
         let due = u64::try_from(due).unwrap_or(u64::MAX);
-        self.due.store(due, Ordering::Relaxed);
+        self.due.store(due, Ordering::SeqCst);
     }
 
     /// Makes it due after that time, if it is not due sooner. True where that is sooner than it was.
@@ -158,7 +168,7 @@ impl Job {
         if sooner {
             self.set_due(wait);
         }
-        self.process.store(process(), Ordering::Release);
+        self.process.store(process(), Ordering::SeqCst);
         sooner
     }
 }
