@@ -117,7 +117,7 @@ impl Note {
 }
 
 /// All ranges that are scanned, or were found dense.
-static RANGES: Table<Note, 96> = Table::new([const { Note::new() }; 96]);
+static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
 /// Whether there were any.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// The size of a block: what one PMD maps. 0: not started.
@@ -191,14 +191,14 @@ pub fn forget(address: usize, length: usize) {
 
 #[cold]
 fn cut(address: usize, length: usize) {
-    let first = |(slot, span): &(table::Slot<'_, Note>, Span)| {
-        slot.note.is_shared() && span.range().contains(&address)
+    let holds = |(slot, span): (table::Slot<'_, Note>, Span)| {
+        (slot.note.is_shared() && span.range().contains(&address)).then_some(span)
     };
-    let gone = match RANGES.each().find(first) {
-        Some((_, whole)) if length <= 1 => Some(whole),
-        _ => Span::new(&(address..address.saturating_add(length))),
+    let whole = match length {
+        0 | 1 => RANGES.each().find_map(holds),
+        _ => None,
     };
-    if let Some(gone) = gone {
+    if let Some(gone) = whole.or_else(|| Span::new(&(address..address.saturating_add(length)))) {
         RANGES.cut(&gone, |note| note.owner.release());
     }
 }

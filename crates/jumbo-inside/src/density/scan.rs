@@ -270,6 +270,8 @@ struct Scan<'s> {
     pagemap: Option<Pagemap>,
     began: Duration,
     has_room: bool,
+    /// A collapse of the range that is visited found no huge page.
+    is_short: bool,
     pmd: usize,
     missing: usize,
 }
@@ -284,6 +286,7 @@ impl<'s> Scan<'s> {
             // It may not be there, or not be for a process that is not dumpable.
             pagemap: Pagemap::open().ok().filter(is_told),
             has_room: has_room(MIN_ROOM_BYTES),
+            is_short: false,
             pmd: PMD_BYTES.load(Ordering::Relaxed),
             missing: MISSING_BYTES.load(Ordering::Relaxed),
         }
@@ -309,6 +312,7 @@ impl<'s> Scan<'s> {
             note.touched_blocks.store(0, Ordering::Relaxed);
         }
         let mut is_refused = false;
+        self.is_short = false;
         while at < blocks.end {
             if self.stop.check_before_wait().is_err() || self.took() > MAX_SCAN {
                 note.next.store(at, Ordering::Relaxed);
@@ -345,8 +349,7 @@ impl<'s> Scan<'s> {
                     note.next.store(at, Ordering::Relaxed);
                     return false;
                 }
-                // No huge page is to be had now.
-                Err(Errno::NOMEM) => self.has_room = false,
+                Err(Errno::NOMEM) => self.is_short = true,
                 _ => {}
             }
         }
@@ -389,6 +392,7 @@ impl<'s> Scan<'s> {
         // What a child shares with this process would be copied.
         let is_own = |map: &Pagemap| map.exclusive(block.clone(), PAGE_BYTES).is_ok_and(is_full);
         self.has_room
+            && !self.is_short
             && is_full(resident)
             && !self.is_huge(block)
             && self.pagemap.as_ref().is_some_and(is_own)
