@@ -135,6 +135,12 @@ fn available() -> Option<usize> {
     number(&line[key.len()..])?.checked_mul(1024)
 }
 
+/// Whether a thread of ours would leave the program enough tasks.
+pub(crate) fn has_tasks() -> bool {
+    const MIN_TASKS: usize = 16;
+    tasks().is_none_or(|tasks| tasks >= MIN_TASKS)
+}
+
 /// How many more tasks the pids cgroups of this process leave; `usize::MAX` where there is no limit, `None` where that
 /// cannot be known.
 pub fn tasks() -> Option<usize> {

@@ -1,4 +1,4 @@
-//! The standing of a thread of ours beside the program's first thread: [`shed`], [`compare`].
+//! The standing of a thread of ours beside the program's first thread: [`begin`], [`compare`].
 //!
 //! Credentials, namespaces and CPUs belong to a thread. The C library's functions change them for all threads that it knows, and a
 //! thread of ours is gone by then. A program that changes them by a bare system call changes one thread alone: a thread of ours would keep
@@ -16,6 +16,7 @@ use rustix::thread::{
 };
 
 use crate::proc::{each_byte, open_at};
+use crate::sys::leave_descriptors;
 
 /// The lines of /proc/PID/status that have to agree; proc_pid_status(5).
 const LINES: [&[u8]; 5] = [b"Uid:", b"Gid:", b"Groups:", b"NoNewPrivs:", b"Seccomp:"];
@@ -41,9 +42,12 @@ pub(crate) enum Leader {
     Gone,
 }
 
-/// Takes the calling thread's capabilities out of effect. capset(2), Linux 2.2.
-pub(crate) fn shed() {
+/// Begins the calling thread, one of ours: no capability in effect (capset(2), Linux 2.2), no
+/// descriptor, and a name.
+pub(crate) fn begin(name: &core::ffi::CStr) -> Result<()> {
     set_effective(false);
+    let _ = rustix::thread::set_name(name);
+    leave_descriptors()
 }
 
 /// Does `work` with the permitted capabilities in effect: root's processes hide their descriptors from a thread without them.
@@ -162,7 +166,7 @@ mod tests {
     fn a_thread_has_capabilities_in_effect_only_while_it_needs_them() {
         let sets = std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
-            shed();
+            begin(c"test").unwrap();
             let shed = capabilities(None).unwrap();
             let needed = unshed(|| capabilities(None).unwrap());
             [before, shed, needed, capabilities(None).unwrap()]

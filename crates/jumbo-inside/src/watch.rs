@@ -1,6 +1,6 @@
 //! The thread that looks at a program from within, now and then: `begin`, [`end`]. What it looks at is a `Job`: whether the
-//! program has lived long enough for a copy of its text ([`crate::segments`]); which shared memory it has touched
-//! ([`crate::shmem`]); which memory has turned out dense ([`crate::density`]).
+//! program has lived long enough for a copy of its text ([`crate::segments`]); which of its memory
+//! has turned out dense (`density`).
 //!
 //! It is none of the C library's: a program of one thread stays one to it. So it is gone before whatever concerns all
 //! threads or wants a single one: fork(2), unshare(2), setns(2), a change of user or capabilities, a seccomp filter, the
@@ -19,24 +19,19 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::events::{Mechanism, Scope};
-use crate::headroom::tasks;
+use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{Blocked, Thread, process, request, wait, wake};
+use crate::sys::{Blocked, Thread, process, stand_back, wait, wake};
 
-/// `CLOSE_RANGE_UNSHARE` of close_range(2).
-const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
-const SCHED_BATCH: usize = libc::SCHED_BATCH.unsigned_abs() as usize;
 /// Between two looks.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 pub(crate) const LONGEST: Duration = Duration::from_mins(1);
 /// How long a fork waits for a job: it is over sooner, but where text has to be read from a disk.
-const PATIENCE: Duration = Duration::from_millis(200);
-/// So many more tasks the program could have, or there is no thread.
-const TASKS: usize = 16;
+const MAX_FORK_DELAY: Duration = Duration::from_millis(200);
 /// A user that may have fewer processes is left alone: how many there are is not known.
-const PROCESSES: u64 = 1024;
+const MIN_PROCESSES: u64 = 1024;
 
 /// Where the thread runs. The kernel empties it in the child of a fork, however that was made, which so has no thread.
 #[repr(C, align(4096))]
@@ -100,9 +95,12 @@ pub(crate) struct Job {
     without: fn(Without),
     /// The process that it is for; 0: none.
     process: AtomicI32,
-    /// When it is due: [`now`], in nanoseconds.
+    /// When it is due: [`now`], in nanoseconds; or [`NEVER`].
     due: AtomicU64,
 }
+
+/// Not due yet, while it is looked at.
+const NEVER: u64 = u64::MAX;
 
 /// Why there is no thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,18 +140,25 @@ impl Job {
         if !left.is_zero() {
             return Some(left);
         }
-        let next = (self.look)(stop);
-        match next {
-            Some(wait) => self.set_due(wait),
-            None => self.process.store(0, Ordering::Relaxed),
+        // A thread that begins it again from here on makes it due.
+        self.due.store(NEVER, Ordering::SeqCst);
+        if let Some(wait) = (self.look)(stop) {
+            self.hasten(wait);
+        } else {
+            self.process.store(0, Ordering::SeqCst);
+            if self.due.load(Ordering::SeqCst) == NEVER {
+                return None;
+            }
+            self.process.store(process(), Ordering::SeqCst);
         }
-        next
+        let due = Duration::from_nanos(self.due.load(Ordering::Relaxed));
+        Some(due.saturating_sub(now()))
     }
 
     fn set_due(&self, wait: Duration) {
         let due = now().saturating_add(wait).as_nanos();
         let due = u64::try_from(due).unwrap_or(u64::MAX);
-        self.due.store(due, Ordering::Relaxed);
+        self.due.store(due, Ordering::SeqCst);
     }
 
     /// Makes it due after that time, if it is not due sooner. True where that is sooner than it was.
@@ -164,7 +169,7 @@ impl Job {
         if sooner {
             self.set_due(wait);
         }
-        self.process.store(process(), Ordering::Release);
+        self.process.store(process(), Ordering::SeqCst);
         sooner
     }
 }
@@ -222,7 +227,7 @@ fn make() {
         return because(Without::Filter);
     }
     let few = getrlimit(Resource::Nproc).current;
-    if few.is_some_and(|most| most < PROCESSES) || tasks().is_some_and(|tasks| tasks < TASKS) {
+    if few.is_some_and(|most| most < MIN_PROCESSES) || !has_tasks() {
         return because(Without::Room);
     }
     // No handler may find it busy; and a thread is born with its maker's mask.
@@ -313,7 +318,7 @@ pub fn about_to_fork() {
     let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
     if is_watched() {
         call(Some(&LEAVING));
-        THREAD.join_for(PATIENCE);
+        THREAD.join_for(MAX_FORK_DELAY);
     }
     if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
         AGAIN.store(true, Ordering::Release);
@@ -359,27 +364,11 @@ pub unsafe fn forked() {
 
 /// What the thread does.
 fn look() {
-    // Descriptors of its own, none of the program's among them: the numbers that it takes are not missing to the program, and what
-    // the program closes is not what it has open. CLOSE_RANGE_UNSHARE, Linux 5.9.
-    let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
-    // SAFETY: the range is all; the table that is closed is a copy, of nothing.
-    if unsafe { request(libc::SYS_close_range, all) }.is_err() {
+    if standing::begin(c"jumbo-watch").is_err() {
         return because(Without::Kernel);
     }
-    standing::shed();
-    let _ = rustix::thread::set_name(c"jumbo-watch");
     // Whatever its maker has: nothing that keeps another thread from its CPU.
-    let priority = 0u32;
-    let batch = [
-        0,
-        SCHED_BATCH,
-        (&raw const priority).expose_provenance(),
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: sched_setscheduler(2) reads a `struct sched_param`, which is one number.
-    let _ = unsafe { request(libc::SYS_sched_setscheduler, batch) };
+    stand_back(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
     let stop = Stop::at(&ENDING, &LEAVING);
     loop {
         let calls = CALLS.load(Ordering::Acquire);

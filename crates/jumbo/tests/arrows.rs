@@ -62,7 +62,7 @@ const INSIDE: Table = &[
         "watch",
         &["events", "headroom", "sandbox", "standing", "sync", "sys"],
     ),
-    ("standing", &["proc"]),
+    ("standing", &["proc", "sys"]),
     ("ledger", &["headroom", "pool", "sandbox", "sync"]),
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),

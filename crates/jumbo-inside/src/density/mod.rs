@@ -1,15 +1,16 @@
-//! The one place that decides whether memory may have huge pages now: [`decide`]; and the calls that give them:
-//! [`advise`], [`collapse`].
+//! The one place that decides whether memory may have huge pages now: [`decide`]; and the calls
+//! that give them: [`advise`], [`collapse`].
 //!
-//! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a [`Policy`] that names the memory.
-//! Memory that may stay sparse begins on base pages, and shared memory has the folios that the kernel's controls give it:
-//! both stand in one [`table`], which the thread of [`crate::watch`] scans ([`scan`]). A range that has turned out dense
-//! stays there, so that the table tells of each whether it is known to be dense.
+//! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a [`Policy`]
+//! that names the memory. Memory that may stay sparse begins on base pages, and shared memory has
+//! the folios that the kernel's controls give it: both stand in one [`table`], which the thread of
+//! [`crate::watch`] scans ([`scan`]). A range that has turned out dense stays there, so that the
+//! table tells of each whether it is known to be dense.
 //!
 //! Of processes that share a mapping one scans it ([`owners`]).
 //!
-//! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no byte, whatever is mapped
-//! there by now; and what was unmapped is in no range from [`forget`] on.
+//! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no
+//! byte, whatever is mapped there by now; and what was unmapped is in no range from [`forget`] on.
 
 mod owners;
 mod scan;
@@ -29,23 +30,24 @@ use crate::sync::now;
 use crate::watch::{self, SHORTEST};
 use crate::{sandbox, sys};
 use owners::Owner;
-use table::{MAX_BYTES, PAGE_BYTES, Span, Table};
+use table::{PAGE_BYTES, Span, Table};
 
 pub use scan::leave;
-pub(crate) use scan::{add_shared, has_left, start_sharing};
+pub(crate) use scan::{has_left, share, start_sharing};
 
 /// The memory that a range is, as far as huge pages for it are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The heap, arenas and the pool: filled from their start on. A part of a block is advised too, to be one mapping with the
-    /// rest.
+    /// The heap, arenas and the pool: filled from their start on. A part of a block is advised too,
+    /// to be one mapping with the rest.
     Heap,
     /// A private mapping, or a step of the break, from a whole block on.
     Mapping,
-    /// Addresses that the program has reserved: no memory, and not counted. What is refused here is refused again when the
-    /// program makes memory of it.
+    /// Addresses that the program has reserved: no memory, and not counted. What is refused here is
+    /// refused again when the program makes memory of it.
     Reservation,
-    /// Memory that the program makes of reserved addresses: on base pages until it is dense, if it can be scanned.
+    /// Memory that the program makes of reserved addresses: on base pages until it is dense, if it
+    /// can be scanned.
     Committed,
     /// Memory that processes share: the kernel's controls have the last word.
     Shared,
@@ -79,8 +81,8 @@ struct Note {
     counted: AtomicUsize,
     /// The address at which the last scan was broken off, 0 where it was not.
     next: AtomicUsize,
-    /// What that scan found: of private memory the blocks of which something is resident, and what is; of shared memory what it
-    /// collapsed.
+    /// What that scan found: of private memory the blocks of which something is resident, and what
+    /// is; of shared memory what it collapsed.
     touched_blocks: AtomicUsize,
     found_bytes: AtomicUsize,
 }
@@ -115,7 +117,7 @@ impl Note {
 }
 
 /// All ranges that are scanned, or were found dense.
-static RANGES: Table<Note, 96> = Table::new([const { Note::new() }; 96]);
+static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
 /// Whether there were any.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// The size of a block: what one PMD maps. 0: not started.
@@ -155,7 +157,8 @@ pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> Decision {
     }
 }
 
-/// Has a range scanned that may stay sparse; false where it cannot be, or is the rest of one that is dense.
+/// Has a range scanned that may stay sparse; false where it cannot be, or is the rest of one that
+/// is dense.
 fn begin_on_base_pages(range: &Range<usize>, pmd: usize) -> bool {
     if pmd == 0 || watch::is_anothers() || sandbox::is_entered() {
         return false;
@@ -177,25 +180,8 @@ fn begin_on_base_pages(range: &Range<usize>, pmd: usize) -> bool {
     is_scanned
 }
 
-/// Has a shared mapping scanned; false where there are too many. `is_lax`: some pages may be missing from a block that is
-/// collapsed.
-fn share(range: &Range<usize>, is_lax: bool) -> bool {
-    let add = |start: usize| {
-        let part = Span::new(&(start..range.end.min(start.saturating_add(MAX_BYTES))));
-        part.is_some_and(|part| {
-            RANGES.add(&part, |note| {
-                note.begin(true, is_lax);
-                note.owner.assign();
-            })
-        })
-    };
-    let is_added = owners::are_known() && range.clone().step_by(MAX_BYTES).all(add);
-    IS_ANY.store(true, Ordering::Release);
-    is_added
-}
-
-/// The program unmaps a range, maps something else there, or wants it on base pages. Of a shared mapping of which only the
-/// first address is known `length` is 1 at most: all of it goes.
+/// The program unmaps a range, maps something else there, or wants it on base pages. Of a shared
+/// mapping of which only the first address is known `length` is 1 at most: all of it goes.
 #[inline(always)]
 fn forget(address: usize, length: usize) {
     if is_any() {
@@ -205,14 +191,14 @@ fn forget(address: usize, length: usize) {
 
 #[cold]
 fn cut(address: usize, length: usize) {
-    let first = |(slot, span): &(table::Slot<'_, Note>, Span)| {
-        slot.note.is_shared() && span.range().contains(&address)
+    let holds = |(slot, span): (table::Slot<'_, Note>, Span)| {
+        (slot.note.is_shared() && span.range().contains(&address)).then_some(span)
     };
-    let gone = match RANGES.each().find(first) {
-        Some((_, whole)) if length <= 1 => Some(whole),
-        _ => Span::new(&(address..address.saturating_add(length))),
+    let whole = match length {
+        0 | 1 => RANGES.each().find_map(holds),
+        _ => None,
     };
-    if let Some(gone) = gone {
+    if let Some(gone) = whole.or_else(|| Span::new(&(address..address.saturating_add(length)))) {
         RANGES.cut(&gone, |note| note.owner.release());
     }
 }

@@ -1,7 +1,7 @@
 //! Which of the processes that share a mapping scans it: [`Owner`].
 //!
-//! A mapping that the program makes is inherited by the processes that it forks. One of them is enough to scan it: the one
-//! whose word stands in a page that they share as well.
+//! A mapping that the program makes is inherited by the processes that it forks. One of them is
+//! enough to scan it: the one whose word stands in a page that they share as well.
 #![expect(unsafe_code, reason = "maps a page, and refers to words in it")]
 
 use core::ptr::{null_mut, with_exposed_provenance};
@@ -22,18 +22,21 @@ use crate::watch::LONGEST;
 #[derive(Debug)]
 #[repr(C)]
 struct Notes {
-    /// When a thread was last made for a mapping without an owner, in milliseconds of [`now`]; how often.
+    /// When a thread was last made for a mapping without an owner, in milliseconds of [`now`]; how
+    /// often.
     tried: AtomicU64,
     tries: AtomicU32,
     /// A hole was punched, by one of them.
     punched: AtomicU32,
-    /// The owner of each mapping: the process in the upper half, and in the lower the second in which it last said so. 0: none.
+    /// The owner of each mapping: the process in the upper half, and in the lower the second in
+    /// which it last said so. 0: none.
     owners: [AtomicU64; MAX_OWNERS],
 }
 const MAX_OWNERS: usize = 500;
 const _: () = assert!(size_of::<Notes>() <= PAGE_BYTES);
 
-/// The notes of this process, and which process that is: a forked child makes its own for what it maps itself.
+/// The notes of this process, and which process that is: a forked child makes its own for what it
+/// maps itself.
 static NOTES: AtomicUsize = AtomicUsize::new(0);
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// How many words were given out.
@@ -96,8 +99,8 @@ impl Owner {
                 .is_ok()
     }
 
-    /// Gives it up, where this process is the owner. A filter may end a program that asks for its number; and no process
-    /// looks for the word of one that is gone.
+    /// Gives it up, where this process is the owner. A filter may end a program that asks for its
+    /// number; and no process looks for the word of one that is gone.
     pub(super) fn release(&self) {
         if let Some(word) = self.word()
             && !sandbox::is_entered()
@@ -115,8 +118,8 @@ impl Owner {
     }
 }
 
-/// Whether the process of a word owns nothing: none, one that is gone, or one that went without a word and whose number
-/// another has.
+/// Whether the process of a word owns nothing: none, one that is gone, or one that went without a
+/// word and whose number another has.
 fn is_free(owner: u64) -> bool {
     let process = i32::try_from(owner >> 32).ok().and_then(Pid::from_raw);
     let Some(process) = process else { return true };
@@ -137,7 +140,8 @@ fn own_notes() -> Option<&'static Notes> {
     notes_at(NOTES.load(Ordering::Acquire))
 }
 
-/// Whether this process has a page of notes, which the children that it forks share: mapped here, once.
+/// Whether this process has a page of notes, which the children that it forks share: mapped here,
+/// once.
 pub(super) fn are_known() -> bool {
     if MAKER.load(Ordering::Relaxed) == process() {
         return true;
@@ -153,7 +157,8 @@ pub(super) fn are_known() -> bool {
     true
 }
 
-/// The program has punched a hole in memory, which may be shared: blocks with holes are left alone from now on.
+/// The program has punched a hole in memory, which may be shared: blocks with holes are left alone
+/// from now on.
 #[inline(always)]
 pub(super) fn punched() {
     if super::is_any() {
@@ -170,7 +175,8 @@ pub(super) fn release_all() {
     }
 }
 
-/// Whether a mapping is there that no process owns, and it is time to try: the more seldom, the more often that was tried.
+/// Whether a mapping is there that no process owns, and it is time to try: the more seldom, the
+/// more often that was tried.
 pub(super) fn is_neglected() -> bool {
     let Some(notes) = own_notes() else {
         return false;

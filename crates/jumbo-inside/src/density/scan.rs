@@ -1,15 +1,17 @@
 //! The scan of [`RANGES`], by the thread of [`crate::watch`]: [`scan`].
 //!
-//! - A block (what a PMD maps) of which all is resident, but for what `--max-waste` allows, is collapsed. Of memory in which
-//!   the program has punched a hole every page has to be there: a collapse would fill the hole.
-//! - A private range is advised once all blocks that were touched are so, and there are [`MIN_TOUCHED_BLOCKS`]: from then on
-//!   it is huge from its first touch, and so is what is committed next to it. What a forked child still shares is not
-//!   collapsed: that would copy it.
+//! - A block (what a PMD maps) of which all is resident, but for what `--max-waste` allows, is
+//!   collapsed. Of memory in which the program has punched a hole every page has to be there: a
+//!   collapse would fill the hole.
+//! - A private range is advised once all blocks that were touched are so, and there are
+//!   [`MIN_TOUCHED_BLOCKS`]: from then on it is huge from its first touch, and so is what is
+//!   committed next to it. What a forked child still shares is not collapsed: that would copy it.
 //!
-//! Nothing is kept about a block: whether it is huge is asked of the kernel, each time. A kernel without PAGEMAP_SCAN (before
-//! Linux 6.7) does not say it: there private memory is advised at once, and of shared memory mincore(2) says what is there.
-//! Shared memory needs no privilege, and the PMD size's `shmem_enabled` at `inherit`, `always`, `within_size` or `advise`
-//! (Linux 6.1; Documentation/admin-guide/mm/transhuge.rst).
+//! Nothing is kept about a block: whether it is huge is asked of the kernel, each time. A kernel
+//! without PAGEMAP_SCAN (before Linux 6.7) does not say it: there private memory is advised at
+//! once, and of shared memory mincore(2) says what is there. Shared memory needs no privilege, and
+//! the PMD size's `shmem_enabled` at `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
+//! Documentation/admin-guide/mm/transhuge.rst).
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,10 +20,10 @@ use core::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice};
 
-use super::table::{self, PAGE_BYTES, Span};
+use super::table::{self, MAX_BYTES, PAGE_BYTES, Span};
 use super::{
-    MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, advise, is_any, millis, owners, record_reason,
-    share,
+    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, advise, is_any, millis, owners,
+    record_reason,
 };
 use crate::headroom::has_room;
 use crate::ledger::{Slot as Counts, shm_reason as reason, stats};
@@ -34,7 +36,8 @@ use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without, used};
 pub(super) const MIN_TOUCHED_BLOCKS: usize = 8;
 /// The age from which on a shared mapping is scanned.
 const MIN_SHARED_AGE: Duration = Duration::from_secs(1);
-/// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages that they keep apart.
+/// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages
+/// that they keep apart.
 const BATCH_BLOCKS: usize = 8;
 /// The blocks that are passed over at once where none is touched.
 const STRIDE_BLOCKS: usize = 64;
@@ -44,11 +47,13 @@ const MAX_SCAN: Duration = Duration::from_millis(50);
 const CPU_PARTS: u32 = 10;
 /// The longest wait after a scan that found something new.
 const MAX_BUSY_WAIT: Duration = Duration::from_millis(500);
-/// Memory that is left when blocks are collapsed: a huge page is taken before the base pages go back.
+/// Memory that is left when blocks are collapsed: a huge page is taken before the base pages go
+/// back.
 const MIN_ROOM_BYTES: usize = 64 << 20;
 /// The most base pages in a shared block: a page of mincore(2)'s answer.
 const MAX_BLOCK_PAGES: usize = 4096;
-/// The threads for as many forks at once: a server starts its processes in a burst, and then waits for years.
+/// The threads for as many forks at once: a server starts its processes in a burst, and then waits
+/// for years.
 const BURST_THREADS: u64 = 16;
 
 type Slot = table::Slot<'static, Note>;
@@ -67,7 +72,8 @@ static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 /// When the next thread may be made for a fork: [`now`], in milliseconds.
 static NEXT_THREAD_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// Has the thread scan soon. Where there can be none, [`without_thread`] has been called by the end of it.
+/// Has the thread scan soon. Where there can be none, [`without_thread`] has been called by the end
+/// of it.
 pub(super) fn begin(wait: Duration) {
     IDLE_MILLIS.store(0, Ordering::Relaxed);
     watch::begin(&JOB, wait);
@@ -85,8 +91,9 @@ fn is_sharing() -> bool {
     IS_SHARING.load(Ordering::Acquire) && !sandbox::is_entered()
 }
 
-/// Has a shared mapping scanned. `is_lax`: see [`share`].
-pub(crate) fn add_shared(range: &Range<usize>, is_lax: bool) {
+/// Has a shared mapping scanned. `is_lax`: some pages may be missing from a block that is
+/// collapsed.
+pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
     if !IS_SHARING.load(Ordering::Acquire) || watch::is_anothers() {
         return;
     }
@@ -94,14 +101,23 @@ pub(crate) fn add_shared(range: &Range<usize>, is_lax: bool) {
     if sandbox::is_entered() {
         return record_reason(reason::FILTER);
     }
-    if !share(range, is_lax) {
+    let add = |start: usize| {
+        let part = Span::new(&(start..range.end.min(start.saturating_add(MAX_BYTES))));
+        let prepare = |note: &Note| {
+            note.begin(true, is_lax);
+            note.owner.assign();
+        };
+        part.is_some_and(|part| RANGES.add(&part, prepare))
+    };
+    if !owners::are_known() || !range.clone().step_by(MAX_BYTES).all(add) {
         return record_reason(reason::TOO_MANY);
     }
+    IS_ANY.store(true, Ordering::Release);
     begin(MIN_SHARED_AGE);
 }
 
-/// The program answers page faults itself from now on (userfaultfd(2)): a scan would be a fault to answer, or fill what it wants
-/// to. Nothing is collapsed any more, and no range is ours.
+/// The program answers page faults itself from now on (userfaultfd(2)): a scan would be a fault to
+/// answer, or fill what it wants to. Nothing is collapsed any more, and no range is ours.
 pub fn leave() {
     HAS_LEFT.store(true, Ordering::Relaxed);
     IS_SHARING.store(false, Ordering::Release);
@@ -120,8 +136,8 @@ pub(super) fn about_to_fork() {
     }
 }
 
-/// After fork(2), in the process that forked: it goes on. A child may end before it has seen anything, and the process that forks it
-/// is there as long as what they share is needed.
+/// After fork(2), in the process that forked: it goes on. A child may end before it has seen
+/// anything, and the process that forks it is there as long as what they share is needed.
 pub(super) fn has_forked() {
     let is_wanted = || RANGES.each().any(|(slot, _)| slot.note.is_shared());
     if is_any() && is_sharing() && !watch::is_anothers() && is_wanted() {
@@ -133,8 +149,8 @@ pub(super) fn has_forked() {
     }
 }
 
-/// Whether one more thread may be made for a fork: one in [`MIN_SHARED_AGE`], and as many as were saved up, at most
-/// [`BURST_THREADS`].
+/// Whether one more thread may be made for a fork: one in [`MIN_SHARED_AGE`], and as many as were
+/// saved up, at most [`BURST_THREADS`].
 fn is_affordable() -> bool {
     let (now, each) = (millis(now()), millis(MIN_SHARED_AGE));
     let before = NEXT_THREAD_MILLIS.load(Ordering::Relaxed);
@@ -145,8 +161,8 @@ fn is_affordable() -> bool {
             .is_ok()
 }
 
-/// In the child of a fork, which has no thread: its private memory is left as it is, for it shares all of it with its parent.
-/// It scans what else it shares, if no process does.
+/// In the child of a fork, which has no thread: its private memory is left as it is, for it shares
+/// all of it with its parent. It scans what else it shares, if no process does.
 ///
 /// # Safety
 /// This is the child, with one thread, and [`watch::forked`] was called.
@@ -181,8 +197,10 @@ fn advise_all() {
 }
 
 fn advise_dense(slot: &Slot, span: &Span) {
-    let _ = advise(&span.range(), Policy::Mapping);
-    slot.set_dense(span);
+    // Not under a filter that is about to be installed: the kernel may refuse it.
+    if advise(&span.range(), Policy::Mapping) != Err(Errno::PERM) {
+        slot.set_dense(span);
+    }
 }
 
 /// The ranges that are not known to be dense.
@@ -252,6 +270,8 @@ struct Scan<'s> {
     pagemap: Option<Pagemap>,
     began: Duration,
     has_room: bool,
+    /// A collapse of the range that is visited found no huge page.
+    is_short: bool,
     pmd: usize,
     missing: usize,
 }
@@ -266,6 +286,7 @@ impl<'s> Scan<'s> {
             // It may not be there, or not be for a process that is not dumpable.
             pagemap: Pagemap::open().ok().filter(is_told),
             has_room: has_room(MIN_ROOM_BYTES),
+            is_short: false,
             pmd: PMD_BYTES.load(Ordering::Relaxed),
             missing: MISSING_BYTES.load(Ordering::Relaxed),
         }
@@ -275,8 +296,8 @@ impl<'s> Scan<'s> {
         used().saturating_sub(self.began)
     }
 
-    /// Scans a range, collapses its blocks that are dense and not huge, and advises it where it is dense. True where it was broken
-    /// off.
+    /// Scans a range, collapses its blocks that are dense and not huge, and advises it where it is
+    /// dense. True where it was broken off.
     fn visit(&mut self, slot: &Slot, span: &Span) -> bool {
         let (note, pmd, blocks) = (slot.note, self.pmd, span.blocks(self.pmd));
         let is_shared = note.is_shared();
@@ -291,12 +312,14 @@ impl<'s> Scan<'s> {
             note.touched_blocks.store(0, Ordering::Relaxed);
         }
         let mut is_refused = false;
+        self.is_short = false;
         while at < blocks.end {
             if self.stop.check_before_wait().is_err() || self.took() > MAX_SCAN {
                 note.next.store(at, Ordering::Relaxed);
                 return true;
             }
-            // The program may have unmapped it meanwhile, which changes nothing for what is mapped there now.
+            // The program may have unmapped it meanwhile, which changes nothing for what is mapped
+            // there now.
             if !slot.span().is_some_and(|now| now.range().contains(&at)) {
                 return false;
             }
@@ -326,8 +349,7 @@ impl<'s> Scan<'s> {
                     note.next.store(at, Ordering::Relaxed);
                     return false;
                 }
-                // No huge page is to be had now.
-                Err(Errno::NOMEM) => self.has_room = false,
+                Err(Errno::NOMEM) => self.is_short = true,
                 _ => {}
             }
         }
@@ -370,14 +392,15 @@ impl<'s> Scan<'s> {
         // What a child shares with this process would be copied.
         let is_own = |map: &Pagemap| map.exclusive(block.clone(), PAGE_BYTES).is_ok_and(is_full);
         self.has_room
+            && !self.is_short
             && is_full(resident)
             && !self.is_huge(block)
             && self.pagemap.as_ref().is_some_and(is_own)
     }
 
     fn is_wanted_shared(&self, block: &Range<usize>, note: &Note) -> bool {
-        // Without its last page it may reach beyond the end of a file, where a touch has to be a SIGBUS. And memory of which little was
-        // touched is soon scanned.
+        // Without its last page it may reach beyond the end of a file, where a touch has to be a
+        // SIGBUS. And memory of which little was touched is soon scanned.
         let last = block.end - PAGE_BYTES..block.end;
         if resident(&last) != Some(PAGE_BYTES) || self.is_huge(block) {
             return false;
@@ -393,8 +416,9 @@ impl<'s> Scan<'s> {
         !self.is_huge(block)
     }
 
-    /// Collapses blocks: at once, or one after the other where that is refused, for one of them may be another mapping by now, or
-    /// locked for a moment. Gives the error of the last that could not be.
+    /// Collapses blocks: at once, or one after the other where that is refused, for one of them may
+    /// be another mapping by now, or locked for a moment. Gives the error of the last that could
+    /// not be.
     fn collapse(&self, run: &Range<usize>, note: &Note) -> Result<(), Errno> {
         if run.is_empty() {
             return Ok(());
@@ -441,7 +465,8 @@ impl<'s> Scan<'s> {
     }
 }
 
-/// Whether the blocks of a private range that were touched were filled. The last one may be being filled.
+/// Whether the blocks of a private range that were touched were filled. The last one may be being
+/// filled.
 const fn is_dense(touched: usize, resident: usize, pmd: usize, missing: usize) -> bool {
     touched >= MIN_TOUCHED_BLOCKS
         && resident.saturating_add(pmd) >= touched.saturating_mul(pmd - missing)
@@ -453,13 +478,14 @@ fn resident(range: &Range<usize>) -> Option<usize> {
     let mut pages = [0u8; MAX_BLOCK_PAGES];
     let answer = (&raw mut pages).expose_provenance();
     let arguments = [range.start, range.len(), answer, 0, 0, 0];
-    // SAFETY: the kernel writes a byte for each page of the block, of which there are at most as many as `pages` has.
+    // SAFETY: the kernel writes a byte for each page of the block, of which there are at most as
+    // many as `pages` has.
     unsafe { sys::request(libc::SYS_mincore, arguments) }.ok()?;
     Some(pages.iter().filter(|page| **page & 1 != 0).count() * PAGE_BYTES)
 }
 
-/// Maps the page at an address, which is in memory, as a read would, but without a signal where it is not. MADV_POPULATE_READ,
-/// Linux 5.14.
+/// Maps the page at an address, which is in memory, as a read would, but without a signal where it
+/// is not. MADV_POPULATE_READ, Linux 5.14.
 #[expect(unsafe_code, reason = "advises memory")]
 fn read(address: usize) {
     let at = core::ptr::with_exposed_provenance_mut(address);

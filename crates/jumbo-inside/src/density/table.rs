@@ -1,9 +1,11 @@
 //! Ranges of addresses that threads and signal handlers read and change without a lock: [`Table`].
 //!
-//! Each range is one word, so no thread finds half of one. Beside it is a note of the table's user, which is written while
-//! the word says that the slot is claimed: a thread may find the note of a range that has ended since it read the word.
+//! Each range is one word, so no thread finds half of one. Beside it is a note of the table's user,
+//! which is written while the word says that the slot is claimed: a thread may find the note of a
+//! range that has ended since it read the word.
 //!
-//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] or [`Table::join`] is given it again.
+//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] or [`Table::join`]
+//! is given it again.
 //!
 //! Generic over [`Word64`], so that tests search the interleavings of the code that runs.
 
@@ -15,7 +17,8 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// The largest range, 1 TiB: a larger one takes several slots.
 pub(crate) const MAX_BYTES: usize = ((1 << COUNT_BITS) - 1) * PAGE_BYTES;
 const COUNT_BITS: u32 = 28;
-/// The first page that no word has room for: 2^47 bytes, all that the kernel gives without being asked for more.
+/// The first page that no word has room for: 2^47 bytes, all that the kernel gives without being
+/// asked for more.
 const END_PAGE: usize = 1 << 35;
 /// A slot whose note is being written, or read for the last time.
 const CLAIMED: u64 = 1;
@@ -48,7 +51,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The pages that have a byte of a range of addresses; `None` where there is none, or a word has no room for them.
+    /// The pages that have a byte of a range of addresses; `None` where there is none, or a word
+    /// has no room for them.
     pub(crate) fn new(range: &Range<usize>) -> Option<Self> {
         Self::of_pages(
             range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES),
@@ -61,7 +65,8 @@ impl Span {
         (!pages.is_empty() && fits).then_some(Self { pages, is_dense })
     }
 
-    /// The first page in 35 bits, how many there are in 28, and whether they are dense. A free or claimed slot has no page.
+    /// The first page in 35 bits, how many there are in 28, and whether they are dense. A free or
+    /// claimed slot has no page.
     fn of_word(word: u64) -> Option<Self> {
         let bits = |from: u32, count: u32| usize::try_from(word >> from & ((1 << count) - 1));
         let (first, count) = (bits(COUNT_BITS + 1, 35).ok()?, bits(1, COUNT_BITS).ok()?);
@@ -141,7 +146,8 @@ impl<N, W: Word64> Slot<'_, N, W> {
         self.replace(before, &dense);
     }
 
-    /// Ends a range, whose note is still its own in `ended`; false where another thread has changed it.
+    /// Ends a range, whose note is still its own in `ended`; false where another thread has changed
+    /// it.
     pub(crate) fn end(&self, before: &Span, ended: impl FnOnce(&N)) -> bool {
         let is_ended = self.word.replace(before.word(), CLAIMED);
         if is_ended {
@@ -196,7 +202,8 @@ impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
         slot.word.replace(CLAIMED, span.word())
     }
 
-    /// Adds pages to a range that they lie beside and whose note `may_join`. Gives that range as it was.
+    /// Adds pages to a range that they lie beside and whose note `may_join`. Gives that range as it
+    /// was.
     pub(crate) fn join(&self, more: &Span, may_join: impl Fn(&N) -> bool) -> Option<Span> {
         self.slots().find_map(|slot| {
             loop {
@@ -208,8 +215,8 @@ impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
         })
     }
 
-    /// Takes pages out of all ranges. Of a range that they were in the middle of the larger end stays. `ended` is given
-    /// the notes of those that are gone.
+    /// Takes pages out of all ranges. Of a range that they were in the middle of the larger end
+    /// stays. `ended` is given the notes of those that are gone.
     pub(crate) fn cut(&self, gone: &Span, ended: impl Fn(&N)) {
         for slot in self.slots() {
             while let Some(before) = slot.span() {
@@ -296,10 +303,11 @@ mod tests {
         ) {
             let (all, gone) = (span(start..start + length), span(from..from + gone));
             let left = all.without(&gone).map_or(0..0, |left| left.pages);
-            prop_assert!(left.is_empty() || all.pages.start <= left.start && left.end <= all.pages.end);
+            let is_inside = all.pages.start <= left.start && left.end <= all.pages.end;
+            prop_assert!(left.is_empty() || is_inside);
             prop_assert!(left.clone().all(|page| !gone.pages.contains(&page)));
             let rest = all.pages.clone().filter(|page| !gone.pages.contains(page)).count();
-            prop_assert!(left.len() * 2 >= rest, "the larger end of {all:?} without {gone:?}: {left:?}");
+            prop_assert!(left.len() * 2 >= rest, "{all:?} without {gone:?}: {left:?}");
         }
 
         #[test]
@@ -309,7 +317,10 @@ mod tests {
             for step in steps {
                 let (pages, is_added) = match step {
                     Step::Add(pages) => (pages.clone(), table.add(&span(pages), |()| ())),
-                    Step::Join(pages) => (pages.clone(), table.join(&span(pages), |()| true).is_some()),
+                    Step::Join(pages) => {
+                        let joined = table.join(&span(pages.clone()), |()| true);
+                        (pages, joined.is_some())
+                    }
                     Step::Cut(pages) => {
                         table.cut(&span(pages.clone()), |()| ());
                         may_be[pages].fill(false);
@@ -374,8 +385,8 @@ mod tests {
         shuttle::check_pct(scenario, 600, 3);
     }
 
-    /// Each thread adds a range, with its number as the note, has it grow, and cuts a part out and then the rest, beside a
-    /// thread that finds ranges dense.
+    /// Each thread adds a range, with its number as the note, has it grow, and cuts a part out and
+    /// then the rest, beside a thread that finds ranges dense.
     #[test]
     fn threads_that_share_slots_lose_no_range_and_keep_none() {
         search(|table| {

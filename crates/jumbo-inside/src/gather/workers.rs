@@ -20,7 +20,7 @@ use rustix::thread::CapabilitySet;
 use super::memory::Kernel;
 use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{Batch, process, request};
+use crate::sys::{process, request, stand_back};
 use crate::{headroom, sandbox};
 
 /// How long a worker sleeps before it leaves.
@@ -143,26 +143,12 @@ extern "C" fn start(_: *mut c_void) -> *mut c_void {
         let _ = rustix::thread::set_name(name);
     }
     if BACKGROUND.load(Ordering::Relaxed) {
-        stand_back();
+        // The caller, who waits for nothing, is not to be preempted by the worker that it wakes,
+        // and preempts it when it wakes itself.
+        stand_back(&[libc::SCHED_OTHER]);
     }
     HANDOVER.serve(number, linger(), &Kernel);
     ptr::null_mut()
-}
-
-/// The caller, who waits for nothing in background mode, is not to be preempted by the worker that it wakes, and preempts it
-/// when it wakes itself ([`Batch`]). Other policies than the usual one stay as they are.
-fn stand_back() {
-    let Ok(nice) = rustix::process::getpriority_process(None) else {
-        return;
-    };
-    let batch = Batch::new(nice);
-    // SAFETY: the kernel reads the attributes; both calls are about this thread alone.
-    unsafe {
-        if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
-            let attributes = (&raw const batch).expose_provenance();
-            let _ = request(libc::SYS_sched_setattr, [0, attributes, 0, 0, 0, 0]);
-        }
-    }
 }
 
 /// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless
@@ -225,7 +211,7 @@ mod tests {
     #[test]
     fn a_worker_stands_back_from_the_usual_policy() {
         let policy = || {
-            super::stand_back();
+            super::stand_back(&[libc::SCHED_OTHER]);
             // SAFETY: a question about this thread.
             unsafe { libc::sched_getscheduler(0) }
         };

@@ -207,6 +207,14 @@ pub(super) fn place(pmd: usize, random: usize) {
     NEXT.store(begin, Ordering::Relaxed);
 }
 
+/// Asks for huge pages in memory of the allocator's.
+///
+/// # Errors
+/// EPERM: a filter; else the kernel's.
+pub fn advise(address: usize, length: usize) -> Result<()> {
+    memory::advise(address, length)
+}
+
 /// Addresses for the allocator to [`open`]: whole huge pages, advised, which count as memory nowhere yet (RLIMIT_DATA,
 /// vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be had.
 pub fn reserve(length: usize) -> Option<usize> {

@@ -29,7 +29,7 @@ use crate::sys;
 /// Mappings below that are not packed: it is mostly files' buffers and stacks that are so small.
 pub const SMALL: usize = 256 << 10;
 /// How many PMDs' worth of small mappings a program asks for before they are packed.
-const PATIENCE: usize = 4;
+const PACKED_AFTER_PMDS: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Pack {
@@ -177,7 +177,7 @@ pub fn take_small(length: usize) -> Option<usize> {
     // mmap(2) waits for no other thread: one that is suspended may be in here.
     PACK.with_soon(|pack| {
         pack.asked = pack.asked.saturating_add(length);
-        if pack.asked < PATIENCE * pack.pmd {
+        if pack.asked < PACKED_AFTER_PMDS * pack.pmd {
             return None;
         }
         let allowed = (pack.asked / 100).saturating_mul(pack.max_waste);

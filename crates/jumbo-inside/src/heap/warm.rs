@@ -13,8 +13,8 @@ use super::memory;
 use crate::sys::{Blocked, Thread};
 
 /// More do not help: the kernel's zeroing is bound by memory.
-const THREADS: usize = 8;
-const STACK: usize = 64 << 10;
+const MAX_THREADS: usize = 8;
+const STACK_BYTES: usize = 64 << 10;
 
 /// Fills a range in pieces of whole pages, by all CPUs. Where a piece fails the rest is left out, and what was filled stays. Only
 /// while the process has one thread.
@@ -26,7 +26,7 @@ pub(crate) fn in_parallel(
     let cpus = rustix::thread::sched_getaffinity(None);
     let cpus = cpus
         .map_or(1, |cpus| cpus.count() as usize)
-        .clamp(1, THREADS);
+        .clamp(1, MAX_THREADS);
     // Pieces small enough that no thread works long on the last one while the others wait, and few enough mappings.
     let step = (length / cpus / 8).next_multiple_of(page).max(page);
     let (next, end) = (AtomicUsize::new(address), address + length);
@@ -43,8 +43,8 @@ pub(crate) fn in_parallel(
             }
         }
     };
-    let threads = [const { Thread::none() }; THREADS];
-    let stacks = memory::anywhere(cpus * STACK);
+    let threads = [const { Thread::none() }; MAX_THREADS];
+    let stacks = memory::anywhere(cpus * STACK_BYTES);
     if let Ok(stacks) = stacks {
         // A thread is born with its maker's mask. Here signals come through again below: warming takes seconds, and the
         // user may want to end it.
@@ -52,7 +52,13 @@ pub(crate) fn in_parallel(
         for (at, thread) in threads[1..cpus].iter().enumerate() {
             // SAFETY: signals are blocked. The stack is this thread's alone, and all that it uses stays until it has
             // been joined, below.
-            if !unsafe { thread.start(Thread::FLAGS, (stacks + at * STACK, STACK), &work) } {
+            if !unsafe {
+                thread.start(
+                    Thread::FLAGS,
+                    (stacks + at * STACK_BYTES, STACK_BYTES),
+                    &work,
+                )
+            } {
                 break;
             }
         }
@@ -61,7 +67,7 @@ pub(crate) fn in_parallel(
     threads.iter().for_each(Thread::join);
     if let Ok(stacks) = stacks {
         // SAFETY: no thread is on the stacks any more.
-        let _ = unsafe { memory::unmap(stacks, cpus * STACK) };
+        let _ = unsafe { memory::unmap(stacks, cpus * STACK_BYTES) };
     }
     match failed.into_inner() {
         0 => Ok(()),

@@ -11,10 +11,7 @@ use super::control::{CONTROL, MAX_WORKERS};
 use super::filter::LAST_DESCRIPTOR;
 use super::identity;
 use super::raw::{self, plain};
-use crate::sys::Batch;
-
-/// `CLOSE_RANGE_UNSHARE` of close_range(2), Linux 5.9.
-const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+use crate::sys::{leave_descriptors, stand_back};
 
 /// The CPU time of a sibling, all its threads together, after which the kernel kills it and frees what is
 /// left: some seconds, and this much for each GiB of the host's memory and swap, several times what base pages
@@ -47,13 +44,13 @@ pub(super) fn confine() -> bool {
         && drop_capabilities()
         && plain_prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
         // In a table of its own, which never held what it closes: no pipe stays open a moment longer.
-        && reads(
-            libc::SYS_close_range,
-            [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE],
-        ) == 0
+        && leave_descriptors().is_ok()
         && reads(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]) == 0
         && plain_prctl(libc::PR_SET_NAME, NAME.as_ptr().expose_provenance())
-        && stand_back()
+        // What waits for the program goes first: at the moment of its end the sibling's threads
+        // would take all CPUs, and the waiter get one back only after a slice. And giving memory
+        // back is no business of real time.
+        && stand_back(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR])
         && run_anywhere()
 }
 
@@ -66,22 +63,6 @@ fn run_anywhere() -> bool {
         reads(libc::SYS_sched_setaffinity, [0, size, pointer]);
     }
     true
-}
-
-/// What waits for the program goes first: at the moment of its end the sibling's threads would take all CPUs, and the waiter
-/// get one back only after a slice. SCHED_BATCH preempts no task when it wakes, and a long slice lets others preempt it. And
-/// giving memory back is no business of real time. Policies that stand back further stay as they are.
-fn stand_back() -> bool {
-    let policy = reads(libc::SYS_sched_getscheduler, [0; 3]);
-    let forward = [libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR];
-    if !forward.iter().any(|known| *known as isize == policy) {
-        return true;
-    }
-    // SAFETY: it writes nothing.
-    let nice = 20 - unsafe { plain(libc::SYS_getpriority, [0; 3]) };
-    let batch = Batch::new(i32::try_from(nice).unwrap_or(0));
-    let pointer = (&raw const batch).expose_provenance();
-    reads(libc::SYS_sched_setattr, [0, pointer, 0]) == 0
 }
 
 fn plain_prctl(option: libc::c_int, value: usize) -> bool {

@@ -224,7 +224,7 @@ pub fn mapped(address: usize, length: usize, known: Known) {
         }
     }
     if ours >= MIN_SCANNED_BYTES {
-        density::add_shared(&(address..address + ours), known.nameless);
+        density::share(&(address..address + ours), known.nameless);
     }
 }
 

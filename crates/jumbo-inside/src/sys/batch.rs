@@ -1,14 +1,16 @@
-//! A thread that lets the others go first: [`Batch`].
+//! A thread that lets the others go first: [`stand_back`].
+#![expect(unsafe_code, reason = "system calls")]
 
-/// The longest slice that there is, 100 ms: a task with a shorter one that wakes up preempts at once
-/// (`do_preempt_short` in kernel/sched/fair.c, Linux 6.12), where otherwise it waits for the end of a slice.
-const SLICE: u64 = 100_000_000;
+use super::call;
 
-/// What sched_setattr(2) takes (`struct sched_attr`, linux/sched/types.h, in its first version) to have a thread under
-/// SCHED_BATCH, which preempts no task when it wakes, with a long slice. It takes no privilege.
+/// The longest slice that there is, 100 ms: a task with a shorter one that wakes up preempts at
+/// once (`do_preempt_short` in kernel/sched/fair.c, Linux 6.12), where otherwise it waits for the
+/// end of a slice.
+const SLICE_NANOSECONDS: u64 = 100_000_000;
+
+/// What sched_setattr(2) takes (`struct sched_attr`, linux/sched/types.h, in its first version).
 #[repr(C)]
-#[derive(Debug)]
-pub struct Batch {
+struct Attributes {
     size: u32,
     policy: u32,
     flags: u64,
@@ -20,18 +22,35 @@ pub struct Batch {
     period: u64,
 }
 
-impl Batch {
-    /// For a thread whose nice value is this one.
-    pub const fn new(nice: i32) -> Self {
-        Self {
-            size: 48,
-            policy: libc::SCHED_BATCH.cast_unsigned(),
-            flags: 0,
-            nice,
-            priority: 0,
-            runtime: SLICE,
-            deadline: 0,
-            period: 0,
-        }
+/// Puts the calling thread under SCHED_BATCH, which preempts no task when it wakes, with a long
+/// slice; its nice value stays. It takes no privilege. A policy that is none of `policies` stays as
+/// it is. False where the kernel refuses it.
+///
+/// # References
+/// sched_setattr(2); Linux 3.14.
+pub fn stand_back(policies: &[libc::c_int]) -> bool {
+    // SAFETY: questions about this thread.
+    let (policy, priority) = unsafe {
+        (
+            call(libc::SYS_sched_getscheduler, [0; 6]),
+            call(libc::SYS_getpriority, [0; 6]),
+        )
+    };
+    if !policies.iter().any(|known| *known as isize == policy) {
+        return true;
     }
+    let attributes = Attributes {
+        size: 48,
+        policy: libc::SCHED_BATCH.cast_unsigned(),
+        flags: 0,
+        // The kernel answers with 20 less the nice value.
+        nice: i32::try_from(20 - priority).unwrap_or(0),
+        priority: 0,
+        runtime: SLICE_NANOSECONDS,
+        deadline: 0,
+        period: 0,
+    };
+    let attributes = (&raw const attributes).expose_provenance();
+    // SAFETY: the kernel reads the attributes; the call is about this thread alone.
+    unsafe { call(libc::SYS_sched_setattr, [0, attributes, 0, 0, 0, 0]) == 0 }
 }

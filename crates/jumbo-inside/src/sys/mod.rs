@@ -8,6 +8,7 @@
 //! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
+//! - [`stand_back`], [`leave_descriptors`]: what a thread of ours begins with.
 //! - [`process`]: the caller's ID. [`request`]: any other system call.
 //!
 //! It uses no other module. Invariant: no call here changes errno.
@@ -23,7 +24,7 @@ mod task;
 mod userfault;
 mod vma;
 
-pub use batch::Batch;
+pub use batch::stand_back;
 pub use collapse::{collapse, collapse_in};
 pub use copy::{copy_bytes, copy_words};
 pub use pagemap::{Pagemap, Pages};
@@ -55,6 +56,22 @@ pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usi
 /// getpid(2).
 pub fn process() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Gives the calling thread a descriptor table of its own, of nothing: the numbers that it takes
+/// are not missing to the program, and what the program closes is not what it has open.
+///
+/// # References
+/// close_range(2) with CLOSE_RANGE_UNSHARE; Linux 5.9.
+///
+/// # Errors
+/// ENOSYS: a kernel without it; ENOMEM.
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+pub fn leave_descriptors() -> Result<()> {
+    const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+    let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
+    // SAFETY: the range is all; the table that is closed is a copy, of nothing.
+    unsafe { request(libc::SYS_close_range, all).map(drop) }
 }
 
 /// ioctl(2) with a structure that the kernel reads and writes.

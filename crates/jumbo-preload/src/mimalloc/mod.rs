@@ -420,16 +420,12 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
     let advice = match advice {
         libc::MADV_DONTNEED => mm::Advice::LinuxDontNeed,
         libc::MADV_FREE => mm::Advice::LinuxFree,
-        libc::MADV_HUGEPAGE => mm::Advice::LinuxHugepage,
+        libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
         _ => return answer(Err(Errno::INVAL)),
     };
     if !sandbox::allows_advice() {
-        let drops = advice != mm::Advice::LinuxHugepage;
-        return answer(match drops {
-            // SAFETY: mimalloc drops memory of its own, without blocks in it.
-            true => unsafe { managed::renew(addr.addr(), len) },
-            false => Err(Errno::PERM),
-        });
+        // SAFETY: mimalloc drops memory of its own, without blocks in it.
+        return answer(unsafe { managed::renew(addr.addr(), len) });
     }
     if advice == mm::Advice::LinuxDontNeed && gather::is_large(len) {
         // A freed block's: no lock is held.

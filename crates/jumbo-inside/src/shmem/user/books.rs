@@ -17,8 +17,8 @@ pub(super) const THREADS: usize = 4;
 const MAX_RANGES: usize = 64;
 const STACK: usize = 64 << 10;
 
-/// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was made, which so knows of
-/// no thread and no range. Its memory is registered nowhere, either.
+/// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was
+/// made, which so knows of no thread and no range. Its memory is registered nowhere, either.
 #[repr(C)]
 pub(super) struct Ground {
     pub(super) books: Books,
@@ -133,7 +133,8 @@ impl Books {
         }
     }
 
-    /// The ranges. One that has just ended may be found: nothing is ever filled that is not registered with the kernel.
+    /// The ranges. One that has just ended may be found: nothing is ever filled that is not
+    /// registered with the kernel.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (Entry<'_>, Span)> {
         self.ranges.each()
     }
@@ -168,8 +169,8 @@ impl Books {
         is_added
     }
 
-    /// What is to go of a registered range, so that a range of whole pages does: all behind it as well, where there is no place for
-    /// one more. Under the lock.
+    /// What is to go of a registered range, so that a range of whole pages does: all behind it as
+    /// well, where there is no place for one more. Under the lock.
     pub(super) fn cut(&self, range: &Range<usize>, registered: &Range<usize>) -> Range<usize> {
         let start = range.start.max(registered.start);
         let end = range.end.min(registered.end);

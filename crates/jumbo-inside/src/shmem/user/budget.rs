@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::headroom::has_room;
 
 /// So much is brought in between two looks.
-const CHUNK: usize = 64 << 20;
+const CHUNK_BYTES: usize = 64 << 20;
 
 /// What may be brought in before the next look. In a memory cgroup at its limit a fill does not fail, it has something killed; and
 /// a program that touches little of a large mapping may have no room for all of it. So blocks come in only where there is
@@ -35,7 +35,7 @@ impl Budget {
         }
         let room = holds(remaining());
         if room {
-            self.0.store(CHUNK.saturating_sub(bytes), relaxed);
+            self.0.store(CHUNK_BYTES.saturating_sub(bytes), relaxed);
         }
         room
     }

@@ -34,7 +34,7 @@ use rustix::mm::{Advice, madvise};
 
 use books::{Books, DROP, END, FAILED, FILL, GROUND, Ground, PAGE, READY, REGISTER};
 
-use crate::headroom::{has_room, tasks};
+use crate::headroom::{has_room, has_tasks};
 use crate::ledger::shm_reason;
 use crate::ledger::stats::slot;
 use crate::sandbox;
@@ -42,11 +42,8 @@ use crate::standing::{self, Leader};
 use crate::sys::{Blocked, Thread, process, request, wait};
 use crate::watch::{self, Others};
 
-/// So many more tasks the program could have, or there is no thread.
-const TASKS: usize = 16;
-
 /// So much of what a system call is given comes in before it. It may be given much, and use little.
-const AHEAD: usize = 1 << 20;
+const AHEAD_BYTES: usize = 1 << 20;
 
 /// How many ranges are registered: 0 until there are any, and in the child of a fork. For machine code to look at.
 pub static RANGES: &AtomicUsize = &GROUND.books.count;
@@ -150,7 +147,7 @@ fn make(books: &'static Books, process: i32) -> Result<(), Reason> {
     if standing::compare() == Leader::Gone {
         return Err(Reason::Ended);
     }
-    if tasks().is_some_and(|tasks| tasks < TASKS) {
+    if !has_tasks() {
         return Err(Reason::NoMemory);
     }
     let ground = core::ptr::from_ref(&GROUND).cast_mut().cast();
@@ -263,7 +260,7 @@ pub fn touch(address: usize, length: usize) {
 #[cold]
 fn bring_in(touched: &Range<usize>) {
     let touched = pages(touched);
-    let near = touched.start.saturating_add(AHEAD);
+    let near = touched.start.saturating_add(AHEAD_BYTES);
     for (_, span) in GROUND.books.ranges() {
         let range = span.range();
         let (start, end) = (range.start.max(touched.start), range.end.min(touched.end));
@@ -279,7 +276,7 @@ fn bring_in(touched: &Range<usize>) {
 
 /// Brings in what is not there of the first pages of a range; gives where to go on.
 fn bring_in_some(range: Range<usize>) -> usize {
-    let mut there = [0u8; AHEAD / PAGE];
+    let mut there = [0u8; AHEAD_BYTES / PAGE];
     let pages = (range.len() / PAGE).min(there.len());
     let end = range.start + pages * PAGE;
     let vector = there.as_mut_ptr().expose_provenance();

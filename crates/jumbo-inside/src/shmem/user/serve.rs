@@ -18,13 +18,12 @@ use crate::density::table::Span;
 use crate::ledger::stats::slot;
 use crate::ledger::{Slot, shm_reason};
 use crate::standing::{self, Leader};
-use crate::sys::{Thread, Userfault, request, wake};
+use crate::sys::{Thread, Userfault, wake};
 
-/// `CLOSE_RANGE_UNSHARE` of close_range(2).
-const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+const NAME: &core::ffi::CStr = c"jumbo-shmem";
 /// How often the first thread looks whether it is the last of the process: at first, and at the most.
-const SHORTEST: i64 = 1;
-const LONGEST: i64 = 64;
+const MIN_WAIT_SECONDS: i64 = 1;
+const MAX_WAIT_SECONDS: i64 = 64;
 
 struct Server {
     books: &'static Books,
@@ -36,7 +35,6 @@ struct Server {
 /// What the first thread does: opens the userfaultfd, makes the others, serves, and is the last to leave.
 pub(super) fn first() {
     let books = &GROUND.books;
-    standing::shed();
     let server = Server::open(books).and_then(|server| Ok((server.wait_queue()?, server)));
     let started = match &server {
         Ok(_) => READY,
@@ -50,7 +48,7 @@ pub(super) fn first() {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     let more = (cpus as usize).clamp(1, THREADS);
     let work = || {
-        name();
+        let _ = rustix::thread::set_name(NAME);
         if let Ok(queue) = server.wait_queue() {
             server.serve(&queue, false);
         }
@@ -61,7 +59,6 @@ pub(super) fn first() {
         // below, before `server` and `work` go; so was the one that was before.
         unsafe { thread.start(Thread::FLAGS, GROUND.stack(at), &work) };
     }
-    name();
     server.serve(&queue, true);
     server.end();
     for (_, thread) in others() {
@@ -69,16 +66,9 @@ pub(super) fn first() {
     }
 }
 
-fn name() {
-    let _ = rustix::thread::set_name(c"jumbo-shmem");
-}
-
 impl Server {
     fn open(books: &'static Books) -> Result<Self> {
-        // Linux 5.9.
-        let all = [0, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
-        // SAFETY: the range is all; the table that is closed is a copy, of nothing.
-        unsafe { request(libc::SYS_close_range, all)? };
+        standing::begin(NAME)?;
         let this = Self {
             books,
             faults: Userfault::open()?,
@@ -98,7 +88,7 @@ impl Server {
     }
 
     fn serve(&self, queue: &OwnedFd, is_first: bool) {
-        let mut seconds = SHORTEST;
+        let mut seconds = MIN_WAIT_SECONDS;
         while !self.books.ending.load(Ordering::Acquire) {
             match self.faults.next() {
                 Ok(Some(address)) if address & !(PAGE - 1) == GROUND.bell() => self.answer(),
@@ -114,9 +104,9 @@ impl Server {
                     }];
                     let came = epoll::wait(queue, &mut event, is_first.then_some(&limit));
                     match came {
-                        Ok(1..) => seconds = SHORTEST,
+                        Ok(1..) => seconds = MIN_WAIT_SECONDS,
                         Ok(0) if standing::compare() != Leader::Same => self.end(),
-                        Ok(0) => seconds = (seconds * 2).min(LONGEST),
+                        Ok(0) => seconds = (seconds * 2).min(MAX_WAIT_SECONDS),
                         Err(Errno::INTR) => {}
                         Err(_) => self.end(),
                     }

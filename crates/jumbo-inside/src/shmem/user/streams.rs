@@ -8,7 +8,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most at once: how long a touch waits.
-const MOST: usize = 2 << 20;
+const MAX_BYTES: usize = 2 << 20;
 
 /// Where a program's streams have come to. Threads may find it half written: a stream is then forgotten.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Streams {
         };
         let so_far = before.load(Ordering::Relaxed);
         let more = (so_far / 100).saturating_mul(max_waste);
-        let more = more.min(MOST.saturating_sub(first)) / block * block;
+        let more = more.min(MAX_BYTES.saturating_sub(first)) / block * block;
         let length = (first + more).min(end.saturating_sub(start));
         before.store(so_far.saturating_add(length), Ordering::Relaxed);
         next.store(start.saturating_add(length), Ordering::Relaxed);
@@ -80,7 +80,7 @@ mod tests {
         let (mut at, mut calls) = (0, 0);
         while at < end {
             let length = streams.extend(at, BLOCK, end, BLOCK, 5);
-            assert!(length >= BLOCK && length % BLOCK == 0 && length <= MOST);
+            assert!(length >= BLOCK && length % BLOCK == 0 && length <= MAX_BYTES);
             assert!(length == BLOCK || (length - BLOCK) * 20 <= at);
             (at, calls) = (at + length, calls + 1);
         }
