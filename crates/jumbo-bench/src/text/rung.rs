@@ -18,7 +18,8 @@ pub(super) struct Rung {
     pub(super) suffix: &'static str,
     /// The mode of `jumbo run --text`; empty: plain.
     mode: &'static str,
-    /// How the page cache has the program before it starts. Copies and images are made of text that is not huge yet.
+    /// How the page cache has the program before it starts. Copies and images are made of text that
+    /// is not huge yet.
     pub(super) cached: Cached,
     /// The figure that counts its huge pages.
     huge: &'static str,
@@ -70,7 +71,8 @@ impl Rung {
         }
     }
 
-    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind that the rung has.
+    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind
+    /// that the rung has.
     pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
         let mut claims = vec![most_of("text_resident_bytes", touched)];
         if self == Self::BASE {
