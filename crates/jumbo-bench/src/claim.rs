@@ -1,5 +1,5 @@
-//! What a sample must show, so that it is of what the name of its side says: [`Claim`]s. A comparison of anything else
-//! would prove nothing.
+//! The conditions under which a sample is what the name of its side says: [`Claim`]s. A comparison
+//! of anything else would prove nothing.
 
 use std::ops::RangeInclusive;
 
@@ -20,7 +20,8 @@ pub(crate) struct Claim {
 /// The hint where jumbo did not do what was asked of it.
 pub(crate) const DRY_RUN: &str = "`jumbo run --dry-run -- true` shows what `jumbo run` does";
 
-/// The least part of a worker's memory that must be as claimed, in percent. Beside it there are a few MiB of its own.
+/// The least part of a worker's memory that must be as claimed, in percent. Beside it there are a
+/// few MiB of its own.
 pub(crate) const MOST: u64 = 95;
 
 /// The figure is in this range.
@@ -53,7 +54,7 @@ pub(crate) fn no_huge() -> Vec<Claim> {
     vec![exactly("huge_bytes", 0)]
 }
 
-/// So much memory, and none of it on huge pages.
+/// The claims of so much memory, and none of it on huge pages.
 pub(crate) fn base(size: Bytes) -> Vec<Claim> {
     vec![exactly("huge_bytes", 0), most_of("resident_bytes", size)]
 }
@@ -64,12 +65,12 @@ pub(crate) fn half_huge() -> Vec<Claim> {
     vec![at_least("huge_percent", 50)]
 }
 
-/// So much memory on huge pages.
+/// The claim of so much memory on huge pages.
 pub(crate) fn huge(size: Bytes) -> Vec<Claim> {
     vec![most_of("huge_bytes", size)]
 }
 
-/// So much memory on pages of the kernel's pool.
+/// The claim of so much memory on pages of the kernel's pool.
 pub(crate) fn hugetlb(size: Bytes) -> Vec<Claim> {
     vec![most_of("hugetlb_bytes", size)]
 }
@@ -85,7 +86,7 @@ pub(crate) fn check(claims: &[Claim], launch: &Launch, figures: &Figures) -> Res
 }
 
 impl Claim {
-    /// What to do where it does not hold.
+    /// The advice where it does not hold.
     fn hint(&self) -> &'static str {
         let is_none = *self.range.end() == 0;
         match self.figure {

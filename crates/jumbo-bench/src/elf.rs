@@ -16,14 +16,15 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::Error;
 
-/// What a PMD maps where a segment is to be on huge pages; where it is more, the claim of the side fails.
+/// The size that a PMD maps where a segment is to be on huge pages; where it is more, the claim of
+/// the side fails.
 pub(crate) const HUGE: u64 = 2 << 20;
 
 /// Between the program and what is added, so that the kernel makes no one mapping of both.
 const APART: u64 = 1 << 16;
 
-/// What is added, in whole huge pages. It begins at a multiple of a huge page, as a linker lays it out with
-/// `-z common-page-size=2M`.
+/// The segment that is added, in whole huge pages. It begins at a multiple of a huge page, as a
+/// linker lays it out with `-z common-page-size=2M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     /// Text from the file, at an offset that is congruent to its address: the page cache can map it by PMDs.

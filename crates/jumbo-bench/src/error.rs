@@ -124,7 +124,7 @@ impl Error {
         self.is_of_host() || matches!(self, Self::Kernel(..) | Self::Program(..) | Self::Setup(_))
     }
 
-    /// What to do about it.
+    /// The advice on what to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Claim(_, hint) => Some(hint),

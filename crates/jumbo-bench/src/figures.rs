@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a sample took, and what proves that it is what its side claims to be ([`claim`](crate::claim)).
+/// The costs of a sample, and the proof that it is what its side claims to be
+/// ([`claim`](crate::claim)).
 pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// Figures of these names.

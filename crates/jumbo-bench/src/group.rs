@@ -45,7 +45,7 @@ pub(crate) struct Grid<'a> {
     pub(crate) columns: &'a [(&'static str, &'static str)],
     /// The sides, and what they are called in the names of values.
     pub(crate) lines: Vec<(usize, String)>,
-    /// What is added to these names.
+    /// The end of these names.
     pub(crate) suffix: &'static str,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Grid<'a> {
 #[derive(Clone)]
 struct Side<'a> {
     name: String,
-    /// What is done before a sample, unmeasured; it returns the memory that the sample takes.
+    /// The unmeasured step before a sample; it returns the memory that the sample takes.
     prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
@@ -79,9 +79,9 @@ type Sampled = Result<Vec<Figures>, String>;
 /// How often a sample is tried that another program disturbed.
 const TRIES: usize = 3;
 
-/// The rows of a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are `baseline / candidate` for a
-/// ratio, `candidate - baseline` for a difference, and `side / side` or `side - side` for an A/A row. The published
-/// figure may be left out.
+/// The rows of a group, each as `NAME => MEASURE, FIGURE, SIDES, PUBLISHED;`. The sides are
+/// `baseline / candidate` for a ratio, `candidate - baseline` for a difference, and `side / side`
+/// or `side - side` for an A/A row. The published figure may be left out.
 macro_rules! rows {
     ($group:expr; $($name:expr => $measure:expr, $figure:expr, $one:ident $how:tt $other:ident
         $(, $published:expr)?;)*) => {$(
@@ -145,7 +145,8 @@ impl<'a> Group<'a> {
         self.sides.len() - 1
     }
 
-    /// Adds a side whose samples are of a worker that is started so, does this work, takes `size` bytes and must show that.
+    /// Adds a side whose samples are of a worker that is started so, does this work, takes `size`
+    /// bytes and must show that.
     pub(crate) fn work<T: Serialize>(
         &mut self,
         launch: Launch,
@@ -186,7 +187,8 @@ impl<'a> Group<'a> {
         at
     }
 
-    /// Adds a row: its name, what it measures, the figure; the sides and how they are compared. See [`rows`].
+    /// Adds a row: its name, what it measures, the figure; the sides and how they are compared. See
+    /// [`rows`].
     pub(crate) fn row(
         &mut self,
         (name, measure, figure): (impl Into<String>, impl Into<String>, &'static str),

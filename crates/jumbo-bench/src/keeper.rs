@@ -22,13 +22,13 @@ use crate::talk::{Talk, say};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// What the journal calls it.
+/// Its name in the journal.
 const COMMAND: &str = "jumbo bench";
 
 /// The size of the pages of the kernel's pool.
 pub(crate) const SIZE: PageSize = PageSize::SIZE_2M;
 
-/// What one keeper changes.
+/// The knobs of one keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kept {
@@ -40,15 +40,15 @@ pub(crate) enum Kept {
     Hvo,
 }
 
-/// What the keeper says, once when it has the knobs and after each order: for how many milliseconds the kernel worked,
-/// or why they are not as was ordered, or are not to be had at all.
+/// The answer of the keeper, once when it has the knobs and after each order: for how many
+/// milliseconds the kernel worked, or why they are not as was ordered, or are not to be had at all.
 type Answer = Result<f64, String>;
 
 /// Knobs, and the right to set them.
 pub(crate) struct Keeper {
     kept: Kept,
     talk: Talk,
-    /// What they were set to.
+    /// The values that were set.
     now: Vec<(Knob, Value)>,
 }
 
@@ -61,7 +61,7 @@ impl Kept {
         }
     }
 
-    /// What there is to say where they could not be put back.
+    /// The message where they could not be put back.
     fn not_back(self) -> &'static str {
         match self {
             Self::Pool => "not all of it could be put back; `jumbo pool --undo` tries again",
@@ -114,7 +114,7 @@ pub(crate) struct Host {
     before: Option<hugetlb::Pool>,
 }
 
-/// What the kernel's pool shall have beyond what it had.
+/// The pages of the kernel's pool beyond those that it had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) persistent: Pages,
@@ -132,7 +132,8 @@ impl Wanted {
 }
 
 impl Host {
-    /// Takes it, if it can have so many pages more, held or on demand; [`Error::Kernel`] says why not.
+    /// Takes it, if it can have so many pages more, held or on demand; [`Error::Kernel`] says why
+    /// not.
     pub(crate) fn take(settings: &Settings, pages: Pages) -> Result<Self, Error> {
         let keeper = Keeper::take(settings, Kept::Pool)?;
         // No other process sets it now.
@@ -146,7 +147,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Sets it, which the kernel took so many milliseconds for; [`Error::Kernel`] says why it cannot be so.
+    /// Sets it, which the kernel took so many milliseconds for; [`Error::Kernel`] says why it
+    /// cannot be so.
     pub(crate) fn provide(&mut self, wanted: Wanted) -> Result<f64, Error> {
         let before = self.before.as_ref();
         let overcommit = before.map_or(0, |pool| pool.overcommit.0) + wanted.overcommit.0;
@@ -177,7 +179,7 @@ pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
     }
 }
 
-/// What became of the knobs in the end; the outer error is why they are not to be had.
+/// The outcome for the knobs in the end; the outer error is why they are not to be had.
 fn serve(root: &Root, kept: Kept) -> Result<Result<(), String>, Box<dyn std::error::Error>> {
     let no_folder = "there is no folder for a record of what it was: XDG_RUNTIME_DIR";
     let journal = Journal::of_user(root).ok_or(no_folder)?;
@@ -264,7 +266,7 @@ pub(crate) fn sizes(root: &Root) -> Result<Vec<PageSize>, Error> {
     Ok(controlled.map(|(size, _)| size).collect())
 }
 
-/// That control.
+/// The control of shared memory of one folio size.
 pub(crate) fn control(size: PageSize) -> Knob {
     Knob::thp(Some(size), "shmem_enabled")
 }

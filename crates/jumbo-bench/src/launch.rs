@@ -1,4 +1,5 @@
-//! How a program is started: [`Launch`], and [`Peer`], an allocator that a user would preload instead.
+//! How a program is started: [`Launch`], and [`Peer`], an allocator that a user would preload
+//! instead.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,8 @@ impl Launch {
         }
     }
 
-    /// The command that starts `program` this way, with nothing else that changes how `malloc` behaves.
+    /// The command that starts `program` this way, with nothing else that changes how `malloc`
+    /// behaves.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
         self.command_without(&NEUTRAL, jumbo, program)
     }
@@ -112,13 +114,14 @@ pub(crate) struct Peer {
     pub(crate) set: &'static [Setting],
 }
 
-/// What the cache says of libraries that this architecture's programs can load.
+/// The cache's word for libraries that this architecture's programs can load.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: &str = "x86-64";
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &str = "AArch64";
 
-/// Its name, the starts of the names of its libraries, its setting, and the Debian package that has it.
+/// Its name, the starts of the names of its libraries, its setting, and the Debian package that has
+/// it.
 type Known = (
     &'static str,
     &'static [&'static str],

@@ -48,7 +48,7 @@ use std::path::PathBuf;
 pub use error::Error;
 use indicatif::ProgressBar;
 
-/// What every table needs to know.
+/// The settings of every table.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The `jumbo` executable: the launcher that is measured, and the program that it is measured on.

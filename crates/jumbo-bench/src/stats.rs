@@ -1,4 +1,4 @@
-//! What many samples come to: [`Spread`], [`median`].
+//! Statistics of many samples: [`Spread`], [`median`].
 
 use serde::Serialize;
 

@@ -10,12 +10,12 @@ use crate::memory::Hit;
 use crate::stats::Spread;
 use crate::{Error, Settings};
 
-/// What a table found: what `--json` prints.
+/// The results of a table, as `--json` prints them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
     /// Its name.
     pub table: &'static str,
-    /// What was measured, in a few words.
+    /// The object of the measurement, in a few words.
     pub what: String,
     /// How often.
     pub rounds: usize,
@@ -31,7 +31,7 @@ pub struct Table {
     /// Figures of many sides side by side, each of which is in `values` too.
     #[serde(skip)]
     pub grids: Vec<Grid>,
-    /// What could not be measured here: rows that are left out are not left out in silence.
+    /// The rows that could not be measured here: none is left out in silence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
 }
@@ -47,10 +47,10 @@ pub struct Grid {
     pub lines: Vec<(String, Vec<Option<Spread>>)>,
 }
 
-/// What could not be measured here.
+/// Something that could not be measured here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Missing {
-    /// What, in a few words.
+    /// Its name, in a few words.
     pub what: &'static str,
     /// Why not.
     pub why: String,
@@ -70,23 +70,23 @@ pub struct Row {
     /// Of both sides.
     #[serde(flatten)]
     pub what: What,
-    /// What jumbo is held against.
+    /// The side that jumbo is held against.
     pub baseline: Side,
-    /// What is held against it.
+    /// The side that is held against it.
     pub candidate: Side,
     /// How they compare.
     #[serde(flatten)]
     pub comparison: Comparison,
-    /// What that says about the candidate.
+    /// The verdict on the candidate.
     pub verdict: Verdict,
 }
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Debug, Serialize)]
 pub struct What {
     /// The row's key in `ratios` or `values`.
     pub name: String,
-    /// What was measured.
+    /// The measured quantity.
     pub measure: String,
     /// Of both sides, and of a difference: `ms`, `us`, `ns`, `bytes`, `pages` or `faults`.
     pub unit: &'static str,
@@ -97,7 +97,7 @@ pub struct What {
 /// One side of a row: every figure is a cost, so less is better.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// What ran.
+    /// Its name.
     pub name: String,
     /// Its samples, one a round.
     #[serde(flatten)]
@@ -114,7 +114,7 @@ pub enum Comparison {
     Difference(Spread),
 }
 
-/// What a comparison says about the candidate.
+/// The verdict of a comparison on the candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -165,13 +165,13 @@ impl Table {
         self.values.insert(name, Some(Value { spread, unit }));
     }
 
-    /// What is not measured here, and why.
+    /// Adds something that is not measured here, and why.
     pub(crate) fn missing(&mut self, what: &'static str, why: impl Into<String>) {
         let why = why.into();
         self.missing.push(Missing { what, why });
     }
 
-    /// What was looked for, where this host has it; else `what` is missing.
+    /// The thing that was looked for, where this host has it; else `what` is missing.
     pub(crate) fn found<T>(
         &mut self,
         what: &'static str,

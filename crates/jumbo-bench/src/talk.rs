@@ -1,7 +1,7 @@
 //! A child process that hears and says lines of JSON: [`Talk`].
 //!
-//! A worker asks the kernel to be killed with its parent ([`die_with_parent`]), so an interrupted measurement leaves no
-//! gigabytes behind.
+//! A worker asks the kernel to be killed with its parent ([`die_with_parent`]), so an interrupted
+//! measurement leaves no gigabytes behind.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -16,13 +16,14 @@ use crate::launch::line;
 /// A process that hears and says lines of JSON.
 pub(crate) struct Talk {
     pub(crate) child: Child,
-    /// What was typed to start it.
+    /// The command as a user would type it.
     pub(crate) command: String,
     from: Option<BufReader<ChildStdout>>,
 }
 
 impl Talk {
-    /// Starts it; the last line on its standard error is in the error where it fails, if that is a pipe.
+    /// Starts it; the last line on its standard error is in the error where it fails, if that is a
+    /// pipe.
     pub(crate) fn start(mut command: Command, stderr: Stdio) -> Result<Self, Error> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let line = line(&command);
@@ -42,7 +43,7 @@ impl Talk {
         Ok(to.map_or(Ok(()), |to| writeln!(to, "{text}"))?)
     }
 
-    /// What it says next; [`Error::Failed`] where it has ended instead.
+    /// The next thing that it says; [`Error::Failed`] where it has ended instead.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         let mut text = String::new();
         let read = self.from.as_mut().map(|from| from.read_line(&mut text));
@@ -61,7 +62,7 @@ impl Talk {
         }
     }
 
-    /// That it ended in another way than it was to, with the last that it said.
+    /// The error that it ended in another way than it was to, with the last that it said.
     pub(crate) fn failed(&mut self, status: ExitStatus) -> Error {
         let mut said = Vec::new();
         if let Some(stderr) = &mut self.child.stderr {

@@ -1,9 +1,10 @@
-//! The one engine of all samples: [`Work`] is done by a worker, a fresh process for each sample; a [`Worker`] says how that
-//! is started.
+//! The one engine of all samples: [`Work`] is done by a worker, a fresh process for each sample; a
+//! [`Worker`] says how that is started.
 //!
-//! A worker is the `jumbo` executable itself: an ordinary, dynamically linked program whose only allocator is the
-//! `malloc` that it finds at run time. A process that has freed memory is not the process that allocated it: its
-//! allocator keeps some, its address space is laid out differently. So no two samples come from one process.
+//! A worker is the `jumbo` executable itself: an ordinary, dynamically linked program whose only
+//! allocator is the `malloc` that it finds at run time. A process that has freed memory is not the
+//! process that allocated it: its allocator keeps some, its address space is laid out differently.
+//! So no two samples come from one process.
 
 use std::io;
 use std::path::PathBuf;
@@ -113,7 +114,8 @@ impl Worker {
         Talk::start(command, stderr)
     }
 
-    /// Starts it, and hears its figures, for which the claims must hold. It stays where its work does.
+    /// Starts it, and hears its figures, for which the claims must hold. It stays where its work
+    /// does.
     pub(crate) fn begin(
         &self,
         settings: &Settings,
@@ -138,8 +140,8 @@ impl Worker {
 /// The longest that the preload library may take for what it does beside the program.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The first thing that `see` finds in what the preload library shows of this process; `None` where there is none in time,
-/// or no such library.
+/// The first thing that `see` finds in what the preload library shows of this process; `None` where
+/// there is none in time, or no such library.
 pub(crate) fn shown<T>(
     root: &Root,
     see: impl Fn(Covered) -> Option<T>,
@@ -174,8 +176,8 @@ pub(crate) fn on_threads<P: Send>(
     })
 }
 
-/// The time of one of many, in nanoseconds, when so many threads do it again and again, for a span, and so many between two
-/// looks at the clock.
+/// The time of one of many, in nanoseconds, when so many threads do it again and again, for a span,
+/// and so many between two looks at the clock.
 pub(crate) fn by_threads(
     threads: usize,
     (span, batch): (Duration, u64),

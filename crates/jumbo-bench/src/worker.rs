@@ -1,4 +1,5 @@
-//! The process that is measured, from its first instruction: [`run`] finds the work that it is told.
+//! The process that is measured, from its first instruction: [`run`] finds the work that it is
+//! told.
 
 use std::io;
 
@@ -26,7 +27,8 @@ const ALL: [&dyn Known; 15] = [
     &vmemmap::TAKE_GIVE,
 ];
 
-/// Does the work of a task, which is a JSON text of its name and what it is told, and prints the figures, another.
+/// Does the work of a task, which is a JSON text of its name and what it is told, and prints the
+/// figures, another.
 ///
 /// # Errors
 /// [`Error`].

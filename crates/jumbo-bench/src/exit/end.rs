@@ -20,7 +20,7 @@ use crate::talk::Talk;
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// Who gives the memory back, beside the kernel.
+/// The process that gives the memory back, beside the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Kernel,

@@ -29,8 +29,8 @@ pub(crate) enum End {
     Kill,
 }
 
-/// The process IDs in the figures of [`HOLD`]: the worker, which a launcher may stand in front of; and the sibling that will
-/// give the memory back, where there is one.
+/// The process IDs in the figures of [`HOLD`]: the worker, which a launcher may stand in front of;
+/// and the sibling that will give the memory back, where there is one.
 pub(super) const PID: &str = "pid";
 pub(super) const REAPER: &str = "reaper_pid";
 
@@ -54,8 +54,9 @@ impl End {
     }
 }
 
-/// So many bytes in base pages, held until the standard input says something; then the process says when that was
-/// ([`now_ns`]), and ends that way. Where that is set it waits for its sibling before it says that it is ready.
+/// A process that holds so many bytes in base pages until its standard input says something; then
+/// it says when that was ([`now_ns`]), and ends that way. Where that is set it waits for its
+/// sibling before it says that it is ready.
 pub(crate) const HOLD: Work<(Bytes, bool, End)> = Work::new("hold", hold).staying(end);
 
 fn hold((size, reaper, _): (Bytes, bool, End)) -> Result<Figures, Error> {

@@ -19,8 +19,8 @@ const CALLS: usize = 5;
 /// How many writes follow the last one, all over the memory.
 const WRITES: usize = 1000;
 
-/// So many bytes, on base pages where that is set, in a process that forks, and writes to some of them while the child has
-/// them too.
+/// A process with so many bytes, on base pages where that is set, that forks, and writes to some
+/// of them while the child has them too.
 pub(crate) const FORK: Work<(Bytes, bool)> = Work::new("fork", fork);
 
 fn fork((size, base): (Bytes, bool)) -> Result<Figures, Error> {

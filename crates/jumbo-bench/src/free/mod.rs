@@ -41,7 +41,7 @@ const BLOCK: Bytes = Bytes(128 << 20);
 const RANGE: Bytes = Bytes(1 << 20);
 const FLUSHES: [u64; 3] = [1 << 10, 32 << 10, 256 << 10];
 
-/// What a program maps and unmaps all the time, in MiB.
+/// The sizes that a program maps and unmaps all the time, in MiB.
 const SMALL: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Measures the table, with a block of `size` bytes and with so many threads.
@@ -123,7 +123,8 @@ fn frees<'a>(settings: &'a Settings, size: Bytes, workers: &[NonZeroU32]) -> Gro
     group
 }
 
-/// The least part of a block that must have been freed the way the side's name says, in percent: its ends are the caller's.
+/// The least part of a block that must have been freed the way the side's name says, in percent:
+/// its ends are the caller's.
 const MOST_FREED: u64 = 90;
 
 /// Blocks of `size` bytes were freed by up to so many threads, on a machine with so many CPUs.
@@ -195,7 +196,8 @@ fn gathers(settings: &Settings, size: Bytes) -> Group<'_> {
     group
 }
 
-/// A row on mappings of these sizes, of huge pages where that is set, unmapped by so many processes, each so many times.
+/// A row on mappings of these sizes, of huge pages where that is set, unmapped by so many
+/// processes, each so many times.
 fn unmaps<'a>(
     settings: &'a Settings,
     (name, measure): (&str, &'static str),

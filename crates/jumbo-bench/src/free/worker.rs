@@ -18,12 +18,12 @@ use crate::work::{Work, shown};
 /// Blocks: allocated, touched, and freed one after the other.
 pub(crate) const BLOCKS: Work<Blocks> = Work::new("blocks", blocks);
 
-/// Mappings of each size, in huge pages where that is set: touched and unmapped, so many times. What it takes to unmap one of
-/// each, and what all of the mappings had.
+/// Mappings of each size, in huge pages where that is set: touched and unmapped, so many times.
+/// What it takes to unmap one of each, and what all of the mappings had.
 pub(crate) const UNMAP: Work<(Vec<Bytes>, bool, usize)> = Work::new("unmap", unmap);
 
-/// So many ranges of so many bytes, apart from each other and in base pages: touched and given back, by `munmap` each, or by
-/// a `Gather` that hands over so many base pages at a time.
+/// Ranges, so many of so many bytes, apart from each other and in base pages: touched and given
+/// back, by `munmap` each, or by a `Gather` that hands over so many base pages at a time.
 pub(crate) const RANGES: Work<(Bytes, usize, Option<u64>)> = Work::new("ranges", ranges);
 
 /// Blocks, and how they are freed.

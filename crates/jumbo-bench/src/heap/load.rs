@@ -21,8 +21,8 @@ const SEED: u64 = 0x6a75_6d62;
 /// All figures of [`LOAD`], added.
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
-/// Objects of so many bytes in all: allocated, each byte of them written, chased through by pointers in random order, and
-/// freed in another.
+/// Objects of so many bytes in all: allocated, each byte of them written, chased through by
+/// pointers in random order, and freed in another.
 pub(crate) const LOAD: Work<Bytes> = Work::new("load", load);
 
 /// Small objects freed, many times.

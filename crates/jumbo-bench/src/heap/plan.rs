@@ -16,10 +16,10 @@ const LARGE: std::ops::RangeInclusive<u32> = 128 << 10..=16 << 20;
 /// megabytes does not use its first bytes only.
 const STRIDE: u32 = 4096;
 
-/// What a stop of the chase takes, and how it is aligned; `malloc` aligns to 16 anyway.
+/// The size and the alignment of a stop of the chase; `malloc` aligns to 16 anyway.
 pub(super) const STOP: u32 = 16;
 
-/// What the worker does.
+/// The plan of the worker.
 pub(super) struct Plan {
     /// The sizes of the objects, in the order of their allocation.
     pub(super) sizes: Vec<u32>,

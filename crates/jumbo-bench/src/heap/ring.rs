@@ -8,7 +8,7 @@ use super::plan::{STOP, Stop};
 /// An allocation, from `malloc`: that is what this program's allocator calls.
 pub(super) type Object = Box<[u8]>;
 
-/// What stands at a stop of the chase.
+/// The node at a stop of the chase.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Node {

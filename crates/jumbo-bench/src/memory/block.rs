@@ -14,7 +14,7 @@ use jumbo::units::{Bytes, PageSize};
 
 use crate::Error;
 
-/// What one huge page maps where one is wanted; where it is more, the claim of the side fails.
+/// The size of one huge page where one is wanted; where it is more, the claim of the side fails.
 const HUGE: usize = 2 << 20;
 
 /// One allocation.
@@ -172,7 +172,7 @@ impl Mapping {
         }
     }
 
-    /// What is in it. Shared memory is shared with no process that writes to it.
+    /// Its bytes. Shared memory is shared with no process that writes to it.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is ours, can be written, and holds zeroes where nothing was written.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }

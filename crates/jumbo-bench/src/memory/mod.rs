@@ -36,15 +36,16 @@ use rustix::thread::disable_transparent_huge_pages;
 use crate::Error;
 use crate::figures::{Figures, figures};
 
-/// What this process has now.
+/// The memory of this process now.
 pub(crate) fn had(root: &Root) -> Result<Figures, Error> {
     let rollup = Smaps::read_rollup(root, std::process::id())?;
     // The kernel puts program text on huge pages by itself: that is not what is measured.
     sum(root, rollup.mappings(), |mapping| mapping.anon_huge_pages)
 }
 
-/// What it has in the mappings in which `addresses` lie. A process that is told to keep to base pages may have had huge
-/// ones before, in the heap of its start-up: those are not what is measured.
+/// Its memory in the mappings in which `addresses` lie. A process that is told to keep to base
+/// pages may have had huge ones before, in the heap of its start-up: those are not what is
+/// measured.
 pub(crate) fn had_in(root: &Root, addresses: &[Range<u64>]) -> Result<Figures, Error> {
     let smaps = Smaps::read(root, std::process::id())?;
     let within = |mapping: &Mapped<'_>| {
@@ -88,13 +89,13 @@ pub(crate) fn base_pages_only() -> Result<(), Error> {
     Ok(disable_transparent_huge_pages(true)?)
 }
 
-/// What a block of `size` bytes takes with its page tables and the program around it.
+/// The memory of a block of `size` bytes with its page tables and the program around it.
 pub(crate) fn footprint(size: Bytes) -> Bytes {
     size + Bytes(size.0 / 50) + Bytes(64 << 20)
 }
 
-/// That a measurement that takes `needed` at once does not meet the OOM killer: it would take a bystander as
-/// well.
+/// Checks that a measurement that takes `needed` at once does not meet the OOM killer: it would
+/// take a bystander as well.
 pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
     let available = available(root)?;
     if needed > available {
@@ -103,7 +104,7 @@ pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
     Ok(())
 }
 
-/// What may be taken: of the machine, and of what the memory cgroup allows.
+/// The memory that may be taken: of the machine, within what the memory cgroup allows.
 fn available(root: &Root) -> Result<Bytes, Error> {
     let machine = Host::read(root)?.available;
     let limit = Limits::read(root, &[])?.memory;

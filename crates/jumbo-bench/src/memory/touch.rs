@@ -1,5 +1,5 @@
-//! What it takes to touch memory: by huge faults and by base ones ([`first_touch`]), and when the host may have taken it back
-//! ([`touch_after_a_while`]).
+//! The cost of touching memory: by huge faults and by base ones ([`first_touch`]), and when the
+//! host may have taken it back ([`touch_after_a_while`]).
 
 use std::io;
 use std::thread::sleep;
@@ -11,7 +11,7 @@ use jumbo::units::{Bytes, PageSize};
 use super::{Mapping, room, warm};
 use crate::Error;
 
-/// What the first touch of a MiB takes on this host, now: see [`first_touch`].
+/// The cost of the first touch of a MiB on this host, now: see [`first_touch`].
 #[derive(Clone, Copy, Debug)]
 pub struct FirstTouch {
     /// By faults on base pages.
@@ -41,7 +41,7 @@ pub fn first_touch() -> Result<FirstTouch, Error> {
     Ok(least)
 }
 
-/// What touching memory in huge pages takes: see [`touch_after_a_while`].
+/// The cost of touching memory in huge pages: see [`touch_after_a_while`].
 #[derive(Clone, Copy, Debug)]
 pub struct AfterAWhile {
     /// How much memory.

@@ -23,7 +23,8 @@ const TRIES: usize = 3;
 /// A sample was hit that had so much more system time than the least of its side, and [`SLACK_MS`] beside that.
 const FACTOR: f64 = 1.25;
 
-/// What starting a process and looking at it may vary by: as much as the host takes for some 30 MiB.
+/// The variation of starting a process and looking at it: as much as the host takes for some 30
+/// MiB.
 const SLACK_MS: f64 = 50.0;
 
 /// How often the host was waited for.

@@ -83,7 +83,7 @@ const WORK: [Work; 2] = [
 /// How often the first use of pages is repeated.
 const TIMES: usize = 5;
 
-/// What a heap takes beside what the program asks for.
+/// The memory of a heap beside what the program asks for.
 const BESIDE: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with STREAM's three arrays of `size` bytes in all. So many threads take and give, a row for each
@@ -148,7 +148,7 @@ pub fn measure(
     Ok(table)
 }
 
-/// What the sides have in common.
+/// The common parts of the sides.
 struct Bench<'a> {
     settings: &'a Settings,
     work: Work,
@@ -371,7 +371,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What is added to the names of rows about STREAM's arrays, and what those are called.
+/// The end of the names of rows about STREAM's arrays, and the name of those arrays.
 fn named(size: Bytes) -> (&'static str, &'static str) {
     match size {
         SMALL => ("_small", "small"),
@@ -389,12 +389,12 @@ fn on_pool(size: Bytes, heap: &str) -> Launch {
     Launch::Jumbo(format!("--reaper=off {heap} --pool={mib}M,each,nofork"))
 }
 
-/// What `--pool` is told: what the program asks for, and what its allocator needs beside that.
+/// The size for `--pool`: the memory that the program asks for, and that its allocator needs.
 fn pool_of(size: Bytes) -> Bytes {
     (size + BESIDE).whole_pages(SIZE).bytes(SIZE)
 }
 
-/// What is added to the names of rows on a source. The kernel's pool is what the mechanism was made for.
+/// The end of the names of rows on a source. The mechanism was made for the kernel's pool.
 fn suffix(source: Source) -> &'static str {
     match source {
         Source::Hugetlb => "",

@@ -12,10 +12,10 @@ pub(super) const KERNELS: [&str; 4] = ["copy_ms", "scale_ms", "add_ms", "triad_m
 /// ... and all of them, added.
 pub(super) const ALL: &str = "copy_ms+scale_ms+add_ms+triad_ms";
 
-/// What `scale` and `triad` multiply by. Chosen so that the numbers neither grow nor vanish.
+/// The factor of `scale` and `triad`, chosen so that the numbers neither grow nor vanish.
 const SCALAR: f64 = 0.4;
 
-/// What the arrays hold at first.
+/// The first values of the arrays.
 const FIRST: [f64; 3] = [1.0, 2.0, 0.0];
 
 /// Between two arrays, in numbers. Were they a power of two apart, all three would share sets of a cache
@@ -73,7 +73,7 @@ pub(super) fn run(memory: &mut [f64], threads: usize, passes: usize) -> Result<T
     all.ok_or(f64::NAN)
 }
 
-/// What one thread does.
+/// The work of one thread.
 fn work(mut part: Part<'_>, meeting: &Meeting, passes: usize) -> Result<Times, f64> {
     let touch = meeting.together(|| part.touch());
     let mut best = [Duration::MAX; KERNELS.len()];

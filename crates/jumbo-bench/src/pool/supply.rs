@@ -28,7 +28,7 @@ pub(crate) enum Arrays {
     Static,
 }
 
-/// What a pool's pages are.
+/// The kind of a pool's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Source {
@@ -72,7 +72,7 @@ pub(super) const KERNEL_SURPLUS: &str = "kernel_surplus_pages";
 pub(super) const KERNEL_RESERVED: &str = "kernel_reserved_pages";
 
 impl Source {
-    /// So much memory on its pages.
+    /// The claim of so much memory on its pages.
     pub(super) fn claims(self, size: Bytes) -> Vec<Claim> {
         match self {
             Self::Hugetlb => claim::hugetlb(size),
@@ -93,7 +93,7 @@ impl Supply {
         Self { source, provision }
     }
 
-    /// What the kernel's pool must have beyond what it had.
+    /// The pages of the kernel's pool beyond those that it had.
     pub(super) fn wanted(self, pages: Pages) -> Wanted {
         let mut wanted = Wanted::default();
         match (self.source, self.provision) {

@@ -27,16 +27,17 @@ const SPAN: Duration = Duration::from_millis(50);
 /// How many between two looks at the clock.
 const BATCH: u64 = 32;
 
-/// STREAM over arrays of so many bytes in all, by so many threads, in so many passes: the time from nothing until they hold
-/// values, the best pass of each kernel, and the minor page faults from nothing to the end.
+/// STREAM over arrays of so many bytes in all, by so many threads, in so many passes: the time from
+/// nothing until they hold values, the best pass of each kernel, and the minor page faults from
+/// nothing to the end.
 pub(crate) const STREAM: Work<(Arrays, Bytes, usize, usize)> = Work::new("stream", stream);
 
-/// So many pages taken, each touched in all of its base pages, and given back, so many times: what one takes, and what the
-/// process had with all of them in hand.
+/// Pages, so many, that are taken, each touched in all of its base pages, and given back, so many
+/// times: the time of one, and the memory of the process with all of them in hand.
 pub(crate) const FIRST_USE: Work<(Supply, Pages, usize)> = Work::new("first-use", first_use);
 
-/// A page of a pool of so many had and given back, by so many threads: the time by the number of pages of all threads, and
-/// what the process had with one page in hand.
+/// A page of a pool of so many had and given back, by so many threads: the time by the number of
+/// pages of all threads, and what the process had with one page in hand.
 pub(crate) const EXCHANGE: Work<(Source, Way, Pages, usize)> = Work::new("exchange", exchange);
 
 fn stream(
@@ -168,7 +169,8 @@ fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<P
     Ok((pool, ballast(root, supply)?))
 }
 
-/// What the kernel's pool has unused and would give before it makes a surplus page, where such are wanted.
+/// The unused pages of the kernel's pool, which it would give before it makes a surplus page, where
+/// such are wanted.
 fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
     let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
     if supply != Supply::of(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {

@@ -47,12 +47,13 @@ pub use server::Server;
 use verdict::{Agreement, Change};
 pub use way::Way;
 
-/// What is run, the same on all sides.
+/// The program that is run, the same on all sides.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// The program and its arguments.
     pub words: Vec<OsString>,
-    /// What the user has set that changes how `malloc` behaves is left as it is: it belongs to the program.
+    /// Variables of the user that change how `malloc` behaves are left as they are: they belong to
+    /// the program.
     pub as_set: bool,
     /// Run by `sh -c` before each run, unmeasured.
     pub prepare: Option<String>,
@@ -82,11 +83,11 @@ pub struct Comparison {
     pub plain_served: Option<Served>,
     /// The last that a plain run said that failed.
     pub plain_words: Option<String>,
-    /// What came of each way.
+    /// The results of each way.
     pub ways: Vec<Compared>,
 }
 
-/// What came of one way.
+/// The results of one way.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     /// As in the names of the figures.
@@ -113,7 +114,7 @@ pub struct Compared {
     pub ended: Option<String>,
 }
 
-/// What is learned of a program while it is measured.
+/// Observations of a program while it is measured.
 #[derive(Default)]
 pub(crate) struct Notes {
     /// The most memory that a run took, and that plain ones took.
@@ -343,7 +344,7 @@ impl Notes {
         group
     }
 
-    /// What is to be said about a table of one program.
+    /// The summary of a table of one program.
     fn compared(
         &self,
         table: Table,
@@ -406,7 +407,7 @@ impl Notes {
     }
 }
 
-/// What a run is measured by.
+/// The figures of a run.
 const FIGURES: [&str; 7] = [
     "time_ms",
     "user_ms",

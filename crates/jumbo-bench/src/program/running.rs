@@ -29,10 +29,11 @@ const GRACE: Duration = Duration::from_secs(10);
 /// A signal is seen so much later at most.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// So much of the end of what it says is kept: for a message, and for the figures of a load.
+/// The size of the end of its output that is kept: for a message, and for the figures of a load.
 const KEPT: usize = 64 << 10;
 
-/// What a program wrote to one stream. Two are equal when as many bytes came, with the same hash.
+/// The output of a program to one stream. Two are equal when as many bytes came, with the same
+/// hash.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Said {
     bytes: u64,
@@ -62,7 +63,7 @@ pub(crate) struct Ended {
 /// A process, and those that it starts.
 pub(crate) struct Running {
     process: Process,
-    /// What was typed to start it.
+    /// The command as a user would type it.
     pub(super) command: String,
     streams: Option<[Receiver<io::Result<Said>>; 2]>,
 }

@@ -70,7 +70,8 @@ impl Served {
 }
 
 impl Found {
-    /// Adds what the named groups of `regex` find. A latency is in milliseconds where no group is its unit.
+    /// Adds what the named groups of `regex` find. A latency is in milliseconds where no group is
+    /// its unit.
     fn add(&mut self, regex: &Regex, text: &str) {
         for captures in regex.captures_iter(text) {
             let number = |name| captures.name(name)?.as_str().parse::<f64>().ok();
@@ -122,8 +123,8 @@ impl Pattern {
     }
 }
 
-/// The lines in which tools that are known print figures: redis-benchmark, with `-q` and in its last table; pgbench; wrk; ab;
-/// the latencies of wrk and ab.
+/// The lines in which tools that are known print figures: redis-benchmark, with `-q` and in its
+/// last table; pgbench; wrk; ab; the latencies of wrk and ab.
 const KNOWN: [&str; 7] = [
     r"(?<throughput>[0-9.]+) requests per second(, p50=(?<p50>[0-9.]+))?",
     r"avg +min +p50 +p95 +p99 +max\s+[0-9.]+ +[0-9.]+ +(?<p50>[0-9.]+) +[0-9.]+ +(?<p99>[0-9.]+)",

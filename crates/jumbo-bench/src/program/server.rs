@@ -27,14 +27,15 @@ const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// The time between two questions whether it does.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a program serves that does not end by itself. The commands are run by `sh -c`, without jumbo.
+/// A program that does not end by itself, and its load. The commands are run by `sh -c`, without
+/// jumbo.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
     /// Succeeds once the server serves; it is run until it does, for a minute. `None`: the load is.
     pub ready: Option<String>,
     /// Fills the server, before anything is measured.
     pub setup: Option<String>,
-    /// What is measured: how long it takes. `None`: the CPU time of the server.
+    /// The load that is measured: how long it takes. `None`: the CPU time of the server.
     pub load: Option<String>,
     /// How long the load is run again and again: what counts is the mean. `None`: it is run once.
     pub time: Option<Duration>,
@@ -88,7 +89,8 @@ impl Server {
         filled.transpose().map(drop)
     }
 
-    /// Has the server serve the load: how long it took, in milliseconds, and the figures that it printed.
+    /// Has the server serve the load: how long it took, in milliseconds, and the figures that it
+    /// printed.
     pub(crate) fn loaded(
         &self,
         load: &str,

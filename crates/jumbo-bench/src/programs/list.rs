@@ -1,4 +1,5 @@
-//! The programs of `jumbo bench programs`: [`PROGRAMS`], from `programs.toml`, which says what is in an entry.
+//! The programs of `jumbo bench programs`: [`PROGRAMS`], from `programs.toml`, which says what is
+//! in an entry.
 
 use std::sync::LazyLock;
 

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use regex_lite::{Captures, Regex};
 use tempfile::TempDir;
 
 use crate::group::Group;
@@ -118,20 +119,15 @@ impl Entry {
             false => "",
         };
         let size = self.size[usize::from(quick)].to_string();
-        let filled = |text: &str| {
-            [
-                ("SIZE", size.as_str()),
-                ("FOLDER", &folder.path().to_string_lossy()),
-                ("BIN", &bin.to_string_lossy()),
-                ("PYTHON", &python),
-                ("USER", if is_root { "root" } else { "" }),
-                ("AS", other),
-            ]
-            .iter()
-            .fold(text.to_owned(), |text, (word, value)| {
-                replaced(&text, word, value)
-            })
-        };
+        let words = [
+            ("SIZE", size.as_str()),
+            ("FOLDER", &folder.path().to_string_lossy()),
+            ("BIN", &bin.to_string_lossy()),
+            ("PYTHON", &python),
+            ("USER", if is_root { "root" } else { "" }),
+            ("AS", other),
+        ];
+        let filled = |text: &str| replaced(text, &words);
         for (name, text) in FILES.iter().filter(|(name, _)| *name == self.file) {
             let path = folder.path().join(name);
             let written = fs::write(&path, filled(text));
@@ -182,19 +178,17 @@ impl Entry {
     }
 }
 
-/// `text` with `value` where `word` is no part of a longer name.
-fn replaced(text: &str, word: &str, value: &str) -> String {
-    let is_letter = |c: char| c.is_ascii_uppercase();
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(word) {
-        let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
-        out += before;
-        let is_part = before.ends_with(is_letter) || behind.starts_with(is_letter);
-        out += if is_part { word } else { value };
-        rest = behind;
-    }
-    out + rest
+/// `text` with values in place of these words, where they are no part of a longer word in capitals.
+fn replaced(text: &str, words: &[(&str, &str)]) -> String {
+    let value = |found: &Captures<'_>| {
+        let known = words.iter().find(|(word, _)| *word == &found[0]);
+        known.map_or_else(|| found[0].to_owned(), |(_, value)| (*value).to_owned())
+    };
+    let capitals = Regex::new("[A-Z]+");
+    capitals.map_or_else(
+        |_| text.to_owned(),
+        |all| all.replace_all(text, value).into_owned(),
+    )
 }
 
 /// Where a program is: on the PATH, or where Debian has those of servers.
@@ -238,11 +232,12 @@ mod tests {
 
     #[test]
     fn words_are_replaced_where_they_stand_alone() {
+        let words = [("SIZE", "9"), ("AS", "y SIZE")];
         assert_eq!(
-            replaced("-n SIZE0 SIZES to_SIZE", "SIZE", "9"),
+            replaced("-n SIZE0 SIZES to_SIZE", &words),
             "-n 90 SIZES to_9"
         );
-        assert_eq!(replaced("AS x -DBASE AS", "AS", "y"), "y x -DBASE y");
+        assert_eq!(replaced("AS x -DBASE AS", &words), "y SIZE x -DBASE y SIZE");
     }
 
     #[test]

@@ -50,7 +50,7 @@ const FOLIOS_KIB: [u64; 4] = [16, 64, 256, 2048];
 /// The size of the blocks of user-space population.
 const BLOCK_KIB: u64 = 64;
 
-/// What the columns of the published table are, and what is beside it here.
+/// The columns of the published table, and those beside it here.
 const COLUMNS: [(&str, &str); 7] = [
     ("user_ms", "user_ms"),
     ("system_ms", "system_ms"),
@@ -105,7 +105,7 @@ pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, E
     Ok(table)
 }
 
-/// What the sides have in common.
+/// The common parts of the sides.
 struct Bench<'a> {
     settings: &'a Settings,
     /// The folio sizes that have a control of shared memory.
@@ -119,7 +119,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and tries out the ways that could be had with them.
+    /// Takes the kernel's controls and its pool, with pages for `size` bytes, and tries out the
+    /// ways that could be had with them.
     fn take(&mut self, size: Bytes, table: &mut Table) -> Result<(), Error> {
         let folio = |kib: u64| PageSize::new(kib << 10).ok();
         let mut ways = vec![Way::Disabled, Way::Collapse];
@@ -205,7 +206,7 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// What `jumbo run` costs where no folio size is allowed, which is little.
+    /// The cost of `jumbo run` where no folio size is allowed, which is little.
     fn off(&'a self, size: Bytes, threads: usize) -> Group<'a> {
         let mut group = Group::new(self.settings, "sizes off").laps(LAPS_OFF, least);
         let [plain, off] = [Way::Plain, Way::Disabled].map(|way| {

@@ -47,7 +47,7 @@ pub(super) struct Database {
     _broom: Talk,
 }
 
-/// What `pgbench` puts into a database for one of its scale, with the index.
+/// The size of a `pgbench` database for one of its scale, with the index.
 const OF_SCALE: u64 = 15 << 20;
 
 /// How many queries a sample is for each MiB of buffers, and the clients that send them.
@@ -58,7 +58,8 @@ const CLIENTS: u64 = 4;
 const PREWARM: &str = "psql -X -v ON_ERROR_STOP=1 \
     -c \"select pg_prewarm('pgbench_accounts'), pg_prewarm('pgbench_accounts_pkey')\"";
 
-/// How long collapsing what the server touched may take: longer than between two looks of a process that has nothing to do.
+/// How long collapsing what the server touched may take: longer than between two looks of a process
+/// that has nothing to do.
 const PATIENCE: Duration = Duration::from_secs(100);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -217,7 +218,7 @@ impl Database {
     }
 }
 
-/// What all programs have of shared memory, and of the kernel's pool.
+/// The shared memory of all programs, and their pages of the kernel's pool.
 struct Shared {
     memory: Memory,
     pool: Option<Pool>,

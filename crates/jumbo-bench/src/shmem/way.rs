@@ -56,7 +56,7 @@ impl Way {
         }
     }
 
-    /// What a first touch brings in.
+    /// The size of what a first touch brings in.
     pub(super) fn block(self) -> PageSize {
         match self {
             Self::Base | Self::Plain | Self::Disabled => PageSize::SIZE_4K,
@@ -65,7 +65,7 @@ impl Way {
         }
     }
 
-    /// What is missing where it is not to be had.
+    /// Its name where it is missing.
     pub(super) fn rung(self) -> &'static str {
         match self {
             Self::Base | Self::Plain | Self::Disabled => "sizes off",
@@ -107,7 +107,7 @@ impl Way {
             .collect()
     }
 
-    /// What the kernel's pool must have beyond what it had.
+    /// The pages of the kernel's pool beyond those that it had.
     pub(super) fn pages(self, size: Bytes) -> Wanted {
         match self {
             Self::Hugetlb => Wanted::persistent(size.whole_pages(SIZE)),

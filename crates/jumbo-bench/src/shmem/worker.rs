@@ -22,8 +22,9 @@ const SPARSE: Bytes = Bytes(64 << 20);
 /// ... of these.
 const STEP: usize = 1 << 20;
 
-/// So many bytes of shared memory, touched by so many threads: the time, the memory that came, and how much more than was
-/// touched is resident where touches are far apart. Where that is set, the slowest of a hundred first touches as well.
+/// Shared memory of so many bytes, touched by so many threads: the time, the memory that came, and
+/// how much more than was touched is resident where touches are far apart. Where that is set, the
+/// slowest of a hundred first touches as well.
 pub(crate) const TOUCH: Work<(Way, Bytes, usize, bool)> = Work::new("touch", touch);
 
 fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figures, Error> {
@@ -127,7 +128,7 @@ fn bloat(root: &Root, way: Way) -> Result<f64, Error> {
     Ok(had["resident_bytes"] / touched)
 }
 
-/// What the kernel has counted of large folios for shared memory, all programs' together: by size.
+/// The kernel's counts of large folios for shared memory of all programs, by size.
 struct Folios(Vec<(PageSize, u64)>);
 
 impl Folios {
@@ -140,7 +141,7 @@ impl Folios {
         Ok(Self(counted.collect()))
     }
 
-    /// What came since then: of all sizes, and of `sized`.
+    /// The memory that came since then: of all sizes, and of `sized`.
     fn since(&self, before: &Self, sized: PageSize) -> Figures {
         let more = self.0.iter().zip(&before.0);
         let more: Vec<_> = more

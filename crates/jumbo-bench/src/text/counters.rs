@@ -31,7 +31,7 @@ impl Counters {
         MISSES.into_iter().find_map(|which| count(which).err())
     }
 
-    /// What they have counted.
+    /// The counts so far.
     pub(super) fn read(&self) -> io::Result<[u64; 2]> {
         let mut counts = [0; 2];
         for (mut file, count) in self.0.iter().zip(&mut counts) {

@@ -39,7 +39,8 @@ use worker::Text;
 /// The least size: with less than what is called at random the processor's own caches of addresses hold half of it.
 pub const MIN_SIZE: Bytes = TOUCHED;
 
-/// What a program touches whose time is measured: more than processors keep addresses of, less than all of its text.
+/// The text that a timed program touches: more than processors keep addresses of, less than all of
+/// its text.
 const TOUCHED: Bytes = Bytes(64 << 20);
 
 /// How often it calls a function then: for some tenths of a second, or one.
@@ -198,7 +199,7 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// What a move of the text takes, for each 100 MiB, by the report.
+    /// The time of a move of the text, for each 100 MiB, by the report.
     fn setups(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "set-up");
         if !self.rungs.contains(&Rung::SHARED) {
@@ -223,7 +224,8 @@ impl<'a> Bench<'a> {
         group
     }
 
-    /// What the text of some processes of one program takes, each page divided by those that have it.
+    /// The memory of the text of some processes of one program, each page divided by those that
+    /// have it.
     fn memory(&'a self) -> Group<'a> {
         let mut group = Group::new(self.settings, "memory");
         let mut side = |rung: Rung| {

@@ -17,7 +17,7 @@ use crate::talk::Talk;
 use crate::work::Worker;
 use crate::{Error, Settings};
 
-/// So many processes at once have their memory measured...
+/// The numbers of processes whose memory is measured at once...
 pub(super) const PROCESSES: [usize; 3] = [1, 4, 16];
 /// ... with these figures.
 pub(super) const PSS: [&str; PROCESSES.len()] = ["pss_1_bytes", "pss_4_bytes", "pss_16_bytes"];
@@ -31,7 +31,7 @@ pub(super) struct Bench<'a> {
     pub(super) rungs: Vec<Rung>,
 }
 
-/// That of two programs which a rung runs.
+/// The one of two programs that a rung runs.
 pub(super) fn of_rung([base, primed]: &[Program; 2], rung: Rung) -> &Program {
     if rung == Rung::FILE { primed } else { base }
 }
@@ -96,7 +96,7 @@ impl Bench<'_> {
         Ok(talk)
     }
 
-    /// What the text of [`PROCESSES`] takes, each page divided by those that have it.
+    /// The memory of the text of [`PROCESSES`], each page divided by those that have it.
     pub(super) fn resident(&self, program: &Program, rung: Rung) -> Result<Figures, Error> {
         let (root, mut all) = (Root::host(), Vec::new());
         let mut figures = Figures::new();

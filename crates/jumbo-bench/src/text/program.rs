@@ -17,7 +17,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::Error;
 use crate::elf::{HUGE, Segment, path_of, with_segment};
 
-/// What each function takes: a line of the processor's cache.
+/// The size of a function: a line of the processor's cache.
 pub(super) const FUNCTION: u64 = 64;
 
 /// How the page cache holds the text of a program.

@@ -64,7 +64,7 @@ const STARTS: [usize; 2] = [50, 5];
 const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
 const NO_TEXT: &str = "--text=off --heap=off --maps=off --free=off --reaper=off --data=off";
 
-/// What is made of the laps of a round.
+/// The figure of a round, from its laps.
 type Fold = fn(&[f64]) -> f64;
 
 /// The groups of the programs that this host has; of one of them, and of its start alone, where it is to be `quick`.

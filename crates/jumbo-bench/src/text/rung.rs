@@ -61,7 +61,8 @@ impl Rung {
         }
     }
 
-    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind that the rung has.
+    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind
+    /// that the rung has.
     pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
         let mut claims = vec![most_of("text_resident_bytes", touched)];
         if self == Self::BASE {

@@ -17,7 +17,7 @@ use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{LIBRARIES, base_pages_only, libraries};
 use crate::work::Work;
 
-/// What it does.
+/// The calls that it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Text {
     /// Of all of its text.
@@ -122,7 +122,7 @@ fn mapped_as(root: &Root, functions: &Functions) -> Result<Figures, Error> {
     ]))
 }
 
-/// What is mapped where the text is of a program with so much of it.
+/// True for the mapping of the text of a program with so much of it.
 pub(super) fn is_text(mapping: &Mapping<'_>, size: Bytes) -> bool {
     mapping.execute && mapping.end - mapping.start == size.0
 }

@@ -1,4 +1,5 @@
-//! Pages of a pool, taken and given back: with descriptions of its pages, and without ([`TAKE_GIVE`]).
+//! Pages of a pool, taken and given back: with descriptions of its pages, and without
+//! ([`TAKE_GIVE`]).
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::work::{Work, by_threads};
 /// How many pages the pool has.
 pub(super) const PAGES: Pages = Pages(16);
 
-/// So often, for so long, pages are taken and given; the quickest counts, because whatever disturbs makes it slower.
+/// The number and the length of the spans in which pages are taken and given; the quickest counts,
+/// because whatever disturbs makes it slower.
 const TIMES: usize = 20;
 const SPAN: Duration = Duration::from_millis(5);
 

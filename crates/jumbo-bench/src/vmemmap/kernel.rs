@@ -20,7 +20,7 @@ const FREED: u64 = 7;
 /// How many pages come and go one by one.
 const SINGLE: u64 = 32;
 
-/// What the metadata counters fell by, in base pages.
+/// The fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
 /// The kernel's pool of 2 MiB pages, the switch of HVO, and the right to set both.
@@ -47,7 +47,7 @@ impl Kernel {
         Ok(Self { host, hvo, pages })
     }
 
-    /// What a sample makes of memory.
+    /// The memory of a sample.
     pub(super) fn bytes(&self) -> Bytes {
         self.pages.bytes(SIZE)
     }
@@ -82,7 +82,8 @@ impl Kernel {
         Ok(figures)
     }
 
-    /// That HVO is what the side's name says: all but a few of what it frees, or next to nothing.
+    /// The claim that HVO is what the side's name says: all but a few of what it frees, or next to
+    /// nothing.
     fn claim(&self, on: bool) -> Claim {
         let freed = self.pages.0 * FREED;
         let range = match on {
@@ -103,7 +104,7 @@ impl Kernel {
     }
 }
 
-/// What the kernel's page metadata takes, in base pages; `None` where it does not count that.
+/// The size of the kernel's page metadata, in base pages; `None` where it does not count that.
 fn metadata(root: &Root) -> Result<Option<u64>, Error> {
     let base = PageSize::SIZE_4K;
     let metadata = Events::read(root)?.metadata(&Memory::read(root)?, base);

@@ -60,7 +60,8 @@ const QUICK: Size = Size {
     kernel: Pages(256),
 };
 
-/// What the series of 2021 has: 2.5 times as long to make a page, 2.6 times as long to free one.
+/// The figures of the series of 2021: 2.5 times as long to make a page, 2.6 times as long to free
+/// one.
 const SLOWER: [&str; 2] = ["0.40", "0.38"];
 
 /// A take and give is so short that where its memory lies is half of it: the best of so many processes is a sample.

@@ -1,4 +1,5 @@
-//! The two kinds of [`Table`]; and [`Plain`], the baseline: descriptors that are all there, as the kernel's are without HVO.
+//! The two kinds of [`Table`]; and [`Plain`], the baseline: descriptors that are all there, as the
+//! kernel's are without HVO.
 //!
 //! Each tail holds who its head is, because that is what a reader looks at. Nothing is checked and nothing locked: no table of
 //! this kind is faster.
@@ -20,7 +21,8 @@ pub(super) trait Table {
     /// Pins pages until what is returned is dropped.
     fn pin(&self, pages: Range<usize>) -> Result<Self::Held<'_>, Error>;
     fn pins(&self, page: usize) -> u64;
-    /// The base pages of descriptors that one huge page gives back, by the kernel's count; and those it had.
+    /// The base pages of descriptors that one huge page gives back, by the kernel's count; and
+    /// those it had.
     fn saved(&self, head: usize) -> Result<[f64; 2], Error>;
 }
 
@@ -58,7 +60,8 @@ impl Plain {
         Self((0..pages).map(|_| Line::default()).collect())
     }
 
-    /// Runs `count` on each head of `pages`, with how many of these are its own: told by their tails.
+    /// Runs `count` on each head of `pages`, with how many of these are its own: told by their
+    /// tails.
     fn by_head(&self, pages: &Range<usize>, count: impl Fn(&AtomicU64, u64)) {
         let mut next = pages.start;
         while next < pages.end

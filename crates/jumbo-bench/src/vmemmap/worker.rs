@@ -93,7 +93,8 @@ impl Huge {
         (0..self.pages).map(move |page| page << self.order)
     }
 
-    /// Has work done on a table with all its pages prepared: what that took, and the memory kept with all pages there.
+    /// Has work done on a table with all its pages prepared: what that took, and the memory kept
+    /// with all pages there.
     fn on_tables(self, plain: On<Plain>, optimised: On<Vmemmap>) -> Result<Figures, Error> {
         base_pages_only()?;
         // Code and files that are touched for the first time are not what a table keeps.
