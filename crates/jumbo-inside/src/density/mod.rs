@@ -19,13 +19,12 @@ pub(crate) mod table;
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use core::time::Duration;
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
 use crate::ledger::{Slot, stats};
-use crate::sync::now;
+use crate::sync::{millis, now};
 use crate::watch::{self, SHORTEST};
 use crate::{sandbox, sys};
 use owners::Owner;
@@ -136,10 +135,6 @@ pub(crate) fn start(pmd: usize, max_waste: usize) {
 #[inline(always)]
 fn is_any() -> bool {
     IS_ANY.load(Ordering::Relaxed)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Whether a range may have huge pages now. What is to begin on base pages is scanned from here on.
