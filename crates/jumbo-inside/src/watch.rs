@@ -38,16 +38,16 @@ const MIN_PROCESSES: u64 = 1024;
 struct Stack {
     /// Not 0 where there is a thread, or there was.
     is_here: AtomicU32,
-    _rest: UnsafeCell<[u8; STACK - WORD]>,
+    _rest: UnsafeCell<[u8; STACK_BYTES - WORD_BYTES]>,
 }
-const STACK: usize = 128 << 10;
-const WORD: usize = size_of::<AtomicU32>();
+const STACK_BYTES: usize = 128 << 10;
+const WORD_BYTES: usize = size_of::<AtomicU32>();
 // SAFETY: the thread's alone, but for the first word, which is an atomic.
 unsafe impl Sync for Stack {}
 /// Zeroes that no page stands for before there is a thread.
 static STACK_OF_THREAD: Stack = Stack {
     is_here: AtomicU32::new(0),
-    _rest: UnsafeCell::new([0; STACK - WORD]),
+    _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
 };
 
 static THREAD: Thread = Thread::none();
@@ -215,7 +215,7 @@ pub(crate) fn begin(job: &'static Job, wait: Duration) {
     }
     let stack = core::ptr::from_ref(&STACK_OF_THREAD).cast_mut().cast();
     // SAFETY: nothing is on it yet, and no process is to find in a copy what is on it. MADV_WIPEONFORK, Linux 4.14.
-    if unsafe { madvise(stack, STACK, Advice::LinuxWipeOnFork) }.is_err() {
+    if unsafe { madvise(stack, STACK_BYTES, Advice::LinuxWipeOnFork) }.is_err() {
         return because(Without::Room);
     }
     IS_PREPARED.store(true, Ordering::Release);
@@ -253,7 +253,7 @@ fn make() {
     STACK_OF_THREAD.is_here.store(1, Ordering::Release);
     if !OVER.load(Ordering::SeqCst) {
         let first = core::ptr::from_ref(&STACK_OF_THREAD).expose_provenance();
-        let stack = (first + WORD, STACK - WORD);
+        let stack = (first + WORD_BYTES, STACK_BYTES - WORD_BYTES);
         // SAFETY: signals are blocked. The one that was before has been joined, or was another process's, and the stack is its
         // alone; both values are static.
         if !unsafe { THREAD.start(Thread::FLAGS, stack, &look) } {

@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::process::{Pid, test_kill_process};
 
+use super::RANGES;
 use super::table::PAGE_BYTES;
-use super::{RANGES, millis};
 use crate::sandbox;
-use crate::sync::now;
+use crate::sync::{millis, now};
 use crate::sys::process;
 use crate::watch::LONGEST;
 

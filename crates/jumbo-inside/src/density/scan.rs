@@ -22,13 +22,12 @@ use rustix::mm::{self, Advice};
 
 use super::table::{self, MAX_BYTES, PAGE_BYTES, Span};
 use super::{
-    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, advise, is_any, millis, owners,
-    record_reason,
+    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, advise, is_any, owners, record_reason,
 };
 use crate::headroom::has_room;
 use crate::ledger::{Slot as Counts, shm_reason as reason, stats};
 use crate::sandbox;
-use crate::sync::now;
+use crate::sync::{millis, now};
 use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without, used};
 

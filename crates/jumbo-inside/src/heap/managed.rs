@@ -30,15 +30,15 @@ static NEXT: AtomicUsize = AtomicUsize::new(RESERVED_BASE);
 /// None is opened any more.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// A bit for each huge page of them.
-type Bits = [AtomicU64; MOST >> 27];
+type Bits = [AtomicU64; MAX_RESERVED_BYTES >> 27];
 /// Those that are reserved here, and those that were opened. Zero pages, but for the first of them.
-static RESERVED: Bits = [const { AtomicU64::new(0) }; MOST >> 27];
-static OPENED: Bits = [const { AtomicU64::new(0) }; MOST >> 27];
+static RESERVED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
+static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
 /// So many addresses are reserved, at most.
-const MOST: usize = 512 << 30;
+const MAX_RESERVED_BYTES: usize = 512 << 30;
 /// Nothing was reserved yet. The first huge pages' worth is not advised.
 static FIRST: AtomicBool = AtomicBool::new(true);
-const FEW: usize = 2;
+const FIRST_PMDS: usize = 2;
 /// How often another place is tried when a mapping of the program's is in the way.
 const DETOURS: u32 = 8;
 
@@ -229,7 +229,7 @@ pub fn reserve(length: usize) -> Option<usize> {
         .flatten()?;
     // A program that needs little has it on base pages.
     let few = match FIRST.swap(false, Ordering::Relaxed) {
-        true => length.min(FEW * pmd),
+        true => length.min(FIRST_PMDS * pmd),
         false => 0,
     };
     // Advised before any of it is accessible, so that what is opened piece by piece stays one mapping.
@@ -244,7 +244,7 @@ fn reserve_next(length: usize) -> Option<usize> {
     let (begin, address) = (BEGIN.load(Ordering::Relaxed), NEXT.load(Ordering::Relaxed));
     let end = address
         .checked_add(length)
-        .filter(|end| *end <= begin + MOST)?;
+        .filter(|end| *end <= begin + MAX_RESERVED_BYTES)?;
     let reserved = memory::reserve(address, length);
     if reserved.is_ok() || reserved == Err(Errno::EXIST) {
         NEXT.store(end, Ordering::Relaxed);

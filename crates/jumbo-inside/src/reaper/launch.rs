@@ -301,11 +301,11 @@ fn end() -> bool {
 /// Whether a limit on the processes of the user (RLIMIT_NPROC) is so low, or a pids cgroup has so little room, that
 /// one process more could be what the program, or another one of the user's, does not get.
 fn is_limited() -> bool {
-    const FEW: u64 = 4096;
-    const LITTLE: usize = 1024;
+    const MIN_PROCESSES: u64 = 4096;
+    const MIN_TASKS: usize = 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nproc);
-    limit.current.is_some_and(|most| most < FEW)
-        || headroom::tasks().is_some_and(|room| room < LITTLE)
+    limit.current.is_some_and(|most| most < MIN_PROCESSES)
+        || headroom::tasks().is_some_and(|room| room < MIN_TASKS)
 }
 
 /// Waits for the child that makes the sibling: it has no exit signal, and is about to end. Where a wait of

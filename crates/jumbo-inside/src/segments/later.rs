@@ -9,40 +9,26 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{Settings, because, move_all};
 use crate::ledger::text_reason as reason;
 use crate::orders::TextMode;
+use crate::sync::millis;
 use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without};
 
 /// The CPU time that a program has used before any copy is made.
-const LIVED: Duration = Duration::from_secs(1);
+const MIN_CPU_TIME: Duration = Duration::from_secs(1);
 /// The most that a copy costs, measured: making an image takes 0.2 to 0.6 ms for each MiB.
-const COST: Duration = Duration::from_micros(600);
+const COST_OF_MIB: Duration = Duration::from_micros(600);
 /// A copy may take one part in so many of the CPU time that the program has used.
-const SHARE: u32 = 50;
+const CPU_TIME_PARTS: u32 = 50;
 
 static JOB: Job = Job::new(0, look, without);
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
 /// The CPU time before which it does not try again.
-static LEAST: Time = Time::new(LIVED);
+static LEAST_MILLIS: AtomicU64 = AtomicU64::new(0);
 /// The CPU time at the last look, and how long the program may be left alone.
-static BEFORE: Time = Time::new(Duration::ZERO);
-static IDLE: Time = Time::new(SHORTEST);
+static BEFORE_MILLIS: AtomicU64 = AtomicU64::new(0);
+static IDLE_MILLIS: AtomicU64 = AtomicU64::new(0);
 
-/// A time that the thread keeps from one look to the next, in whole milliseconds.
-struct Time(AtomicU64);
-
-impl Time {
-    #[expect(clippy::cast_possible_truncation, reason = "seconds")]
-    const fn new(time: Duration) -> Self {
-        Self(AtomicU64::new(time.as_millis() as u64))
-    }
-
-    fn get(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
-
-    fn set(&self, time: Duration) {
-        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        self.0.store(milliseconds, Ordering::Relaxed);
-    }
+fn get(time: &AtomicU64) -> Duration {
+    Duration::from_millis(time.load(Ordering::Relaxed))
 }
 
 /// Has the thread look.
@@ -72,7 +58,7 @@ fn look(stop: &Stop) -> Option<Duration> {
     let settings = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }?;
     let used = clock_gettime(ClockId::ProcessCPUTime);
     let used = Duration::try_from(used).unwrap_or(Duration::MAX);
-    let least = LEAST.get().max(LIVED);
+    let least = get(&LEAST_MILLIS).max(MIN_CPU_TIME);
     if used < least {
         return Some(left(used, least));
     }
@@ -84,13 +70,14 @@ fn look(stop: &Stop) -> Option<Duration> {
         .iter()
         .map(|segment| segment.len() >> 20)
         .sum::<usize>();
-    let cost = COST.saturating_mul(u32::try_from(mebibytes).unwrap_or(u32::MAX));
-    let worth = cost.saturating_mul(SHARE);
+    let cost = COST_OF_MIB.saturating_mul(u32::try_from(mebibytes).unwrap_or(u32::MAX));
+    let worth = cost.saturating_mul(CPU_TIME_PARTS);
     if worth > used {
-        LEAST.set(worth);
+        LEAST_MILLIS.store(millis(worth), Ordering::Relaxed);
         return Some(left(used, worth));
     }
-    LEAST.set(least.max(worth).saturating_mul(2));
+    let next = least.max(worth).saturating_mul(2);
+    LEAST_MILLIS.store(millis(next), Ordering::Relaxed);
     let evidence = settings.mode == TextMode::Auto;
     let later = move_all(&found, settings, stop, evidence);
     if !later && settings.libs.is_none() {
@@ -105,11 +92,11 @@ fn look(stop: &Stop) -> Option<Duration> {
 fn left(used: Duration, least: Duration) -> Duration {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     let soonest = (least - used) / cpus.max(1);
-    let idle = match used.saturating_sub(BEFORE.get()) < SHORTEST {
-        true => IDLE.get().saturating_mul(2).min(LONGEST),
+    let idle = match used.saturating_sub(get(&BEFORE_MILLIS)) < SHORTEST {
+        true => (get(&IDLE_MILLIS) * 2).clamp(SHORTEST, LONGEST),
         false => SHORTEST,
     };
-    BEFORE.set(used);
-    IDLE.set(idle);
+    BEFORE_MILLIS.store(millis(used), Ordering::Relaxed);
+    IDLE_MILLIS.store(millis(idle), Ordering::Relaxed);
     soonest.max(idle).clamp(SHORTEST, LONGEST)
 }

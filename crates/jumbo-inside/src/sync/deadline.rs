@@ -25,6 +25,11 @@ impl Deadline {
     }
 }
 
+/// Whole milliseconds, for a place that only an atomic can be in.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Since the machine started.
 pub(crate) fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::MAX)

@@ -10,7 +10,7 @@ mod lock;
 
 pub use back_off::BackOff;
 pub use deadline::Deadline;
-pub(crate) use deadline::now;
+pub(crate) use deadline::{millis, now};
 pub use lock::Lock;
 
 use core::fmt::Debug;

@@ -13,9 +13,9 @@ use crate::sync::Lock;
 use crate::sys::Thread;
 
 /// The most threads that answer: one for each CPU, for each fills on its own.
-pub(super) const THREADS: usize = 4;
+pub(super) const MAX_THREADS: usize = 4;
 const MAX_RANGES: usize = 64;
-const STACK: usize = 64 << 10;
+const STACK_BYTES: usize = 64 << 10;
 
 /// All of it, on pages of its own: the kernel empties them in the child of a fork, however that was
 /// made, which so knows of no thread and no range. Its memory is registered nowhere, either.
@@ -24,7 +24,7 @@ pub(super) struct Ground {
     pub(super) books: Books,
     /// A page that is touched to call a thread of ours.
     pub(super) bell: Page<[AtomicU32; 1024]>,
-    stacks: [Page<UnsafeCell<[u8; STACK]>>; THREADS],
+    stacks: [Page<UnsafeCell<[u8; STACK_BYTES]>>; MAX_THREADS],
 }
 
 #[repr(C, align(4096))]
@@ -37,14 +37,14 @@ unsafe impl Sync for Ground {}
 pub(super) static GROUND: Ground = Ground {
     books: Books::new(),
     bell: Page([const { AtomicU32::new(0) }; 1024]),
-    stacks: [const { Page(UnsafeCell::new([0; STACK])) }; THREADS],
+    stacks: [const { Page(UnsafeCell::new([0; STACK_BYTES])) }; MAX_THREADS],
 };
 
 impl Ground {
     /// Where the stack of a thread begins, and its size.
     pub(super) fn stack(&self, thread: usize) -> (usize, usize) {
         let stack = self.stacks.get(thread).map(core::ptr::from_ref);
-        (stack.map_or(0, <*const _>::expose_provenance), STACK)
+        (stack.map_or(0, <*const _>::expose_provenance), STACK_BYTES)
     }
 
     pub(super) fn bell(&self) -> usize {
@@ -62,7 +62,7 @@ pub(super) struct Books {
     pub(super) budget: Budget,
     /// Held by who changes ranges or calls a thread of ours, with signals blocked.
     pub(super) lock: Lock<()>,
-    pub(super) threads: [Thread; THREADS],
+    pub(super) threads: [Thread; MAX_THREADS],
     /// The process that made them: a child that shares the memory (vfork(2)) is another.
     pub(super) maker: AtomicI32,
     /// What became of the start: 0, [`READY`], or an errno and [`FAILED`].
@@ -121,7 +121,7 @@ impl Books {
             streams: Streams::new(),
             budget: Budget::new(),
             lock: Lock::new(()),
-            threads: [const { Thread::none() }; THREADS],
+            threads: [const { Thread::none() }; MAX_THREADS],
             maker: AtomicI32::new(0),
             started: AtomicU32::new(0),
             ending: AtomicBool::new(false),

@@ -12,7 +12,9 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, Result};
 
-use super::books::{Books, DROP, END, Entry, FAILED, FILL, GROUND, PAGE, READY, REGISTER, THREADS};
+use super::books::{
+    Books, DROP, END, Entry, FAILED, FILL, GROUND, MAX_THREADS, PAGE, READY, REGISTER,
+};
 use super::{block_of, max_waste};
 use crate::density::table::Span;
 use crate::ledger::stats::slot;
@@ -46,7 +48,7 @@ pub(super) fn first() {
         return;
     };
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-    let more = (cpus as usize).clamp(1, THREADS);
+    let more = (cpus as usize).clamp(1, MAX_THREADS);
     let work = || {
         let _ = rustix::thread::set_name(NAME);
         if let Ok(queue) = server.wait_queue() {
