@@ -91,7 +91,8 @@ pub(crate) fn rooted<T>(call: impl FnMut() -> T) -> T {
 }
 
 /// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program
-/// can write. The C library has each of its threads make them, so [`gather`]'s workers do as well.
+/// can write. The C library has each of its threads make them, and knows not of ours. A worker of [`gather`] that was made
+/// before, or meanwhile, goes after the call.
 macro_rules! identities {
     ($($name:ident($($argument:ident),*): $ids:ident;)*) => {$(
         #[doc = concat!(stringify!($name), "(2).")]
@@ -100,7 +101,9 @@ macro_rules! identities {
             // SAFETY: the same call.
             let call = || unsafe { (next::$name.get())($($argument),*) };
             watch::end();
-            renewed(Ids::$ids, &[$($argument),*], call)
+            let answer = renewed(Ids::$ids, &[$($argument),*], call);
+            gather::end_workers();
+            answer
         }
     )*};
 }
@@ -116,7 +119,7 @@ identities! {
     setresgid(real, effective, saved): Group;
 }
 
-/// setgroups(2): the C library has its own threads make it, and knows not of that of [`watch`].
+/// setgroups(2): the C library has its own threads make it, and knows not of ours.
 ///
 /// # Safety
 /// As for setgroups(2).
@@ -124,7 +127,9 @@ identities! {
 pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> c_int {
     watch::end();
     // SAFETY: the same call.
-    unsafe { (next::setgroups.get())(count, groups) }
+    let answer = unsafe { (next::setgroups.get())(count, groups) };
+    gather::end_workers();
+    answer
 }
 
 /// initgroups(3), which calls setgroups(2) past ours.
@@ -135,7 +140,9 @@ pub unsafe extern "C" fn setgroups(count: usize, groups: *const libc::gid_t) -> 
 pub unsafe extern "C" fn initgroups(user: *const c_char, group: libc::gid_t) -> c_int {
     watch::end();
     // SAFETY: the same call.
-    unsafe { (next::initgroups.get())(user, group) }
+    let answer = unsafe { (next::initgroups.get())(user, group) };
+    gather::end_workers();
+    answer
 }
 
 /// capset(2): a worker of [`gather`] would keep what the program gives up, and run in its memory.

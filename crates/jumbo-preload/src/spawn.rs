@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use jumbo_inside::{gather, heap};
+use jumbo_inside::heap;
 
 use crate::{mimalloc, next};
 
@@ -17,11 +17,8 @@ pub unsafe extern "C" fn pthread_create(
     start: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    // A worker of ours writes to nothing that the program uses.
-    if !gather::is_worker(start as usize) {
-        mimalloc::before_thread();
-        heap::before_thread();
-    }
+    mimalloc::before_thread();
+    heap::before_thread();
     // SAFETY: the same call.
     unsafe { (next::pthread_create.get())(thread, attributes, start, argument) }
 }
