@@ -18,7 +18,7 @@ use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::events::{Mechanism, Scope};
+use crate::events::Mechanism;
 use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
@@ -463,7 +463,7 @@ impl Mechanism for Events {
         end();
     }
 
-    fn changing_privilege(_scope: Scope) {
+    fn changing_privilege() {
         end();
     }
 

@@ -1,8 +1,8 @@
 //! The calls of the program that mechanisms hear of: functions of the C library, and the same by syscall(2).
 //!
 //! Each line of `doors!` defines both: the function of that name, and what [`syscall`] does with that number. Both run
-//! the door that the line names, so they cannot reach different mechanisms. A door is given the [`Scope`] of the call,
-//! the call itself, and its arguments; it makes the call when the mechanisms have heard of it.
+//! the door that the line names, so they cannot reach different mechanisms. A door is given the call and its arguments; it
+//! makes the call when the mechanisms have heard of it.
 //!
 //! Not here: `malloc` and its kin ([`crate::alloc`]), which are no system calls; calls that can be cancelled or unwind
 //! ([`crate::buffers`], [`crate::threads`]) and `dlopen` ([`crate::dlopen`]), which have to be jumps.
@@ -10,7 +10,6 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-use jumbo_inside::events::Scope;
 use libc::{gid_t, off_t, pid_t, rlimit, uid_t};
 
 use crate::{buffers, limits, maps, next, sandbox, sharing, spawn};
@@ -83,7 +82,7 @@ macro_rules! names {
             // SAFETY: the same call.
             let call = |$($argument: $type),*| unsafe { (next::$next.get())($($argument),*) };
             // SAFETY: the caller's promise.
-            unsafe { $door(Scope::Process, call, $($argument),*) }
+            unsafe { $door(call, $($argument),*) }
         }
     )*};
 }
@@ -112,7 +111,7 @@ macro_rules! doors {
                     let mut arguments = arguments.into_iter();
                     $(let $argument = <$type as Word>::from_word(arguments.next().unwrap_or(0));)*
                     // SAFETY: the caller's promise.
-                    Some(unsafe { $door(Scope::Thread, call, $($argument),*) }.word())
+                    Some(unsafe { $door(call, $($argument),*) }.word())
                 })*
                 _ => None,
             }

@@ -132,11 +132,6 @@ impl Environment {
         Self(vector)
     }
 
-    /// Where its vector lies: at the start, the beginning of the main thread's stack.
-    pub(crate) fn address(&self) -> usize {
-        self.0.addr()
-    }
-
     fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {
         let mut slot = self.0;
         core::iter::from_fn(move || {

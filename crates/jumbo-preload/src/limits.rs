@@ -5,7 +5,6 @@
 
 use core::ffi::{c_int, c_uint};
 
-use jumbo_inside::events::Scope;
 use jumbo_inside::sandbox;
 use libc::{pid_t, rlimit};
 use rustix::process::getpid;
@@ -18,7 +17,6 @@ use crate::{glibc, mimalloc};
 /// # Safety
 /// As for setrlimit(2).
 pub(crate) unsafe fn set(
-    _scope: Scope,
     call: impl Fn(c_uint, *const rlimit) -> c_int,
     resource: c_uint,
     limit: *const rlimit,
@@ -36,7 +34,6 @@ pub(crate) unsafe fn set(
 /// # Safety
 /// As for prlimit(2).
 pub(crate) unsafe fn exchange(
-    _scope: Scope,
     call: impl Fn(pid_t, c_uint, *const rlimit, *mut rlimit) -> c_int,
     pid: pid_t,
     resource: c_uint,

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering;
 
-use jumbo_inside::events::{Mapping, Mechanism as _, Scope};
+use jumbo_inside::events::{Mapping, Mechanism as _};
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, maps};
 use jumbo_inside::{sandbox, shmem, watch};
@@ -33,9 +33,7 @@ pub(crate) fn cover(pmd: usize) {
 ///
 /// # Safety
 /// As for mmap(2): `MAP_FIXED` replaces what is there.
-#[expect(clippy::too_many_arguments, reason = "those of mmap(2)")]
 pub(crate) unsafe fn map(
-    _scope: Scope,
     call: impl Fn(*mut c_void, usize, c_int, c_int, c_int, off_t) -> *mut c_void,
     addr: *mut c_void,
     len: usize,
@@ -264,7 +262,6 @@ fn anonymous(
 /// # Safety
 /// As for mremap(2).
 pub(crate) unsafe fn remap(
-    _scope: Scope,
     call: impl Fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void,
     addr: *mut c_void,
     old: usize,
@@ -344,7 +341,6 @@ unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
 /// As for munmap(2).
 #[inline(always)]
 pub(crate) unsafe fn unmap(
-    _scope: Scope,
     call: impl Fn(*mut c_void, usize) -> c_int,
     addr: *mut c_void,
     len: usize,
@@ -363,7 +359,6 @@ pub(crate) unsafe fn unmap(
 /// As for mprotect(2).
 #[inline(always)]
 pub(crate) unsafe fn protect(
-    _scope: Scope,
     call: impl Fn(*mut c_void, usize, c_int) -> c_int,
     addr: *mut c_void,
     len: usize,
@@ -387,7 +382,6 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 /// # Safety
 /// As for sbrk(2).
 pub(crate) unsafe fn move_break(
-    _scope: Scope,
     call: impl Fn(isize) -> *mut c_void,
     increment: isize,
 ) -> *mut c_void {
@@ -407,11 +401,7 @@ pub(crate) unsafe fn move_break(
 ///
 /// # Safety
 /// As for brk(2).
-pub(crate) unsafe fn set_break(
-    _scope: Scope,
-    call: impl Fn(*mut c_void) -> c_int,
-    addr: *mut c_void,
-) -> c_int {
+pub(crate) unsafe fn set_break(call: impl Fn(*mut c_void) -> c_int, addr: *mut c_void) -> c_int {
     // SAFETY: sbrk(0) only asks.
     let now = || unsafe { (next::sbrk.get())(0) }.addr();
     let before = now();
@@ -455,7 +445,7 @@ fn grown(old: usize, increment: isize) {
 ///
 /// # Safety
 /// None beyond C's.
-pub(crate) unsafe fn lock_all(_scope: Scope, call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
+pub(crate) unsafe fn lock_all(call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
     All::locking_all();
     let answer = call(flags);
     if answer == 0 {
@@ -468,7 +458,7 @@ pub(crate) unsafe fn lock_all(_scope: Scope, call: impl Fn(c_int) -> c_int, flag
 ///
 /// # Safety
 /// None beyond C's.
-pub(crate) unsafe fn unlock_all(_scope: Scope, call: impl Fn() -> c_int) -> c_int {
+pub(crate) unsafe fn unlock_all(call: impl Fn() -> c_int) -> c_int {
     let answer = call();
     if answer == 0 {
         All::locked_all(false);
@@ -481,7 +471,6 @@ pub(crate) unsafe fn unlock_all(_scope: Scope, call: impl Fn() -> c_int) -> c_in
 /// # Safety
 /// None beyond C's.
 pub(crate) unsafe fn lock(
-    _scope: Scope,
     call: impl Fn(*const c_void, usize) -> c_int,
     addr: *const c_void,
     len: usize,
@@ -495,7 +484,6 @@ pub(crate) unsafe fn lock(
 /// # Safety
 /// None beyond C's.
 pub(crate) unsafe fn lock_with(
-    _scope: Scope,
     call: impl Fn(*const c_void, usize, c_uint) -> c_int,
     addr: *const c_void,
     len: usize,
@@ -510,7 +498,6 @@ pub(crate) unsafe fn lock_with(
 /// # Safety
 /// As for madvise(2): some advice drops what the memory holds.
 pub(crate) unsafe fn advise(
-    _scope: Scope,
     call: impl Fn(*mut c_void, usize, c_int) -> c_int,
     addr: *mut c_void,
     len: usize,

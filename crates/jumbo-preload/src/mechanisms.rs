@@ -167,7 +167,6 @@ pub(crate) type Trace = ();
 mod trace {
     use super::*;
     use core::sync::atomic::AtomicU32;
-    use jumbo_inside::events::Scope;
 
     pub(crate) struct Trace;
 
@@ -219,7 +218,7 @@ mod trace {
         fn before_confinement() {
             hear(9);
         }
-        fn changing_privilege(_scope: Scope) {
+        fn changing_privilege() {
             hear(10);
         }
         fn confining(_is_first: bool) {

@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 
-use jumbo_inside::events::{Mechanism as _, Scope};
+use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::{reaper, sandbox};
 
 use crate::mechanisms::All;
@@ -32,7 +32,6 @@ const LISTENER: c_long = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as c_long;
 /// # Safety
 /// As for prctl(2).
 pub(crate) unsafe fn control(
-    _scope: Scope,
     call: impl Fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int,
     option: c_int,
     first: c_ulong,
@@ -47,7 +46,7 @@ pub(crate) unsafe fn control(
         return entering(call, |answer| *answer == 0, filter);
     }
     if NARROWING.contains(&option) {
-        All::changing_privilege(Scope::Thread);
+        All::changing_privilege();
     }
     if option == libc::PR_SET_TSC {
         // mimalloc reads a clock when it gives memory back.

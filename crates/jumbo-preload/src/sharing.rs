@@ -7,7 +7,7 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use jumbo_inside::events::{Mechanism as _, Scope};
+use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::reaper::{Ids, State};
 use jumbo_inside::shmem;
 
@@ -24,7 +24,7 @@ const HARMLESS: c_int = libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SYSVSEM
 ///
 /// # Safety
 /// None beyond C's.
-pub(crate) unsafe fn unshared(_scope: Scope, call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
+pub(crate) unsafe fn unshared(call: impl Fn(c_int) -> c_int, flags: c_int) -> c_int {
     if flags & !HARMLESS == 0 {
         return call(flags);
     }
@@ -35,12 +35,7 @@ pub(crate) unsafe fn unshared(_scope: Scope, call: impl Fn(c_int) -> c_int, flag
 ///
 /// # Safety
 /// None beyond C's.
-pub(crate) unsafe fn join(
-    _scope: Scope,
-    call: impl Fn(c_int, c_int) -> c_int,
-    fd: c_int,
-    kind: c_int,
-) -> c_int {
+pub(crate) unsafe fn join(call: impl Fn(c_int, c_int) -> c_int, fd: c_int, kind: c_int) -> c_int {
     joined(|| call(fd, kind))
 }
 
@@ -48,7 +43,7 @@ pub(crate) unsafe fn join(
 fn joined(call: impl FnMut() -> c_int) -> c_int {
     let before = next::errno();
     // The kernel refuses some of these to a process of several threads as well.
-    All::changing_privilege(Scope::Thread);
+    All::changing_privilege();
     let answer = without(call, |answer| {
         *answer == -1 && [libc::EINVAL, libc::EUSERS].contains(&next::errno())
     });
@@ -63,7 +58,6 @@ fn joined(call: impl FnMut() -> c_int) -> c_int {
 /// # Safety
 /// As for chroot(2): a path.
 pub(crate) unsafe fn change_root(
-    _scope: Scope,
     call: impl Fn(*const c_char) -> c_int,
     path: *const c_char,
 ) -> c_int {
@@ -75,7 +69,6 @@ pub(crate) unsafe fn change_root(
 /// # Safety
 /// As for pivot_root(2): two paths.
 pub(crate) unsafe fn change_roots(
-    _scope: Scope,
     call: impl Fn(*const c_char, *const c_char) -> c_int,
     root: *const c_char,
     old: *const c_char,
@@ -93,9 +86,17 @@ fn rooted(call: impl FnMut() -> c_int) -> c_int {
     answer
 }
 
-/// The calls that change who a process is: the sibling would stay who it was, and executes memory that the program
-/// can write. The C library has each of its threads make them, so the workers of [`jumbo_inside::gather`] do as well; the
-/// system call is one thread's alone.
+/// Makes a call that takes privilege from the program: threads of ours would keep it, and run in memory that the program
+/// can write. The C library has each of its own threads make such calls, and knows not of ours. What another thread has made
+/// meanwhile goes after the call.
+fn privileged<T>(call: impl FnOnce() -> T) -> T {
+    All::changing_privilege();
+    let answer = call();
+    All::changing_privilege();
+    answer
+}
+
+/// The calls that change who a process is: the sibling would stay who it was.
 macro_rules! identities {
     ($($name:ident($($argument:ident),*): $ids:ident;)*) => {$(
         #[doc = concat!("The calls that ask for `", stringify!($($argument),*), "`.")]
@@ -103,12 +104,10 @@ macro_rules! identities {
         /// # Safety
         /// None beyond C's.
         pub(crate) unsafe fn $name(
-            scope: Scope,
             call: impl Fn($(identities!(@id $argument)),*) -> c_int,
             $($argument: c_uint),*
         ) -> c_int {
-            All::changing_privilege(scope);
-            renewed(Ids::$ids, &[$($argument),*], || call($($argument),*))
+            privileged(|| renewed(Ids::$ids, &[$($argument),*], || call($($argument),*)))
         }
     )*};
     (@id $argument:ident) => { c_uint };
@@ -123,18 +122,16 @@ identities! {
     set_all_groups(real, effective, saved): Group;
 }
 
-/// setgroups(2): the C library has its own threads make it, and knows not of the watching thread.
+/// setgroups(2).
 ///
 /// # Safety
 /// As for setgroups(2).
 pub(crate) unsafe fn set_supplementary(
-    scope: Scope,
     call: impl Fn(usize, *const libc::gid_t) -> c_int,
     count: usize,
     groups: *const libc::gid_t,
 ) -> c_int {
-    All::changing_privilege(scope);
-    call(count, groups)
+    privileged(|| call(count, groups))
 }
 
 /// initgroups(3), which calls setgroups(2) past ours.
@@ -142,33 +139,28 @@ pub(crate) unsafe fn set_supplementary(
 /// # Safety
 /// As for initgroups(3).
 pub(crate) unsafe fn set_named(
-    scope: Scope,
     call: impl Fn(*const c_char, libc::gid_t) -> c_int,
     user: *const c_char,
     group: libc::gid_t,
 ) -> c_int {
-    All::changing_privilege(scope);
-    call(user, group)
+    privileged(|| call(user, group))
 }
 
-/// capset(2): a worker of [`jumbo_inside::gather`] would keep what the program gives up, and run in its memory.
+/// capset(2).
 ///
 /// # Safety
 /// As for capset(2).
 pub(crate) unsafe fn set_capabilities(
-    _scope: Scope,
     call: impl Fn(*mut c_void, *const c_void) -> c_int,
     header: *mut c_void,
     data: *const c_void,
 ) -> c_int {
-    All::changing_privilege(Scope::Thread);
-    call(header, data)
+    privileged(|| call(header, data))
 }
 
 /// landlock_restrict_self(2).
 pub(crate) fn restrict(call: impl Fn() -> c_long) -> c_long {
-    All::changing_privilege(Scope::Thread);
-    call()
+    privileged(call)
 }
 
 /// shmat(2).
@@ -176,7 +168,6 @@ pub(crate) fn restrict(call: impl Fn() -> c_long) -> c_long {
 /// # Safety
 /// As for shmat(2): SHM_REMAP replaces what is there.
 pub(crate) unsafe fn attach(
-    _scope: Scope,
     call: impl Fn(c_int, *const c_void, c_int) -> *mut c_void,
     id: c_int,
     at: *const c_void,
@@ -239,11 +230,7 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
 ///
 /// # Safety
 /// As for shmdt(2).
-pub(crate) unsafe fn detach(
-    _scope: Scope,
-    call: impl Fn(*const c_void) -> c_int,
-    at: *const c_void,
-) -> c_int {
+pub(crate) unsafe fn detach(call: impl Fn(*const c_void) -> c_int, at: *const c_void) -> c_int {
     All::unmapping(at.addr(), 1);
     call(at)
 }
@@ -253,7 +240,6 @@ pub(crate) unsafe fn detach(
 /// # Safety
 /// None beyond C's.
 pub(crate) unsafe fn allocate(
-    _scope: Scope,
     call: impl Fn(c_int, c_int, libc::off_t, libc::off_t) -> c_int,
     fd: c_int,
     mode: c_int,
@@ -296,7 +282,6 @@ pub(crate) fn set_up_aio(call: impl Fn() -> c_long) -> c_long {
 /// # Safety
 /// None beyond C's.
 pub(crate) unsafe fn lock(
-    _scope: Scope,
     call: impl Fn(c_int, c_int) -> c_int,
     fd: c_int,
     operation: c_int,
@@ -313,7 +298,6 @@ pub(crate) unsafe fn lock(
 /// # Safety
 /// As for fcntl(2).
 pub(crate) unsafe fn control(
-    _scope: Scope,
     call: impl Fn(c_int, c_int, c_ulong) -> c_int,
     fd: c_int,
     command: c_int,
@@ -331,7 +315,6 @@ pub(crate) unsafe fn control(
 /// # Safety
 /// As for ioctl(2).
 pub(crate) unsafe fn control_device(
-    _scope: Scope,
     call: impl Fn(c_int, c_ulong, c_ulong) -> c_int,
     fd: c_int,
     request: c_ulong,

@@ -2,8 +2,8 @@
 
 use core::ffi::{c_int, c_long, c_void};
 
-use jumbo_inside::events::{Mechanism as _, Scope};
-use jumbo_inside::{gather, shmem, watch};
+use jumbo_inside::events::Mechanism as _;
+use jumbo_inside::{shmem, watch};
 
 use crate::mechanisms::All;
 
@@ -12,7 +12,6 @@ use crate::mechanisms::All;
 /// # Safety
 /// As for pthread_create(3).
 pub(crate) unsafe fn create(
-    _scope: Scope,
     call: impl Fn(
         *mut libc::pthread_t,
         *const libc::pthread_attr_t,
@@ -24,10 +23,7 @@ pub(crate) unsafe fn create(
     start: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    // A worker of ours writes to nothing that the program uses.
-    if !gather::is_worker(start as usize) {
-        All::before_thread();
-    }
+    All::before_thread();
     call(thread, attributes, start, argument)
 }
 
@@ -36,7 +32,6 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// As for thrd_create(3).
 pub(crate) unsafe fn create_thrd(
-    _scope: Scope,
     call: impl Fn(*mut libc::pthread_t, extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     thread: *mut libc::pthread_t,
     start: extern "C" fn(*mut c_void) -> c_int,

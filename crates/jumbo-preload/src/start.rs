@@ -122,9 +122,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         FreeMode::Background => Some(gather::Mode::Background),
         FreeMode::Off => None,
     };
-    // Threads are made under whatever locks the caller of munmap(2) holds: of another malloc, that may be its own.
+    // What another allocator unmaps is freed as it has it.
     if let Some(mode) = mode.filter(|_| is_glibc) {
-        gather::inside(environment.address());
         gather::start(gather::Settings {
             mode,
             threads: orders.free_workers,

@@ -35,15 +35,6 @@ pub enum Side {
     Child,
 }
 
-/// The tasks whose privilege a call changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// All threads that the C library knows, each of which makes the system call: setuid(3) and its kin.
-    Process,
-    /// The calling thread: a bare system call, capset(2), prctl(2), unshare(2).
-    Thread,
-}
-
 /// A mapping that the program has made: the arguments of mmap(2), and its result.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
@@ -133,9 +124,10 @@ pub trait Mechanism {
     #[inline(always)]
     fn before_confinement() {}
 
-    /// The program changes its user, groups, capabilities, namespaces or the like.
+    /// The program changes its user, groups, capabilities, namespaces or the like. Heard before the call, and after it where
+    /// another thread may have made one of ours meanwhile.
     #[inline(always)]
-    fn changing_privilege(scope: Scope) {}
+    fn changing_privilege() {}
 
     /// A seccomp filter is about to be installed, and [`crate::sandbox::enter`] has been called. `is_first`: none was
     /// there before.
@@ -204,7 +196,7 @@ impl<A: Mechanism, B: Mechanism> Mechanism for (A, B) {
         before_thread();
         first_thread_ends();
         before_confinement();
-        changing_privilege(scope: Scope);
+        changing_privilege();
         confining(is_first: bool);
         confined(is_installed: bool);
         rooted();

@@ -14,8 +14,7 @@
 //!
 //! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
 //! make a free slower. So is everything that is not one private anonymous mapping, of which the kernel could
-//! refuse a part half way; and everything where no thread may be made (`interrupted`), where a seccomp filter is
-//! at work, and in a process that shares or copied our memory behind the C library's back.
+//! refuse a part half way; and everything where a seccomp filter is at work, and in a process that shares or copied our memory behind the C library's back.
 //!
 //! While one of the locks is held, or memory is being freed, the thread's signals wait: another thread may need the lock
 //! to let a handler return that this thread is in, and a handler may never return here (siglongjmp(3)).
@@ -25,7 +24,6 @@
 mod batch;
 mod collect;
 mod handover;
-mod interrupted;
 mod memory;
 #[cfg(test)]
 mod model;
@@ -41,7 +39,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsiz
 use handover::Handover;
 use memory::Kernel;
 
-use crate::events::{Mechanism, Scope};
+use crate::events::Mechanism;
 use crate::sys::{Blocked, process};
 use crate::{headroom, sandbox};
 
@@ -111,13 +109,6 @@ pub fn is_large(length: usize) -> bool {
     length >= FROM.load(Ordering::Relaxed)
 }
 
-/// This is a program that knows nothing of us: munmap(2) may come from its signal handlers, where no thread is
-/// made. `bottom` is an address at the beginning of the main thread's stack. Before [`start`], with a C
-/// library's malloc.
-pub fn inside(bottom: usize) {
-    interrupted::watch(bottom);
-}
-
 /// The locks are this process's now.
 fn own(process: i32) {
     if let Some(word) = memory::word(&COPY) {
@@ -173,12 +164,6 @@ pub fn end_workers_for_good() -> bool {
     }
     let _blocked = Blocked::new();
     workers::end(true)
-}
-
-/// Whether a start routine is that of a worker: for code that interposes pthread_create(3), by which workers are
-/// made.
-pub fn is_worker(routine: usize) -> bool {
-    workers::is_routine(routine)
 }
 
 /// True while memory is being freed in the background.
@@ -273,7 +258,8 @@ pub unsafe fn forked(process: i32) {
     if OWNER.load(Ordering::Relaxed) != 0 {
         own(process);
     }
-    workers::forked();
+    // SAFETY: the caller's promise.
+    unsafe { workers::forked() };
     HANDOVER.forked();
 }
 
@@ -324,11 +310,8 @@ impl Mechanism for Events {
         end_workers_for_good();
     }
 
-    fn changing_privilege(scope: Scope) {
-        // The C library has its own threads make the call of a whole process, and the workers are among them.
-        if scope == Scope::Thread {
-            end_workers();
-        }
+    fn changing_privilege() {
+        end_workers();
     }
 
     fn confining(is_first: bool) {

@@ -10,10 +10,7 @@ use super::handover::Executor;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
 use super::staging::Lies;
-use super::{
-    BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, interrupted, is_large, is_own, staging,
-    workers,
-};
+use super::{BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, is_large, is_own, staging, workers};
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
@@ -144,9 +141,6 @@ impl Leaving {
         let Some(length) = length.checked_next_multiple_of(page).filter(|_| aligned) else {
             return false;
         };
-        if interrupted::may_be() {
-            return false;
-        }
         let blocked = self.blocked.take().unwrap_or_default();
         let looked = if self.batch.is_full() || MERGED.load(Ordering::Relaxed) {
             None
@@ -289,9 +283,6 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     let most = threads(length).filter(|most| *most > 1)?;
     let length = length.checked_next_multiple_of(page)?;
     if !address.is_multiple_of(page) || address.checked_add(length).is_none() {
-        return None;
-    }
-    if interrupted::may_be() {
         return None;
     }
     let _blocked = Blocked::new();

@@ -1,35 +1,33 @@
 //! The threads that free: [`make`].
 //!
-//! They are threads of the C library's, so that its setuid(2) reaches them, debuggers and seccomp(2) with
-//! TSYNC know them, and nothing about them surprises the program: detached, named `jumbo-free/N`, with every
-//! signal blocked. They are made when there is work and leave soon after: an idle thread of ours would
+//! They are the kernel's alone ([`Thread`]): munmap(2) is called in signal handlers, where pthread_create(3) may not be, since it
+//! allocates. Each has a thread pointer of its own, which locks know it by, and every signal blocked. They are named
+//! `jumbo-free/N`, made when there is work, and leave soon after: an idle thread of ours would
 //! keep fork(2) warning (CPython), unshare(2) failing, and a program's credentials, where they are changed by
 //! a bare system call for one thread alone, from being dropped everywhere. In a process with
-//! capabilities they leave at once. Background mode, which the user has asked for, has one made ahead and keeps it
-//! for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
-#![expect(unsafe_code, reason = "pthread_create(3) takes C's types")]
+//! capabilities they leave at once. The C library's setuid(2) does not reach them, so they go before it. Background mode, which the
+//! user has asked for, has one made ahead and keeps it for a while ([`prepare`]); a fork ends it first ([`end_idle`]).
+#![expect(unsafe_code, reason = "threads are made here, on stacks of their own")]
 
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
-use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
+use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::thread::CapabilitySet;
 
 use super::memory::Kernel;
+use super::queue::WORKERS;
 use super::{BACKGROUND, HANDOVER, is_own};
 use crate::sync::{BackOff, Deadline, Word};
-use crate::sys::{process, request, stand_back};
+use crate::sys::{Blocked, Thread, process, request, stand_back};
 use crate::{headroom, sandbox};
 
 /// How long a worker sleeps before it leaves.
 const LINGER: Duration = Duration::from_millis(100);
 /// The same in background mode, where calls are to return at once: making a thread costs more than all the rest.
 const READY: Duration = Duration::from_mins(1);
-/// A worker needs a few hundred bytes; the rest, which costs addresses only, is for the program's static
-/// thread-local variables, which the C library keeps on the same mapping.
-const STACK: usize = 2 << 20;
+/// A worker needs a few hundred bytes of it.
+const STACK: usize = 64 << 10;
 /// How long [`end`] waits.
 const BOUND: Duration = Duration::from_secs(10);
 /// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
@@ -45,11 +43,69 @@ static MAKING: AtomicU32 = AtomicU32::new(0);
 /// was made behind the C library's back: what it reads of workers is about its parent's.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 
-/// Makes `count` workers, whom the queue counts already, or as many as can be made. Never under a lock, nor in a
-/// signal handler: the C library allocates.
-///
-/// All of them here, and none by another worker: a thread that has not allocated before is given an arena by
-/// glibc, which takes 128 MiB of addresses for a moment and 64 for good, out of what RLIMIT_AS leaves the program.
+/// Where workers run.
+static PLACES: [Place; WORKERS] = [const { Place::new() }; WORKERS];
+
+/// A thread and its stack, which stays for the next one.
+struct Place {
+    /// A thread is being made here.
+    is_taken: AtomicBool,
+    thread: Thread,
+    /// 0: none so far.
+    stack: AtomicUsize,
+}
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            is_taken: AtomicBool::new(false),
+            thread: Thread::none(),
+            stack: AtomicUsize::new(0),
+        }
+    }
+
+    /// Takes the place, where no worker is and none is being made.
+    fn take(&self) -> bool {
+        let is_free = !self.thread.is_alive() && !self.is_taken.swap(true, Ordering::Acquire);
+        // Another thread may have made one here in between.
+        let is_free_still = is_free && !self.thread.is_alive();
+        if is_free && !is_free_still {
+            self.is_taken.store(false, Ordering::Release);
+        }
+        is_free_still
+    }
+
+    /// Makes a worker in a place that was taken; false where none can be made.
+    fn make(&'static self) -> bool {
+        let stack = match self.stack.load(Ordering::Relaxed) {
+            0 => reserve_stack(),
+            stack => stack,
+        };
+        self.stack.store(stack, Ordering::Relaxed);
+        let flags = Thread::FLAGS | libc::CLONE_SETTLS.cast_unsigned();
+        let made = stack != 0 && {
+            let _blocked = Blocked::all();
+            // SAFETY: signals are blocked. No other thread is on the stack, nor is one made here meanwhile; both are never
+            // unmapped, and neither is what it does.
+            unsafe { self.thread.start(flags, (stack, STACK), &(work as fn())) }
+        };
+        self.is_taken.store(false, Ordering::Release);
+        made
+    }
+}
+
+/// Addresses for a stack; 0 where there are none.
+fn reserve_stack() -> usize {
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::PRIVATE | MapFlags::NORESERVE,
+    );
+    // SAFETY: a mapping at an address of the kernel's choice replaces none.
+    let stack = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), STACK, prot, flags) };
+    stack.map_or(0, |stack| stack.expose_provenance())
+}
+
+/// Makes `count` workers, whom the queue counts already, or as many as can be made. Never under a lock.
 pub(super) fn make(count: u32) {
     if count == 0 {
         return;
@@ -59,72 +115,41 @@ pub(super) fn make(count: u32) {
     let mut made = 0;
     if may {
         MAKER.store(process(), Ordering::Relaxed);
-        // SAFETY: errno is this thread's own; what succeeds must leave it alone.
-        let errno = unsafe { *libc::__errno_location() };
         MAKING.fetch_add(1, Ordering::AcqRel);
-        while made < count && make_one() {
+        let mut places = PLACES.iter();
+        while made < count
+            && let Some(place) = places.find(|place| place.take())
+        {
+            if !place.make() {
+                BACK_OFF.begin();
+                break;
+            }
             made += 1;
         }
         if MAKING.fetch_sub(1, Ordering::AcqRel) == 1 {
             MAKING.wake(u32::MAX >> 1);
         }
-        // SAFETY: as above.
-        unsafe { *libc::__errno_location() = errno };
     }
     if made < count {
         HANDOVER.not_made(count - made);
     }
 }
 
-/// Whether that is the address of a worker's start routine.
-pub(super) fn is_routine(address: usize) -> bool {
-    address == start as *const () as usize
-}
-
-fn make_one() -> bool {
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let (mut all, mut before) = (
-        MaybeUninit::<libc::sigset_t>::uninit(),
-        MaybeUninit::<libc::sigset_t>::uninit(),
-    );
-    // SAFETY: each value is initialised by the first call that takes it, and used only where that
-    // succeeded; the start routine is a function of this library, which is never unloaded. A thread is
-    // born with its maker's signal mask, so the mask is full until it is there; the C library keeps the
-    // signals that it needs itself out of it.
-    unsafe {
-        let attributes = attributes.as_mut_ptr();
-        if libc::pthread_attr_init(attributes) != 0 {
-            return false;
-        }
-        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes, STACK);
-        libc::sigfillset(all.as_mut_ptr());
-        let masked =
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
-        let made = masked && {
-            let mut thread = MaybeUninit::uninit();
-            let create = |thread: *mut libc::pthread_t| {
-                libc::pthread_create(thread, attributes, start, ptr::null_mut())
-            };
-            create(thread.as_mut_ptr()) == 0
-        };
-        if masked {
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        }
-        libc::pthread_attr_destroy(attributes);
-        if !made {
-            BACK_OFF.begin();
-        }
-        made
+/// In the child of a fork: there is no worker, and no thread is making any.
+///
+/// # Safety
+/// This is the child, with one thread.
+pub(super) unsafe fn forked() {
+    MAKING.store(0, Ordering::Relaxed);
+    for place in &PLACES {
+        place.is_taken.store(false, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { place.thread.forget() };
     }
 }
 
-/// In the child of a fork: no thread is making any.
-pub(super) fn forked() {
-    MAKING.store(0, Ordering::Relaxed);
-}
-
-extern "C" fn start(_: *mut c_void) -> *mut c_void {
+/// What a worker does.
+fn work() {
     loop {
         let making = MAKING.load(Ordering::Acquire);
         if making == 0 {
@@ -148,7 +173,6 @@ extern "C" fn start(_: *mut c_void) -> *mut c_void {
         stand_back(&[libc::SCHED_OTHER]);
     }
     HANDOVER.serve(number, linger(), &Kernel);
-    ptr::null_mut()
 }
 
 /// How long a worker may sleep here. An instant where the process has a privilege that it could drop, unless

@@ -211,8 +211,8 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word, operation, all, 0, 0, 0]) };
 }
 
-/// A thread that the C library does not know: it runs on the thread pointer of the one that made it, and may call nothing
-/// but the kernel.
+/// A thread that the C library does not know: it runs on the thread pointer of the one that made it or on one that the C
+/// library has nothing at, and may call nothing but the kernel.
 #[derive(Debug)]
 pub struct Thread {
     /// Not 0 until the kernel has let go of it.
@@ -242,10 +242,11 @@ impl Thread {
 
     /// Has the thread do `work` on `stack`, which begins there and has that size. False where none can be made.
     ///
-    /// clone(2), whose flags a filter can check, where clone3(2) has them in memory.
+    /// clone(2), whose flags a filter can check, where clone3(2) has them in memory. With CLONE_SETTLS the thread has a thread
+    /// pointer of its own: the beginning of its stack, where the ABI of x86-64 wants the pointer itself.
     ///
     /// # Safety
-    /// `flags` are [`Thread::FLAGS`], and CLONE_PIDFD or not. All signals are blocked: no handler may run on such a thread.
+    /// `flags` are [`Thread::FLAGS`], and CLONE_PIDFD and CLONE_SETTLS or not. All signals are blocked: no handler may run on such a thread.
     /// Until [`Thread::join`] has returned the stack, which is large enough for `work`, is the thread's alone, and this value
     /// and `work` stay where they are. The thread that was made before has been joined.
     pub unsafe fn start<W: Fn() + Sync>(
@@ -258,10 +259,14 @@ impl Thread {
         let descriptor = self.descriptor.as_ptr().expose_provenance();
         // Flags, the top of the stack, and where to tell descriptor and end.
         let (flags, top) = (flags as usize, stack + size);
+        if flags & libc::CLONE_SETTLS.cast_unsigned() as usize != 0 {
+            // SAFETY: the stack is the thread's alone, and it is not there yet.
+            unsafe { core::ptr::with_exposed_provenance_mut::<usize>(stack).write(stack) };
+        }
         let arguments = if cfg!(target_arch = "aarch64") {
-            [flags, top, descriptor, 0, alive]
+            [flags, top, descriptor, stack, alive]
         } else {
-            [flags, top, descriptor, alive, 0]
+            [flags, top, descriptor, alive, stack]
         };
         let entry = Entry {
             function: run::<W>,
@@ -279,6 +284,14 @@ impl Thread {
     /// Whether there is one.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes the thread for gone.
+    ///
+    /// # Safety
+    /// This is the child of a fork(2), which does not have it.
+    pub unsafe fn forget(&self) {
+        self.alive.store(0, Ordering::Relaxed);
     }
 
     /// [`Thread::join`], for about so long at most.
