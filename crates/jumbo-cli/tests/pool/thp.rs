@@ -350,7 +350,7 @@ fn what_makes_no_sense_is_wrong_usage() {
             "it takes always, madvise, never",
         ),
         (&["set", "64K=never", "64K=always"], "is given twice"),
-        (&["set", "63K=never"], "is not KNOB=VALUE"),
+        (&["set", "63K=never"], "is no folio size"),
         (&["set", "max_ptes_none=few"], "a whole number"),
         (&["set"], "required"),
         (&["set", "--persist"], "required"),
