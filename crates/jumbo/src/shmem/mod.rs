@@ -15,7 +15,6 @@
 //! since the region grew over it or a hole was punched there is zero.
 //!
 //! ```
-//! use jumbo::kernel::Root;
 //! use jumbo::shmem::{Blocks, Region};
 //! use jumbo::units::Bytes;
 //!
