@@ -3,8 +3,8 @@
 use std::io;
 use std::process::ExitStatus;
 
-use jumbo::kernel::FileError;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::FileError;
 use rustix::io::Errno;
 
 /// The hint where memory that was freed is not free.
@@ -73,7 +73,7 @@ pub enum Error {
     Setup(#[from] jumbo::pool::SetupError),
     /// The text of a program cannot be brought into the page cache.
     #[error(transparent)]
-    Prime(#[from] jumbo::segments::Error),
+    Prime(#[from] jumbo_host::segments::Error),
     /// These knobs of the kernel are not as they were set, or not as they were before.
     #[error("{0}: {1}")]
     Kernel(&'static str, String),

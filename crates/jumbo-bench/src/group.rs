@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, counted};
+use jumbo_host::kernel::Root;
 use serde::Serialize;
 
 use crate::claim::Claim;

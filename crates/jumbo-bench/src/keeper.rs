@@ -8,12 +8,12 @@
 use std::io;
 use std::process::Stdio;
 
-use jumbo::host_pools::{Shortage, steer};
-use jumbo::kernel::process::Signals;
-use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{Root, hugetlb};
-use jumbo::knobs::{Group, Journal, Knob, Steering, Value};
 use jumbo::units::{PageSize, Pages, counted};
+use jumbo_host::host_pools::{Shortage, steer};
+use jumbo_host::kernel::process::Signals;
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::kernel::{Root, hugetlb};
+use jumbo_host::knobs::{Group, Journal, Knob, Steering, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::figures::ms;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use jumbo::kernel::memory::Memory;
-use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{FileError, Root};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::memory::Memory;
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::kernel::{FileError, Root};
 use serde::Serialize;
 
 /// The processors that this process may use.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jumbo::kernel::Root;
+use jumbo_host::kernel::Root;
 use serde::Serialize;
 
 use crate::machine::Machine;

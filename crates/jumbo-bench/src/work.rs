@@ -12,8 +12,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
-use jumbo::status::Covered;
+use jumbo_host::kernel::Root;
+use jumbo_host::status::Covered;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

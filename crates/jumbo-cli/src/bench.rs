@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use jumbo::policy::MAX_FREE_WORKERS;
 use jumbo::units::Bytes;
 use jumbo_bench::{
     Error, Settings, exit, fork, free, heap, pool, shmem, table, text, vmemmap, worker,
 };
+use jumbo_host::policy::MAX_FREE_WORKERS;
 
 use crate::value::positive;
 use crate::view::{self, View};

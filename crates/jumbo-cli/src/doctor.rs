@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use jumbo::kernel::Root;
-use jumbo::status::Missing;
-use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use jumbo::units::{PageSize, counted};
 use jumbo_bench::memory::touch_after_a_while;
+use jumbo_host::kernel::Root;
+use jumbo_host::status::Missing;
+use jumbo_host::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use serde::Serialize;
 
 use crate::bench::bar;

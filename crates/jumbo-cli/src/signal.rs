@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use jumbo::kernel::process::die_by;
+use jumbo_host::kernel::process::die_by;
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 

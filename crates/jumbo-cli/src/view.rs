@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use jumbo::status::Missing;
 use jumbo::units::Bytes;
+use jumbo_host::status::Missing;
 use rustix::termios::tcgetwinsize;
 
 use table::Grid;
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn a_cause_is_said_once() {
         let full = || io::Error::from(io::ErrorKind::StorageFull);
-        let error = anyhow::Error::from(jumbo::kernel::FileError::Io {
+        let error = anyhow::Error::from(jumbo_host::kernel::FileError::Io {
             operation: "write",
             path: "/run/file".into(),
             source: full(),

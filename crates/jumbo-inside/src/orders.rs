@@ -9,8 +9,6 @@
 use core::fmt;
 use core::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 pub use crate::keep::{Keep, KeepError};
 use crate::units::Bytes;
 
@@ -138,8 +136,9 @@ orders! {
 pub const MAX_FREE_WORKERS: u32 = 64;
 
 /// Who serves `malloc`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum HeapMode {
     /// Large allocations come from the window, small ones from mimalloc in threads that ask for much, the rest from glibc,
     /// whose heap and arenas are advised.
@@ -153,8 +152,9 @@ pub enum HeapMode {
 }
 
 /// When a large free returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum FreeMode {
     /// When all of it is free.
     Sync,
@@ -165,8 +165,9 @@ pub enum FreeMode {
 }
 
 /// Whether a sibling process gives the memory back when the program has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum ReaperMode {
     /// Once the program has much memory of its own, and nothing that hangs on it outlives the program.
     Auto,
@@ -177,8 +178,9 @@ pub enum ReaperMode {
 }
 
 /// How a program's text comes on huge pages: the highest rung of the ladder that is tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum TextMode {
     /// What is free at once; a copy once the program has lived for as long as makes it worth while.
     Auto,
@@ -191,8 +193,9 @@ pub enum TextMode {
 }
 
 /// How a program's shared memory comes on huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum ShmMode {
     /// As with `Advise`; and what the program has touched is collapsed.
     Auto,
@@ -207,8 +210,9 @@ pub enum ShmMode {
 }
 
 /// Whether a program's data and bss come on huge pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum DataMode {
     /// Bss, and data that was written to before the program begins.
     Auto,

@@ -7,30 +7,28 @@
 use core::fmt::{self, Write as _};
 use core::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 /// A number of bytes. Displays in binary units (`1.5 GiB`); parses `2M`, `2MiB`, `64k`, `1g`, `4096`.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Bytes(pub u64);
 
 /// A number of pages of a size that the context names.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Pages(pub u64);
 
 /// A NUMA node, as the kernel numbers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct NodeId(pub u32);
 
 /// The size of a page or folio: a power of two, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct PageSize(u64);
 
 /// The binary logarithm of the number of base pages in a folio.
@@ -145,9 +143,11 @@ impl PageSize {
     }
 }
 
-impl<'de> Deserialize<'de> for PageSize {
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for PageSize {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::new(u64::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+        Self::new(<u64 as serde::Deserialize>::deserialize(deserializer)?)
+            .map_err(serde::de::Error::custom)
     }
 }
 

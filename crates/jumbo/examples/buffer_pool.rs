@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use jumbo::kernel::Root;
+use jumbo::Root;
 use jumbo::pool::{Error, Hugetlb, OwnedPage, Placement, Pool, Thp};
 use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Geometry, Vmemmap};

@@ -3,8 +3,8 @@
 
 use std::error::Error;
 
+use jumbo::Root;
 use jumbo::gather::OwnedMapping;
-use jumbo::kernel::Root;
 use jumbo::status::process::Observer;
 use jumbo::units::Bytes;
 

@@ -1,20 +1,15 @@
 //! jumbo: huge pages for the whole life of a program's memory.
 //!
-//! A page is provisioned, described, mapped and freed. Each stage is a module of its own. All of them use [`units`], and
-//! [`kernel`] for the files of /proc and /sys and the system calls that rustix lacks:
+//! A page is provisioned, described, mapped and freed. Each stage is a module of its own, and all of them use [`units`]:
 //!
 //! - [`pool`]: huge pages provisioned ahead, on demand, and given back when idle.
 //! - [`vmemmap`]: metadata of pages that huge pages do not pay for.
-//! - [`segments`]: program text on huge pages.
 //! - [`shmem`]: anonymous shared memory on huge pages.
 //! - [`gather`]: memory given back with several threads, or later.
-//! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
-//! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
-//! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
-//! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
-//! - [`whole_file`]: files written whole or not at all.
+//! - [`status`]: what of this process is huge, and what is not.
 //!
-//! Which module uses which is a table in `tests/arrows.rs`: no mechanism uses the parts of another.
+//! [`Root`] is where the kernel's files are; a test may have a folder of its own. The feature `serde` has what is counted
+//! serialized. What the command `jumbo` does to a host and to other programs is in the crate `jumbo-host`.
 //!
 //! # Quickstart
 //!
@@ -22,7 +17,7 @@
 //! #![forbid(unsafe_code)]
 //!
 //! use jumbo::gather::{Gather, OwnedMapping, Tunables};
-//! use jumbo::kernel::Root;
+//! use jumbo::Root;
 //! use jumbo::pool::{Placement, Pool, Thp};
 //! use jumbo::status::process::usage;
 //! use jumbo::units::{Bytes, Pages};
@@ -55,17 +50,14 @@
 //! does not check, but for `Gather::add` and `shmem::Region::files`, which are `unsafe`: a program that forbids `unsafe` can use all the rest.
 
 pub mod gather;
-pub mod host_pools;
+#[doc(hidden)]
 pub mod kernel;
-pub mod knobs;
-pub mod policy;
 pub mod pool;
 #[cfg(doctest)]
 mod promises;
-pub mod segments;
 pub mod shmem;
 pub mod status;
-pub mod teardown;
 pub mod units;
 pub mod vmemmap;
-pub mod whole_file;
+
+pub use kernel::{FileError, Root};

@@ -15,11 +15,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jumbo::kernel::memory::Memory;
-use jumbo::kernel::{Root, thp};
 use jumbo::shmem::policy::Refusal;
 use jumbo::shmem::{Blocks, Error, Region, Rung, Why};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::memory::Memory;
+use jumbo_host::kernel::{Root, thp};
 use proptest::prelude::*;
 use rustix::fs::{SealFlags, fcntl_add_seals};
 

@@ -20,9 +20,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use jumbo::kernel::{Root, base_page, thp};
 use jumbo::shmem::policy::{Advice, Controls, Mapped};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::{Root, base_page, thp};
 use jumbo_inside::sys::collapse;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;

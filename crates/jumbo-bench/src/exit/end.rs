@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
-use jumbo::teardown::Process;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 

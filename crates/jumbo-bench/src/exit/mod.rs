@@ -14,8 +14,8 @@ pub(crate) use worker::HOLD;
 
 use std::num::NonZeroU32;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;

@@ -11,8 +11,8 @@ mod worker;
 
 pub(crate) use worker::FORK;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::Error;

@@ -13,8 +13,8 @@ pub(crate) use worker::{BLOCKS, RANGES, UNMAP};
 
 use std::num::NonZeroU32;
 
-use jumbo::kernel::{Root, thp};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::{Root, thp};
 
 use crate::claim::{self, Claim, within};
 use crate::group::{self, Group, rows};

@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use jumbo::gather::{Gather, Tunables};
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, Pages};
+use jumbo_host::kernel::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;

@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use fastrand::Rng;
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 
 use super::plan::Plan;
 use super::ring::{Object, Ring};

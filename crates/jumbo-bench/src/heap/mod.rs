@@ -15,8 +15,8 @@ use std::ffi::OsStr;
 use std::process::Stdio;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::figures::{figures, ms};

@@ -26,11 +26,11 @@ pub(crate) use watch::Watch;
 
 use std::ops::Range;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::cgroup::Limits;
-use jumbo::kernel::memory::Memory as Host;
-use jumbo::kernel::smaps::{Mapping as Mapped, Smaps};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::cgroup::Limits;
+use jumbo_host::kernel::memory::Memory as Host;
+use jumbo_host::kernel::smaps::{Mapping as Mapped, Smaps};
 use rustix::thread::disable_transparent_huge_pages;
 
 use crate::Error;

@@ -5,8 +5,8 @@ use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::Root;
 
 use super::{Mapping, room, warm};
 use crate::Error;

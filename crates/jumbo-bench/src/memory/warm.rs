@@ -9,8 +9,8 @@
 
 use std::io;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 use serde::Serialize;
 
 use super::{Mapping, available};

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::{FileError, Root};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::{FileError, Root};
 
 use crate::Error;
 

@@ -6,9 +6,9 @@ use std::ptr::with_exposed_provenance_mut;
 use std::slice::from_raw_parts_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jumbo::kernel::Root;
-use jumbo::kernel::smaps::Smaps;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::smaps::Smaps;
 
 use crate::Error;
 use crate::elf::{HUGE, Segment, with_segment};

@@ -26,9 +26,9 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::num::NonZeroUsize;
 
-use jumbo::kernel::Root;
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, Pages, counted};
+use jumbo_host::kernel::Root;
 
 use crate::claim::{self, Claim};
 use crate::elf::path_of;

@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::{Root, hugetlb, task};
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{Bytes, Pages};
+use jumbo_host::kernel::{Root, hugetlb, task};
 
 use super::supply::{
     Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,

@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::process::tree;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::tree;
 
 /// A table of sockets under /proc/PID/net: its name, the columns of the state and of the inode, and the state of a socket that
 /// listens.

@@ -28,10 +28,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
-use jumbo::kernel::memory::Events;
-use jumbo::status::reapers_of_the_ended;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::memory::Events;
+use jumbo_host::status::reapers_of_the_ended;
 use serde::Serialize;
 
 use crate::figures::{Figures, figures, ms, with};

@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
-use jumbo::kernel::process::tree;
-use jumbo::kernel::smaps::Smaps;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::tree;
+use jumbo_host::kernel::smaps::Smaps;
 
 /// A pause is so many times what the look before it took, and within these bounds.
 const PAUSE: u32 = 10;

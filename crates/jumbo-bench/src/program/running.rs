@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
-use jumbo::kernel::process::tree;
-use jumbo::teardown::Process;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::tree;
+use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};

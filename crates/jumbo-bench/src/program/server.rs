@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
+use jumbo_host::kernel::Root;
 
 use super::listens::listens;
 use super::running::{Ended, Running};

@@ -16,9 +16,9 @@ pub(crate) use worker::TOUCH;
 
 use std::cell::RefCell;
 
-use jumbo::kernel::Root;
-use jumbo::knobs::{Knob, Value};
 use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::{Knob, Value};
 
 use crate::figures::Figures;
 use crate::group::{self, Grid, Group, rows};

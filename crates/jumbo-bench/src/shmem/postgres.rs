@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use jumbo::kernel::Root;
-use jumbo::kernel::hugetlb::Pool;
-use jumbo::kernel::memory::Memory;
 use jumbo::units::{Bytes, Pages};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::hugetlb::Pool;
+use jumbo_host::kernel::memory::Memory;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures, with};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use jumbo::knobs::{Knob, Value};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::knobs::{Knob, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::claim::{self, Claim, MOST, most_of, within};

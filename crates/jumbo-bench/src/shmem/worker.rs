@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{Root, task};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::kernel::{Root, task};
 use jumbo_inside::sys::collapse;
 
 use super::way::{BLOAT, FAULTS, LARGE, SIZED, Way};

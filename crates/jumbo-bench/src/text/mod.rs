@@ -23,8 +23,8 @@ mod worker;
 
 pub(crate) use worker::TEXT;
 
-use jumbo::kernel::Root;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
 
 use crate::group::{self, Group, rows};
 use crate::memory::room;

@@ -3,8 +3,8 @@
 use std::io::Read as _;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::smaps::Smaps;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::smaps::Smaps;
 use serde_json::Value;
 
 use super::program::Program;

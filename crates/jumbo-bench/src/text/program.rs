@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
-use jumbo::kernel::Root;
-use jumbo::segments::prime::prime;
-use jumbo::segments::running::Running;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::segments::prime::prime;
+use jumbo_host::segments::running::Running;
 use rustix::fs::{Advice, fadvise};
 
 use crate::Error;

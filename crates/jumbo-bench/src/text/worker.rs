@@ -5,9 +5,9 @@ use std::mem::transmute;
 use std::ptr::with_exposed_provenance;
 use std::time::Instant;
 
-use jumbo::kernel::smaps::{Mapping, Smaps};
-use jumbo::kernel::{Root, task};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::smaps::{Mapping, Smaps};
+use jumbo_host::kernel::{Root, task};
 use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use jumbo::kernel::Root;
 use jumbo::pool::{Placement, Pool, Thp};
 use jumbo::units::{Order, Pages};
+use jumbo_host::kernel::Root;
 
 use crate::Error;
 use crate::figures::{Figures, with};

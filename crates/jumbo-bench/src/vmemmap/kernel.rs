@@ -2,10 +2,10 @@
 //!
 //! Off is the baseline: HVO costs time. What it saves is what the kernel's two counters of page metadata fall by.
 
-use jumbo::kernel::Root;
-use jumbo::kernel::memory::{Events, Memory};
-use jumbo::knobs::Knob;
 use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::memory::{Events, Memory};
+use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};

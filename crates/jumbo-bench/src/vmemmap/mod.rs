@@ -20,8 +20,8 @@ pub(crate) use worker::{DESCRIBE, PIN};
 
 use std::cell::RefCell;
 
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo_host::kernel::Root;
 
 use crate::claim;
 use crate::group::{self, Group, rows};

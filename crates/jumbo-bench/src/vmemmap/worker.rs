@@ -4,9 +4,9 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
 use jumbo::units::{Order, PageSize};
 use jumbo::vmemmap::{Geometry, Pinned, Vmemmap};
+use jumbo_host::kernel::Root;
 use serde::{Deserialize, Serialize};
 
 use super::plain::{Plain, Table};

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use jumbo::kernel::Root;
-use jumbo::kernel::process::Signals;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::Signals;
 
 use crate::signal::{Number, end_by};
 use crate::value::{process, seconds};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use jumbo::teardown::{Reason, Way};
 use jumbo::units::Bytes;
+use jumbo_host::teardown::{Reason, Way};
 use serde_json::json;
 
 use super::target::{Concluded, Outcome};

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::process::Standing;
-use jumbo::kernel::{Root, task};
-use jumbo::status::{is_reaper, program_of};
-use jumbo::teardown::{Gain, Hold, News, Process, Reason, Teardown};
+use jumbo_host::kernel::process::Standing;
+use jumbo_host::kernel::{Root, task};
+use jumbo_host::status::{is_reaper, program_of};
+use jumbo_host::teardown::{Gain, Hold, News, Process, Reason, Teardown};
 use rustix::io::Errno;
 
 use crate::signal::Number;

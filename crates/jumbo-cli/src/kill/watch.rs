@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::process::Signals;
+use jumbo_host::kernel::process::Signals;
 use rustix::event::{PollFd, PollFlags};
 
 use super::target::Target;

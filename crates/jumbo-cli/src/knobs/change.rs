@@ -4,10 +4,10 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::host_pools::Shortage;
-use jumbo::kernel::Root;
-use jumbo::knobs::{ApplyError, Boot, Group, Knob, Plan, Step, Value, apply, boot};
 use jumbo::units::counted;
+use jumbo_host::host_pools::Shortage;
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::{ApplyError, Boot, Group, Knob, Plan, Step, Value, apply, boot};
 use serde::Serialize;
 
 use super::terminal::Terminal;

@@ -14,10 +14,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::kernel::{FileError, Root, hugetlb};
-use jumbo::knobs::boot::{Setting, settings};
-use jumbo::knobs::{ApplyError, Form, Group, Journal, JournalError, Knob, Locked, Record, Step};
-use jumbo::status::Missing;
+use jumbo_host::kernel::{FileError, Root, hugetlb};
+use jumbo_host::knobs::boot::{Setting, settings};
+use jumbo_host::knobs::{
+    ApplyError, Form, Group, Journal, JournalError, Knob, Locked, Record, Step,
+};
+use jumbo_host::status::Missing;
 
 use crate::view::{View, in_words, tell};
 

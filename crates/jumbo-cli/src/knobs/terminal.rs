@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use jumbo::kernel::Root;
-use jumbo::kernel::memory::Events;
-use jumbo::kernel::process::Signals;
-use jumbo::knobs::{Doing, Form, Step, Watcher};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::memory::Events;
+use jumbo_host::kernel::process::Signals;
+use jumbo_host::knobs::{Doing, Form, Step, Watcher};
 
 use crate::signal::end_by;
 

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use jumbo::host_pools::Shortage;
-use jumbo::kernel::Root;
-use jumbo::knobs::apply::{stands, undo_steps};
-use jumbo::knobs::{Group, Record, Undone, undo};
+use jumbo_host::host_pools::Shortage;
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::apply::{stands, undo_steps};
+use jumbo_host::knobs::{Group, Record, Undone, undo};
 use serde_json::json;
 
 use super::terminal::Terminal;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
-use jumbo::host_pools::{self, Effect, Plan, Shortage, Wish, obstacles};
-use jumbo::kernel::cgroup::{Limit, Limits};
-use jumbo::kernel::hugetlb::Pool;
-use jumbo::kernel::memory::Memory;
-use jumbo::kernel::{Root, hvo};
-use jumbo::knobs::{Boot, Group};
 use jumbo::units::{NodeId, PageSize, Pages, counted};
+use jumbo_host::host_pools::{self, Effect, Plan, Shortage, Wish, obstacles};
+use jumbo_host::kernel::cgroup::{Limit, Limits};
+use jumbo_host::kernel::hugetlb::Pool;
+use jumbo_host::kernel::memory::Memory;
+use jumbo_host::kernel::{Root, hvo};
+use jumbo_host::knobs::{Boot, Group};
 use serde::Serialize;
 
 use super::amount::Amount;

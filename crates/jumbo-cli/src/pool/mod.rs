@@ -13,11 +13,11 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
-use jumbo::host_pools::Holder;
-use jumbo::kernel::Root;
-use jumbo::kernel::hugetlb::{self, Pool};
-use jumbo::knobs::Group;
 use jumbo::units::PageSize;
+use jumbo_host::host_pools::Holder;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::hugetlb::{self, Pool};
+use jumbo_host::knobs::Group;
 
 use crate::knobs::{Bare, How, help, undo};
 

@@ -3,13 +3,13 @@
 use std::io;
 use std::process::ExitCode;
 
-use jumbo::host_pools::{Holder, Holders};
-use jumbo::kernel::cgroup::Limits;
-use jumbo::kernel::hugetlb::{self, Mount, Pool};
-use jumbo::kernel::{Root, hvo};
-use jumbo::knobs::Group;
-use jumbo::status::Missing;
 use jumbo::units::{Bytes, PageSize, Pages, counted};
+use jumbo_host::host_pools::{Holder, Holders};
+use jumbo_host::kernel::cgroup::Limits;
+use jumbo_host::kernel::hugetlb::{self, Mount, Pool};
+use jumbo_host::kernel::{Root, hvo};
+use jumbo_host::knobs::Group;
+use jumbo_host::status::Missing;
 use serde::Serialize;
 
 use super::table;

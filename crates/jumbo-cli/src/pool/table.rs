@@ -2,8 +2,8 @@
 
 use std::io;
 
-use jumbo::kernel::hugetlb::{NodePool, Pool};
 use jumbo::units::{NodeId, PageSize};
+use jumbo_host::kernel::hugetlb::{NodePool, Pool};
 
 use crate::view::{NONE, View};
 

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use jumbo::host_pools::Holders;
-use jumbo::kernel::Root;
-use jumbo::kernel::hugetlb::Pool;
 use jumbo::units::{PageSize, Pages, counted};
+use jumbo_host::host_pools::Holders;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::hugetlb::Pool;
 use serde_json::json;
 
 use super::amount::Amount;

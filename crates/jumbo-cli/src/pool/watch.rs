@@ -4,10 +4,10 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jumbo::host_pools::{Holder, Holders};
-use jumbo::kernel::Root;
-use jumbo::kernel::hugetlb::Pool;
 use jumbo::units::PageSize;
+use jumbo_host::host_pools::{Holder, Holders};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::hugetlb::Pool;
 use serde::Serialize;
 
 use super::show::PoolPage;

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use clap::ValueEnum as _;
-use jumbo::kernel::{Root, hugetlb, thp};
-use jumbo::policy::{
+use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::{Root, hugetlb, thp};
+use jumbo_host::policy::{
     DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, ShmMode, TextMode,
 };
-use jumbo::units::{Bytes, PageSize};
 use jumbo_inside::sandbox;
 
 use super::options::{Options, ReportFormat};

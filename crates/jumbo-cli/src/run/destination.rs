@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use jumbo::whole_file::{self, Existing};
+use jumbo_host::whole_file::{self, Existing};
 use rustix::fs::{Access, AtFlags, CWD};
 
 /// Links that the kernel follows in a path (MAXSYMLINKS).

@@ -2,10 +2,10 @@
 
 use std::io;
 
-use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{Root, hugetlb};
-use jumbo::policy::Tunable;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::kernel::{Root, hugetlb};
+use jumbo_host::policy::Tunable;
 use serde_json::json;
 
 use super::Failure;
@@ -76,7 +76,7 @@ fn describe(
     settings: &Settings,
     launch: &Launch<'_>,
     changes: &[super::launch::Change],
-    memory: &[jumbo::policy::Memory],
+    memory: &[jumbo_host::policy::Memory],
 ) -> io::Result<()> {
     let program = launch.program;
     view.fact("Program", program.path.to_string_lossy())?;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
 use clap::ValueEnum as _;
-use jumbo::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
-use jumbo::kernel::{Root, hugetlb, thp};
-use jumbo::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo::units::PageSize;
+use jumbo_host::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
+use jumbo_host::kernel::{Root, hugetlb, thp};
+use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
 use jumbo_inside::{headroom, sandbox};
 
 use super::args::Settings;

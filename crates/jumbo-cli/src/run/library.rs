@@ -10,9 +10,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use jumbo::policy::variables;
-use jumbo::status::{LIBRARY, Library};
-use jumbo::whole_file::{self, Existing};
+use jumbo_host::policy::variables;
+use jumbo_host::status::{LIBRARY, Library};
+use jumbo_host::whole_file::{self, Existing};
 
 use super::Failure;
 

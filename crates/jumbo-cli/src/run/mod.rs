@@ -26,8 +26,8 @@ mod text;
 
 use std::process::ExitCode;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::process::start;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::process::start;
 
 pub(crate) use args::Args;
 use args::Settings;

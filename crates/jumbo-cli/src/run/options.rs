@@ -1,17 +1,17 @@
 //! The options of `jumbo run` that a profile has too, in one table: [`Options`].
 //!
 //! A new option is a field here, a line in [`Options::or`] and, where the preload library obeys it, one in
-//! [`Options::orders`] and in the table of [`jumbo::policy::Orders`].
+//! [`Options::orders`] and in the table of [`jumbo_host::policy::Orders`].
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use jumbo::policy::{
+use jumbo::units::{Bytes, PageSize};
+use jumbo_host::policy::{
     DataMode, FreeMode, HeapMode, Keep, MAX_FREE_WORKERS, Mode, Orders, PoolRequest, ReaperMode,
     ShmMode, TextMode,
 };
-use jumbo::units::{Bytes, PageSize};
 
 /// The most that --max-waste can be, in percent: as much again as was asked for.
 pub(super) const MAX_WASTE: u32 = 100;

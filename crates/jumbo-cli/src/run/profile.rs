@@ -133,8 +133,8 @@ fn option(key: &str, value: &DeValue<'_>) -> Result<Options, String> {
 mod tests {
     use super::*;
     use crate::run::options::{Patterns, ReportFormat, Sizes, Switch};
-    use jumbo::policy::{DataMode, FreeMode, HeapMode, Keep, ReaperMode, ShmMode, TextMode};
     use jumbo::units::Bytes;
+    use jumbo_host::policy::{DataMode, FreeMode, HeapMode, Keep, ReaperMode, ShmMode, TextMode};
 
     #[test]
     fn every_option_can_be_set() {

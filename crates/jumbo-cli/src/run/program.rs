@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use jumbo::policy::Reach;
-use jumbo::policy::elf::{Executable, Machine};
+use jumbo_host::policy::Reach;
+use jumbo_host::policy::elf::{Executable, Machine};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use jumbo::kernel::process::Change;
-use jumbo::kernel::thp::Thp;
-use jumbo::policy::{HeapMode, PoolRequest};
-use jumbo::status::{Kind, KindUsage, Usage};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::process::Change;
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::policy::{HeapMode, PoolRequest};
+use jumbo_host::status::{Kind, KindUsage, Usage};
 use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
 use serde_json::{Value, json};

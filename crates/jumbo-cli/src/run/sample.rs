@@ -9,11 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::process::tree;
-use jumbo::kernel::{Root, task};
-use jumbo::status::process::Observer;
-use jumbo::status::{Kind, Usage};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::process::tree;
+use jumbo_host::kernel::{Root, task};
+use jumbo_host::status::process::Observer;
+use jumbo_host::status::{Kind, Usage};
 use jumbo_inside::ledger::Ledger;
 use jumbo_inside::reaper;
 use serde::Serialize;

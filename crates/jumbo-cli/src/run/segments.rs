@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use jumbo::policy::TextMode;
-use jumbo::status::Kind;
 use jumbo::units::Bytes;
+use jumbo_host::policy::TextMode;
+use jumbo_host::status::Kind;
 use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 

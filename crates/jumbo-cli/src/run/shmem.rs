@@ -1,7 +1,7 @@
 //! What became of shared memory, for the report.
 
-use jumbo::policy::ShmMode;
 use jumbo::units::{self, Bytes, PageSize};
+use jumbo_host::policy::ShmMode;
 use jumbo_inside::ledger::{Counts, shm_reason as reason};
 use serde_json::{Value, json};
 

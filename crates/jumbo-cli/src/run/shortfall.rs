@@ -1,8 +1,8 @@
 //! Where less was obtained than was asked for, and why: [`Shortfall`].
 
-use jumbo::kernel::thp::Thp;
-use jumbo::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo::units::{self, Bytes};
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
 use rustix::io::Errno;
 use serde::Serialize;

@@ -11,11 +11,11 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::memory::Events;
-use jumbo::kernel::process::{Change, Child, Faults, Signal, Signals, tree};
-use jumbo::kernel::thp::Thp;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::memory::Events;
+use jumbo_host::kernel::process::{Change, Child, Faults, Signal, Signals, tree};
+use jumbo_host::kernel::thp::Thp;
 use jumbo_inside::ledger::{Ledger, SLOTS};
 use jumbo_inside::sandbox;
 use rustix::event::{PollFd, PollFlags};

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use jumbo::policy::{DataMode, HeapMode, ShmMode, TextMode};
-use jumbo::status::{Kind, KindUsage};
 use jumbo::units::{self, Bytes};
+use jumbo_host::policy::{DataMode, HeapMode, ShmMode, TextMode};
+use jumbo_host::status::{Kind, KindUsage};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use jumbo::kernel::probe::Available;
-use jumbo::kernel::thp::{Choice, SizeControl, Thp};
-use jumbo::kernel::{hugetlb, hvo};
-use jumbo::status::{Formable, Host, Task, Tasks};
 use jumbo::units::{Bytes, PageSize, counted};
+use jumbo_host::kernel::probe::Available;
+use jumbo_host::kernel::thp::{Choice, SizeControl, Thp};
+use jumbo_host::kernel::{hugetlb, hvo};
+use jumbo_host::status::{Formable, Host, Task, Tasks};
 
 use super::HostPage;
 use crate::pool;

@@ -6,8 +6,8 @@ mod process;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use jumbo::kernel::{self, Probe, Root};
-use jumbo::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
+use jumbo_host::kernel::{self, Probe, Root};
+use jumbo_host::status::{self, Detail, Host, Lens, Missing, Tasks, Usage};
 use serde::Serialize;
 
 use crate::value::whole;

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use jumbo::kernel::task::Memory;
-use jumbo::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 use jumbo::units::{Bytes, PageSize, counted};
+use jumbo_host::kernel::task::Memory;
+use jumbo_host::status::{Covered, Detail, KindUsage, MappingDetail, Missing, Pooled, Usage};
 
 use super::{ProcessPage, is_counted_already};
 use crate::view::{self, NONE, View, bytes, percent};

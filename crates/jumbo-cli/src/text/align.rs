@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::kernel::Root;
-use jumbo::segments::align::{Aligned, Options, align};
-use jumbo::segments::{Error, Sizes};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::segments::align::{Aligned, Options, align};
+use jumbo_host::segments::{Error, Sizes};
 
 use crate::view::{self, View};
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
-use jumbo::kernel::Root;
-use jumbo::segments::images::{self, Check, Image};
+use jumbo_host::kernel::Root;
+use jumbo_host::segments::images::{self, Check, Image};
 use serde::Serialize;
 
 use crate::view::{self, NONE, View};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use jumbo::kernel::{Root, task};
-use jumbo::segments::mapped::{MappedFile, mapped};
-use jumbo::segments::prime::Text;
-use jumbo::segments::rungs::{Inspection, Look, inspect};
 use jumbo::units::Bytes;
+use jumbo_host::kernel::{Root, task};
+use jumbo_host::segments::mapped::{MappedFile, mapped};
+use jumbo_host::segments::prime::Text;
+use jumbo_host::segments::rungs::{Inspection, Look, inspect};
 use serde::Serialize;
 
 use crate::view::{self, NONE, View, percent};

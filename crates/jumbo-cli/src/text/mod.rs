@@ -8,7 +8,7 @@ mod prime;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use jumbo::kernel::Root;
+use jumbo_host::kernel::Root;
 
 /// See and prepare the text of programs for huge pages
 ///

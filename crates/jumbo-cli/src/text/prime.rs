@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
-use jumbo::kernel::Root;
-use jumbo::segments::prime::{Primed, prime};
-use jumbo::segments::running::Running;
-use jumbo::segments::{Sizes, boot};
 use jumbo::units::{Pages, counted};
+use jumbo_host::kernel::Root;
+use jumbo_host::segments::prime::{Primed, prime};
+use jumbo_host::segments::running::Running;
+use jumbo_host::segments::{Sizes, boot};
 use serde::Serialize;
 
 use crate::knobs::all_or_part;

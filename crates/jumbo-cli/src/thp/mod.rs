@@ -8,10 +8,10 @@ mod show;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use jumbo::kernel::{Root, thp};
-use jumbo::knobs::thp::{Side, Table, once};
-use jumbo::knobs::{Group, Knob, Plan, Value};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::{Root, thp};
+use jumbo_host::knobs::thp::{Side, Table, once};
+use jumbo_host::knobs::{Group, Knob, Plan, Value};
 
 use crate::knobs::{Bare, How, change, help, undo, usage};
 

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::kernel::Root;
-use jumbo::knobs::thp::Table;
-use jumbo::knobs::{Boot, Group, Plan, boot};
-use jumbo::whole_file::{self, Existing};
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::thp::Table;
+use jumbo_host::knobs::{Boot, Group, Plan, boot};
+use jumbo_host::whole_file::{self, Existing};
 
 use super::{Which, give, in_command_line, table};
 use crate::knobs::change::{Change, change};

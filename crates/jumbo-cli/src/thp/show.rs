@@ -5,12 +5,12 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use jumbo::kernel::Root;
-use jumbo::kernel::mounts::{self, DEV_SHM, Tmpfs};
-use jumbo::kernel::thp::{SizeControl, Thp};
-use jumbo::knobs::Group;
-use jumbo::knobs::thp::{Argument, Side};
-use jumbo::status::Missing;
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::mounts::{self, DEV_SHM, Tmpfs};
+use jumbo_host::kernel::thp::{SizeControl, Thp};
+use jumbo_host::knobs::Group;
+use jumbo_host::knobs::thp::{Argument, Side};
+use jumbo_host::status::Missing;
 use serde::Serialize;
 
 use super::{NO_THP, Which, lost_at_boot, table};

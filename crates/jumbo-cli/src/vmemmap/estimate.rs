@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use jumbo::kernel::{self, Root, hvo};
 use jumbo::units::{Bytes, PageSize, Pages};
 use jumbo::vmemmap::Geometry;
+use jumbo_host::kernel::{self, Root, hvo};
 use serde::Serialize;
 
 use crate::knobs::usage;

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use jumbo::host_pools::steer;
-use jumbo::kernel::memory::{Events, Memory};
-use jumbo::kernel::{self, Root, hugetlb};
-use jumbo::knobs::{Group, Knob, Steering};
 use jumbo::units::{Bytes, PageSize, Pages};
+use jumbo_host::host_pools::steer;
+use jumbo_host::kernel::memory::{Events, Memory};
+use jumbo_host::kernel::{self, Root, hugetlb};
+use jumbo_host::knobs::{Group, Knob, Steering};
 use serde::Serialize;
 
 use crate::knobs::terminal::Terminal;

@@ -9,8 +9,8 @@ mod switch;
 
 use std::process::ExitCode;
 
-use jumbo::kernel::Root;
-use jumbo::knobs::Group;
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::Group;
 
 use crate::knobs::{Bare, help, undo};
 

@@ -3,13 +3,13 @@
 use std::io;
 use std::process::ExitCode;
 
-use jumbo::kernel::hugetlb;
-use jumbo::kernel::hvo::{self, OfPool, Savings};
-use jumbo::kernel::memory::{Events, Memory, Metadata};
-use jumbo::kernel::{self, Root};
-use jumbo::knobs::Group;
-use jumbo::status::Missing;
 use jumbo::units::Pages;
+use jumbo_host::kernel::hugetlb;
+use jumbo_host::kernel::hvo::{self, OfPool, Savings};
+use jumbo_host::kernel::memory::{Events, Memory, Metadata};
+use jumbo_host::kernel::{self, Root};
+use jumbo_host::knobs::Group;
+use jumbo_host::status::Missing;
 use serde::Serialize;
 
 use super::measure::{self, Cost};

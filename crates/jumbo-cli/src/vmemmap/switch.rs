@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use jumbo::host_pools::is_gigantic;
-use jumbo::kernel::hugetlb::{self, Pool};
-use jumbo::kernel::{Root, hvo};
-use jumbo::knobs::{Boot, Group, Knob, Plan, Step, boot};
 use jumbo::units::{NodeId, PageSize, Pages, counted};
+use jumbo_host::host_pools::is_gigantic;
+use jumbo_host::kernel::hugetlb::{self, Pool};
+use jumbo_host::kernel::{Root, hvo};
+use jumbo_host::knobs::{Boot, Group, Knob, Plan, Step, boot};
 
 use super::show::savings;
 use crate::knobs::change::{self, Change};

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use procfs_core::{Meminfo, VmStat};
-use serde::Serialize;
 
 use super::thp::optional;
 use super::{FileError, Root, parse};
@@ -13,7 +12,8 @@ use crate::units::{Bytes, NodeId, Order, PageSize, Pages};
 pub const DESCRIPTOR: Bytes = Bytes(64);
 
 /// What of /proc/meminfo tells about page sizes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Memory {
     /// What the kernel manages.
@@ -47,12 +47,14 @@ pub struct Memory {
 }
 
 /// /proc/vmstat, by the kernel's names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Events(pub BTreeMap<String, u64>);
 
 /// The free blocks of one zone, from /proc/buddyinfo.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Zone {
     /// The node it belongs to.
@@ -64,8 +66,8 @@ pub struct Zone {
 }
 
 /// What one `struct page` for each base page costs now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Metadata {
     /// The memory it takes.
     pub bytes: Bytes,

@@ -7,8 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde::Serialize;
-
 use super::{FileError, Root};
 use crate::units::PageSize;
 
@@ -16,7 +14,8 @@ use crate::units::PageSize;
 pub const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
 
 /// A knob that is one word out of several, as the kernel writes it: `always [madvise] never`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Choice {
     /// The word in brackets.
@@ -32,7 +31,8 @@ static NEVER: LazyLock<Choice> = LazyLock::new(|| Choice {
 });
 
 /// All of the folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Thp {
     /// What one PMD maps.
@@ -54,7 +54,8 @@ pub struct Thp {
 }
 
 /// What one folio size may be used for, and how often it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SizeControl {
     /// For anonymous memory; `None` where that cannot have this size (8 KiB).
@@ -81,7 +82,7 @@ impl Choice {
         })
     }
 
-    pub(crate) fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
+    pub fn read(root: &Root, relative: &str) -> Result<Self, FileError> {
         let text = root.read(relative)?;
         let none = || format!("no word of `{}` is in brackets", text.trim());
         Self::parse(&text).ok_or_else(|| root.misread(relative, none()))
@@ -197,17 +198,14 @@ pub fn pmd_size(root: &Root) -> Result<PageSize, FileError> {
 }
 
 /// The size in `hugepages-2048kB`.
-pub(super) fn size_of_folder(name: &str) -> Option<PageSize> {
+pub fn size_of_folder(name: &str) -> Option<PageSize> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     let kib: u64 = kib.parse().ok()?;
     PageSize::new(kib.checked_mul(1024)?).ok()
 }
 
 /// The `hugepages-*kB` of a folder, by size.
-pub(super) fn size_folders(
-    root: &Root,
-    folder: &str,
-) -> Result<BTreeMap<PageSize, String>, FileError> {
+pub fn size_folders(root: &Root, folder: &str) -> Result<BTreeMap<PageSize, String>, FileError> {
     let names = root.list(folder)?;
     Ok(names
         .iter()
@@ -216,7 +214,7 @@ pub(super) fn size_folders(
 }
 
 /// Every file of a folder that holds a number; empty where the folder is not there.
-pub(super) fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
+pub fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64>, FileError> {
     let names = optional(root.list(folder))?.unwrap_or_default();
     names
         .into_iter()
@@ -230,12 +228,12 @@ pub(super) fn counters(root: &Root, folder: &str) -> Result<BTreeMap<String, u64
 
 /// A feature's folder is not there. Every kernel has the one above, so where that is missing too it is
 /// /sys that is hidden, as in some containers, and what the kernel has is not known.
-pub(super) fn absent(root: &Root) -> Result<(), FileError> {
+pub fn absent(root: &Root) -> Result<(), FileError> {
     root.list("sys/kernel/mm").map(drop)
 }
 
 /// A file that is not there is a feature that is not there.
-pub(crate) fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+pub fn optional<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.is_missing() => Ok(None),

@@ -46,7 +46,8 @@ impl Part {
 }
 
 /// How pages are split.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Split {
     /// Pages that are split, each of them counted as used.

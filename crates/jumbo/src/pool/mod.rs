@@ -31,7 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's own pools are steered by [`host_pools`](crate::host_pools).
+//! The kernel's own pools are steered by `jumbo_host::host_pools`.
 //!
 //! Pages come from a [`Source`] (`source`). What there is on each node is in `inventory`, the way to the source in
 //! `collect`; `frame` is the token that a page is in exactly one place, `folio` the parts of pages that are split, `window` the one leaf that touches memory. See `docs/design/pool.md`.
@@ -93,7 +93,8 @@ pub struct Pool {
 }
 
 /// A pool's counters, by the kernel's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Counters {
     /// Every page of the pool.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use rustix::io::Errno;
-use serde::Serialize;
 
 use jumbo_inside::pool::{Room, make_huge};
 use jumbo_inside::sys::collapse;
@@ -31,7 +30,8 @@ pub enum Blocks {
 }
 
 /// What came of [`Region::collapse`], in blocks of the PMD size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Collapsed {
     /// Made huge.
@@ -48,7 +48,8 @@ pub struct Collapsed {
 
 /// What a region got of one page size, as the kernel names it (Documentation/admin-guide/mm/transhuge.rst). What a first touch brings
 /// is the kernel's to count, for the host: `hugepages-*kB/stats`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Counts {
     /// Pages that it got.

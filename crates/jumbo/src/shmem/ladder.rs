@@ -1,14 +1,14 @@
 //! How shared memory comes onto huge pages: [`Rung`], and why not on a higher one: [`Standing`].
 
 use rustix::io::Errno;
-use serde::Serialize;
 
 use super::policy::{Advice, Controls, Mapped, Refusal};
 use crate::units::PageSize;
 
 /// A way onto huge pages. Higher ones are larger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Rung {
     /// None: base pages.
     Base,
@@ -21,8 +21,9 @@ pub enum Rung {
 }
 
 /// Why memory is not on a rung.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Why {
     /// Pages of the kernel's pool are not to be had.
@@ -58,7 +59,8 @@ pub enum Why {
 }
 
 /// Where a region stands, and why not higher.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Standing {
     /// The rung.

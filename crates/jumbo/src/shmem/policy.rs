@@ -12,8 +12,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use serde::Serialize;
-
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -89,8 +87,9 @@ pub struct Controls {
 }
 
 /// Why MADV_COLLAPSE makes no huge folio, by the control that says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Refusal {
     /// The top-level value.

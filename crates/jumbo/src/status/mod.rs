@@ -1,32 +1,13 @@
-//! Snapshots of the host and of processes: what is huge, what is not, and why not.
+//! What of this process is huge, and what is not.
 //!
-//! - [`Usage`] and [`Kind`]: a process's memory by kind and folio size.
+//! - [`Usage`] and [`Kind`]: memory by kind and folio size.
 //! - [`process`]: how they are read.
-//! - [`Detail`]: one process with everything there is to say.
-//! - [`Covered`]: what the preload library does in a process.
-//! - [`Library`]: which file that library is.
-//! - [`Sibling`]: a reaper, whose memory is a program's.
-//! - [`Host`]: page sizes, pools, controls, free memory, counters.
-//! - [`Tasks`]: the processes with the most memory that could be huge.
-//! - [`doctor`]: what of all that is worth mending.
 //!
-//! It reads through [`kernel`](crate::kernel), and of `jumbo-inside` the layout of the ledger's slots and the states of a
-//! reaper. Invariant: it changes nothing, and what it could not read it says, with the reason.
+//! The host and other processes are `jumbo-host`'s. Invariant: it changes nothing.
 
-mod covered;
-mod detail;
-pub mod doctor;
-mod host;
-mod library;
 pub mod process;
-mod siblings;
-mod tasks;
 mod usage;
 
-pub use covered::{Covered, Freeing, Pooled, Reaping};
-pub use detail::{Detail, Lens, MappingDetail, find};
-pub use host::{Formable, Host, Missing, Sysctl};
-pub use library::{LIBRARY, Library};
-pub use siblings::{Sibling, is_reaper, program_of, reaper_of, reapers_of_the_ended};
-pub use tasks::{Huge, Task, Tasks};
+#[doc(hidden)]
+pub use usage::HUGE;
 pub use usage::{Kind, KindUsage, Usage};

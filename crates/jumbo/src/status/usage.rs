@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use crate::units::{Bytes, PageSize};
 
 /// Folios of at least this count as huge, whatever one PMD maps: 2 MiB on x86-64, 32 or 512 MiB where
 /// base pages are larger.
-pub(super) const HUGE: PageSize = PageSize::SIZE_2M;
+pub const HUGE: PageSize = PageSize::SIZE_2M;
 
 /// What a mapping is to the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Kind {
     /// Private anonymous memory: the brk heap, allocators' mappings, thread stacks.
     Heap,
@@ -44,7 +42,8 @@ impl Kind {
 }
 
 /// The resident memory of one kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct KindUsage {
     /// Mapped, resident or not.
@@ -63,8 +62,9 @@ pub struct KindUsage {
 }
 
 /// The memory of a process, or of several added up.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Usage(pub BTreeMap<Kind, KindUsage>);
 
 impl KindUsage {

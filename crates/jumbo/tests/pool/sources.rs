@@ -5,11 +5,11 @@ use crate::books;
 use std::fs;
 use std::process::Command;
 
-use jumbo::host_pools::steer;
-use jumbo::kernel::Root;
-use jumbo::knobs::{Group, Journal, Knob};
 use jumbo::pool::{Error, Hugetlb, Page, Placement, Pool, Populate, Thp};
 use jumbo::units::{PageSize, Pages};
+use jumbo_host::host_pools::steer;
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::{Group, Journal, Knob};
 
 use crate::host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
 
@@ -191,7 +191,7 @@ fn the_kernels_pool_grows_for_one_of_ours_and_is_put_back() {
     let (root, folder) = (Root::host(), tempfile::tempdir().unwrap());
     let journal = Journal::at(&root, folder.path().join("jumbo"));
     let locked = journal.lock(&Group::pool(SIZE), "test").unwrap();
-    let pools = jumbo::kernel::hugetlb::pools(&root).unwrap().unwrap();
+    let pools = jumbo_host::kernel::hugetlb::pools(&root).unwrap().unwrap();
     let before = pools.iter().find(|pool| pool.size == SIZE).unwrap();
     let mut steering = steer(&root, &locked, before, "test").unwrap();
     let knob = Knob::persistent(SIZE, None);

@@ -33,9 +33,9 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::fs;
 
-use jumbo::kernel::Root;
 use jumbo::pool::{Hugetlb, Model, Placement, Pool};
 use jumbo::units::{PageSize, Pages};
+use jumbo_host::kernel::Root;
 
 use host::{Alone, Knobs, POOL, is_unused, kernel_counters, skip};
 use kernels::{Kernels, Mount};

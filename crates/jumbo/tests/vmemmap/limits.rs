@@ -4,11 +4,11 @@ use crate::books;
 use std::io::{BufRead as _, BufReader};
 
 use jumbo::gather::OwnedMapping;
-use jumbo::kernel::Root;
-use jumbo::kernel::cgroup::Limits;
 use jumbo::pool::{self, Placement, Pool, Thp};
 use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Error, Geometry, Vmemmap};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::cgroup::Limits;
 
 use crate::confined::{Group, finish, start};
 use crate::host::{Alone, skip};

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use jumbo::kernel::Root;
-use jumbo::kernel::smaps::Smaps;
 use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Geometry, Resident, Vmemmap};
+use jumbo_host::kernel::Root;
+use jumbo_host::kernel::smaps::Smaps;
 
 const GIB: u64 = 1 << 30;
 

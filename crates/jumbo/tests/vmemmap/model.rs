@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, Order, PageSize, Pages};
 use jumbo::vmemmap::{Error, Geometry, Pinned, Reference, Saving, Vmemmap};
+use jumbo_host::kernel::Root;
 use proptest::prelude::*;
 
 /// In sections: the table, and where in the first GiB it begins.

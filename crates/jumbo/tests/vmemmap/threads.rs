@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jumbo::kernel::Root;
 use jumbo::units::{Bytes, Order, PageSize};
 use jumbo::vmemmap::{Error, Geometry, Vmemmap};
+use jumbo_host::kernel::Root;
 
 const HUGE: u64 = 2 << 20;
 const PAGES: u64 = 4;

@@ -2,16 +2,10 @@
 
 mod anonymous;
 mod numa;
-mod pidfd;
-pub(crate) mod ptrace;
-mod scratch;
 
 pub(crate) use anonymous::{discard, name};
-pub(crate) use jumbo_inside::sys::{Userfault, collapse, collapse_in, request};
+use jumbo_inside::sys::request;
 pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy};
-pub use pidfd::release;
-pub(crate) use pidfd::send_signal;
-pub(crate) use scratch::Scratch;
 
 use rustix::io::{Errno, Result};
 

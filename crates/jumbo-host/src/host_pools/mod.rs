@@ -10,13 +10,13 @@
 //!
 //! Processes are named by [`status`](crate::status). Invariant: no knob is written but by [`knobs`](crate::knobs), under a record.
 //!
-//! A [`Hugetlb`](crate::pool::Hugetlb) pool of this process takes what the kernel's pool has. With the privilege that
+//! A [`Hugetlb`](jumbo::pool::Hugetlb) pool of this process takes what the kernel's pool has. With the privilege that
 //! one can be made larger for it:
 //!
 //! ```no_run
-//! use jumbo::host_pools::{obstacles, steer};
-//! use jumbo::kernel::{Root, hugetlb};
-//! use jumbo::knobs::{Group, Journal, Knob};
+//! use jumbo_host::host_pools::{obstacles, steer};
+//! use jumbo_host::kernel::{Root, hugetlb};
+//! use jumbo_host::knobs::{Group, Journal, Knob};
 //! use jumbo::units::{PageSize, Pages};
 //!
 //! let (root, size, more) = (Root::host(), PageSize::SIZE_2M, Pages(512));

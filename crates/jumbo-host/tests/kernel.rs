@@ -3,13 +3,13 @@
 mod fake;
 
 use fake::Fake;
-use jumbo::kernel::cgroup::Limits;
-use jumbo::kernel::hugetlb::pools;
-use jumbo::kernel::probe::Available;
-use jumbo::kernel::thp::Thp;
-use jumbo::kernel::{Root, base_page, probe};
-use jumbo::status::{Host, Tasks, is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo::units::{Bytes, NodeId, PageSize, Pages};
+use jumbo_host::kernel::cgroup::Limits;
+use jumbo_host::kernel::hugetlb::pools;
+use jumbo_host::kernel::probe::Available;
+use jumbo_host::kernel::thp::Thp;
+use jumbo_host::kernel::{Root, base_page, probe};
+use jumbo_host::status::{Host, Tasks, is_reaper, reaper_of, reapers_of_the_ended};
 
 const KIB_2M: u64 = 2048;
 
@@ -262,7 +262,7 @@ fn the_largest_processes_and_who_holds_pools() {
         .process(8, "pool", &[("HugetlbPages", 2048)], &[])
         .process(9, "small", &[("RssAnon", 1)], &[]);
     let tasks = Tasks::read(&fake.root(), 2);
-    let names = |tasks: &[jumbo::status::Task]| {
+    let names = |tasks: &[jumbo_host::status::Task]| {
         tasks
             .iter()
             .map(|task| task.name.clone())

@@ -11,8 +11,8 @@ use crate::kernel::{FileError, Root, aside};
 use crate::units::{Bytes, PageSize};
 
 use super::process::Observer;
-use super::usage::HUGE;
 use super::{Covered, Kind, Missing, Usage, siblings};
+use jumbo::status::HUGE;
 
 /// A process's memory, and why not more of it is huge.
 #[derive(Clone, Debug, Serialize)]

@@ -12,8 +12,8 @@
 //! - [`boot`]: the setting for the next boot.
 //!
 //! ```no_run
-//! use jumbo::kernel::Root;
-//! use jumbo::knobs::{Group, Journal, Knob, Plan, apply, undo};
+//! use jumbo_host::kernel::Root;
+//! use jumbo_host::knobs::{Group, Journal, Knob, Plan, apply, undo};
 //! use jumbo::units::PageSize;
 //!
 //! let (root, group) = (Root::host(), Group::thp());

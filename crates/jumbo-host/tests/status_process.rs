@@ -3,10 +3,10 @@
 mod fake;
 
 use fake::Fake;
-use jumbo::kernel::Root;
-use jumbo::status::process::{Observer, usage};
-use jumbo::status::{Covered, Kind, KindUsage};
 use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::Root;
+use jumbo_host::status::process::{Observer, usage};
+use jumbo_host::status::{Covered, Kind, KindUsage};
 
 /// One mapping of smaps: header, then the fields that are not zero, in KiB.
 fn mapping(header: &str, fields: &[(&str, u64)]) -> String {

@@ -4,8 +4,8 @@
 mod fake;
 
 use fake::Fake;
-use jumbo::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 use jumbo::units::Bytes;
+use jumbo_host::status::doctor::{Cost, Finding, Snapshot, Touch, examine};
 
 const THP: &str = "sys/kernel/mm/transparent_hugepage";
 const GIB: u64 = 1 << 20;

@@ -8,7 +8,7 @@
 
 use std::fs;
 
-use jumbo::kernel::Root;
+use jumbo_host::kernel::Root;
 
 /// The tree; gone when dropped.
 pub(crate) struct Fake(tempfile::TempDir);

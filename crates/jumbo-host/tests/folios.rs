@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use jumbo::gather::OwnedMapping;
-use jumbo::kernel::folios::Folios;
-use jumbo::kernel::{Root, base_page, thp};
-use jumbo::status::Kind;
-use jumbo::status::process::Observer;
 use jumbo::units::Bytes;
+use jumbo_host::kernel::folios::Folios;
+use jumbo_host::kernel::{Root, base_page, thp};
+use jumbo_host::status::Kind;
+use jumbo_host::status::process::Observer;
 use jumbo_inside::sys::collapse;
 use rustix::io::Errno;
 

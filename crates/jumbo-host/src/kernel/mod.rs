@@ -1,0 +1,38 @@
+//! The only door to the kernel: files under /proc and /sys, and the system calls that rustix lacks.
+//!
+//! Every path starts at a [`Root`], which tests replace with a folder of their own. This module knows
+//! none of the mechanisms above it: only units, the files that `jumbo` reads itself, and from `jumbo-inside` the system calls and the
+//! reading of cgroup files that both worlds need.
+//!
+//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
+//!   virtual machine gives back to its own.
+//! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
+//! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
+//! - `aside`: files of a process that it can hold back, read by a child.
+//! - `sys`: the system calls.
+//! - [`process`]: starting a program and standing in for it.
+//! - [`mod@probe`]: what all of that comes to.
+//!
+//! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
+
+pub(crate) mod aside;
+pub mod balloon;
+pub mod cgroup;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod file_id;
+pub mod hugetlb;
+pub mod hvo;
+pub mod mounts;
+pub mod page_cache;
+pub mod peek;
+pub mod probe;
+pub mod process;
+pub(crate) mod sys;
+pub mod task;
+pub mod zones;
+
+pub use jumbo::kernel::{FileError, Root, base_page, folios, memory, smaps, thp};
+pub use probe::{Probe, probe};
+
+use jumbo::kernel::parse;
