@@ -1,10 +1,11 @@
 //! The measurements behind `jumbo bench`: a module for each table, and what they share.
 //!
 //! The engine, which is one for all tables:
-//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes rows of them.
-//! - `work`: a fresh process for each sample. `launch`: how it is started, the one thing compared. [`worker`]: the list of
-//!   all work, as that process finds it. `talk`: what the two say to each other.
-//! - `claim`: whether a sample is what was to be measured. `figures`: what it found.
+//! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes
+//!   rows of them.
+//! - `work`: a fresh process for each sample. `launch`: how it is started, the one thing compared.
+//!   [`worker`]: the list of all work, as that process finds it. `talk`: the lines between the two.
+//! - `claim`: whether a sample is what was to be measured. `figures`: the figures that it found.
 //! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
 //!   samples come to. [`machine`]: where it was measured.
 //! - `keeper`: knobs of the kernel, set for a sample and put back. `elf`: a worker with a segment more.

@@ -120,8 +120,8 @@ const HOST_TO_INSIDE: Table = &[
     ("kernel", &["headroom", "sys"]),
 ];
 
-/// The benchmarks: tables and the list of their work on top, the engine that starts, hears and compares workers below. A
-/// module uses what stands below it.
+/// The benchmarks: the list of all work and the tables on top, the engine that starts, hears and
+/// compares workers below. A module uses those that stand below it.
 const BENCH: &[&str] = &[
     "worker", "programs", "exit", "fork", "free", "pool", "shmem", "text", "vmemmap", "program",
     "elf", "heap", "keeper", "group", "table", "work", "claim", "machine", "memory", "stats",

@@ -68,6 +68,7 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
     let (base, base_small) = (add(By::Kernel, size), add(By::Kernel, quarter));
     let (sibling_small, sibling) = (add(By::Reaper, quarter), add(By::Reaper, size));
     let name = |what: &str| format!("{key}_{what}");
+    let growth = format!("{key}, wait at two sizes");
     let until = |what: &str| format!("{key}, until {what}");
     if end == End::Kill {
         let killed = add(By::Killer, size);
@@ -80,7 +81,7 @@ fn group_of(settings: &Settings, end: End, size: Bytes, workers: Option<NonZeroU
         name("wait") => until("waitpid returns"), "wait_ms", base / sibling, PUBLISHED;
         name("memory_back_aa") => until("memory is back"), "back_ms", base / base;
         name("memory_back") => until("memory is back"), "back_ms", base / sibling, PUBLISHED;
-        name("wait_growth_ms") => format!("{key}, wait at two sizes"), "wait_ms", sibling - sibling_small;
+        name("wait_growth_ms") => &growth, "wait_ms", sibling - sibling_small;
     }
     group.value(name("wait_ms"), "wait_ms", sibling);
     group.value(name("wait_small_ms"), "wait_ms", sibling_small);
