@@ -7,14 +7,12 @@
 use core::ffi::c_void;
 use core::ops::Range;
 use core::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
-use core::time::Duration;
 
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::density::{self, Policy};
-use crate::sync::Deadline;
 use crate::sys;
 
 fn at(address: usize) -> *mut c_void {
@@ -167,25 +165,14 @@ impl Drop for Staging {
     }
 }
 
-/// Maximum time for the retries of a replacement that the kernel began and did not end.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two of them.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
-
-/// Makes a call that replaces what is mapped at `range`. The kernel takes away what was there before it maps what is to be there, and
-/// can lack memory for its own records in between. Then only another call helps, so it is made until it succeeds. After
-/// [`RETRY_TIMEOUT`] the range stays empty, and the program ends by SIGSEGV where it needs it.
+/// Makes a call that replaces what is mapped at `range`. The kernel takes away what was there before it maps what is to be
+/// there, and can lack memory for its own records in between: then only another call helps.
 fn replace(range: &Range<usize>, call: impl Fn() -> Result<()>) -> Result<()> {
-    let mut answer = call();
-    if answer.is_err() && !sys::is_mapped(range.start) {
-        let end = Deadline::after(RETRY_TIMEOUT);
-        while answer.is_err() && !end.has_passed() {
-            let pause = RETRY_PAUSE.try_into().unwrap_or_default();
-            let _ = rustix::thread::nanosleep(&pause);
-            answer = call();
-        }
+    let answer = call();
+    match answer.is_ok() || sys::is_mapped(range.start) {
+        true => answer,
+        false => sys::insist(call),
     }
-    answer
 }
 
 /// Maps `file` from `offset` on over `range`, private, to be read and executed, by one mmap(2): at each moment a thread

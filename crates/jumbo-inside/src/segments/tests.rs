@@ -186,7 +186,7 @@ fn code_is_moved_while_eight_threads_and_a_signal_handler_run_it() {
                 }
             });
         }
-        for round in 0..1000 {
+        for round in 0..500 {
             assert_eq!(code.climb(TextMode::Shared), (Ok(()), PMD), "{round}");
             code.map();
         }

@@ -3,7 +3,7 @@
 //!
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
 //! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
-//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move.
+//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move. [`insist`]: a call that has to succeed.
 //! - [`copy_words`], [`copy_bytes`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
 //! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
@@ -29,7 +29,7 @@ pub use collapse::{collapse, collapse_in};
 pub use copy::{copy_bytes, copy_words};
 pub use pagemap::{Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
-pub use remap::{is_mapped, move_back, move_mapping};
+pub use remap::{insist, is_mapped, move_back, move_mapping};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
 pub use userfault::Userfault;

@@ -1,4 +1,4 @@
-//! Moving a mapping by its page tables, and taking back a move that stopped half way.
+//! Moving a mapping by its page tables, and taking back a move that stopped half way, or having it succeed.
 
 use core::ptr::with_exposed_provenance_mut;
 
@@ -30,8 +30,8 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
 
 /// Puts the pages back that a failed [`move_mapping`] may have moved: they are the ones at the start.
 ///
-/// If they cannot be put back the program cannot go on, since what it holds is in two places: it is
-/// aborted.
+/// If they cannot be put back, which only a lack of memory for page tables can keep them from, the program ends by SIGSEGV where it
+/// needs them: see [`insist`].
 ///
 /// # Safety
 /// The arguments are those of a [`move_mapping`] that has just failed, and no thread has mapped anything in
@@ -49,11 +49,32 @@ pub unsafe fn move_back(from: usize, to: usize, length: usize) {
             moved = middle + page;
         }
     }
-    // SAFETY: these pages came from there.
-    if moved > 0 && unsafe { move_mapping(to, from, moved) }.is_err() {
-        // SAFETY: abort(3) may always be called.
-        unsafe { libc::abort() }
+    if moved > 0 {
+        // SAFETY: these pages came from there.
+        let _ = insist(|| unsafe { move_mapping(to, from, moved) });
     }
+}
+
+/// Makes a call until it succeeds, each millisecond for 10 s: one without which the program has a hole in its memory, and that
+/// fails only while the kernel lacks memory for its own records.
+///
+/// # Errors
+/// The last call's.
+pub fn insist(call: impl Fn() -> Result<()>) -> Result<()> {
+    const RETRIES: u32 = 10_000;
+    let pause = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    let mut answer = call();
+    for _ in 0..RETRIES {
+        if answer.is_ok() {
+            break;
+        }
+        let _ = rustix::thread::nanosleep(&pause);
+        answer = call();
+    }
+    answer
 }
 
 /// Whether anything is mapped at a page. msync(2) with MS_ASYNC, which has written nothing since Linux
