@@ -1,16 +1,16 @@
-//! The one place that decides whether memory may have huge pages now: [`decide`]; and the calls
-//! that give them: [`advise`], [`collapse`].
+//! The one place that decides whether memory may have huge pages now: `decide`; and the calls
+//! that give them: `advise`, `collapse`.
 //!
-//! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a [`Policy`]
+//! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a `Policy`
 //! that names the memory. Memory that may stay sparse begins on base pages, and shared memory has
-//! the folios that the kernel's controls give it: both stand in one [`table`], which the thread of
-//! [`crate::watch`] scans ([`scan`]). A range that has turned out dense stays there, so that the
+//! the folios that the kernel's controls give it: both stand in one `table`, which the thread of
+//! [`crate::watch`] scans (`scan`). A range that has turned out dense stays there, so that the
 //! table tells of each whether it is known to be dense.
 //!
-//! Of processes that share a mapping one scans it ([`owners`]).
+//! Of processes that share a mapping one scans it (`owners`).
 //!
 //! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no
-//! byte, whatever is mapped there by now; and what was unmapped is in no range from [`forget`] on.
+//! byte, whatever is mapped there by now; and what was unmapped is in no range from `forget` on.
 
 mod owners;
 mod scan;
