@@ -1,5 +1,8 @@
 //! The calls that mechanisms hear of reach the same ones by the name of a function and by the number of the system call.
 
+use std::time::{Duration, Instant};
+
+use crate::support::program::assert_alike;
 use crate::support::{Program, Source, compile, host};
 
 /// Tests run the debug build of the library, which counts what its list of mechanisms hears.
@@ -18,5 +21,25 @@ fn a_name_and_its_number_are_heard_alike() {
         let words: Vec<_> = line.split(' ').collect();
         // Each was heard by some mechanism, or this would compare nothing with nothing.
         assert_eq!((words[1], words.last()), ("same", Some(&"heard")), "{line}");
+    }
+}
+
+#[test]
+fn a_call_by_its_number_answers_as_the_kernel_does() {
+    let files = compile(&[Source::C("by_number", &[])]);
+    for (case, status) in [("slack", 0), ("filter", 0), ("exit", 7)] {
+        let program = Program::new(files.path("by_number")).arg(case);
+        let plain = program.plain();
+        assert_eq!(plain.shell_status(), status, "{plain:?}");
+        for mode in ["--free=sync", "--free=background"] {
+            let began = Instant::now();
+            assert_alike(
+                &plain,
+                &program.jumbo_with(&[mode, "--free-workers=3"]),
+                case,
+            );
+            // A thread of ours that lingers would hold the process up.
+            assert!(began.elapsed() < Duration::from_secs(30), "{case} {mode}");
+        }
     }
 }

@@ -48,3 +48,12 @@ fn a_thread_has_the_room_below_its_growing_stack() {
         crate::support::program::assert_alike(&plain, &ran, &options.join(" "));
     }
 }
+
+/// Once memory has turned out dense it is advised, but not against the program's own word.
+#[test]
+fn what_the_program_takes_from_huge_pages_is_not_advised_again() {
+    let files = compile(&[Source::C("unadvised", &[])]);
+    let ran = Program::new(files.path("unadvised")).arg("60").jumbo().ok();
+    // Between the last look and the advice there is a system call's time.
+    assert!(ran.number("after") <= 1, "{ran:?}");
+}

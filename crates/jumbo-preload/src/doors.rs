@@ -155,8 +155,6 @@ doors! {
     setgroups(count: usize, groups: *const gid_t) -> c_int,
         SYS_setgroups: sharing::set_supplementary;
     capset(header: *mut c_void, data: *const c_void) -> c_int, SYS_capset: sharing::set_capabilities;
-    prctl(option: c_int, first: c_ulong, second: c_ulong, third: c_ulong, fourth: c_ulong)
-        -> c_int, SYS_prctl: sandbox::control;
     setrlimit(resource: c_uint, limit: *const rlimit) -> c_int, SYS_setrlimit: limits::set;
     prlimit(pid: pid_t, resource: c_uint, limit: *const rlimit, before: *mut rlimit) -> c_int,
         SYS_prlimit64: limits::exchange;
@@ -165,6 +163,9 @@ doors! {
 // off_t and rlim_t have 64 bits. Programs that were built with large-file support (CPython among them) import the names
 // that end in 64.
 names! {
+    // By its number some options answer with 64 bits.
+    prctl(option: c_int, first: c_ulong, second: c_ulong, third: c_ulong, fourth: c_ulong)
+        -> c_int, as prctl: sandbox::control;
     mmap64(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: off_t)
         -> *mut c_void, as mmap: maps::map;
     fallocate64(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int,
@@ -187,6 +188,7 @@ names! {
 
 /// The calls that only their numbers stand for.
 const NUMBERS_ALONE: &[c_long] = &[
+    libc::SYS_prctl,
     libc::SYS_seccomp,
     libc::SYS_landlock_restrict_self,
     libc::SYS_io_setup,
@@ -339,7 +341,25 @@ unsafe extern "C" fn watched(
     // SAFETY: the same call.
     let call = || unsafe { by_number(number, &arguments) };
     match number {
-        libc::SYS_seccomp => sandbox::install(call, first, second, third),
+        libc::SYS_prctl => {
+            let words = [second, third, fourth, fifth].map(Word::from_word);
+            let [one, two, three, four] = words;
+            // SAFETY: the caller's promise.
+            unsafe {
+                sandbox::control(
+                    |_, _, _, _, _| call(),
+                    Word::from_word(first),
+                    one,
+                    two,
+                    three,
+                    four,
+                )
+            }
+        }
+        libc::SYS_seccomp => {
+            let [operation, flags] = [first, second].map(Word::from_word);
+            sandbox::install(call, operation, flags, third)
+        }
         libc::SYS_landlock_restrict_self => sharing::restrict(call),
         libc::SYS_io_setup => sharing::set_up_aio(call),
         libc::SYS_exit => spawn::exit(call),

@@ -3,7 +3,7 @@
 //! Behind a filter no system call is made that the program's own allocator would not make, but for advice where the filter
 //! lets it pass; see [`jumbo_inside::sandbox`].
 
-use core::ffi::{c_int, c_long, c_ulong};
+use core::ffi::{c_int, c_long, c_uint, c_ulong};
 
 use jumbo_inside::events::Mechanism as _;
 use jumbo_inside::{reaper, sandbox};
@@ -19,31 +19,28 @@ const NARROWING: [c_int; 4] = [
     libc::PR_SET_SECUREBITS,
 ];
 
-/// What seccomp(2) is asked for; the operations behind these only ask.
-const SET_MODES: core::ops::RangeInclusive<c_long> =
-    SET_MODE_STRICT..=libc::SECCOMP_SET_MODE_FILTER as c_long;
-const SET_MODE_STRICT: c_long = libc::SECCOMP_SET_MODE_STRICT as c_long;
-/// Success is a descriptor then, and not 0.
-const LISTENER: c_long = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as c_long;
+/// What seccomp(2) is asked for; the operations behind these only ask. The kernel takes 32 bits.
+const SET_MODES: core::ops::RangeInclusive<c_uint> =
+    libc::SECCOMP_SET_MODE_STRICT..=libc::SECCOMP_SET_MODE_FILTER;
 
 /// prctl(2). Declared with the five arguments that the kernel looks at; the calling conventions of Linux
 /// let the callee name them all the same.
 ///
 /// # Safety
 /// As for prctl(2).
-pub(crate) unsafe fn control(
-    call: impl Fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int,
+pub(crate) unsafe fn control<T: From<c_int> + PartialEq>(
+    call: impl Fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> T,
     option: c_int,
     first: c_ulong,
     second: c_ulong,
     third: c_ulong,
     fourth: c_ulong,
-) -> c_int {
+) -> T {
     let call = || call(option, first, second, third, fourth);
     if option == libc::PR_SET_SECCOMP {
         let strict = first == c_ulong::from(libc::SECCOMP_MODE_STRICT);
         let filter = (!strict).then_some(second.cast_signed());
-        return entering(call, |answer| *answer == 0, filter);
+        return entering(call, |answer| *answer == T::from(0), filter);
     }
     if NARROWING.contains(&option) {
         All::changing_privilege();
@@ -54,7 +51,7 @@ pub(crate) unsafe fn control(
     }
     let answer = call();
     let orphans = option == libc::PR_SET_CHILD_SUBREAPER && first != 0;
-    if answer == 0 && orphans && reaper::is_owner() {
+    if answer == T::from(0) && orphans && reaper::is_owner() {
         reaper::orphans_are_taken();
     }
     answer
@@ -63,19 +60,20 @@ pub(crate) unsafe fn control(
 /// seccomp(2), which the C library has no function for: what libseccomp installs filters with.
 pub(crate) fn install(
     call: impl Fn() -> c_long,
-    operation: c_long,
-    flags: c_long,
+    operation: c_uint,
+    flags: c_uint,
     filter: c_long,
 ) -> c_long {
     if !SET_MODES.contains(&operation) {
         return call();
     }
-    let listens = flags & LISTENER != 0;
+    // Success is a descriptor then, and not 0.
+    let listens = c_ulong::from(flags) & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER != 0;
     let installed = |answer: &c_long| *answer == 0 || listens && *answer > 0;
     entering(
         call,
         installed,
-        (operation != SET_MODE_STRICT).then_some(filter),
+        (operation != libc::SECCOMP_SET_MODE_STRICT).then_some(filter),
     )
 }
 

@@ -37,6 +37,21 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::units::Bytes;
 
+/// Waits until all that was handed over is free, and ends the threads that free. The next gather makes new ones. False where
+/// they have not ended within ten seconds.
+///
+/// For a program that is about to change its user, its capabilities or its namespaces: a thread that frees would keep what
+/// the program gives up, and run in memory that the program can write.
+///
+/// ```
+/// assert!(jumbo::gather::end_workers());
+/// // setuid(2) and the like
+/// ```
+pub fn end_workers() -> bool {
+    gather::drain();
+    gather::end_workers()
+}
+
 /// Memory to be freed: collected, merged with its neighbours, handed over in batches.
 ///
 /// Dropping it is [`Gather::finish`] without the answer.
@@ -47,8 +62,8 @@ impl Gather {
     /// An empty gather. The first one of a process makes the memory resident in which all of them keep
     /// their ranges, 64 KiB, so that later none is needed.
     ///
-    /// The threads that free are none of the C library's: its setuid(3) does not reach them. A program that changes its user
-    /// finishes its gathers before; where it has capabilities no thread stays after that, else for 100 ms.
+    /// The threads that free are none of the C library's: its setuid(3) does not reach them. A program that gives up
+    /// privilege calls [`end_workers`] before.
     pub fn new(tunables: Tunables) -> Self {
         Self(gather::Gather::new(tunables))
     }

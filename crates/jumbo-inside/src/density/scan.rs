@@ -196,9 +196,13 @@ fn advise_all() {
 }
 
 fn advise_dense(slot: &Slot, span: &Span) {
+    // What the program has cut out of the table since is no more to be advised.
+    let Some(dense) = slot.set_dense(span) else {
+        return;
+    };
     // Not under a filter that is about to be installed: the kernel may refuse it.
-    if advise(&span.range(), Policy::Mapping) != Err(Errno::PERM) {
-        slot.set_dense(span);
+    if advise(&span.range(), Policy::Mapping) == Err(Errno::PERM) {
+        slot.replace(&dense, span);
     }
 }
 

@@ -137,13 +137,13 @@ impl<N, W: Word64> Slot<'_, N, W> {
         self.word.replace(before.word(), after.word())
     }
 
-    /// Marks a range as dense, unless another thread has changed it: it is then scanned again.
-    pub(crate) fn set_dense(&self, before: &Span) {
+    /// Marks a range as dense; `None` where another thread has changed it: it is then scanned again.
+    pub(crate) fn set_dense(&self, before: &Span) -> Option<Span> {
         let dense = Span {
             is_dense: true,
             ..before.clone()
         };
-        self.replace(before, &dense);
+        self.replace(before, &dense).then_some(dense)
     }
 
     /// Ends a range, whose note is still its own in `ended`; false where another thread has changed

@@ -152,7 +152,6 @@ pub fn end_workers() -> bool {
 
 /// [`end_workers`], at the moment when a filter is about to be installed.
 pub fn confine() -> bool {
-    let _blocked = Blocked::new();
     workers::end(false)
 }
 
@@ -162,7 +161,6 @@ pub fn end_workers_for_good() -> bool {
     if sandbox::is_untried() {
         return true;
     }
-    let _blocked = Blocked::new();
     workers::end(true)
 }
 

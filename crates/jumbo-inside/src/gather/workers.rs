@@ -33,6 +33,8 @@ const BOUND: Duration = Duration::from_secs(10);
 /// How long it then waits for the kernel to let go of a thread: microseconds, but on a host that does not schedule
 /// it, or where a debugger has it.
 const LETTING_GO: Duration = Duration::from_secs(2);
+/// How long an ID is asked for after that. It may be that of a thread of the program's by now.
+const RELEASING: Duration = Duration::from_millis(10);
 
 /// After a thread could not be made, some frees do without.
 static BACK_OFF: BackOff = BackOff::new();
@@ -205,6 +207,11 @@ pub(super) fn end_idle() {
 /// Has the workers leave, after all that is to be freed is free, and waits until the kernel has let go of
 /// them. False where they have not left within ten seconds.
 pub(super) fn end(for_good: bool) -> bool {
+    // Where no process ever made one no call is made.
+    if !for_good && MAKER.load(Ordering::Relaxed) == 0 {
+        return true;
+    }
+    let _blocked = Blocked::new();
     let process = process();
     if !is_own() || !for_good && MAKER.load(Ordering::Relaxed) != process {
         // There is none, in this process.
@@ -215,6 +222,12 @@ pub(super) fn end(for_good: bool) -> bool {
         return false;
     };
     let deadline = Deadline::after(LETTING_GO);
+    for place in &PLACES {
+        while place.thread.is_alive() && !deadline.has_passed() {
+            place.thread.join_for(deadline.left());
+        }
+    }
+    let deadline = Deadline::after(RELEASING);
     for thread in left.into_iter().filter(|thread| *thread != 0) {
         while exists(process, thread) && !deadline.has_passed() {
             rustix::thread::sched_yield();

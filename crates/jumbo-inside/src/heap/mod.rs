@@ -458,7 +458,6 @@ static HELD: Held = Held::new();
 
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied.
 fn lock_for_fork() {
-    gather::end_idle_workers();
     // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
     // call goes on in both processes, and gives the lock back in each.
     let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
@@ -616,6 +615,7 @@ impl Mechanism for Events {
 
     fn about_to_fork() {
         about_to_fork();
+        gather::end_idle_workers();
     }
 
     fn lock_for_fork() {
