@@ -1,4 +1,4 @@
-//! What stands behind the command `jumbo`: the kernel's files, and what is read and written there for a host and for other programs.
+//! The backend of the command `jumbo`: the kernel's files, and what is read and written there for a host and for other programs.
 //!
 //! - [`kernel`]: files of /proc and /sys, system calls that rustix lacks, and starting a program.
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.

@@ -92,13 +92,7 @@ pub(crate) static ODDLY_ADVISED: AtomicBool = AtomicBool::new(false);
 
 impl Mechanism for Mappings {
     fn advising(address: usize, _length: usize, advice: c_int) {
-        let passing = [
-            libc::MADV_DONTNEED,
-            libc::MADV_FREE,
-            libc::MADV_HUGEPAGE,
-            libc::MADV_WILLNEED,
-        ];
-        if !passing.contains(&advice) && maps::is_placed(address) {
+        if heap::sticks(advice) && maps::is_placed(address) {
             ODDLY_ADVISED.store(true, Ordering::Relaxed);
         }
     }
@@ -230,7 +224,7 @@ mod trace {
     }
 }
 
-/// What pthread_atfork(3) is given.
+/// A handler of pthread_atfork(3).
 pub(crate) unsafe extern "C" fn before_fork() {
     events::before_fork::<All>();
 }

@@ -19,7 +19,7 @@ const NARROWING: [c_int; 4] = [
     libc::PR_SET_SECUREBITS,
 ];
 
-/// What seccomp(2) is asked for; the operations behind these only ask. The kernel takes 32 bits.
+/// The operations of seccomp(2) that install; the operations behind these only ask. The kernel takes 32 bits.
 const SET_MODES: core::ops::RangeInclusive<c_uint> =
     libc::SECCOMP_SET_MODE_STRICT..=libc::SECCOMP_SET_MODE_FILTER;
 

@@ -19,7 +19,7 @@ use crate::work::{Work, shown};
 pub(crate) const BLOCKS: Work<Blocks> = Work::new("blocks", blocks);
 
 /// Mappings of each size, in huge pages where that is set: touched and unmapped, so many times.
-/// What it takes to unmap one of each, and what all of the mappings had.
+/// The time to unmap one of each, and what all of the mappings had.
 pub(crate) const UNMAP: Work<(Vec<Bytes>, bool, usize)> = Work::new("unmap", unmap);
 
 /// Ranges, so many of so many bytes, apart from each other and in base pages: touched and given

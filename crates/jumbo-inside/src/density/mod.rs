@@ -80,7 +80,7 @@ struct Note {
     counted: AtomicUsize,
     /// The address at which the last scan was broken off, 0 where it was not.
     next: AtomicUsize,
-    /// What that scan found: of private memory the blocks of which something is resident, and what
+    /// The findings of that scan: of private memory the blocks of which something is resident, and what
     /// is; of shared memory what it collapsed.
     touched_blocks: AtomicUsize,
     found_bytes: AtomicUsize,

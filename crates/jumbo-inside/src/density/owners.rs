@@ -18,7 +18,7 @@ use crate::sync::{millis, now};
 use crate::sys::process;
 use crate::watch::LONGEST;
 
-/// What processes that share a mapping tell each other, in a page that they share.
+/// The words by which processes that share a mapping tell each other, in a page that they share.
 #[derive(Debug)]
 #[repr(C)]
 struct Notes {

@@ -60,7 +60,7 @@ type Slot = table::Slot<'static, Note>;
 static JOB: Job = Job::new(1, scan, without_thread);
 /// The time between two scans where they find nothing new.
 static IDLE_MILLIS: AtomicU64 = AtomicU64::new(0);
-/// What the last scan found.
+/// The findings of the last scan.
 static FOUND_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// The number of the slot at which the last scan was broken off.
 static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);

@@ -105,7 +105,7 @@ impl Span {
             .flatten()
     }
 
-    /// What is left of it without `gone`: the larger end.
+    /// The rest of it without `gone`: the larger end.
     fn without(&self, gone: &Self) -> Option<Self> {
         let Range { start, end } = self.pages;
         let before = start..gone.pages.start.clamp(start, end);
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// What a thread does with the table.
+    /// The steps of one thread at the table.
     #[derive(Clone, Debug)]
     enum Step {
         Add(Range<usize>),

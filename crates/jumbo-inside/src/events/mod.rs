@@ -309,7 +309,7 @@ impl Held {
         }
     }
 
-    /// What the end of a fork gives back.
+    /// The locks that the end of a fork gives back.
     pub fn give_back(&self) -> u32 {
         use core::sync::atomic::Ordering::Relaxed;
         if self.nested.load(Relaxed) > 0 {

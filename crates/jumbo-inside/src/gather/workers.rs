@@ -150,7 +150,7 @@ pub(super) unsafe fn forked() {
     }
 }
 
-/// What a worker does.
+/// The work of a thread, from its first instruction to its last.
 fn work() {
     loop {
         let making = MAKING.load(Ordering::Acquire);

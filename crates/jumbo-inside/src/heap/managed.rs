@@ -181,7 +181,7 @@ pub unsafe fn renew(address: usize, length: usize) -> Result<()> {
     unsafe { memory::discard(address, length) }
 }
 
-/// So many addresses hold tables of the allocator's own, at most, from a random place on.
+/// The number of addresses that hold tables of the allocator's own, at most, from a random place on.
 const TABLES: usize = (MANAGED_BASE - OWN_BASE) / 2;
 static NEXT_TABLE: AtomicUsize = AtomicUsize::new(OWN_BASE);
 

@@ -571,20 +571,25 @@ impl Part {
     }
 }
 
+/// Whether advice changes pages for longer than the call (madvise(2)).
+pub fn sticks(advice: i32) -> bool {
+    let passing = [
+        libc::MADV_DONTNEED,
+        libc::MADV_FREE,
+        libc::MADV_HUGEPAGE,
+        libc::MADV_WILLNEED,
+    ];
+    !passing.contains(&advice)
+}
+
 /// The events that concern the heap.
 #[derive(Debug)]
 pub struct Events;
 
 impl Mechanism for Events {
     fn advising(address: usize, _length: usize, advice: i32) {
-        let passing = [
-            libc::MADV_DONTNEED,
-            libc::MADV_FREE,
-            libc::MADV_HUGEPAGE,
-            libc::MADV_WILLNEED,
-        ];
-        // Other advice sticks to the pages of a block when it is freed.
-        if !passing.contains(&advice) {
+        // It sticks to the pages of a block when that is freed.
+        if sticks(advice) {
             changed(address);
         }
     }

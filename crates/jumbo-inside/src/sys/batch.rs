@@ -8,7 +8,7 @@ use super::call;
 /// end of a slice.
 const SLICE_NANOSECONDS: u64 = 100_000_000;
 
-/// What sched_setattr(2) takes (`struct sched_attr`, linux/sched/types.h, in its first version).
+/// The argument of sched_setattr(2) (`struct sched_attr`, linux/sched/types.h, in its first version).
 #[repr(C)]
 struct Attributes {
     size: u32,

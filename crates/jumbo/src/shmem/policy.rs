@@ -35,7 +35,7 @@ pub enum Top {
     Deny,
     /// Huge folios everywhere, in the sizes that are at `inherit`.
     Force,
-    /// What sizes at `inherit` say.
+    /// The value of sizes at `inherit`.
     Rule(Rule),
 }
 

@@ -1,4 +1,4 @@
-//! What of this process is huge, and what is not.
+//! The memory of this process: the part on huge pages, and the rest.
 //!
 //! - [`Usage`] and [`Kind`]: memory by kind and folio size.
 //! - [`process`]: how they are read.

@@ -16,7 +16,7 @@ use crate::units::{Bytes, PageSize};
 use super::usage::HUGE;
 use super::{Kind, Usage};
 
-/// What reads the mappings of a process.
+/// The function that reads the mappings of a process.
 pub type Read = fn(&Root, u32) -> Result<Smaps, FileError>;
 
 /// Looks at processes, again and again: what does not change between two looks is read once.

@@ -81,7 +81,7 @@ fn sum(nodes: &Nodes, of: impl Fn(&Node) -> u64) -> u64 {
     nodes.iter().map(of).sum()
 }
 
-/// What the pool says, after the check of its counters.
+/// The answer of the pool, after the check of its counters.
 fn observe(pool: &Pool) -> Nodes {
     books::check(pool);
     let nodes: Nodes = std::array::from_fn(|at| {

@@ -89,7 +89,7 @@ pub(super) const FILL: u32 = 2;
 pub(super) const DROP: u32 = 3;
 pub(super) const END: u32 = 4;
 
-/// What came in of a range.
+/// The bytes of a range that came in.
 pub(super) struct Filling {
     /// The size of the range's blocks.
     block: AtomicUsize,
@@ -169,7 +169,7 @@ impl Books {
         is_added
     }
 
-    /// What is to go of a registered range, so that a range of whole pages does: all behind it as
+    /// The part of a registered range that goes, so that a range of whole pages does: all behind it as
     /// well, where there is no place for one more. Under the lock.
     pub(super) fn cut(&self, range: &Range<usize>, registered: &Range<usize>) -> Range<usize> {
         let start = range.start.max(registered.start);

@@ -9,7 +9,7 @@ pub(crate) use numa::{PolicyMode, allowed_nodes, bind, local_node, memory_policy
 
 use rustix::io::{Errno, Result};
 
-/// What libc's convention says: -1, and the reason in errno.
+/// The convention of libc: -1, and the reason in errno.
 fn result(returned: libc::c_long) -> Result<usize> {
     usize::try_from(returned).map_err(|_| {
         let code = std::io::Error::last_os_error().raw_os_error();
