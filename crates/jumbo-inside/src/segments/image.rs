@@ -257,7 +257,7 @@ fn pause() {
 }
 
 /// An empty memfd that can be sealed, and executed: where Linux 6.3 and later would have it said.
-fn create(name: &core::ffi::CStr) -> core::result::Result<OwnedFd, u32> {
+pub(super) fn create(name: &core::ffi::CStr) -> core::result::Result<OwnedFd, u32> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let created = match rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
@@ -439,7 +439,7 @@ fn open_again(file: impl AsFd, access: OFlags) -> Result<OwnedFd> {
 }
 
 /// Fills an empty image and seals it.
-fn make(
+pub(super) fn make(
     own: &OwnedFd,
     segment: &Segment,
     looking: &Looking,
@@ -511,7 +511,7 @@ fn verify(
 }
 
 /// Maps an image in the place of a segment, if it holds the same. The image is sealed.
-fn attach(
+pub(super) fn attach(
     segment: &Segment,
     image: &OwnedFd,
     looking: &Looking,

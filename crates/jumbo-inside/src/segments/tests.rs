@@ -261,6 +261,25 @@ fn a_write_to_an_image_stays_in_its_process() {
     assert_eq!(Code::call(code.range.start, 0), 0);
 }
 
+/// A sealed image with other bytes is found out, whoever wrote them.
+#[test]
+fn an_image_that_holds_other_code_is_refused() {
+    let Some(_one) = is_ready() else { return };
+    let (code, other) = (Code::new(), Code::new());
+    let there = (OFFSET + PMD / 2) as u64;
+    rustix::io::pwrite(&other.file, &function(7), there).unwrap();
+    let segment_of = |code: &Code| {
+        let settings = code.settings(TextMode::Shared);
+        *settings.find().unwrap().iter().last().unwrap()
+    };
+    let (looking, stop) = (Looking::open().unwrap(), Stop::never());
+    let own = image::create(c"jumbo-text-test").unwrap();
+    let made = image::make(&own, &segment_of(&other), &looking, PMD, &stop).unwrap();
+    let refused = image::attach(&segment_of(&code), &made, &looking, PMD, &stop);
+    assert_eq!(refused, Err(reason::CHANGED));
+    assert_eq!(Code::call(code.range.start, PMD / 32), PMD / 32);
+}
+
 /// Another process of the same user can open any descriptor of this one through /proc, and write until it is sealed.
 #[test]
 fn code_that_another_process_writes_into_an_image_never_runs() {
