@@ -299,7 +299,7 @@ impl Mechanism for Events {
         about_to_allocate(length);
     }
 
-    // What is being freed is not to be locked, nor to count, and no more are the workers' stacks.
+    // What is being freed is not to be locked, nor to count. The workers' stacks, 64 KiB each, do count.
     fn locking_all() {
         end_workers();
     }

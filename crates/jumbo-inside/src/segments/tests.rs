@@ -261,7 +261,7 @@ fn a_write_to_an_image_stays_in_its_process() {
     assert_eq!(Code::call(code.range.start, 0), 0);
 }
 
-/// A sealed image with other bytes is found out, whoever wrote them.
+/// A sealed image with other bytes is refused, whichever process wrote them.
 #[test]
 fn an_image_that_holds_other_code_is_refused() {
     let Some(_one) = is_ready() else { return };

@@ -31,7 +31,7 @@ pub extern "C" fn record() {
 }
 
 /// Ignores SIGPIPE, and opens /dev/null on those of the descriptors 0, 1 and 2 that are closed, as Rust's runtime does
-/// before `main`: a write to a pipe that nobody reads is an error, and no file gets the number of a standard stream.
+/// before `main`: a write to a pipe without a reader is an error, and no file gets the number of a standard stream.
 /// After [`record`].
 #[expect(
     unsafe_code,
