@@ -7,6 +7,7 @@
 //! - [`real_programs`]: CPython, Redis, PostgreSQL, Node, a Go and a static binary.
 //! - [`launcher`]: exit status, signals, pipelines, children, environments.
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
+//! - [`bound`]: the memory of programs that touch little of theirs.
 //! - [`doors`]: calls by their name and by their number.
 //! - [`filters`]: programs that put a seccomp filter on themselves.
 //! - [`free`]: large frees, with several threads and later.
@@ -26,6 +27,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says that it failed by a panic")]
 
 mod allocator;
+mod bound;
 mod doors;
 mod filters;
 mod free;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::host;
 
@@ -53,14 +54,15 @@ impl Group {
         if hands_down {
             fs::write(&control, format!("+{controller}")).ok()?;
         }
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("jumbo-e2e-{controller}-{}-{number}", std::process::id());
         let group = Self {
-            folder: mount.join(format!("jumbo-e2e-{controller}-{}", std::process::id())),
+            folder: mount.join(name),
             handed_down: hands_down.then(|| (control, controller.to_owned())),
         };
         fs::create_dir(&group.folder).ok()?;
-        let mut files = files.iter().map(|name| group.folder.join(name));
-        let file = files.find(|file| file.exists())?;
-        fs::write(file, limit.to_string()).ok()?;
+        fs::write(group.file(files)?, limit.to_string()).ok()?;
         Some(group)
     }
 
@@ -74,6 +76,23 @@ impl Group {
         let procs = self.folder.join("cgroup.procs");
         let script = format!("echo $$ > {} && {script} && exec \"$@\"", procs.display());
         ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
+    }
+
+    /// The most bytes that a memory group ever held.
+    pub(crate) fn peak(&self) -> Option<u64> {
+        let file = self.file(["memory.peak", "memory.max_usage_in_bytes"])?;
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    }
+
+    /// The file in which the kernel counts the bytes that a memory group holds.
+    pub(crate) fn usage(&self) -> Option<PathBuf> {
+        self.file(["memory.current", "memory.usage_in_bytes"])
+    }
+
+    /// The first of `names`, one for each version, that the group has.
+    fn file(&self, names: [&str; 2]) -> Option<PathBuf> {
+        let mut files = names.iter().map(|name| self.folder.join(name));
+        files.find(|file| file.exists())
     }
 }
 

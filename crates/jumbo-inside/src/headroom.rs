@@ -48,6 +48,16 @@ impl Room {
         self.host.min(self.group)
     }
 
+    /// What the host has available, in bytes.
+    pub(crate) const fn host(&self) -> usize {
+        self.host
+    }
+
+    /// What the memory cgroups leave, in bytes; `usize::MAX`: no limit.
+    pub(crate) const fn group(&self) -> usize {
+        self.group
+    }
+
     /// Whether no memory cgroup has a limit.
     pub const fn is_of_no_group(&self) -> bool {
         self.group == usize::MAX

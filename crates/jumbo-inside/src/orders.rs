@@ -86,6 +86,8 @@ orders! {
     maps: bool = true, flag;
     /// How much of the memory may be beyond what was asked for, in percent (`--max-waste`).
     max_waste: u32 = 5, number;
+    /// Whether that holds at every moment: huge pages are earned (`--bounded`).
+    bounded: bool = false, mark;
     /// How much freed memory stays for the next large allocations (`--keep`); by the heap's own rule if nothing is said.
     keep: Option<Keep> = None, some;
     /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
@@ -429,7 +431,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            heap in 0usize..3, maps: bool, bounded: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
             text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
@@ -447,7 +449,7 @@ mod tests {
                 false => Keep::Percent(u32::try_from(amount).unwrap()),
             });
             let orders = Orders {
-                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
+                heap, pool, maps, bounded, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
                 orphans, filters, launched_under, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();

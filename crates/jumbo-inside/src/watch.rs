@@ -56,7 +56,7 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// What there is to do: one for each mechanism.
-static JOBS: [AtomicPtr<Job>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+static JOBS: [AtomicPtr<Job>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.
@@ -385,7 +385,7 @@ fn look() {
             }
         }
         match jobs().filter_map(|job| job.run(&stop)).min() {
-            Some(soonest) => wait(&CALLS, calls, soonest.clamp(SHORTEST, LONGEST)),
+            Some(soonest) => wait(&CALLS, calls, soonest.min(LONGEST)),
             None => return,
         };
     }

@@ -20,6 +20,7 @@ fn start() {
         let settings = Settings {
             pmd: PMD,
             max_waste: 5,
+            is_bounded: false,
             keep: None,
             arenas: false,
             pool: None,

@@ -222,7 +222,7 @@ fn anonymous(
         maps::left_alone(len);
         return map(addr, flags);
     }
-    // A reservation (PROT_NONE) is advised as well: what the program makes accessible later keeps it.
+    // A reservation (PROT_NONE) is heard as well: the program makes it accessible later.
     if !writable && prot != PROT_NONE {
         maps::left_alone(len);
         return map(addr, flags);
@@ -272,9 +272,14 @@ pub(crate) unsafe fn remap(
     if flags & MREMAP_FIXED != 0 {
         All::mapping_at(to.addr(), new);
     }
-    // A length of 0 makes a second mapping of shared pages.
-    All::unmapping(addr.addr(), old.max(1));
-    let remap = |flags| All::around_change(|| call(addr, old, new, flags, to));
+    All::moving(addr.addr(), old, new);
+    let remap = |flags| {
+        let moved = All::around_change(|| call(addr, old, new, flags, to));
+        if moved != MAP_FAILED {
+            All::moved(addr.addr(), old, moved.addr(), new);
+        }
+        moved
+    };
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
         gather::drain();
@@ -292,11 +297,15 @@ pub(crate) unsafe fn remap(
     if moved == MAP_FAILED {
         // SAFETY: the caller wants the mapping moved.
         moved = match unsafe { maps::move_grown(addr.addr(), old, new) } {
-            Some(address) => with_exposed_provenance_mut(address),
+            Some(address) => {
+                All::moved(addr.addr(), old, address, new);
+                with_exposed_provenance_mut(address)
+            }
             None => remap(flags),
         };
-    } else {
-        maps::advise_mapping(moved.addr(), new, true);
+    }
+    if moved != MAP_FAILED {
+        maps::advise_grown(moved.addr(), old, new);
     }
     let is_seam = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_packed(addr.addr(), old);
     if moved == MAP_FAILED && next::errno() == libc::EFAULT {
@@ -364,7 +373,11 @@ pub(crate) unsafe fn protect(
     len: usize,
     prot: c_int,
 ) -> c_int {
-    All::around_change(|| call(addr, len, prot))
+    let answer = All::around_change(|| call(addr, len, prot));
+    if answer == 0 {
+        All::protected(addr.addr(), len, prot);
+    }
+    answer
 }
 
 /// dlclose(3), which unmaps past ours.

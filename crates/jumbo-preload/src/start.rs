@@ -84,6 +84,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     let settings = Settings {
         pmd: orders.pmd,
         max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
+        is_bounded: orders.bounded,
         keep: orders.keep,
         // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
         arenas: ours

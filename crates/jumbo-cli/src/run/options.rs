@@ -150,6 +150,13 @@ pub(super) struct Options {
     )]
     pub(super) max_waste: Option<u32>,
 
+    /// Give huge pages as the program fills them, so that --max-waste holds
+    ///
+    /// Memory that is huge and untouched is at most 16M, or --max-waste percent of the resident
+    /// memory. See docs/design/bound.md
+    #[arg(long, help_heading = "Memory", hide_short_help = true)]
+    pub(super) bounded: bool,
+
     /// Freed memory that stays for the next large allocations
     ///
     /// By default 16M, or twice the largest freed block of up to 32M, and --max-waste percent of
@@ -276,6 +283,7 @@ impl Options {
             shm: self.shm.or(profile.shm),
             shm_sizes: self.shm_sizes.or(profile.shm_sizes),
             max_waste: self.max_waste.or(profile.max_waste),
+            bounded: self.bounded || profile.bounded,
             keep: self.keep.or(profile.keep),
             free: self.free.or(profile.free),
             free_workers: self.free_workers.or(profile.free_workers),
@@ -298,6 +306,7 @@ impl Options {
             shm: self.shm.unwrap_or(usual.shm),
             shm_sizes: self.shm_sizes.map_or(usual.shm_sizes, |sizes| sizes.0),
             max_waste: self.max_waste.unwrap_or(usual.max_waste),
+            bounded: self.bounded,
             keep: self.keep.or(usual.keep),
             follow: !self.no_follow,
             free: self.free.unwrap_or(usual.free),

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let profile = parse(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nbounded = true\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
              report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
         );
@@ -155,6 +155,7 @@ mod tests {
             shm: Some(ShmMode::User),
             shm_sizes: Some(Sizes((2 << 20) + (64 << 10))),
             max_waste: Some(10),
+            bounded: true,
             keep: Some(Keep::Percent(10)),
             free: Some(FreeMode::Background),
             free_workers: Some(2),

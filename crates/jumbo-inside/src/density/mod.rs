@@ -2,32 +2,37 @@
 //! that give them: `advise`, `collapse`.
 //!
 //! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a `Policy`
-//! that names the memory. Memory that may stay sparse begins on base pages, and shared memory has
-//! the folios that the kernel's controls give it: both stand in one `table`, which the thread of
-//! [`crate::watch`] scans (`scan`). A range that has turned out dense stays there, so that the
-//! table tells of each whether it is known to be dense.
+//! that names the memory. Huge pages are earned: of memory that the program makes of reservations, and
+//! with `--bounded` of all private memory:
+//! - `credit` bounds the memory that is huge and untouched, over all of the process;
+//! - `blocks` has a state for each block of private memory: it waits on base pages, or is huge;
+//! - `look` finds out how much of a block was touched;
+//! - `fill` advises blocks as far as the credit goes, and those ahead of what fills up.
 //!
-//! Of processes that share a mapping one scans it (`owners`).
+//! Shared memory has the folios that the kernel's controls give it. It stands in one `table`, which
+//! the thread of [`crate::watch`] scans (`scan`). Of processes that share a mapping one scans it
+//! (`owners`).
 //!
 //! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no
 //! byte, whatever is mapped there by now; and what was unmapped is in no range from `forget` on.
 
+mod blocks;
+mod credit;
+mod fill;
+mod look;
 mod owners;
 mod scan;
 pub(crate) mod table;
 
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
-use rustix::mm::{self, Advice};
 
 use crate::events::Mechanism;
 use crate::ledger::{Slot, stats};
 use crate::sync::{millis, now};
-use crate::watch::{self, SHORTEST};
-use crate::{sandbox, sys};
+use crate::{sandbox, sys, watch};
 use owners::Owner;
 use table::{PAGE_BYTES, Span, Table};
 
@@ -37,17 +42,18 @@ pub(crate) use scan::{has_left, share, start_sharing};
 /// The memory that a range is, as far as huge pages for it are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The heap, arenas and the pool: filled from their start on. A part of a block is advised too,
-    /// to be one mapping with the rest.
+    /// The heap and arenas. The block that the start of a range is in is the heap's as well.
     Heap,
     /// A private mapping, or a step of the break, from a whole block on.
     Mapping,
-    /// Addresses that the program has reserved: no memory, and not counted. What is refused here is
-    /// refused again when the program makes memory of it.
+    /// Addresses that the program has reserved: no memory, and not counted. They wait until the
+    /// program makes memory of them.
     Reservation,
     /// Memory that the program makes of reserved addresses: on base pages until it is dense, if it
     /// can be scanned.
     Committed,
+    /// Pages of the pool, whose size the user has set.
+    Pool,
     /// Memory that processes share: the kernel's controls have the last word.
     Shared,
     /// Text that the program maps from a file, from a whole block on.
@@ -67,10 +73,9 @@ pub(crate) enum Decision {
     Never,
 }
 
-/// A range that is scanned.
+/// A shared range that is scanned.
 #[derive(Debug)]
 struct Note {
-    is_shared: AtomicBool,
     /// Some of its pages may be missing from a block that is collapsed.
     is_lax: AtomicBool,
     owner: Owner,
@@ -80,32 +85,23 @@ struct Note {
     counted: AtomicUsize,
     /// The address at which the last scan was broken off, 0 where it was not.
     next: AtomicUsize,
-    /// The findings of that scan: of private memory the blocks of which something is resident, and what
-    /// is; of shared memory what it collapsed.
-    touched_blocks: AtomicUsize,
+    /// The bytes that this scan collapsed.
     found_bytes: AtomicUsize,
 }
 
 impl Note {
     const fn new() -> Self {
         Self {
-            is_shared: AtomicBool::new(false),
             is_lax: AtomicBool::new(false),
             owner: Owner::none(),
             born_millis: AtomicU64::new(0),
             counted: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
-            touched_blocks: AtomicUsize::new(0),
             found_bytes: AtomicUsize::new(0),
         }
     }
 
-    fn is_shared(&self) -> bool {
-        self.is_shared.load(Ordering::Relaxed)
-    }
-
-    fn begin(&self, is_shared: bool, is_lax: bool) {
-        self.is_shared.store(is_shared, Ordering::Relaxed);
+    fn begin(&self, is_lax: bool) {
         self.is_lax.store(is_lax, Ordering::Relaxed);
         self.owner.clear();
         self.born_millis.store(millis(now()), Ordering::Relaxed);
@@ -115,21 +111,31 @@ impl Note {
     }
 }
 
-/// All ranges that are scanned, or were found dense.
+/// All shared ranges that are scanned.
 static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
 /// Whether there were any.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// The size of a block: what one PMD maps. 0: not started.
 static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
+static IS_BOUNDED: AtomicBool = AtomicBool::new(false);
 /// How much of a block may be missing when it is collapsed.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Blocks of `pmd` bytes, of which so many percent may be missing.
-pub(crate) fn start(pmd: usize, max_waste: usize) {
-    let missing = (pmd / PAGE_BYTES).saturating_mul(max_waste) / 100;
+/// Blocks of `pmd` bytes. Huge pages may take `max_waste` percent more than was touched: of the heap
+/// and mappings where it `is_bounded` (`--bounded`), and of what is made of reservations.
+pub(crate) fn start(pmd: usize, max_waste: usize, is_bounded: bool) {
+    IS_BOUNDED.store(is_bounded, Ordering::Relaxed);
+    let missing = (pmd / PAGE_BYTES).saturating_mul(max_waste.min(100)) / 100;
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
+    credit::start(max_waste);
     PMD_BYTES.store(pmd, Ordering::Release);
+}
+
+/// Whether huge pages of the heap and of mappings have to be earned.
+#[inline(always)]
+pub(crate) fn is_bounded() -> bool {
+    IS_BOUNDED.load(Ordering::Relaxed)
 }
 
 #[inline(always)]
@@ -138,42 +144,57 @@ fn is_any() -> bool {
 }
 
 /// Whether a range may have huge pages now. What is to begin on base pages is scanned from here on.
-pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> Decision {
+/// The second value is what may be advised: less than the range where huge pages are earned.
+pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> (Decision, Range<usize>) {
     let pmd = PMD_BYTES.load(Ordering::Relaxed);
+    let nothing = range.start..range.start;
     let has_block = || {
         let first = range.start.next_multiple_of(pmd.max(1));
         pmd != 0 && first.saturating_add(pmd) <= range.end
     };
     match policy {
-        _ if !sandbox::allows_advice() => Decision::Never,
-        Policy::Mapping | Policy::Reservation | Policy::Text if !has_block() => Decision::Never,
-        Policy::Committed if begin_on_base_pages(range, pmd) => Decision::BaseForNow,
-        _ => Decision::Advise,
+        _ if !sandbox::allows_advice() => (Decision::Never, nothing),
+        Policy::Mapping | Policy::Reservation | Policy::Text if !has_block() => {
+            (Decision::Never, nothing)
+        }
+        Policy::Reservation if is_bounded() => {
+            if range.len() <= MAX_RESERVATION_BYTES {
+                fill::begin_on_base_pages(range);
+            }
+            (Decision::BaseForNow, nothing)
+        }
+        Policy::Committed if !is_bounded() => match may_wait(range, pmd) {
+            true => {
+                fill::begin_on_base_pages(range);
+                (Decision::BaseForNow, nothing)
+            }
+            false => (Decision::Advise, range.clone()),
+        },
+        Policy::Heap | Policy::Mapping | Policy::Committed if is_bounded() => {
+            let advised = fill::claim(range, policy == Policy::Heap);
+            match advised.is_empty() {
+                true => (Decision::BaseForNow, advised),
+                false => (Decision::Advise, advised),
+            }
+        }
+        _ => (Decision::Advise, range.clone()),
     }
 }
 
-/// Has a range scanned that may stay sparse; false where it cannot be, or is the rest of one that
-/// is dense.
-fn begin_on_base_pages(range: &Range<usize>, pmd: usize) -> bool {
-    if pmd == 0 || watch::is_anothers() || sandbox::is_entered() {
-        return false;
-    }
-    let Some(new) = Span::new(range) else {
-        return false;
-    };
-    let is_scanned = match RANGES.join(&new, |note| !note.is_shared()) {
-        Some(before) => !before.is_dense(),
-        None => {
-            new.blocks(pmd).len() >= scan::MIN_TOUCHED_BLOCKS * pmd
-                && RANGES.add(&new, |note| note.begin(false, true))
-        }
-    };
-    if is_scanned {
-        IS_ANY.store(true, Ordering::Release);
-        scan::begin(SHORTEST);
-    }
-    is_scanned
+/// Whether a range that may stay sparse can be scanned, and is large enough.
+fn may_wait(range: &Range<usize>, pmd: usize) -> bool {
+    range.len() >= MIN_COMMITTED_BLOCKS * pmd
+        && pmd != 0
+        && !watch::is_anothers()
+        && !sandbox::is_entered()
+        && !fill::is_behind_huge(range.start)
 }
+
+/// Smaller parts of reservations are advised at once, without `--bounded`.
+const MIN_COMMITTED_BLOCKS: usize = 8;
+
+/// The largest reservation of which parts may be huge later.
+const MAX_RESERVATION_BYTES: usize = 1 << 40;
 
 /// The program unmaps a range, maps something else there, or wants it on base pages. Of a shared
 /// mapping of which only the first address is known `length` is 1 at most: all of it goes.
@@ -182,13 +203,60 @@ fn forget(address: usize, length: usize) {
     if is_any() {
         cut(address, length);
     }
+    if length >= PMD_BYTES.load(Ordering::Relaxed) {
+        forget_private(&(address..address.saturating_add(length)));
+    }
+}
+
+/// Private memory is unmapped, by the program or by us.
+pub(crate) fn forget_private(range: &Range<usize>) {
+    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
+        fill::forget(range);
+    }
+}
+
+/// What private memory holds is dropped, by the program or by us. Before the call.
+pub(crate) fn dropped(range: &Range<usize>) {
+    let pmd = PMD_BYTES.load(Ordering::Relaxed);
+    if pmd != 0 && range.len() >= pmd {
+        fill::dropped(range);
+    }
+}
+
+/// Leaves private memory on base pages until it is dense.
+pub(crate) fn begin_on_base_pages(range: &Range<usize>) {
+    if sandbox::allows_advice() && PMD_BYTES.load(Ordering::Relaxed) != 0 {
+        fill::begin_on_base_pages(range);
+    }
+}
+
+/// Reserved memory has become accessible.
+pub(crate) fn opened(range: &Range<usize>) {
+    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
+        fill::opened(range);
+    }
+}
+
+/// Before a private range moves or grows by mremap(2).
+pub(crate) fn moving(range: &Range<usize>) {
+    let pmd = PMD_BYTES.load(Ordering::Relaxed);
+    if pmd != 0 && range.len() >= pmd {
+        fill::moving(range);
+    }
+}
+
+/// A private range has moved.
+pub(crate) fn moved(from: usize, to: usize, length: usize) {
+    let pmd = PMD_BYTES.load(Ordering::Relaxed);
+    if pmd != 0 && length >= pmd {
+        fill::moved(from, to, length);
+    }
 }
 
 #[cold]
 fn cut(address: usize, length: usize) {
-    let holds = |(slot, span): (table::Slot<'_, Note>, Span)| {
-        (slot.note.is_shared() && span.range().contains(&address)).then_some(span)
-    };
+    let holds =
+        |(_, span): (table::Slot<'_, Note>, Span)| span.range().contains(&address).then_some(span);
     let whole = match length {
         0 | 1 => RANGES.each().find_map(holds),
         _ => None,
@@ -198,31 +266,27 @@ fn cut(address: usize, length: usize) {
     }
 }
 
-/// MADV_HUGEPAGE, where [`decide`] is for it; counted as the policy says.
+/// MADV_HUGEPAGE, as far as [`decide`] is for it; counted as the policy says.
 ///
 /// # Errors
 /// EAGAIN: it begins on base pages; EINVAL: no whole block; EPERM: a filter; else the kernel's.
 pub(crate) fn advise(range: &Range<usize>, policy: Policy) -> Result<()> {
-    let at = with_exposed_provenance_mut(range.start);
-    let (answer, is_tried) = match decide(range, policy) {
-        Decision::Advise => {
-            #[expect(unsafe_code, reason = "advises memory")]
-            // SAFETY: MADV_HUGEPAGE changes how memory is backed, never what it holds.
-            let answer = unsafe { mm::madvise(at, range.len(), Advice::LinuxHugepage) };
-            (answer, true)
-        }
+    let (decision, advised) = decide(range, policy);
+    let (answer, is_tried) = match decision {
+        Decision::Advise => (fill::ask(&advised), true),
         Decision::BaseForNow => (Err(Errno::AGAIN), false),
         Decision::Never if sandbox::allows_advice() => (Err(Errno::INVAL), false),
         Decision::Never => (Err(Errno::PERM), true),
     };
-    let slot = stats::slot();
     if is_tried && matches!(policy, Policy::Heap | Policy::Mapping | Policy::Text) {
-        stats::advised(range.len(), answer.err());
+        stats::advised(advised.len(), answer.err());
     }
     if policy == Policy::Mapping {
-        let count = match answer {
-            Ok(()) => &slot.maps_advised,
-            Err(_) => &slot.maps_left,
+        let slot = stats::slot();
+        let is_ours = answer.is_ok() || answer == Err(Errno::AGAIN);
+        let count = match is_ours {
+            true => &slot.maps_advised,
+            false => &slot.maps_left,
         };
         Slot::add(count, range.len() as u64);
     }
@@ -260,9 +324,34 @@ impl Mechanism for Events {
         forget(address, length);
     }
 
+    fn moving(address: usize, old: usize, new: usize) {
+        if is_any() {
+            cut(address, old.max(1));
+        }
+        let range = address..address.saturating_add(old);
+        match old > new {
+            true => forget_private(&(range.start.saturating_add(new)..range.end)),
+            false => moving(&range),
+        }
+    }
+
+    fn moved(address: usize, old: usize, to: usize, new: usize) {
+        moved(address, to, old.min(new));
+    }
+
+    #[inline(always)]
+    fn protected(address: usize, length: usize, protection: i32) {
+        if protection & libc::PROT_WRITE != 0 {
+            opened(&(address..address.saturating_add(length)));
+        }
+    }
+
     fn advising(address: usize, length: usize, advice: i32) {
         match advice {
             libc::MADV_NOHUGEPAGE => forget(address, length),
+            libc::MADV_DONTNEED | libc::MADV_FREE => {
+                dropped(&(address..address.saturating_add(length)));
+            }
             libc::MADV_REMOVE => owners::punched(),
             _ => {}
         }
@@ -282,6 +371,7 @@ impl Mechanism for Events {
 
     #[expect(unsafe_code, reason = "the caller's promise is passed on")]
     unsafe fn is_forked(_pid: u32) {
+        fill::forked();
         // SAFETY: the caller's promise: the watching thread is heard before.
         unsafe { scan::forked() };
     }
@@ -292,16 +382,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_without_a_whole_block_is_advised_of_the_heap_alone() {
+    fn memory_without_a_whole_block_is_left_alone() {
         let pmd = 2 << 20;
-        start(pmd, 5);
+        start(pmd, 5, true);
         // Another test may be about to install a filter.
         let is_advised = |range: Range<usize>, policy| {
-            (0..1000).any(|_| decide(&range, policy) == Decision::Advise)
+            (0..1000).any(|_| decide(&range, policy).0 == Decision::Advise)
         };
-        assert!(is_advised(0..pmd - 1, Policy::Heap));
+        assert!(!is_advised(0..pmd - 1, Policy::Heap));
         assert!(is_advised(0..pmd, Policy::Mapping));
-        assert!(is_advised(0..pmd, Policy::Committed), "small");
-        assert!(!is_advised(1..2 * pmd - 1, Policy::Reservation));
+        assert!(!is_advised(1..2 * pmd - 1, Policy::Mapping));
     }
 }

@@ -3,13 +3,10 @@
 //! - A block (what a PMD maps) of which all is resident, but for what `--max-waste` allows, is
 //!   collapsed. Of memory in which the program has punched a hole every page has to be there: a
 //!   collapse would fill the hole.
-//! - A private range is advised once all blocks that were touched are so, and there are
-//!   [`MIN_TOUCHED_BLOCKS`]: from then on it is huge from its first touch, and so is what is
-//!   committed next to it. What a forked child still shares is not collapsed: that would copy it.
 //!
 //! Nothing is kept about a block: whether it is huge is asked of the kernel, each time. A kernel
-//! without PAGEMAP_SCAN (before Linux 6.7) does not say it: there private memory is advised at
-//! once, and of shared memory mincore(2) says what is there. Shared memory needs no privilege, and
+//! without PAGEMAP_SCAN (before Linux 6.7) does not say it: there mincore(2) says what is there.
+//! Shared memory needs no privilege, and
 //! the PMD size's `shmem_enabled` at `inherit`, `always`, `within_size` or `advise` (Linux 6.1;
 //! Documentation/admin-guide/mm/transhuge.rst).
 
@@ -22,7 +19,7 @@ use rustix::mm::{self, Advice};
 
 use super::table::{self, MAX_BYTES, PAGE_BYTES, Span};
 use super::{
-    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, advise, is_any, owners, record_reason,
+    IS_ANY, MISSING_BYTES, Note, PMD_BYTES, Policy, RANGES, is_any, owners, record_reason,
 };
 use crate::headroom::has_room;
 use crate::ledger::{Slot as Counts, shm_reason as reason, stats};
@@ -31,15 +28,11 @@ use crate::sync::{millis, now};
 use crate::sys::{self, Pagemap, Pages};
 use crate::watch::{self, Job, LONGEST, SHORTEST, Stop, Without, used};
 
-/// Below that a private range is not found dense, and a smaller one is not scanned.
-pub(super) const MIN_TOUCHED_BLOCKS: usize = 8;
 /// The age from which on a shared mapping is scanned.
 const MIN_SHARED_AGE: Duration = Duration::from_secs(1);
 /// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages
 /// that they keep apart.
 const BATCH_BLOCKS: usize = 8;
-/// The blocks that are passed over at once where none is touched.
-const STRIDE_BLOCKS: usize = 64;
 /// The CPU time of one scan.
 const MAX_SCAN: Duration = Duration::from_millis(50);
 /// The thread may use one part in so many of a CPU.
@@ -103,7 +96,7 @@ pub(crate) fn share(range: &Range<usize>, is_lax: bool) {
     let add = |start: usize| {
         let part = Span::new(&(start..range.end.min(start.saturating_add(MAX_BYTES))));
         let prepare = |note: &Note| {
-            note.begin(true, is_lax);
+            note.begin(is_lax);
             note.owner.assign();
         };
         part.is_some_and(|part| RANGES.add(&part, prepare))
@@ -138,7 +131,7 @@ pub(super) fn about_to_fork() {
 /// After fork(2), in the process that forked: it goes on. A child may end before it has seen
 /// anything, and the process that forks it is there as long as what they share is needed.
 pub(super) fn has_forked() {
-    let is_wanted = || RANGES.each().any(|(slot, _)| slot.note.is_shared());
+    let is_wanted = || RANGES.each().next().is_some();
     if is_any() && is_sharing() && !watch::is_anothers() && is_wanted() {
         // The new process may touch what was not.
         IDLE_MILLIS.store(0, Ordering::Relaxed);
@@ -160,55 +153,28 @@ fn is_affordable() -> bool {
             .is_ok()
 }
 
-/// In the child of a fork, which has no thread: its private memory is left as it is, for it shares
-/// all of it with its parent. It scans what else it shares, if no process does.
+/// In the child of a fork, which has no thread: it scans what it shares, if no process does.
 ///
 /// # Safety
 /// This is the child, with one thread, and [`watch::forked`] was called.
 #[expect(unsafe_code, reason = "its caller's promise")]
 pub(super) unsafe fn forked() {
     RANGES.forked();
-    for (slot, span) in RANGES.each().filter(|(slot, _)| !slot.note.is_shared()) {
-        slot.end(&span, |_| ());
-    }
     // A filter may end a program that asks.
     if is_sharing() && owners::is_neglected() {
         begin(MIN_SHARED_AGE);
     }
 }
 
-/// No thread can scan: private memory is advised, as it would have been at first.
+/// No thread can scan.
 fn without_thread(why: Without) {
-    advise_all();
-    if RANGES.each().any(|(slot, _)| slot.note.is_shared()) {
+    if RANGES.each().next().is_some() {
         record_reason(match why {
             Without::Filter => reason::FILTER,
             Without::Room | Without::Kernel => reason::NO_MEMORY,
             Without::Ended => reason::ENDED,
         });
     }
-}
-
-fn advise_all() {
-    for (slot, span) in unknown().filter(|(slot, _)| !slot.note.is_shared()) {
-        advise_dense(&slot, &span);
-    }
-}
-
-fn advise_dense(slot: &Slot, span: &Span) {
-    // What the program has cut out of the table since is no more to be advised.
-    let Some(dense) = slot.set_dense(span) else {
-        return;
-    };
-    // Not under a filter that is about to be installed: the kernel may refuse it.
-    if advise(&span.range(), Policy::Mapping) == Err(Errno::PERM) {
-        slot.replace(&dense, span);
-    }
-}
-
-/// The ranges that are not known to be dense.
-fn unknown() -> impl Iterator<Item = (Slot, Span)> {
-    RANGES.each().filter(|(_, span)| !span.is_dense())
 }
 
 /// The thread's scan of all ranges, from where the last one was broken off.
@@ -218,24 +184,17 @@ fn scan(stop: &Stop) -> Option<Duration> {
         return None;
     }
     let mut scan = Scan::new(stop);
-    if scan.pagemap.is_none() {
-        advise_all();
-    }
     let (mut soonest, mut is_broken_off) = (LONGEST, false);
     let first = NEXT_SLOT.swap(0, Ordering::Relaxed);
     for (at, slot) in RANGES.slots().enumerate().skip(first) {
-        let Some(span) = slot.span().filter(|span| !span.is_dense()) else {
+        let Some(span) = slot.span() else { continue };
+        let born = Duration::from_millis(slot.note.born_millis.load(Ordering::Relaxed));
+        if now().saturating_sub(born) < MIN_SHARED_AGE {
+            soonest = MIN_SHARED_AGE;
             continue;
-        };
-        if slot.note.is_shared() {
-            let born = Duration::from_millis(slot.note.born_millis.load(Ordering::Relaxed));
-            if now().saturating_sub(born) < MIN_SHARED_AGE {
-                soonest = MIN_SHARED_AGE;
-                continue;
-            }
-            if !slot.note.owner.claim() {
-                continue;
-            }
+        }
+        if !slot.note.owner.claim() {
+            continue;
         }
         if scan.visit(&slot, &span) {
             NEXT_SLOT.store(at, Ordering::Relaxed);
@@ -248,14 +207,14 @@ fn scan(stop: &Stop) -> Option<Duration> {
         true => rest,
         false => rest.max(idle()),
     };
-    let is_any = unknown().next().is_some();
+    let is_any = RANGES.each().next().is_some();
     is_any.then(|| next.min(soonest.max(rest)))
 }
 
 /// The time until the next scan: ever longer while nothing is new.
 fn idle() -> Duration {
     let found = |(slot, _): (Slot, Span)| slot.note.found_bytes.load(Ordering::Relaxed);
-    let found = unknown().map(found).fold(0, usize::wrapping_add);
+    let found = RANGES.each().map(found).fold(0, usize::wrapping_add);
     let is_new = FOUND_BYTES.swap(found, Ordering::Relaxed) != found;
     let before = Duration::from_millis(IDLE_MILLIS.load(Ordering::Relaxed));
     let next = match is_new {
@@ -303,8 +262,7 @@ impl<'s> Scan<'s> {
     /// dense. True where it was broken off.
     fn visit(&mut self, slot: &Slot, span: &Span) -> bool {
         let (note, pmd, blocks) = (slot.note, self.pmd, span.blocks(self.pmd));
-        let is_shared = note.is_shared();
-        if is_shared && !self.has_room {
+        if !self.has_room {
             record_reason(reason::NO_MEMORY);
             return false;
         }
@@ -312,7 +270,6 @@ impl<'s> Scan<'s> {
         if !blocks.contains(&at) {
             at = blocks.start;
             note.found_bytes.store(0, Ordering::Relaxed);
-            note.touched_blocks.store(0, Ordering::Relaxed);
         }
         let mut is_refused = false;
         self.is_short = false;
@@ -326,16 +283,8 @@ impl<'s> Scan<'s> {
             if !slot.span().is_some_and(|now| now.range().contains(&at)) {
                 return false;
             }
-            let stride = at..blocks
-                .end
-                .min((at + 1).next_multiple_of(STRIDE_BLOCKS * pmd));
-            let is_first = at == blocks.start || stride.len() == STRIDE_BLOCKS * pmd;
-            if is_first && !is_shared && self.count(&stride, Pages::Resident) == 0 {
-                at = stride.end;
-                continue;
-            }
             let mut run = at..at;
-            while at < stride.end.min(run.start + BATCH_BLOCKS * pmd) {
+            while at < blocks.end.min(run.start + BATCH_BLOCKS * pmd) {
                 at += pmd;
                 if !self.is_wanted(&(at - pmd..at), note) {
                     break;
@@ -344,7 +293,7 @@ impl<'s> Scan<'s> {
             }
             match self.collapse(&run, note) {
                 Err(Errno::INVAL) => is_refused = true,
-                Err(error) if is_shared && error != Errno::AGAIN => {
+                Err(error) if error != Errno::AGAIN => {
                     record_reason(match error {
                         Errno::BUSY => reason::NO_MEMORY,
                         _ => reason::NO_HUGE,
@@ -357,12 +306,7 @@ impl<'s> Scan<'s> {
             }
         }
         let found = note.found_bytes.load(Ordering::Relaxed);
-        if !is_shared {
-            let touched = note.touched_blocks.load(Ordering::Relaxed);
-            if is_dense(touched, found, pmd, self.missing) {
-                advise_dense(slot, span);
-            }
-        } else if is_refused {
+        if is_refused {
             record_reason(reason::NOT_ALLOWED);
             if found == 0 && self.count(&blocks, Pages::Huge) == 0 {
                 slot.end(span, |note| note.owner.release());
@@ -383,25 +327,6 @@ impl<'s> Scan<'s> {
 
     /// Whether a block is there, and not huge.
     fn is_wanted(&self, block: &Range<usize>, note: &Note) -> bool {
-        if note.is_shared() {
-            return self.is_wanted_shared(block, note);
-        }
-        let resident = self.count(block, Pages::Resident);
-        if resident > 0 {
-            note.touched_blocks.fetch_add(1, Ordering::Relaxed);
-            note.found_bytes.fetch_add(resident, Ordering::Relaxed);
-        }
-        let is_full = |resident: usize| resident > 0 && resident + self.missing >= self.pmd;
-        // What a child shares with this process would be copied.
-        let is_own = |map: &Pagemap| map.exclusive(block.clone(), PAGE_BYTES).is_ok_and(is_full);
-        self.has_room
-            && !self.is_short
-            && is_full(resident)
-            && !self.is_huge(block)
-            && self.pagemap.as_ref().is_some_and(is_own)
-    }
-
-    fn is_wanted_shared(&self, block: &Range<usize>, note: &Note) -> bool {
         // Without its last page it may reach beyond the end of a file, where a touch has to be a
         // SIGBUS. And memory of which little was touched is soon scanned.
         let last = block.end - PAGE_BYTES..block.end;
@@ -425,9 +350,6 @@ impl<'s> Scan<'s> {
     fn collapse(&self, run: &Range<usize>, note: &Note) -> Result<(), Errno> {
         if run.is_empty() {
             return Ok(());
-        }
-        if !note.is_shared() {
-            return super::collapse(run, Policy::Committed);
         }
         let mut answer = super::collapse(run, Policy::Shared);
         self.count_collapsed(run, note, answer);
@@ -468,13 +390,6 @@ impl<'s> Scan<'s> {
     }
 }
 
-/// Whether the blocks of a private range that were touched were filled. The last one may be being
-/// filled.
-const fn is_dense(touched: usize, resident: usize, pmd: usize, missing: usize) -> bool {
-    touched >= MIN_TOUCHED_BLOCKS
-        && resident.saturating_add(pmd) >= touched.saturating_mul(pmd - missing)
-}
-
 /// The bytes of a range that are in memory, by whatever process they were mapped. mincore(2).
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 fn resident(range: &Range<usize>) -> Option<usize> {
@@ -494,20 +409,4 @@ fn read(address: usize) {
     let at = core::ptr::with_exposed_provenance_mut(address);
     // SAFETY: it makes a page resident, and changes nothing.
     let _ = unsafe { mm::madvise(at, PAGE_BYTES, Advice::LinuxPopulateRead) };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_far_apart_are_sparse_and_a_heap_that_fills_is_dense() {
-        let (pmd, missing) = (2 << 20, 100 << 10);
-        let dense = |touched, resident| is_dense(touched, resident, pmd, missing);
-        assert!(dense(8, 8 * pmd), "all full");
-        assert!(dense(20, 19 * pmd + 4096), "the last is being filled");
-        assert!(!dense(7, 7 * pmd), "too few");
-        assert!(!dense(64, 64 * 36 * 4096), "headers");
-        assert!(!dense(20, 17 * pmd), "three of them empty");
-    }
 }

@@ -4,8 +4,7 @@
 //! which is written while the word says that the slot is claimed: a thread may find the note of a
 //! range that has ended since it read the word.
 //!
-//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] or [`Table::join`]
-//! is given it again.
+//! Invariant: what [`Table::cut`] took out is in no range, until [`Table::add`] is given it again.
 //!
 //! Generic over [`Word64`], so that tests search the interleavings of the code that runs.
 
@@ -43,39 +42,35 @@ impl Word64 for AtomicU64 {
     }
 }
 
-/// A range of base pages, never empty, and whether it is known to be dense.
+/// A range of base pages, never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pages: Range<usize>,
-    is_dense: bool,
 }
 
 impl Span {
     /// The pages that have a byte of a range of addresses; `None` where there is none, or a word
     /// has no room for them.
     pub(crate) fn new(range: &Range<usize>) -> Option<Self> {
-        Self::of_pages(
-            range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES),
-            false,
-        )
+        Self::of_pages(range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES))
     }
 
-    fn of_pages(pages: Range<usize>, is_dense: bool) -> Option<Self> {
+    fn of_pages(pages: Range<usize>) -> Option<Self> {
         let fits = pages.len() <= MAX_BYTES / PAGE_BYTES && pages.end <= END_PAGE;
-        (!pages.is_empty() && fits).then_some(Self { pages, is_dense })
+        (!pages.is_empty() && fits).then_some(Self { pages })
     }
 
-    /// The first page in 35 bits, how many there are in 28, and whether they are dense. A free or
+    /// The first page in 35 bits, how many there are in 28, and a bit that is 0. A free or
     /// claimed slot has no page.
     fn of_word(word: u64) -> Option<Self> {
         let bits = |from: u32, count: u32| usize::try_from(word >> from & ((1 << count) - 1));
         let (first, count) = (bits(COUNT_BITS + 1, 35).ok()?, bits(1, COUNT_BITS).ok()?);
-        Self::of_pages(first..first + count, word & 1 != 0)
+        Self::of_pages(first..first + count)
     }
 
     fn word(&self) -> u64 {
         let (first, count) = (self.pages.start as u64, self.pages.len() as u64);
-        first << (COUNT_BITS + 1) | count << 1 | u64::from(self.is_dense)
+        first << (COUNT_BITS + 1) | count << 1
     }
 
     /// Its addresses.
@@ -83,26 +78,11 @@ impl Span {
         self.pages.start * PAGE_BYTES..self.pages.end * PAGE_BYTES
     }
 
-    /// Whether it is known to be dense.
-    pub(crate) const fn is_dense(&self) -> bool {
-        self.is_dense
-    }
-
     /// The addresses of the whole blocks of `size` bytes in it.
     pub(crate) fn blocks(&self, size: usize) -> Range<usize> {
         let Range { start, end } = self.range();
         let first = start.next_multiple_of(size);
         first..(end & !(size - 1)).max(first)
-    }
-
-    /// With `more`, where they lie side by side or overlap: as dense as this is.
-    fn joined(&self, more: &Self) -> Option<Self> {
-        let (this, more) = (&self.pages, &more.pages);
-        let is_beside = more.start <= this.end && this.start <= more.end;
-        let both = this.start.min(more.start)..this.end.max(more.end);
-        is_beside
-            .then(|| Self::of_pages(both, self.is_dense))
-            .flatten()
     }
 
     /// The rest of it without `gone`: the larger end.
@@ -115,7 +95,7 @@ impl Span {
         } else {
             after
         };
-        Self::of_pages(larger, self.is_dense)
+        Self::of_pages(larger)
     }
 }
 
@@ -135,15 +115,6 @@ impl<N, W: Word64> Slot<'_, N, W> {
     /// Replaces a range; false where another thread has changed it.
     pub(crate) fn replace(&self, before: &Span, after: &Span) -> bool {
         self.word.replace(before.word(), after.word())
-    }
-
-    /// Marks a range as dense; `None` where another thread has changed it: it is then scanned again.
-    pub(crate) fn set_dense(&self, before: &Span) -> Option<Span> {
-        let dense = Span {
-            is_dense: true,
-            ..before.clone()
-        };
-        self.replace(before, &dense).then_some(dense)
     }
 
     /// Ends a range, whose note is still its own in `ended`; false where another thread has changed
@@ -202,19 +173,6 @@ impl<N, const COUNT: usize, W: Word64> Table<N, COUNT, W> {
         slot.word.replace(CLAIMED, span.word())
     }
 
-    /// Adds pages to a range that they lie beside and whose note `may_join`. Gives that range as it
-    /// was.
-    pub(crate) fn join(&self, more: &Span, may_join: impl Fn(&N) -> bool) -> Option<Span> {
-        self.slots().find_map(|slot| {
-            loop {
-                let before = slot.span().filter(|_| may_join(slot.note))?;
-                if slot.replace(&before, &before.joined(more)?) {
-                    return Some(before);
-                }
-            }
-        })
-    }
-
     /// Takes pages out of all ranges. Of a range that they were in the middle of the larger end
     /// stays. `ended` is given the notes of those that are gone.
     pub(crate) fn cut(&self, gone: &Span, ended: impl Fn(&N)) {
@@ -250,7 +208,7 @@ mod tests {
     const PAGE: usize = PAGE_BYTES;
 
     fn span(pages: Range<usize>) -> Span {
-        Span::of_pages(pages, false).unwrap()
+        Span::of_pages(pages).unwrap()
     }
 
     impl Word64 for shuttle::sync::atomic::AtomicU64 {
@@ -269,17 +227,12 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Add(Range<usize>),
-        Join(Range<usize>),
         Cut(Range<usize>),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let pages = || (0usize..60, 1usize..20).prop_map(|(first, count)| first..first + count);
-        let step = prop_oneof![
-            pages().prop_map(Step::Add),
-            pages().prop_map(Step::Join),
-            pages().prop_map(Step::Cut),
-        ];
+        let step = prop_oneof![pages().prop_map(Step::Add), pages().prop_map(Step::Cut),];
         prop::collection::vec(step, 1..40)
     }
 
@@ -288,9 +241,8 @@ mod tests {
         fn a_word_is_read_as_it_was_written(
             start in 0usize..END_PAGE - (1 << COUNT_BITS),
             length in 1usize..1 << COUNT_BITS,
-            is_dense: bool,
         ) {
-            let some = Span::of_pages(start..start + length, is_dense).unwrap();
+            let some = Span::of_pages(start..start + length).unwrap();
             prop_assert_eq!(Span::of_word(some.word()), Some(some));
         }
 
@@ -317,10 +269,6 @@ mod tests {
             for step in steps {
                 let (pages, is_added) = match step {
                     Step::Add(pages) => (pages.clone(), table.add(&span(pages), |()| ())),
-                    Step::Join(pages) => {
-                        let joined = table.join(&span(pages.clone()), |()| true);
-                        (pages, joined.is_some())
-                    }
                     Step::Cut(pages) => {
                         table.cut(&span(pages.clone()), |()| ());
                         may_be[pages].fill(false);
@@ -346,23 +294,12 @@ mod tests {
     fn what_does_not_fit_in_a_word_has_no_span() {
         assert_eq!(Span::new(&(7 * PAGE..8 * PAGE + MAX_BYTES)), None);
         assert_eq!(
-            Span::of_pages(END_PAGE - 1..END_PAGE + 1, false),
+            Span::of_pages(END_PAGE - 1..END_PAGE + 1),
             None,
             "past the end"
         );
         assert_eq!(Span::new(&(PAGE..PAGE)), None);
         assert_eq!(Span::new(&(PAGE - 1..PAGE + 1)), Some(span(0..2)));
-    }
-
-    #[test]
-    fn neighbours_are_joined_and_nothing_between_them_is() {
-        let first = Span::of_pages(10..20, true).unwrap();
-        let with = |pages| first.joined(&span(pages)).map(|both| both.pages);
-        assert_eq!(with(20..25), Some(10..25));
-        assert_eq!(with(5..10), Some(5..20));
-        assert_eq!(with(12..14), Some(10..20));
-        assert_eq!((with(21..25), with(1..9)), (None, None));
-        assert!(first.joined(&span(20..25)).unwrap().is_dense);
     }
 
     #[test]
@@ -385,8 +322,7 @@ mod tests {
         shuttle::check_pct(scenario, 600, 3);
     }
 
-    /// Each thread adds a range, with its number as the note, has it grow, and cuts a part out and
-    /// then the rest, beside a thread that finds ranges dense.
+    /// Each thread adds a range, with its number as the note, and cuts a part out and then the rest.
     #[test]
     fn threads_that_share_slots_lose_no_range_and_keep_none() {
         search(|table| {
@@ -401,9 +337,8 @@ mod tests {
                         found.next().is_some_and(|(slot, _)| mine(slot.note))
                     };
                     for _ in 0..2 {
-                        if table.add(&span(at..at + 10), set) {
+                        if table.add(&span(at..at + 20), set) {
                             assert!(is_there(), "{number} added");
-                            table.join(&span(at + 10..at + 20), mine).unwrap();
                             let none = |_: &AtomicU64| panic!("nothing is gone yet");
                             table.cut(&span(at + 15..at + 20), none);
                             assert!(is_there(), "{number} cut");
@@ -415,9 +350,6 @@ mod tests {
                 })
             };
             let workers = [1, 2, 3, 4].map(worker);
-            for (slot, span) in table.each() {
-                slot.set_dense(&span);
-            }
             for worker in workers {
                 worker.join().unwrap();
             }

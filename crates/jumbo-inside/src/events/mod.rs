@@ -64,6 +64,21 @@ pub trait Mechanism {
         Self::unmapping(address, length);
     }
 
+    /// The program moves, grows or shrinks a mapping (mremap(2)). `new` is its new length in bytes.
+    #[inline(always)]
+    fn moving(address: usize, old: usize, new: usize) {
+        // A length of 0 makes a second mapping of shared pages.
+        Self::unmapping(address, old.max(1));
+    }
+
+    /// The mapping has been moved `to` another address, grown or shrunk.
+    #[inline(always)]
+    fn moved(address: usize, old: usize, to: usize, new: usize) {}
+
+    /// The program has made a range accessible or not (mprotect(2)).
+    #[inline(always)]
+    fn protected(address: usize, length: usize, protection: c_int) {}
+
     /// Unmaps a range in place of the kernel. True where that was done: then the call is over.
     ///
     /// # Safety
@@ -187,6 +202,9 @@ impl<A: Mechanism, B: Mechanism> Mechanism for (A, B) {
     in_order! {
         unmapping(address: usize, length: usize);
         mapping_at(address: usize, length: usize);
+        moving(address: usize, old: usize, new: usize);
+        moved(address: usize, old: usize, to: usize, new: usize);
+        protected(address: usize, length: usize, protection: c_int);
         mapped(mapping: &Mapping);
         advising(address: usize, length: usize, advice: c_int);
         locking(address: usize, length: usize);

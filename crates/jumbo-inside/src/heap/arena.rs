@@ -12,6 +12,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{ARENAS, LOCKED, PMD, memory};
+use crate::density;
 use crate::ledger::Slot;
 use crate::ledger::stats;
 
@@ -72,8 +73,15 @@ unsafe fn look(pointer: usize) {
     // SAFETY: the heap of an arena is glibc's, which makes the rest of it accessible as it grows.
     let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
     // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
-    if memory::advise(base, HEAP_MAX).is_ok() && unprotect().is_ok() {
-        let _ = memory::collapse(base, (pointer + 1).next_multiple_of(pmd) - base);
+    let filled = (pointer + 1).next_multiple_of(pmd);
+    if density::is_bounded() {
+        if unprotect().is_ok() {
+            memory::begin_on_base_pages(base, filled - base);
+            let _ = memory::advise(filled, base + HEAP_MAX - filled);
+            Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
+        }
+    } else if memory::advise(base, HEAP_MAX).is_ok() && unprotect().is_ok() {
+        let _ = memory::collapse(base, filled - base);
         Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
     }
 }

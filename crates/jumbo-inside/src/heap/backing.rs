@@ -4,6 +4,7 @@ use rustix::io::{Errno, Result};
 
 use super::memory;
 use super::supply::SUPPLY;
+use crate::density;
 use crate::gather::Leaving;
 
 /// A source of fresh, private, zeroed memory at given addresses.
@@ -16,8 +17,8 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// Maps `length` bytes at `address`, which must be free (`EEXIST`), and says whether they are advised
-    /// memory. The pool takes whole pages.
+    /// Maps `length` bytes at `address`, which must be free (`EEXIST`), and says whether they are
+    /// advised memory. The pool takes whole pages.
     pub(super) fn map(self, address: usize, length: usize) -> Result<bool> {
         match self {
             Self::Advised => {
@@ -46,6 +47,7 @@ impl Backing {
             if self == Self::Pool {
                 return SUPPLY.give(address, length);
             }
+            density::forget_private(&(address..address + length));
             if leaving.is_some_and(|leaving| leaving.take(address, length)) {
                 return Ok(());
             }
@@ -64,8 +66,11 @@ impl Backing {
     pub(super) unsafe fn discard(self, address: usize, length: usize) -> Result<()> {
         match self {
             Self::Pool => Err(Errno::INVAL),
-            // SAFETY: the caller's promise.
-            Self::Advised => unsafe { memory::discard(address, length) },
+            Self::Advised => {
+                density::dropped(&(address..address + length));
+                // SAFETY: the caller's promise.
+                unsafe { memory::discard(address, length) }
+            }
         }
     }
 }

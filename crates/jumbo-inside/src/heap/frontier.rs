@@ -7,7 +7,8 @@
 //! mapped as far as it is handed out, which the kernel cannot put a huge page across the end of, and
 //! collapsed when it has filled up.
 //!
-//! All of it is advised, always, before it is touched: so the kernel keeps it as one mapping, and what
+//! With `--bounded` the chunk is mapped whole, and [`crate::density`] decides whether it may be huge.
+//! Otherwise all of it is advised, always, before it is touched: so the kernel keeps it as one mapping, and what
 //! is handed out never lies across two (mremap(2) would refuse it).
 //!
 //! What a block that has to begin at a chunk would leave of the one before is not mapped either: such blocks' ends stay on base pages.
@@ -21,6 +22,7 @@ use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
 use super::memory;
+use crate::density;
 
 /// The growing end of a range of addresses.
 #[derive(Debug)]
@@ -89,8 +91,12 @@ impl Frontier {
             let upto = if whole - end > allowed { end } else { whole };
             let advised = self.backing.map(self.mapped, upto - self.mapped)?;
             let chunk = self.mapped & !(self.pmd - 1);
-            if self.pieces && advised && upto >= chunk + self.pmd {
-                let _ = memory::collapse(chunk, self.pmd);
+            if self.pieces && upto >= chunk + self.pmd {
+                if density::is_bounded() {
+                    memory::begin_on_base_pages(chunk, self.pmd);
+                } else if advised {
+                    let _ = memory::collapse(chunk, self.pmd);
+                }
             }
             self.pieces = !upto.is_multiple_of(self.pmd);
             self.mapped = upto;

@@ -15,6 +15,7 @@ use rustix::io::{Errno, Result};
 use super::memory::Mapped;
 use super::supply::{self, SUPPLY};
 use super::{LOCKED, MANAGED_BASE, OWN_BASE, PMD, POOLED, RESERVED_BASE, RESERVED_END, memory};
+use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
 use crate::sync::Lock;
@@ -215,8 +216,14 @@ pub fn advise(address: usize, length: usize) -> Result<()> {
     memory::advise(address, length)
 }
 
-/// Addresses for the allocator to [`open`]: whole huge pages, advised, which count as memory nowhere yet (RLIMIT_DATA,
-/// vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be had.
+/// The allocator is about to drop what a range of its memory holds.
+pub fn dropped(address: usize, length: usize) {
+    density::dropped(&(address..address + length));
+}
+
+/// Addresses for the allocator to [`open`]: whole huge pages, which count as memory nowhere yet
+/// (RLIMIT_DATA, vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be
+/// had.
 pub fn reserve(length: usize) -> Option<usize> {
     let pmd = PMD.load(Ordering::Relaxed);
     if pmd == 0 || !length.is_multiple_of(pmd) {
@@ -233,7 +240,7 @@ pub fn reserve(length: usize) -> Option<usize> {
         false => 0,
     };
     // Advised before any of it is accessible, so that what is opened piece by piece stays one mapping.
-    if length > few {
+    if length > few && !density::is_bounded() {
         let _ = memory::advise(address + few, length - few);
     }
     Some(address)
@@ -304,6 +311,12 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         // SAFETY: the caller's promise; reservations are of whole huge pages.
         unsafe { memory::unprotect(first, end - first)? };
         set(&OPENED, first..end);
+        // A program that needs little has it on base pages.
+        if density::is_bounded() {
+            let few = (BEGIN.load(Ordering::Relaxed) + FIRST_PMDS * pmd).clamp(first, end);
+            memory::begin_on_base_pages(first, few - first);
+            let _ = memory::advise(few, end - few);
+        }
         beyond(end - first);
         Ok(())
     })

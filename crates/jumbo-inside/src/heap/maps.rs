@@ -180,7 +180,10 @@ pub fn take_small(length: usize) -> Option<usize> {
         if pack.asked < PACKED_AFTER_PMDS * pack.pmd {
             return None;
         }
-        let allowed = (pack.asked / 100).saturating_mul(pack.max_waste);
+        let allowed = match density::is_bounded() {
+            true => usize::MAX,
+            false => (pack.asked / 100).saturating_mul(pack.max_waste),
+        };
         pack.take(length, allowed)
     })
     .flatten()
@@ -195,6 +198,12 @@ pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
         false => Policy::Reservation,
     };
     let _ = density::advise(&whole(address, length), policy);
+}
+
+/// Advises a mapping that has grown: with `--bounded` what is new, for the rest is known already.
+pub fn advise_grown(address: usize, old: usize, new: usize) {
+    let known = if density::is_bounded() { old } else { 0 };
+    advise_mapping(address + known, new - known, true);
 }
 
 /// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
@@ -238,7 +247,6 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
             return None;
         }
     }
-    advise_mapping(target, new, true);
     Some(target)
 }
 
@@ -254,5 +262,7 @@ fn active() -> bool {
 pub fn commit(address: usize, length: usize) -> bool {
     let range = address..address.saturating_add(length);
     let is_locked = super::LOCKED.load(Ordering::Relaxed);
-    !is_locked && decide(&range, Policy::Committed) == Decision::BaseForNow
+    // Otherwise it is a mapping like any other.
+    let is_special = !is_locked && !density::is_bounded();
+    is_special && decide(&range, Policy::Committed).0 == Decision::BaseForNow
 }

@@ -54,7 +54,7 @@ pub(super) unsafe fn discard(address: usize, length: usize) -> Result<()> {
     unsafe { mm::mmap_anonymous(at(address), length, prot, flags | MapFlags::FIXED).map(drop) }
 }
 
-/// Asks for huge pages in a range of the heap.
+/// Asks for huge pages in a range of the heap, as far as [`density`] lets it.
 pub(super) fn advise(address: usize, length: usize) -> Result<()> {
     density::advise(&(address..address + length), Policy::Heap)
 }
@@ -103,9 +103,19 @@ pub(super) fn map_hugetlb(address: usize, length: usize, page: usize) -> Result<
     })
 }
 
-/// Replaces the base pages of a range by huge pages, now, where they are to be had.
+/// Leaves a range on base pages until it is dense.
+pub(super) fn begin_on_base_pages(address: usize, length: usize) {
+    density::begin_on_base_pages(&(address..address + length));
+}
+
+/// Asks for huge pages in a range of the pool.
+pub(super) fn advise_pool(address: usize, length: usize) -> Result<()> {
+    density::advise(&(address..address + length), Policy::Pool)
+}
+
+/// Replaces the base pages of a range of the pool by huge pages, now, where they are to be had.
 pub(super) fn collapse(address: usize, length: usize) -> Result<()> {
-    density::collapse(&(address..address + length), Policy::Heap)
+    density::collapse(&(address..address + length), Policy::Pool)
 }
 
 /// Moves a mapping to `to`, where it has a length of `new`.

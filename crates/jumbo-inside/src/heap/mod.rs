@@ -77,6 +77,8 @@ pub struct Settings {
     pub pmd: usize,
     /// How much may be resident beyond what was asked for, in percent.
     pub max_waste: usize,
+    /// Whether that holds at every moment: huge pages are earned (`--bounded`).
+    pub is_bounded: bool,
     /// How much freed memory stays, where the user says so.
     pub keep: Option<Keep>,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
@@ -167,7 +169,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
-        density::start(settings.pmd, settings.max_waste);
+        density::start(settings.pmd, settings.max_waste, settings.is_bounded);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);

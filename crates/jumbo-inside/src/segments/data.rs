@@ -43,7 +43,7 @@ pub(super) unsafe fn start(layout: &Layout<'_>, mode: DataMode, pmd: usize) {
             }
         }
         let rest = end..all.end;
-        if !rest.is_empty() && is_mapped(rest.start) && memory::advise(&rest).is_ok() {
+        if !rest.is_empty() && is_mapped(rest.start) && memory::advise_sparse(&rest).is_ok() {
             Slot::add(&stats::slot().data_advised, rest.len() as u64);
         }
     }

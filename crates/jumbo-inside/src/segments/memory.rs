@@ -202,6 +202,14 @@ pub(super) fn advise(range: &Range<usize>) -> Result<()> {
     density::advise(range, Policy::Segment)
 }
 
+/// The same for memory that may stay sparse: bss.
+pub(super) fn advise_sparse(range: &Range<usize>) -> Result<()> {
+    match density::is_bounded() {
+        true => density::advise(range, Policy::Mapping),
+        false => advise(range),
+    }
+}
+
 /// Reads a word of each `step` of a range, where it is mapped, so that it is mapped by what the page cache has.
 pub(super) fn touch(range: &Range<usize>, step: usize) {
     for address in range.clone().step_by(step) {

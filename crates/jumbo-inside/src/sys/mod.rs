@@ -4,7 +4,7 @@
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
 //! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
 //! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move. [`insist`]: a call that has to succeed.
-//! - [`copy_words`], [`copy_bytes`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
+//! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
 //! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
@@ -26,7 +26,7 @@ mod vma;
 
 pub use batch::stand_back;
 pub use collapse::{collapse, collapse_in};
-pub use copy::{copy_bytes, copy_words};
+pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use pagemap::{Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
 pub use remap::{insist, is_mapped, move_back, move_mapping};

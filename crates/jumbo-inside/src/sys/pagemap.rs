@@ -146,6 +146,32 @@ impl Pagemap {
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 
+    /// The address of the first page of a range that is there.
+    ///
+    /// # References
+    /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
+    ///
+    /// # Errors
+    /// ENOTTY: a kernel without it.
+    pub fn next_present(&self, range: Range<usize>) -> Result<Option<usize>> {
+        let mut found = [0u64; 3];
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start: range.start as u64,
+            end: range.end as u64,
+            vec: found.as_mut_ptr().expose_provenance() as u64,
+            vec_len: 1,
+            category_mask: PAGE_IS_PRESENT,
+            return_mask: PAGE_IS_PRESENT,
+            ..Scan::default()
+        };
+        #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+        // SAFETY: as in `is_base`.
+        let regions = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
+        let [start, ..] = found;
+        Ok((regions > 0).then(|| usize::try_from(start).unwrap_or(range.end)))
+    }
+
     /// How many bytes of a range are in pages that no other process has mapped; the zero page is none. `page` is the base page's
     /// size.
     ///

@@ -423,6 +423,7 @@ extern "C" fn jumbo_mimalloc_advise(addr: *mut c_void, len: usize, advice: c_int
         libc::MADV_HUGEPAGE => return answer(managed::advise(addr.addr(), len)),
         _ => return answer(Err(Errno::INVAL)),
     };
+    managed::dropped(addr.addr(), len);
     if !sandbox::allows_advice() {
         // SAFETY: mimalloc drops memory of its own, without blocks in it.
         return answer(unsafe { managed::renew(addr.addr(), len) });

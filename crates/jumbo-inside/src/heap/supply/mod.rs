@@ -397,7 +397,7 @@ impl Supply {
     /// Makes fresh anonymous memory resident in huge pages. Where a fault brings none, the collapse does.
     fn make_huge(&self, address: usize, length: usize) -> bool {
         // Where the advice is refused (no THP in this kernel) the collapse will be, too.
-        let _ = memory::advise(address, length);
+        let _ = memory::advise_pool(address, length);
         let pmd = self.pmd.load(Ordering::Relaxed);
         make_huge(address, length, pmd, memory::collapse).is_ok()
     }

@@ -26,6 +26,7 @@ use super::extents::{Extents, Placement, Record, State};
 use super::frontier::Frontier;
 use super::memory::{self, PageTable};
 use super::{BASE_PAGE, Resize};
+use crate::density;
 use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::stats;
@@ -280,6 +281,7 @@ impl Window {
         let place = self.placement(self.pmd, from % self.pmd);
         let (target, _) = self.take_pages(new, place).ok()?;
         let to = self.address(target);
+        density::moving(&(from..from + length));
         // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
         unsafe {
             if sys::move_mapping(from, to, length).is_err() {
@@ -290,6 +292,7 @@ impl Window {
                 return None;
             }
         }
+        density::moved(from, to, length);
         self.count(new - old, true);
         self.unmapped(page, old);
         Some(to)

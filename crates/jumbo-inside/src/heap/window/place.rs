@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use super::Window;
+use crate::density;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::extents::{Placement, State};
@@ -199,6 +200,7 @@ impl Window {
         let size = pages as usize * BASE_PAGE;
         let allowed = match self.is_exact {
             true => 0,
+            false if density::is_bounded() => usize::MAX,
             false => self.allowed(size).saturating_sub(self.clean),
         };
         let growth = self.frontier.take(size, allowed)?;

@@ -1,0 +1,442 @@
+/* Programs that touch little of their memory, or free most of it: `bound MODE`; without a mode, their names.
+ * Those that free print `now=BYTES`, as the kernel counts it in the file that BOUND_USAGE names. */
+#include "check.h"
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define PAGE ((size_t)4096)
+
+static void touch_each(char *memory, size_t size, size_t step)
+{
+    for (size_t at = 0; at < size; at += step)
+        memory[at] = 1;
+}
+
+static void *taken(void *memory)
+{
+    CHECK(memory != NULL && memory != MAP_FAILED);
+    return memory;
+}
+
+static char *map(size_t size, int protection)
+{
+    return taken(mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+}
+
+static char *map_usual(size_t size)
+{
+    return taken(mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+}
+
+/* Without stdio, whose buffer would come from the heap. */
+static void say_usage(void)
+{
+    const char *path = getenv("BOUND_USAGE");
+    if (path == NULL)
+        return;
+    char text[32] = "";
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+    close(fd);
+    dprintf(1, "now=%s", text);
+}
+
+/* The time in which a background scan may change what is resident. */
+static void settle(void)
+{
+    long end = microseconds() + 2000000;
+    while (microseconds() < end)
+        usleep(10000);
+    say_usage();
+}
+
+/* Blocks of one size, one byte in each `step` touched, up to `most` bytes of each. */
+static void blocks(size_t count, size_t size, size_t most, size_t step)
+{
+    for (size_t i = 0; i < count; i++)
+        touch_each(taken(malloc(size)), most, step);
+}
+
+static void malloc_4m(void) { blocks(100, 4 * MIB, 4 * MIB, 32 * PAGE); }
+static void malloc_1m(void) { blocks(100, MIB, MIB / 4, PAGE); }
+static void malloc_256k(void) { blocks(2000, 256 * KIB, 1, 1); }
+static void malloc_2m_ends(void) { blocks(200, 2 * MIB + 5000, 2 * MIB + 5000, 2 * MIB + 4999); }
+
+static void calloc_1g(void)
+{
+    uint64_t random = 7;
+    char *memory = taken(calloc(1, GIB));
+    for (int i = 0; i < 2000; i++)
+        memory[next_random(&random) % GIB] = 1;
+}
+
+static void mmap_8m(void)
+{
+    for (int i = 0; i < 64; i++)
+        touch_each(map_usual(8 * MIB), 8 * MIB, 128 * PAGE);
+}
+
+static void mmap_8m_idle(void)
+{
+    mmap_8m();
+    settle();
+}
+
+static void realloc_steps(void)
+{
+    char *memory = NULL;
+    for (size_t size = 4 * MIB; size <= 240 * MIB; size += 4 * MIB) {
+        memory = taken(realloc(memory, size));
+        memory[size - 1] = 1;
+    }
+}
+
+static void freed_1m(void)
+{
+    static char *all[300];
+    for (int i = 0; i < 300; i++)
+        memset(all[i] = taken(malloc(MIB)), 1, MIB);
+    for (int i = 0; i < 300; i++)
+        if (i % 8 != 0)
+            free(all[i]);
+    settle();
+}
+
+/* Lists of `bytes` in objects of one size, of which one in `stays` is left. */
+static void phase(size_t bytes, size_t size, size_t stays)
+{
+    void **list = NULL;
+    for (size_t i = 0; i < bytes / size; i++) {
+        void **object = taken(malloc(size));
+        memset(object, 1, size);
+        *object = list;
+        list = object;
+    }
+    for (size_t i = 0; list != NULL; i++) {
+        void **object = list;
+        list = *object;
+        if (i % stays != 0)
+            free(object);
+    }
+}
+
+static void small_phases(void)
+{
+    for (size_t size = 24; size <= 120; size += 16)
+        phase(300 * MIB, size, 500);
+    settle();
+}
+
+static void strings(void)
+{
+    for (size_t size = 20; size < 1800; size += 1 + size / 16)
+        phase(20 * MIB, size, 100);
+    settle();
+}
+
+/* Strings of a cache that are each replaced by a longer one; one in 100 keeps its length. */
+static void cache(void)
+{
+    enum { COUNT = 40000 };
+    static char *held[COUNT];
+    for (size_t size = 24; size < 1200; size += 40)
+        for (int i = 0; i < COUNT; i++) {
+            if (size > 24 && (i + size / 40) % 100 != 0)
+                free(held[i]);
+            memset(held[i] = taken(malloc(size)), 1, size);
+        }
+    settle();
+}
+
+static void vectors(void)
+{
+    for (int i = 0; i < 200; i++) {
+        size_t used = 300 * KIB, room = 4 * KIB;
+        char *memory = taken(malloc(room));
+        for (size_t at = 0; at < used; at++) {
+            if (at == room)
+                memory = taken(realloc(memory, room *= 2));
+            memory[at] = 1;
+        }
+    }
+}
+
+/* Threads that all live at the same time. */
+static pthread_barrier_t all_there;
+
+static void together(int count, void *(*work)(void *))
+{
+    static pthread_t threads[1000];
+    CHECK(pthread_barrier_init(&all_there, NULL, count) == 0);
+    for (long i = 0; i < count; i++)
+        CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+    for (int i = 0; i < count; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+static void *on_its_stack(void *none)
+{
+    volatile char some[20 * KIB];
+    for (size_t at = 0; at < sizeof some; at += PAGE)
+        some[at] = 1;
+    pthread_barrier_wait(&all_there);
+    return none;
+}
+
+static void stacks(void) { together(1000, on_its_stack); }
+
+static void *with_an_arena(void *number)
+{
+    char *arena = taken(malloc(32 * MIB));
+    touch_each(arena, MIB, PAGE);
+    touch_each(arena, 32 * MIB, (256 + (size_t)number) * KIB);
+    pthread_barrier_wait(&all_there);
+    return NULL;
+}
+
+static void arenas(void) { together(24, with_an_arena); }
+
+static void *with_a_mapped_arena(void *number)
+{
+    char *arena = map(64 * MIB, PROT_READ | PROT_WRITE);
+    touch_each(arena, 64 * MIB, (300 + (size_t)number) * KIB);
+    pthread_barrier_wait(&all_there);
+    return NULL;
+}
+
+static void mapped_arenas(void) { together(24, with_a_mapped_arena); }
+
+static void *stressed(void *number)
+{
+    uint64_t random = 99 + (uint64_t)number;
+    long *held[20] = {NULL};
+    for (int i = 0; i < 400; i++) {
+        long **slot = &held[next_random(&random) % 20];
+        free(*slot);
+        *slot = malloc(random_size(&random, 29));
+        if (*slot != NULL)
+            **slot = i;
+    }
+    pthread_barrier_wait(&all_there);
+    return NULL;
+}
+
+static void stress(void) { together(60, stressed); }
+
+/* As Go's heap: reserved, committed in parts, given back, and touched again. */
+static void arena_of(int fixed)
+{
+    for (int i = 0; i < 8; i++) {
+        char *arena = map(64 * MIB, PROT_NONE);
+        for (size_t part = 0; part < 64 * MIB; part += 4 * MIB) {
+            if (fixed)
+                CHECK(mmap(arena + part, 4 * MIB, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == arena + part);
+            else
+                CHECK(mprotect(arena + part, 4 * MIB, PROT_READ | PROT_WRITE) == 0);
+            touch_each(arena + part, 4 * MIB, 32 * PAGE);
+        }
+        CHECK(madvise(arena, 64 * MIB, MADV_DONTNEED) == 0);
+        touch_each(arena + 7 * PAGE, 64 * MIB - 7 * PAGE, 64 * PAGE);
+    }
+}
+
+static void go_protected(void) { arena_of(0); }
+static void go_fixed(void) { arena_of(1); }
+
+/* As Go's heap after a large garbage collection: full, given back, touched here and there. */
+static void go_scavenged(void)
+{
+    char *arena = map(256 * MIB, PROT_NONE);
+    for (size_t part = 0; part < 256 * MIB; part += 4 * MIB) {
+        CHECK(mprotect(arena + part, 4 * MIB, PROT_READ | PROT_WRITE) == 0);
+        touch_each(arena + part, 4 * MIB, PAGE);
+    }
+    for (size_t part = 0; part < 256 * MIB; part += 64 * KIB)
+        CHECK(madvise(arena + part, 64 * KIB, MADV_DONTNEED) == 0);
+    touch_each(arena, 256 * MIB, 64 * PAGE);
+    settle();
+}
+
+/* As jemalloc's extents: full, purged, and touched again here and there. */
+static void purged(int advice)
+{
+    static char *extents[40];
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < 40; i++) {
+            size_t size = (2 + 2 * (i % 4)) * MIB;
+            if (round == 0) {
+                extents[i] = map_usual(size);
+                touch_each(extents[i], size, PAGE);
+            } else {
+                CHECK(madvise(extents[i], size, advice) == 0);
+                touch_each(extents[i], size, 32 * PAGE);
+            }
+        }
+    settle();
+}
+
+static void purge_dontneed(void) { purged(MADV_DONTNEED); }
+static void purge_free(void) { purged(MADV_FREE); }
+
+static void table(void)
+{
+    uint64_t random = 3;
+    size_t buckets = 128 * KIB, size = 2 * KIB;
+    char *memory = taken(calloc(buckets, size));
+    for (size_t i = 0; i < buckets / 10; i++)
+        memory[next_random(&random) % buckets * size] = 1;
+}
+
+static void grow_break(void)
+{
+    for (size_t grown = 0; grown < 200 * MIB; grown += 512 * KIB) {
+        char *part = sbrk(512 * KIB);
+        CHECK(part != (void *)-1);
+        touch_each(part, 512 * KIB, 16 * PAGE);
+    }
+}
+
+static void grow_mapping(void)
+{
+    char *memory = map_usual(4 * MIB);
+    for (size_t size = 4 * MIB; size < 256 * MIB; size += 4 * MIB) {
+        memory = taken(mremap(memory, size, size + 4 * MIB, MREMAP_MAYMOVE));
+        touch_each(memory + size, 4 * MIB, 64 * PAGE);
+    }
+}
+
+static void holes_in_heap(void)
+{
+    static char *all[4000];
+    for (int i = 0; i < 4000; i++)
+        memset(all[i] = taken(malloc(64 * KIB)), 1, 64 * KIB);
+    for (int i = 0; i < 4000; i++)
+        if (i % 16 != 0)
+            free(all[i]);
+    settle();
+}
+
+static void holes_in_mapping(void)
+{
+    char *memory = map_usual(256 * MIB);
+    touch_each(memory, 256 * MIB, PAGE);
+    for (size_t at = 0; at < 256 * MIB; at += 128 * KIB)
+        CHECK(madvise(memory + at + 8 * KIB, 120 * KIB, MADV_DONTNEED) == 0);
+    settle();
+}
+
+static void unmapped_parts(void)
+{
+    char *memory = map_usual(256 * MIB);
+    touch_each(memory, 256 * MIB, PAGE);
+    for (size_t at = 0; at < 256 * MIB; at += MIB)
+        CHECK(munmap(memory + at + 64 * KIB, MIB - 64 * KIB) == 0);
+    settle();
+}
+
+static void aligned(void)
+{
+    for (int i = 0; i < 100; i++) {
+        void *memory;
+        CHECK(posix_memalign(&memory, 2 * MIB, 2 * MIB) == 0);
+        *(char *)memory = 1;
+    }
+}
+
+static void again(void)
+{
+    for (int i = 0; i < 40; i++) {
+        char *memory = taken(malloc(64 * MIB));
+        touch_each(memory + i * PAGE, 64 * MIB - i * PAGE, MIB);
+        free(memory);
+    }
+}
+
+static void shared(void)
+{
+    char *memory = taken(mmap(NULL, 256 * MIB, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    touch_each(memory, 256 * MIB, 24 * PAGE);
+}
+
+static void forked(void)
+{
+    static char *all[60];
+    for (int i = 0; i < 60; i++)
+        touch_each(all[i] = taken(malloc(4 * MIB)), 4 * MIB, 32 * PAGE);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    for (int i = 0; i < 60; i++)
+        touch_each(all[i] + (child == 0 ? 0 : PAGE), 4 * MIB - PAGE, 64 * PAGE);
+    usleep(200000);
+    if (child == 0)
+        _exit(0);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* Dense at first, so that much may be wasted, then sparse. */
+static void dense_then_sparse(void)
+{
+    char *dense = taken(malloc(400 * MIB));
+    touch_each(dense, 400 * MIB, PAGE);
+    blocks(100, 4 * MIB, 4 * MIB, 32 * PAGE);
+}
+
+static void nothing(void)
+{
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} modes[] = {
+    {"malloc-4m", malloc_4m},
+    {"malloc-1m", malloc_1m},
+    {"malloc-256k", malloc_256k},
+    {"malloc-2m-ends", malloc_2m_ends},
+    {"calloc-1g", calloc_1g},
+    {"mmap-8m", mmap_8m},
+    {"mmap-8m-idle", mmap_8m_idle},
+    {"realloc-steps", realloc_steps},
+    {"freed-1m", freed_1m},
+    {"small-phases", small_phases},
+    {"strings", strings},
+    {"cache", cache},
+    {"vectors", vectors},
+    {"stacks", stacks},
+    {"arenas", arenas},
+    {"mapped-arenas", mapped_arenas},
+    {"stress", stress},
+    {"go-protected", go_protected},
+    {"go-fixed", go_fixed},
+    {"go-scavenged", go_scavenged},
+    {"purge-dontneed", purge_dontneed},
+    {"purge-free", purge_free},
+    {"table", table},
+    {"grow-break", grow_break},
+    {"grow-mapping", grow_mapping},
+    {"holes-in-heap", holes_in_heap},
+    {"holes-in-mapping", holes_in_mapping},
+    {"unmapped-parts", unmapped_parts},
+    {"aligned", aligned},
+    {"again", again},
+    {"shared", shared},
+    {"forked", forked},
+    {"dense-then-sparse", dense_then_sparse},
+    {"nothing", nothing},
+};
+
+int main(int argc, char **argv)
+{
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (argc < 2)
+            puts(modes[i].name);
+        else if (strcmp(argv[1], modes[i].name) == 0) {
+            modes[i].run();
+            return 0;
+        }
+    return argc < 2 ? 0 : 2;
+}
