@@ -1,4 +1,4 @@
-//! The bound on memory (`--bounded`): a program that touches little of its memory takes as little
+//! The bound on memory: a program that touches little of its memory takes as little
 //! under jumbo, but for 16 MiB or what `--max-waste` allows.
 //!
 //! The memory is the peak that the kernel counts for a memory cgroup of each run. Each test prints
@@ -18,8 +18,6 @@ const LEAST_WASTE: u64 = 16 * MIB;
 const OWN: u64 = 4 * MIB;
 /// More than a program's peak in plain, for a limit in which it lives.
 const ROOM: u64 = 24 * MIB;
-/// Programs of small objects, of which few stay: mimalloc keeps what lies around them.
-const BEYOND: [&str; 2] = ["small-phases", "strings"];
 /// Programs that run at the same time: most of them wait, and the largest take some GiB under no bound.
 const AT_ONCE: usize = 3;
 
@@ -107,8 +105,7 @@ fn cases(files: &Compiled) -> Vec<Case> {
     let listed = bound.plain().ok().stdout;
     let of_mode = |mode| Case::new(mode, bound.clone().arg(mode));
     let bss = Case::new("bss", Program::new(files.path("bound_bss")));
-    let modes = listed.lines().filter(|mode| !BEYOND.contains(mode));
-    modes.map(of_mode).chain([bss]).collect()
+    listed.lines().map(of_mode).chain([bss]).collect()
 }
 
 /// Runs the cases, each a few times, and fails where one takes more than is allowed.
@@ -146,7 +143,7 @@ fn check_bound(cases: &[Case]) {
 fn check_limits(cases: &[Case]) {
     let outcomes = at_once(cases, |case| {
         let plain = run(case, u64::MAX >> 4, Program::plain).1;
-        let (ran, peak) = run(case, plain + ROOM, bounded);
+        let (ran, peak) = run(case, plain + ROOM, jumbo);
         (plain, peak, ran)
     });
     let mut table = format!(
@@ -175,7 +172,7 @@ fn check_limits(cases: &[Case]) {
 /// The peak, plain and under jumbo; the files are in the page cache before.
 fn compare(case: &Case) -> Row {
     case.program.plain().ok();
-    let peaks = [Program::plain, bounded].map(|how| {
+    let peaks = [Program::plain, jumbo].map(|how| {
         let (ran, peak) = run(case, u64::MAX >> 4, how);
         ran.ok();
         peak
@@ -183,8 +180,8 @@ fn compare(case: &Case) -> Row {
     Row::new(&case.name, peaks)
 }
 
-fn bounded(program: &Program) -> Ran {
-    program.jumbo_with(&["-q", "--bounded"])
+fn jumbo(program: &Program) -> Ran {
+    program.jumbo_with(&["-q"])
 }
 
 /// One run in a group of its own, and the bytes of its peak.

@@ -79,7 +79,8 @@ fn advice_goes_on_where_the_filter_lets_it_pass() {
         (&[&["prctl", "advice"][..], &after].concat(), false),
     ] {
         let program = Program::new(&path).args(how);
-        let (ran, report) = program.reported();
+        // With a bound the credit is all that is advised where memory cannot be looked at.
+        let (ran, report) = program.reported_with(&["--max-waste=unbounded"]);
         ran.ok();
         let number = |name: &str| report.number(&format!("/obtained/ledger/{name}"));
         // 350 MiB before the filter, and as much again after it.
@@ -100,4 +101,61 @@ fn shared_memory_is_mapped_and_unmapped_with_the_calls_of_the_program() {
         let jumbo = program.jumbo_with(options);
         assert_alike(&plain, &jumbo, &format!("{options:?}"));
     }
+}
+
+/// Shared memory that is collapsed, and a heap: their bytes on huge pages, once the first has some or after 10 s.
+const SHARED: &str = "import mmap, time
+shared = mmap.mmap(-1, 64 << 20)
+heap = bytearray(64 << 20)
+for memory in shared, heap:
+    for i in range(0, len(memory), 4096): memory[i] = 1
+def huge(kind):
+    lines = [line.split() for line in open('/proc/self/smaps')]
+    return sum(int(line[1]) for line in lines if line[0] == kind)
+end = time.monotonic() + 10
+while not huge('ShmemPmdMapped:') and time.monotonic() < end: time.sleep(0.1)
+print(huge('ShmemPmdMapped:') > 0, huge('AnonHugePages:') > 50_000)";
+
+/// Runs `command` in a shell that is below the filter `kind`, as most programs of a container are.
+fn below(files: &Compiled, kind: &str, command: &str) -> String {
+    let jumbo = env!("CARGO_BIN_EXE_jumbo");
+    let mut sh = std::process::Command::new(files.path("under_filter"));
+    sh.args([kind, "sh", "-c", &format!("{command}; exit $?")]);
+    sh.env("COMMAND", jumbo).env("SHARED", SHARED);
+    sh.env(
+        "LIBRARY",
+        std::path::Path::new(jumbo).with_file_name("libjumbo_preload.so"),
+    );
+    let output = sh.output().unwrap();
+    assert!(output.status.success(), "{kind}: {output:?}");
+    assert_eq!(output.stderr, b"", "{kind}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A container's filter refuses calls and kills for none: nothing is left alone. One that kills is found out without harm.
+#[test]
+fn an_inherited_filter_is_asked_and_obeyed() {
+    let files = compile(&[Source::C("under_filter", &[])]);
+    let Some(_thp) = crate::support::host::with_thp() else {
+        return;
+    };
+    // Within a bound memory is huge as it is looked at, which not every filter lets pass.
+    let run = "\"$COMMAND\" run --quiet --max-waste=unbounded -- /usr/bin/python3 -c \"$SHARED\"";
+    // As an image or a pod sets it, with no launcher.
+    let fixed =
+        "LD_PRELOAD=\"$LIBRARY\" JUMBO_ORDERS=max_waste=unbounded /usr/bin/python3 -c \"$SHARED\"";
+    for command in [run, fixed] {
+        for (kind, huge) in [
+            ("allow", "True True\n"),
+            ("container", "True True\n"),
+            // Memory that was moved could not be put back.
+            ("mremap", "False True\n"),
+            ("madvise", "False False\n"),
+        ] {
+            assert_eq!(below(&files, kind, command), huge, "{kind}: {command}");
+        }
+    }
+    let environment = "\"$COMMAND\" run --quiet -- env";
+    let tunable = |kind| below(&files, kind, environment).contains("glibc.malloc.hugetlb=1");
+    assert!(tunable("container") && !tunable("madvise"));
 }

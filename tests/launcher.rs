@@ -250,7 +250,7 @@ fn children_are_covered_unless_told_otherwise() {
     let files = compile(&[Source::C("heap", &[])]);
     let script = format!("'{}' 256 go; exit 6", files.path("heap").display());
     let program = Program::shell(&script);
-    let (ran, report) = program.reported();
+    let (ran, report) = program.reported_with(&["--max-waste=unbounded"]);
     assert_eq!(ran.shell_status(), 6, "{ran:?}");
     crate::memory::assert_huge(&report, 100 * MIB, 0.9);
     let (ran, report) = program.reported_with(&["--no-follow"]);

@@ -78,7 +78,10 @@ fn build() -> Result<(), String> {
         .arg("--target-dir")
         .arg(&built)
         // `cargo clippy` would have the library linted instead of built.
-        .env_remove("RUSTC_WORKSPACE_WRAPPER");
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        // A command that is linked statically carries a library all the same.
+        .env("CARGO_ENCODED_RUSTFLAGS", remapped_paths())
+        .env_remove("RUSTFLAGS");
     if profile == "release" {
         cargo.arg("--release");
     }
@@ -88,7 +91,44 @@ fn build() -> Result<(), String> {
     }
     let library = built.join(target).join(profile).join(LIBRARY);
     put(&library, &beside.join(LIBRARY))?;
-    put(&library, &out.join(LIBRARY))
+    put(&library, &out.join(LIBRARY))?;
+    empty(&out.join("32"))
+}
+
+/// Of the flags of this build those that a release keeps the paths of its machine out with.
+fn remapped_paths() -> String {
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let kept = flags
+        .split('\x1f')
+        .filter(|flag| flag.starts_with("--remap-path-prefix="));
+    kept.collect::<Vec<_>>().join("\x1f")
+}
+
+/// A library of 32 bits that does nothing, for the processes that cannot load the other: without one their loader says on
+/// stderr that it could not. An empty file where the compiler makes no such programs.
+fn empty(folder: &Path) -> Result<(), String> {
+    let library = folder.join(LIBRARY);
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&library, []))
+        .map_err(|error| format!("{}: {error}", library.display()))?;
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        let layout = "-Wl,-z,noseparate-code,-z,max-page-size=4096,--build-id=none";
+        let _ = Command::new("cc")
+            .args([
+                "-m32",
+                "-shared",
+                "-nostdlib",
+                "-s",
+                layout,
+                "-x",
+                "c",
+                "/dev/null",
+                "-o",
+            ])
+            .arg(&library)
+            .status();
+    }
+    Ok(())
 }
 
 /// The date in the manual pages: that of the build, or what SOURCE_DATE_EPOCH says, so that a build can be repeated.

@@ -71,7 +71,8 @@ fn a_pool_takes_hugetlb_pages_then_thps_then_what_malloc_gives() {
     for heap in HEAPS {
         // 300 MiB asked for: 100 of the kernel's pool, 100 of THPs, and the rest beyond.
         let program = program.clone().args(["15", "free"]);
-        let (ran, report) = program.reported_with(&[heap, "--pool=200M"]);
+        let options = [heap, "--pool=200M", "--max-waste=unbounded"];
+        let (ran, report) = program.reported_with(&options);
         let ran = ran.ok();
         assert_eq!(hugetlb(&ran, "full"), 100, "{heap}: {ran:?}");
         assert!(thp(&ran, "full") >= 180, "{heap}: {ran:?}");
@@ -450,7 +451,7 @@ fn pages_larger_than_thps_are_hugetlb_or_none() {
     if std::fs::read_to_string(free).is_ok_and(|free| free.trim() != "0") {
         return host::skip("the kernel's pool has pages of 1 GiB");
     }
-    let (ran, report) = program.reported_with(&["--pool=2G:1G"]);
+    let (ran, report) = program.reported_with(&["--pool=2G:1G", "--max-waste=unbounded"]);
     let ran = ran.ok();
     assert!((40..200).contains(&thp(&ran, "full")), "{ran:?}");
     let pool = report.number("/obtained/ledger/pool/thp");
@@ -458,7 +459,7 @@ fn pages_larger_than_thps_are_hugetlb_or_none() {
     assert!(report.says("none of 1G free"), "{report:?}");
     // Where there were some at the start and are none any more.
     let preload = crate::support::build::preload();
-    let orders = "heap=1,pmd=2097152,pool=2147483648:1073741824:0:0:-";
+    let orders = "heap=1,pmd=2097152,max_waste=unbounded,pool=2147483648:1073741824:0:0:-";
     let program = program.env("LD_PRELOAD", preload);
     let ran = program.env("JUMBO_ORDERS", orders).plain().ok();
     assert!((40..200).contains(&thp(&ran, "full")), "{ran:?}");

@@ -61,6 +61,9 @@ static void blocks(size_t count, size_t size, size_t most, size_t step)
 static void malloc_4m(void) { blocks(100, 4 * MIB, 4 * MIB, 32 * PAGE); }
 static void malloc_1m(void) { blocks(100, MIB, MIB / 4, PAGE); }
 static void malloc_256k(void) { blocks(2000, 256 * KIB, 1, 1); }
+static void malloc_100k(void) { blocks(2000, 100 * 1000, 1, 1); }
+static void malloc_64k(void) { blocks(4000, 64 * KIB, PAGE, PAGE); }
+static void malloc_16k(void) { blocks(10000, 16 * KIB, 100, PAGE); }
 static void malloc_2m_ends(void) { blocks(200, 2 * MIB + 5000, 2 * MIB + 5000, 2 * MIB + 4999); }
 
 static void calloc_1g(void)
@@ -396,6 +399,9 @@ static const struct {
     {"malloc-4m", malloc_4m},
     {"malloc-1m", malloc_1m},
     {"malloc-256k", malloc_256k},
+    {"malloc-100k", malloc_100k},
+    {"malloc-64k", malloc_64k},
+    {"malloc-16k", malloc_16k},
     {"malloc-2m-ends", malloc_2m_ends},
     {"calloc-1g", calloc_1g},
     {"mmap-8m", mmap_8m},

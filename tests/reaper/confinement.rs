@@ -467,7 +467,8 @@ fn a_tracer_does_not_follow_it() {
             "-o".as_ref(),
             log.as_os_str(),
         ]);
-    let ran = program.jumbo_with(&["--reaper=on"]);
+    // With a bound a thread of the program's looks at its memory, which is traced as any other.
+    let ran = program.jumbo_with(&["--reaper=on", "--max-waste=unbounded"]);
     assert_eq!(ran.shell_status(), 3, "{ran:?}");
     let log = fs::read_to_string(&log).unwrap();
     let mut tasks: Vec<&str> = log

@@ -110,7 +110,7 @@ impl Running {
                 (status.lines()).find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
             line.unwrap().trim().parse().unwrap()
         };
-        let enough = sleeps() + 50;
+        let enough = sleeps() + 150;
         wait::until("the launcher's looks", wait::MOMENT, || {
             (sleeps() >= enough).then_some(())
         });

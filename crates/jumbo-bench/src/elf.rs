@@ -12,6 +12,10 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use jumbo::units::Bytes;
+use object::elf::{FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramHeader64};
+use object::pod::slice_from_bytes_mut;
+use object::read::elf::FileHeader as _;
+use object::{LittleEndian as LE, U32, U64};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::Error;
@@ -76,53 +80,47 @@ pub(crate) fn path_of(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// An entry of the program headers: `Elf64_Phdr`.
-const ENTRY: usize = 56;
-const PT_LOAD: u32 = 1;
-const PT_NOTE: u32 = 4;
-const READ_EXECUTE: u32 = 5;
-const READ_WRITE: u32 = 6;
-
 /// Makes the note of an ELF executable that segment, whose content stands in the file from `offset` on; `None` where it has none.
 fn add(file: &mut [u8], offset: u64, segment: Segment) -> Option<()> {
-    let is_elf = file.starts_with(b"\x7fELF\x02\x01");
-    let first = usize::try_from(word(file, 32)?).ok()?;
-    let count = usize::from(u16::from_le_bytes(file.get(56..58)?.try_into().ok()?));
-    let table = file.get_mut(first..first + ENTRY * count)?;
-    let mut entries: Vec<[u8; ENTRY]> = table
-        .chunks_exact(ENTRY)
-        .filter_map(|entry| entry.try_into().ok())
-        .collect();
-    let kind = |entry: &[u8; ENTRY]| u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-    let ends = entries.iter().filter(|entry| kind(entry) == PT_LOAD);
-    let end = ends
-        .map(|entry| Some(word(entry, 16)? + word(entry, 40)?))
-        .max()??;
-    let address = (end + APART).next_multiple_of(HUGE);
+    let header = FileHeader64::<LE>::parse(&*file).ok()?;
+    let first = usize::try_from(header.e_phoff.get(LE)).ok()?;
+    let count = usize::from(header.e_phnum.get(LE));
+    let (table, _) =
+        slice_from_bytes_mut::<ProgramHeader64<LE>>(file.get_mut(first..)?, count).ok()?;
+    let is = |kind| move |entry: &ProgramHeader64<LE>| entry.p_type.get(LE) == kind;
+    let loads = table.iter().filter(|entry| is(PT_LOAD)(entry));
+    let end = loads
+        .map(|entry| entry.p_vaddr.get(LE) + entry.p_memsz.get(LE))
+        .max()?;
+    let address = U64::new(LE, (end + APART).next_multiple_of(HUGE));
     let (flags, offset, in_file, size) = match segment {
-        Segment::Text(size) => (READ_EXECUTE, offset, size.0, size.0),
-        Segment::Zeroes(size) => (READ_WRITE, 0, 0, size.0),
+        Segment::Text(size) => (PF_R | PF_X, offset, size.0, size.0),
+        Segment::Zeroes(size) => (PF_R | PF_W, 0, 0, size.0),
     };
-
-    let note = entries.iter().position(|entry| kind(entry) == PT_NOTE)?;
-    entries.remove(note);
+    let note = table.iter().position(is(PT_NOTE))?;
+    let last = table.iter().rposition(is(PT_LOAD))?;
     // Segments stand in the order of their addresses.
-    let last = entries.iter().rposition(|entry| kind(entry) == PT_LOAD)?;
-    let mut added = [0; ENTRY];
-    added[..4].copy_from_slice(&PT_LOAD.to_le_bytes());
-    added[4..8].copy_from_slice(&flags.to_le_bytes());
-    let fields = [offset, address, address, in_file, size, HUGE];
-    for (place, field) in added[8..].chunks_exact_mut(8).zip(fields) {
-        place.copy_from_slice(&field.to_le_bytes());
-    }
-    entries.insert(last + 1, added);
-    table.copy_from_slice(entries.as_flattened());
-    is_elf.then_some(())
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..at + 8)?;
-    bytes.try_into().ok().map(u64::from_le_bytes)
+    let place = match note < last {
+        true => {
+            table[note..=last].rotate_left(1);
+            last
+        }
+        false => {
+            table[last + 1..=note].rotate_right(1);
+            last + 1
+        }
+    };
+    table[place] = ProgramHeader64 {
+        p_type: U32::new(LE, PT_LOAD),
+        p_flags: U32::new(LE, flags),
+        p_offset: U64::new(LE, offset),
+        p_vaddr: address,
+        p_paddr: address,
+        p_filesz: U64::new(LE, in_file),
+        p_memsz: U64::new(LE, size),
+        p_align: U64::new(LE, HUGE),
+    };
+    Some(())
 }
 
 #[cfg(test)]

@@ -11,15 +11,16 @@ use std::time::Duration;
 
 use jumbo::units::{Bytes, counted};
 use jumbo_host::kernel::Root;
-use serde::Serialize;
 
 use crate::claim::Claim;
 use crate::figures::{Figures, unit};
+use crate::keeper::{Kernel, Needs};
 use crate::launch::Launch;
 use crate::memory::{Hit, sample};
 use crate::stats::{Spread, median};
-use crate::table::{self, Missing, Row, Samples, Table, What};
-use crate::work::{Work, Worker};
+use crate::table::{Missing, Row, Samples, Table, What};
+use crate::task::Task;
+use crate::work::Worker;
 use crate::{Error, Settings};
 
 /// Sides that are measured in turn, and the rows between them.
@@ -31,22 +32,14 @@ pub(crate) struct Group<'a> {
     /// A sample is what `fold` makes of so many laps.
     laps: usize,
     fold: fn(&[f64]) -> f64,
-    /// Figures of many sides, side by side.
-    pub(crate) grid: Option<Grid<'a>>,
+    /// Set for each sample as its side needs it.
+    kernel: Option<&'a Kernel>,
+    /// All samples of a side take as much system time: one that takes more waited for the host.
+    pub(crate) is_even: bool,
     /// After which errors it is missing from the table, under its name, and the others go on.
     pub(crate) optional: fn(&Error) -> bool,
     /// These sides are missing alone after such an error, and the rows in which they are.
     pub(crate) spare: Range<usize>,
-}
-
-/// Figures of many sides, side by side: a value for each, `COLUMN_LINE`.
-pub(crate) struct Grid<'a> {
-    /// The columns' names, and the figures in them.
-    pub(crate) columns: &'a [(&'static str, &'static str)],
-    /// The sides, and what they are called in the names of values.
-    pub(crate) lines: Vec<(usize, String)>,
-    /// The end of these names.
-    pub(crate) suffix: &'static str,
 }
 
 /// One way to do what is measured.
@@ -57,6 +50,7 @@ struct Side<'a> {
     prepare: Rc<dyn Fn() -> Result<Bytes, Error> + 'a>,
     tries: usize,
     measure: Rc<dyn Fn() -> Result<Figures, Error> + 'a>,
+    needs: Needs,
     /// The same side measured once more, for A/A rows.
     again: Option<usize>,
 }
@@ -107,7 +101,8 @@ impl<'a> Group<'a> {
             rows: Vec::new(),
             laps: 1,
             fold: median,
-            grid: None,
+            kernel: None,
+            is_even: true,
             optional: |_| false,
             spare: 0..0,
         }
@@ -116,6 +111,12 @@ impl<'a> Group<'a> {
     /// With a sample made of so many.
     pub(crate) fn laps(self, laps: usize, fold: fn(&[f64]) -> f64) -> Self {
         Self { laps, fold, ..self }
+    }
+
+    /// On a kernel that is set for each sample.
+    pub(crate) fn on(self, kernel: &'a Kernel) -> Self {
+        let kernel = Some(kernel);
+        Self { kernel, ..self }
     }
 
     /// Adds a side whose samples take `size` bytes, and returns its number.
@@ -140,25 +141,26 @@ impl<'a> Group<'a> {
             prepare: Rc::new(prepare),
             tries: TRIES,
             measure: Rc::new(measure),
+            needs: Needs::default(),
             again: None,
         });
         self.sides.len() - 1
     }
 
-    /// Adds a side whose samples are of a worker that is started so, does this work, takes `size`
+    /// Adds a side whose samples are of a worker that is started so, does this task, takes `size`
     /// bytes and must show that.
-    pub(crate) fn work<T: Serialize>(
+    pub(crate) fn work(
         &mut self,
         launch: Launch,
-        (work, told): (&Work<T>, &T),
+        task: Task,
         size: Bytes,
         claims: Vec<Claim>,
     ) -> usize {
-        self.named(launch.name(), Worker::new(launch, work, told), size, claims)
+        self.worker(launch.name(), Worker::new(launch, task), size, claims)
     }
 
-    /// The same under another name than that of how it is started.
-    pub(crate) fn named(
+    /// The same of any worker, under any name.
+    pub(crate) fn worker(
         &mut self,
         name: impl Into<String>,
         worker: Worker,
@@ -167,6 +169,12 @@ impl<'a> Group<'a> {
     ) -> usize {
         let settings = self.settings;
         self.side(name, size, move || worker.sample(settings, &claims))
+    }
+
+    /// What the samples of `side` need of the kernel.
+    pub(crate) fn needs(&mut self, side: usize, needs: Needs) -> usize {
+        self.sides[side].needs = needs;
+        side
     }
 
     /// Tries a sample of `side` so often where it is not what the side's name says.
@@ -208,7 +216,7 @@ impl<'a> Group<'a> {
         )
     }
 
-    /// Adds a figure that is compared with nothing.
+    /// Adds a figure that is compared with nothing; the median of the laps.
     pub(crate) fn value(&mut self, name: impl Into<String>, figure: &'static str, side: usize) {
         self.plan(name.into(), String::new(), figure, [side; 2], None);
     }
@@ -259,8 +267,16 @@ impl<'a> Group<'a> {
                 let Ok(laps) = &mut samples[at] else {
                     continue;
                 };
+                if !self.is_even {
+                    least[at] = f64::INFINITY;
+                }
                 let limits = (&*side.prepare, side.tries);
-                let figures = sample(&root, limits, (&mut least[at], hit), &*side.measure)
+                let measure = || {
+                    self.kernel
+                        .map_or(Ok(0.0), |kernel| kernel.provide(&side.needs))?;
+                    (side.measure)()
+                };
+                let figures = sample(&root, limits, (&mut least[at], hit), &measure)
                     .map_err(|error| error.of_side(&side.name));
                 match figures {
                     Ok(figures) if lap > 0 => laps.push(figures),
@@ -284,52 +300,30 @@ impl<'a> Group<'a> {
                 table.without(&values, self.what, why.clone());
             }
         }
-        if let Some(grid) = &self.grid {
-            self.push_grid(grid, table, samples);
-        }
-        let of_lap = |laps: &[Figures], name| {
-            let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
-            (self.fold)(&figures.collect::<Vec<_>>())
-        };
         for row in self.rows {
             let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
                 continue;
             };
+            let fold = row
+                .compare
+                .map_or(median as fn(&[f64]) -> f64, |_| self.fold);
             let laps = [(row.sides[0], baseline), (row.sides[1], candidate)];
             let sides: [Samples; 2] = laps.map(|(side, laps)| {
+                let of_lap = |laps: &[Figures], name| {
+                    let figures = laps.iter().filter_map(|lap| lap.get(name).copied());
+                    fold(&figures.collect::<Vec<_>>())
+                };
                 let of_round = |laps| row.figure.split('+').map(|name| of_lap(laps, name)).sum();
                 let rounds = laps.chunks(self.laps).map(of_round);
                 (self.sides[side].name.clone(), rounds.collect())
             });
             match row.compare {
-                None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
                 Some(compare) => table.push(compare(row.what, sides)),
+                // Not every side has every figure.
+                None if sides[0].1.iter().all(|figure| figure.is_nan()) => {}
+                None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
             }
         }
-    }
-
-    fn push_grid(&self, grid: &Grid<'_>, table: &mut Table, samples: &[Sampled]) {
-        let lines = grid.lines.iter().map(|(side, key)| {
-            let spreads = grid.columns.iter().map(|(column, figure)| {
-                let laps = samples[*side].iter().flatten();
-                let all: Vec<_> = laps.filter_map(|lap| lap.get(*figure).copied()).collect();
-                let spread = (!all.is_empty()).then(|| Spread::of(&all))?;
-                table.value(
-                    format!("{column}_{key}{}", grid.suffix),
-                    unit(figure),
-                    spread,
-                );
-                Some(spread)
-            });
-            (self.sides[*side].name.clone(), spreads.collect())
-        });
-        let lines = lines.collect();
-        let named = |(column, figure): &(&str, &str)| ((*column).to_owned(), unit(figure));
-        table.grids.push(table::Grid {
-            what: format!("{}{}", self.what, grid.suffix.replace('_', " ")),
-            columns: grid.columns.iter().map(named).collect(),
-            lines,
-        });
     }
 }
 

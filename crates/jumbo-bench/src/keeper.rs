@@ -1,10 +1,11 @@
 //! Knobs of the kernel, changed for a measurement and put back however that ends: [`Keeper`] here, [`keep`] in a process of
-//! its own. [`Host`] keeps the kernel's pool.
+//! its own. [`Kernel`] is all of them that a table needs.
 //!
 //! The keeper takes orders from the process that measures on its standard input, and puts everything back at the end of
 //! that, which comes when that process ends, is interrupted, crashes or is killed. It hears no signal but SIGKILL; after
 //! that `jumbo pool --undo` or `jumbo thp --undo` puts back, by the record that stands in the journal before the first write.
 
+use std::cell::RefCell;
 use std::io;
 use std::process::Stdio;
 
@@ -14,11 +15,11 @@ use jumbo_host::kernel::process::Signals;
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, hugetlb};
 use jumbo_host::knobs::{Group, Journal, Knob, Steering, Value};
-use serde::{Deserialize, Serialize};
 
 use crate::figures::ms;
 use crate::launch::Launch;
 use crate::talk::{Talk, say};
+use crate::task::{Kept, Task};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
@@ -28,18 +29,6 @@ const COMMAND: &str = "jumbo bench";
 /// The size of the pages of the kernel's pool.
 pub(crate) const SIZE: PageSize = PageSize::SIZE_2M;
 
-/// The knobs of one keeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Kept {
-    /// The kernel's pool of pages of [`SIZE`].
-    Pool,
-    /// The control of shared memory of each folio size.
-    Shmem,
-    /// Whether hugetlb pages give their metadata back.
-    Hvo,
-}
-
 /// The answer of the keeper, once when it has the knobs and after each order: for how many
 /// milliseconds the kernel worked, or why they are not as was ordered, or are not to be had at all.
 type Answer = Result<f64, String>;
@@ -47,9 +36,28 @@ type Answer = Result<f64, String>;
 /// Knobs, and the right to set them.
 pub(crate) struct Keeper {
     kept: Kept,
-    talk: Talk,
+    talk: RefCell<Talk>,
     /// The values that were set.
-    now: Vec<(Knob, Value)>,
+    now: RefCell<Vec<(Knob, Value)>>,
+    /// The kernel's pool before.
+    pool: Option<hugetlb::Pool>,
+}
+
+/// What a sample needs of the kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Needs {
+    /// Pages of the kernel's pool beyond those that it had.
+    pub(crate) persistent: Pages,
+    pub(crate) overcommit: Pages,
+    /// Other knobs.
+    pub(crate) knobs: Vec<(Knob, Value)>,
+}
+
+/// The kernel, as far as this user may set it: its pool of 2 MiB pages, larger for a sample than it
+/// was, and other knobs. What is `None` is left as it is.
+pub(crate) struct Kernel {
+    pub(crate) pool: Option<Keeper>,
+    pub(crate) knobs: Option<Keeper>,
 }
 
 impl Kept {
@@ -62,111 +70,102 @@ impl Kept {
     }
 
     /// The message where they could not be put back.
-    fn not_back(self) -> &'static str {
-        match self {
-            Self::Pool => "not all of it could be put back; `jumbo pool --undo` tries again",
-            Self::Shmem => "not all of them could be put back; `jumbo thp --undo` tries again",
-            Self::Hvo => "it could not be put back; `jumbo vmemmap --undo` tries again",
-        }
+    fn not_back(self) -> String {
+        let command = match self {
+            Self::Pool => "pool",
+            Self::Shmem => "thp",
+            Self::Hvo => "vmemmap",
+        };
+        format!("not all of it could be put back; `jumbo {command} --undo` tries again")
     }
 }
 
 impl Keeper {
     /// Takes the knobs; [`Error::Kernel`] says why they are not to be had.
     pub(crate) fn take(settings: &Settings, kept: Kept) -> Result<Self, Error> {
-        let worker = Worker::named(Launch::Plain, KEEP, &kept);
+        let worker = Worker::new(Launch::Plain, Task::Keep(kept));
         let mut keeper = Self {
             kept,
-            talk: worker.start(settings, Stdio::inherit())?,
-            now: Vec::new(),
+            talk: worker.start(settings, Stdio::inherit())?.into(),
+            now: RefCell::default(),
+            pool: None,
         };
         keeper.hear()?;
+        // No other process sets it now.
+        keeper.pool = kernel_pool(&Root::host())?;
+        Ok(keeper)
+    }
+
+    /// Takes the pool, if it can have so many pages more, held or on demand.
+    pub(crate) fn of_pool(settings: &Settings, pages: Pages) -> Result<Self, Error> {
+        let keeper = Self::take(settings, Kept::Pool)?;
+        // What cannot be had is better known now than in the middle.
+        keeper.resize(pages, pages)?;
         Ok(keeper)
     }
 
     /// Sets them, which the kernel took so many milliseconds for; [`Error::Kernel`] says why they cannot be so.
-    pub(crate) fn set(&mut self, wanted: Vec<(Knob, Value)>) -> Result<f64, Error> {
+    fn set(&self, wanted: Vec<(Knob, Value)>) -> Result<f64, Error> {
         let mut new = wanted.clone();
-        new.retain(|order| !self.now.contains(order));
+        new.retain(|order| !self.now.borrow().contains(order));
         if new.is_empty() {
             return Ok(0.0);
         }
-        self.now = wanted;
-        self.talk.say(&new)?;
+        self.now.replace(wanted);
+        self.talk.borrow_mut().say(&new)?;
         self.hear()
     }
 
-    fn hear(&mut self) -> Result<f64, Error> {
-        let answer: Answer = self.talk.hear()?;
-        answer.map_err(|why| Error::Kernel(self.kept.name(), why))
-    }
-
-    /// Has them put back. Where that is not called, the end of the keeper's input has them put back.
-    pub(crate) fn give_back(mut self) -> Result<(), Error> {
-        let ended = self.talk.end();
-        ended.map_err(|_| Error::Kernel(self.kept.name(), self.kept.not_back().to_owned()))
-    }
-}
-
-/// The kernel's pool of 2 MiB pages, larger for a sample than it was, and the right to set it.
-pub(crate) struct Host {
-    keeper: Keeper,
-    before: Option<hugetlb::Pool>,
-}
-
-/// The pages of the kernel's pool beyond those that it had.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) persistent: Pages,
-    pub(crate) overcommit: Pages,
-}
-
-impl Wanted {
-    pub(crate) fn persistent(persistent: Pages) -> Self {
-        let overcommit = Pages(0);
-        Self {
-            persistent,
-            overcommit,
-        }
-    }
-}
-
-impl Host {
-    /// Takes it, if it can have so many pages more, held or on demand; [`Error::Kernel`] says why
-    /// not.
-    pub(crate) fn take(settings: &Settings, pages: Pages) -> Result<Self, Error> {
-        let keeper = Keeper::take(settings, Kept::Pool)?;
-        // No other process sets it now.
-        let before = kernel_pool(&Root::host())?;
-        let mut host = Self { keeper, before };
-        // What cannot be had is better known now than in the middle.
-        host.provide(Wanted {
-            persistent: pages,
-            overcommit: pages,
-        })?;
-        Ok(host)
-    }
-
-    /// Sets it, which the kernel took so many milliseconds for; [`Error::Kernel`] says why it
-    /// cannot be so.
-    pub(crate) fn provide(&mut self, wanted: Wanted) -> Result<f64, Error> {
-        let before = self.before.as_ref();
-        let overcommit = before.map_or(0, |pool| pool.overcommit.0) + wanted.overcommit.0;
-        let persistent = before.map_or(0, |pool| pool.persistent().0) + wanted.persistent.0;
-        self.keeper.set(vec![
+    /// Sets the pool, to so many pages beyond those that it had.
+    fn resize(&self, persistent: Pages, overcommit: Pages) -> Result<f64, Error> {
+        let before = self.pool.as_ref();
+        let overcommit = before.map_or(0, |pool| pool.overcommit.0) + overcommit.0;
+        let persistent = before.map_or(0, |pool| pool.persistent().0) + persistent.0;
+        self.set(vec![
             (Knob::overcommit(SIZE), Pages(overcommit).into()),
             (Knob::persistent(SIZE, None), Pages(persistent).into()),
         ])
     }
 
-    /// Has it put back.
-    pub(crate) fn give_back(self) -> Result<(), Error> {
-        self.keeper.give_back()
+    fn hear(&self) -> Result<f64, Error> {
+        let answer: Answer = self.talk.borrow_mut().hear()?;
+        answer.map_err(|why| Error::Kernel(self.kept.name(), why))
+    }
+
+    /// Has them put back. Where that is not called, the end of the keeper's input has them put back.
+    fn give_back(self) -> Result<(), Error> {
+        let ended = self.talk.into_inner().end();
+        ended.map_err(|_| Error::Kernel(self.kept.name(), self.kept.not_back()))
     }
 }
 
-/// The name of [`keep`] on the command line.
-pub(crate) const KEEP: &str = "keep";
+impl Needs {
+    pub(crate) fn persistent(persistent: Pages) -> Self {
+        Self {
+            persistent,
+            ..Self::default()
+        }
+    }
+}
+
+impl Kernel {
+    /// Sets it; the pool took so many milliseconds. [`Error::Kernel`] says why it cannot be so.
+    pub(crate) fn provide(&self, needs: &Needs) -> Result<f64, Error> {
+        if let Some(keeper) = &self.knobs {
+            keeper.set(needs.knobs.clone())?;
+        }
+        let pool = self.pool.as_ref();
+        pool.map_or(Ok(0.0), |keeper| {
+            keeper.resize(needs.persistent, needs.overcommit)
+        })
+    }
+
+    /// Has it put back.
+    pub(crate) fn give_back(self) -> Result<(), Error> {
+        let mut keepers = self.pool.into_iter().chain(self.knobs);
+        keepers.try_for_each(Keeper::give_back)
+    }
+}
 
 /// Takes the knobs and sets them as each line of the standard input says; puts them back at the end of that.
 pub(crate) fn keep(kept: Kept) -> Result<(), Error> {
@@ -210,7 +209,7 @@ fn until_the_end(root: &Root, kept: Kept, mut steering: Steering<'_>) -> Result<
     let _ = obey(root, &mut steering);
     match steering.put_back(&mut ()) {
         Ok(undone) if undone.complete => Ok(()),
-        Ok(_) => Err(kept.not_back().to_owned()),
+        Ok(_) => Err(kept.not_back()),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -19,7 +19,8 @@ pub(crate) enum Launch {
 }
 
 /// Variables of the user that change how `malloc` behaves, and would change every side at once.
-const NEUTRAL: [&str; 9] = [
+const NEUTRAL: [&str; 10] = [
+    "JUMBO",
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
     "JUMBO_ORDERS",
@@ -35,6 +36,12 @@ impl Launch {
     /// `jumbo run` as most people type it.
     pub(crate) const JUMBO: Self = Self::Jumbo(String::new());
 
+    /// `jumbo run` with these options, and huge pages for all memory at its first touch: where what
+    /// is measured is anything else than when huge pages come.
+    pub(crate) fn at_once(options: &str) -> Self {
+        Self::Jumbo(format!("{options} --max-waste=unbounded").trim().to_owned())
+    }
+
     /// The name of this side in a table.
     pub(crate) fn name(&self) -> String {
         match self {
@@ -48,7 +55,11 @@ impl Launch {
     /// The command that starts `program` this way, with nothing else that changes how `malloc`
     /// behaves.
     pub(crate) fn command(&self, jumbo: &Path, program: &OsStr) -> Command {
-        self.command_without(&NEUTRAL, jumbo, program)
+        let alone = match self {
+            Self::Jumbo(options) => &Self::Jumbo(format!("--no-config {options}")),
+            other => other,
+        };
+        alone.command_without(&NEUTRAL, jumbo, program)
     }
 
     /// The same without those `variables` only: what else is set belongs to the program.
@@ -213,7 +224,10 @@ mod tests {
         let jumbo = Path::new("/j");
         let options = Launch::Jumbo("--heap=glibc --pool=64M".to_owned());
         let typed = line(&options.command(jumbo, OsStr::new("/p")));
-        assert_eq!(typed, "/j run --report=none --heap=glibc --pool=64M -- /p");
+        assert_eq!(
+            typed,
+            "/j run --report=none --no-config --heap=glibc --pool=64M -- /p"
+        );
         assert_eq!(options.name(), "jumbo run --heap=glibc --pool=64M");
         assert_eq!(Launch::JUMBO.name(), "jumbo run");
         for launch in [Launch::Plain, Launch::Tunable, Launch::JUMBO] {

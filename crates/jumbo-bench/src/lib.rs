@@ -1,19 +1,21 @@
 //! The measurements behind `jumbo bench`: a module for each table, and what they share.
 //!
-//! The engine, which is one for all tables:
+//! A table is data: its sides, each a launch, a `task` and the claims on it, and its rows. The
+//! engine is one for all tables:
 //! - `group`: measures sides in turn, so that a drift of the machine falls on all of them, and makes
 //!   rows of them.
-//! - `work`: a fresh process for each sample. `launch`: how it is started, the one thing compared.
-//!   [`worker`]: the list of all work, as that process finds it. `talk`: the lines between the two.
+//! - `task`: all work of a process that is measured. `work`: a fresh process for each sample. `launch`: how it is
+//!   started, the one thing compared. [`worker`]: that process. `talk`: the lines between the two.
 //! - `claim`: whether a sample is what was to be measured. `figures`: the figures that it found.
 //! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
 //!   samples come to. [`machine`]: where it was measured.
 //! - `keeper`: knobs of the kernel, set for a sample and put back. `elf`: a worker with a segment more.
-//! - [`memory`]: what a process has, when memory is free again, and that it is warm.
+//! - [`memory`]: what a process has, when memory is free again, and that it is warm. `life`: memory taken and given
+//!   back.
 //!
 //! - [`program`]: programs that are not ours, as they are: what `jumbo compare` does.
 //!
-//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`], [`mod@fork`], [`programs`].
+//! The tables: [`heap`], [`free`], [`exit`], [`mod@pool`], [`text`], [`shmem`], [`vmemmap`], [`mod@fork`], [`latency`], [`programs`].
 //!
 //! Invariants: every table holds the baseline against itself as well (the A/A row), so that noise is seen for
 //! what it is; and every sample says what memory it had, which is checked before the sample counts.
@@ -28,7 +30,10 @@ pub mod free;
 mod group;
 pub mod heap;
 mod keeper;
+pub mod latency;
 mod launch;
+#[expect(unsafe_code, reason = "calls fork by name, as a program does")]
+mod life;
 pub mod machine;
 pub mod memory;
 pub mod pool;
@@ -38,6 +43,7 @@ pub mod shmem;
 pub mod stats;
 pub mod table;
 mod talk;
+mod task;
 pub mod text;
 pub mod vmemmap;
 mod work;

@@ -41,11 +41,17 @@ pub(crate) fn least(samples: &[f64]) -> f64 {
     samples.iter().copied().fold(f64::NAN, f64::min)
 }
 
-/// The sample that so many percent of all are below; not a number where there are none.
-pub(crate) fn quantile(samples: &[f64], percent: usize) -> f64 {
+/// The sample that this part of all are below; not a number where there are none.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a place in the samples"
+)]
+pub(crate) fn quantile(samples: &[f64], part: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
-    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    let at = (sorted.len() as f64 * part) as usize;
+    let at = at.min(sorted.len().saturating_sub(1));
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 

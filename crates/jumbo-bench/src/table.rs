@@ -28,23 +28,9 @@ pub struct Table {
     values: BTreeMap<String, Option<Value>>,
     /// The samples that waited for the host.
     pub hit: Hit,
-    /// Figures of many sides side by side, each of which is in `values` too.
-    #[serde(skip)]
-    pub grids: Vec<Grid>,
     /// The rows that could not be measured here: none is left out in silence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
-}
-
-/// Some figures of some sides.
-#[derive(Clone, Debug)]
-pub struct Grid {
-    /// Of what.
-    pub what: String,
-    /// The figures' names, with their units.
-    pub columns: Vec<(String, &'static str)>,
-    /// The sides, each with its figures; `None` where it has none.
-    pub lines: Vec<(String, Vec<Option<Spread>>)>,
 }
 
 /// Something that could not be measured here.
@@ -145,7 +131,6 @@ impl Table {
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
             hit: Hit::default(),
-            grids: Vec::new(),
             missing: Vec::new(),
         })
     }
@@ -194,6 +179,13 @@ impl Table {
     /// The value of that name.
     pub fn value_of(&self, name: &str) -> Option<Spread> {
         self.values.get(name)?.map(|value| value.spread)
+    }
+
+    /// The figures that are in no row, with their names and units.
+    pub fn beside(&self) -> impl Iterator<Item = (&str, Spread, &'static str)> {
+        let is_row = |name: &str| self.rows.iter().any(|row| row.what.name == name);
+        let values = self.values.iter().filter(move |(name, _)| !is_row(name));
+        values.filter_map(|(name, value)| value.map(|value| (&**name, value.spread, value.unit)))
     }
 
     /// Adds a ratio under another name.

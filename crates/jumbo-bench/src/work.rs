@@ -1,5 +1,4 @@
-//! The one engine of all samples: [`Work`] is done by a worker, a fresh process for each sample; a
-//! [`Worker`] says how that is started.
+//! A fresh process for each sample: [`Worker`] says how it is started, and which [`Task`] it does.
 //!
 //! A worker is the `jumbo` executable itself: an ordinary, dynamically linked program whose only
 //! allocator is the `malloc` that it finds at run time. A process that has freed memory is not the
@@ -14,88 +13,29 @@ use std::time::{Duration, Instant};
 
 use jumbo_host::kernel::Root;
 use jumbo_host::status::Covered;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 
 use crate::claim::{self, Claim};
 use crate::figures::Figures;
 use crate::launch::Launch;
-use crate::talk::{Talk, die_with_parent, say};
+use crate::talk::Talk;
+use crate::task::Task;
 use crate::{Error, Settings};
-
-/// The work of one process, which is told a `T` on its command line.
-pub(crate) struct Work<T> {
-    /// Its name on the command line.
-    name: &'static str,
-    /// Does it, and returns what it took and what proves what it was.
-    run: fn(T) -> Result<Figures, Error>,
-    /// Goes on after the figures were said, where the process itself is looked at.
-    stay: fn(T) -> Result<(), Error>,
-}
-
-impl<T> Work<T> {
-    pub(crate) const fn new(name: &'static str, run: fn(T) -> Result<Figures, Error>) -> Self {
-        Self {
-            name,
-            run,
-            stay: |_| Ok(()),
-        }
-    }
-
-    /// The same, in a process that stays.
-    pub(crate) const fn staying(self, stay: fn(T) -> Result<(), Error>) -> Self {
-        Self { stay, ..self }
-    }
-}
-
-/// Work, whatever it is told.
-pub(crate) trait Known {
-    /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
-    /// Does it in this process, and says the figures.
-    fn begin(&self, told: Value) -> Result<(), Error>;
-}
-
-impl<T: DeserializeOwned> Known for Work<T> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn begin(&self, told: Value) -> Result<(), Error> {
-        die_with_parent();
-        say(&(self.run)(read(told.clone())?)?)?;
-        (self.stay)(read(told)?)
-    }
-}
-
-/// Reads what a worker was told.
-pub(crate) fn read<T: DeserializeOwned>(told: Value) -> Result<T, Error> {
-    Ok(serde_json::from_value(told).map_err(io::Error::from)?)
-}
 
 /// A worker that is to be started.
 pub(crate) struct Worker {
-    pub(crate) launch: Launch,
+    launch: Launch,
     /// A copy of the `jumbo` executable; `None`: itself.
     program: Option<PathBuf>,
-    /// The name of its work and what that is told, as one word.
-    task: String,
+    task: Task,
 }
 
 impl Worker {
-    /// A worker that is started so, and does `work` as it is told.
-    pub(crate) fn new<T: Serialize>(launch: Launch, work: &Work<T>, told: &T) -> Self {
-        Self::named(launch, work.name, told)
-    }
-
-    /// The same by the work's name.
-    pub(crate) fn named(launch: Launch, name: &str, told: &impl Serialize) -> Self {
-        let task = json!([name, told]).to_string();
+    /// A worker that is started so, and does that.
+    pub(crate) fn new(launch: Launch, task: Task) -> Self {
+        let program = None;
         Self {
             launch,
-            program: None,
+            program,
             task,
         }
     }
@@ -110,12 +50,13 @@ impl Worker {
     pub(crate) fn start(&self, settings: &Settings, stderr: Stdio) -> Result<Talk, Error> {
         let program = self.program.as_ref().unwrap_or(&settings.jumbo);
         let mut command = self.launch.command(&settings.jumbo, program.as_os_str());
-        command.args(["bench", "worker", &self.task]);
+        let task = serde_json::to_string(&self.task).map_err(io::Error::from)?;
+        command.args(["bench", "worker", &task]);
         Talk::start(command, stderr)
     }
 
-    /// Starts it, and hears its figures, for which the claims must hold. It stays where its work
-    /// does.
+    /// Starts it, and hears its figures, for which the claims must hold. It stays where its task
+    /// says so.
     pub(crate) fn begin(
         &self,
         settings: &Settings,

@@ -1,43 +1,56 @@
-//! The process that is measured, from its first instruction: [`run`] finds the work that it is
+//! The process that is measured, from its first instruction: [`run`] does the `Task` that it is
 //! told.
 
 use std::io;
 
-use serde_json::Value;
+use crate::figures::Figures;
+use crate::talk::{die_with_parent, say};
+use crate::task::{Memory, Task, Then};
+use crate::{Error, heap, keeper, latency, life, pool, shmem, text, vmemmap};
 
-use crate::work::{Known, read};
-use crate::{Error, exit, fork, free, heap, keeper, pool, shmem, text, vmemmap};
-
-/// All work but that of a keeper, which outlives the process that measures.
-const ALL: [&dyn Known; 15] = [
-    &heap::LOAD,
-    &heap::SMALL_FREE,
-    &free::BLOCKS,
-    &free::RANGES,
-    &free::UNMAP,
-    &exit::HOLD,
-    &fork::FORK,
-    &pool::STREAM,
-    &pool::FIRST_USE,
-    &pool::EXCHANGE,
-    &text::TEXT,
-    &shmem::TOUCH,
-    &vmemmap::DESCRIBE,
-    &vmemmap::PIN,
-    &vmemmap::TAKE_GIVE,
-];
-
-/// Does the work of a task, which is a JSON text of its name and what it is told, and prints the
-/// figures, another.
+/// Does a task, which is a JSON text, and prints the figures, another.
 ///
 /// # Errors
 /// [`Error`].
 pub fn run(task: &str) -> Result<(), Error> {
-    let (name, told): (String, Value) = serde_json::from_str(task).map_err(io::Error::from)?;
-    if name == keeper::KEEP {
-        return keeper::keep(read(told)?);
+    let task: Task = serde_json::from_str(task).map_err(io::Error::from)?;
+    // A keeper outlives the process that measures.
+    if let Task::Keep(kept) = task {
+        return keeper::keep(kept);
     }
-    let work = ALL.into_iter().find(|work| work.name() == name);
-    work.ok_or_else(|| Error::Corrupt(format!("there is no work named {name:?}")))?
-        .begin(told)
+    die_with_parent();
+    if let Task::Break(size) = task {
+        return latency::break_up(size);
+    }
+    say(&figures(&task)?)?;
+    // The process itself is looked at.
+    match task {
+        Task::Text(text) if text.stays => drop(io::stdin().read_line(&mut String::new())?),
+        Task::Memory(Memory {
+            then: Then::End(end, _),
+            ..
+        }) => life::end(end)?,
+        _ => {}
+    }
+    Ok(())
+}
+
+fn figures(task: &Task) -> Result<Figures, Error> {
+    match task {
+        Task::Load(size) => heap::load(*size),
+        Task::SmallFree => heap::small_free(),
+        Task::Memory(told) => life::run(told),
+        Task::Stream(arrays, size, threads, passes) => {
+            pool::stream(*arrays, *size, *threads, *passes)
+        }
+        Task::FirstUse(supply, pages, times) => pool::first_use(*supply, *pages, *times),
+        Task::Exchange(source, way, pages, threads) => {
+            pool::exchange(*source, *way, *pages, *threads)
+        }
+        Task::Latency(size) => latency::latency(*size),
+        Task::Text(told) => text::text(told),
+        Task::Touch(told) => shmem::touch(told),
+        Task::Describe(huge) => vmemmap::describe(*huge),
+        Task::Keep(_) | Task::Break(_) => Ok(Figures::new()),
+    }
 }

@@ -11,7 +11,7 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::units::Bytes;
 use jumbo_bench::{
-    Error, Settings, exit, fork, free, heap, pool, shmem, table, text, vmemmap, worker,
+    Error, Settings, exit, fork, free, heap, latency, pool, shmem, table, text, vmemmap, worker,
 };
 use jumbo_host::policy::MAX_FREE_WORKERS;
 
@@ -49,6 +49,8 @@ enum Table {
     Vmemmap(Vmemmap),
     /// Fork a large process: how long the call takes, and the first writes after it
     Fork(Fork),
+    /// Touch new allocations, one by one: plain, glibc's hugetlb tunable, `jumbo run`; in the median and at worst
+    Latency(Latency),
     /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
     Programs(programs::Args),
     /// The program that a table measures
@@ -92,9 +94,6 @@ struct Exit {
     /// Bytes of memory that the process has; 8G, or 128M with --quick
     #[arg(long, value_parser = |text: &str| at_least(exit::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
-    /// How many threads give it back [default: as `jumbo run`]
-    #[arg(long, value_name = "N", value_parser = workers, allow_negative_numbers = true)]
-    workers: Option<NonZeroU32>,
 }
 
 /// With the right to set the kernel's pool of 2 MiB pages (root), it is set for each sample and put back in the
@@ -106,10 +105,6 @@ struct Pool {
     /// Bytes of STREAM's three arrays; 1536M, or 48M with --quick
     #[arg(long, value_parser = |text: &str| at_least(pool::MIN_SIZE, text), allow_hyphen_values = true)]
     size: Option<Bytes>,
-    /// How many threads take and give pages: a row for each number. STREAM runs with the most of
-    /// them [default: 1, 2, 4, ... up to the number of CPUs]
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads, allow_negative_numbers = true)]
-    threads: Vec<NonZeroUsize>,
 }
 
 /// The program is made for it, twice, and twice a smaller one, in the folder that TMPDIR names, or /var/tmp; nothing is left of
@@ -162,6 +157,17 @@ struct Fork {
     size: Vec<Bytes>,
 }
 
+/// It is measured on the host as it is found, and again with free memory in pieces: a process fills up to 12 GiB of
+/// it, 60 % at most (2 GiB with --quick), and leaves a few base pages of each 2 MiB, for as long as it is measured.
+#[derive(Debug, clap::Args)]
+struct Latency {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of all allocations, each of 1 MiB; 3G, or 256M with --quick
+    #[arg(long, value_parser = |text: &str| at_least(latency::MIN_SIZE, text), allow_hyphen_values = true)]
+    size: Option<Bytes>,
+}
+
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -175,9 +181,6 @@ struct Common {
     #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
     rounds: Option<NonZeroUsize>,
 }
-
-/// More of them meet in the kernel's scheduler and nowhere else.
-const MAX_THREADS: usize = 256;
 
 /// With fewer the spread says little.
 pub(crate) const MIN_ROUNDS: usize = 5;
@@ -194,20 +197,13 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             let measure = |settings: &_| free::measure(settings, size, &free.workers);
             free.common.measure(measure)?;
         }
-        Some(Table::Exit(exit)) => {
-            let size = exit.common.size(exit.size, 8 << 30, 128 << 20);
-            let measure = |settings: &_| exit::measure(settings, size, exit.workers);
-            exit.common.measure(measure)?;
+        Some(Table::Exit(Exit { common, size })) => {
+            let size = common.size(size, 8 << 30, 128 << 20);
+            common.measure(|settings| exit::measure(settings, size))?;
         }
-        Some(Table::Pool(pool)) => {
-            let size = pool.common.size(pool.size, 1536 << 20, 48 << 20);
-            let threads = match pool.threads.is_empty() {
-                true => up_to_cpus(),
-                false => pool.threads,
-            };
-            let quick = pool.common.quick;
-            let measure = |settings: &_| pool::measure(settings, size, &threads, quick);
-            pool.common.measure(measure)?;
+        Some(Table::Pool(Pool { common, size })) => {
+            let size = common.size(size, 1536 << 20, 48 << 20);
+            common.measure(|settings| pool::measure(settings, size, common.quick))?;
         }
         Some(Table::Text(Text { common, size })) => {
             let size = common.size(size, 256 << 20, 64 << 20);
@@ -222,6 +218,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
         Some(Table::Fork(Fork { common, size })) => {
             common.measure(|settings| fork::measure(settings, &size))?;
+        }
+        Some(Table::Latency(Latency { common, size })) => {
+            let size = common.size(size, 3 << 30, 256 << 20);
+            common.measure(|settings| latency::measure(settings, size, common.quick))?;
         }
         Some(Table::Programs(args)) => return programs::main(&args),
         Some(Table::Worker { task }) => worker::run(&task)?,
@@ -249,17 +249,6 @@ fn tables() -> Vec<[String; 2]> {
                 about.unwrap_or_default(),
             ]
         })
-        .collect()
-}
-
-/// 1, 2, 4, and so on, and the number of CPUs.
-fn up_to_cpus() -> Vec<NonZeroUsize> {
-    let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let two = NonZeroUsize::MIN.saturating_add(1);
-    let powers = std::iter::successors(Some(NonZeroUsize::MIN), |n| n.checked_mul(two));
-    powers
-        .take_while(|n| *n < cpus)
-        .chain(std::iter::once(cpus))
         .collect()
 }
 
@@ -323,14 +312,6 @@ fn workers(text: &str) -> Result<NonZeroU32, String> {
     Ok(workers)
 }
 
-fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    let threads: NonZeroUsize = positive(text)?;
-    if threads.get() > MAX_THREADS {
-        return Err(format!("at most {MAX_THREADS} threads are measured"));
-    }
-    Ok(threads)
-}
-
 /// Progress on stderr: a bar on a terminal, nothing in a pipe.
 pub(crate) fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
@@ -358,6 +339,7 @@ mod tests {
                 "jumbo bench shmem",
                 "jumbo bench vmemmap",
                 "jumbo bench fork",
+                "jumbo bench latency",
                 "jumbo bench programs"
             ]
         );
@@ -369,7 +351,7 @@ mod tests {
         for wrong in ["0", "65", "-1", "two"] {
             assert!(workers(wrong).is_err(), "{wrong}");
         }
-        assert!(threads("0").unwrap_err().contains("at least 1"));
+        assert!(workers("0").unwrap_err().contains("at least 1"));
     }
 
     #[test]

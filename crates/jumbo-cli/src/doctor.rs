@@ -17,8 +17,9 @@ use crate::view::{self, View, duration, wrapped};
 
 /// Find what keeps memory off huge pages on this host, and say how to mend it
 ///
-/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then waits for the host of a
-/// virtual machine, then what has no figure. Commands that change settings are to be run as root.
+/// Findings come in the order of what they cost: programs that fail, then the bytes concerned, then
+/// waits for the host of a virtual machine, then what has no figure. Commands that change settings
+/// are to be run as root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo doctor
@@ -37,8 +38,9 @@ pub(crate) struct Args {
 
     /// Measure what the first touch of memory takes: 256 MiB in huge pages, in some ten seconds
     ///
-    /// The host of a virtual machine may take back what has been free for two seconds. The next touch waits for the host then. Memory
-    /// that was free for three seconds is held against memory that was given back a moment ago.
+    /// The host of a virtual machine may take back what has been free for two seconds. The next
+    /// touch waits for the host then. Memory that was free for three seconds is held against memory
+    /// that was given back a moment ago.
     #[arg(long)]
     measure: bool,
 
@@ -51,7 +53,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Page<'a> {
     findings: &'a [Finding],
-    /// What touching memory takes, with --measure.
+    /// The time of a first touch, with --measure.
     touch: Option<Touch>,
     missing: Vec<&'a Missing>,
 }
@@ -119,9 +121,7 @@ fn show(view: &mut View, page: &Page<'_>, snapshot: &Snapshot) -> std::io::Resul
             true => "nothing to mend",
             false => "no finding in what could be examined",
         })?;
-        for line in summary(host).iter().take(2) {
-            view.line(line)?;
-        }
+        view.lines(summary(host).iter().take(2))?;
     }
     for (index, finding) in findings.iter().enumerate() {
         let mut title = wrapped(&format!("{}. ", index + 1), &finding.title);
@@ -129,7 +129,7 @@ fn show(view: &mut View, page: &Page<'_>, snapshot: &Snapshot) -> std::io::Resul
         view.heading(&title)?;
         let mut text = |first: &str, text: &str| -> std::io::Result<()> {
             let text = wrapped(first, text);
-            text.lines().try_for_each(|line| view.line(line))
+            view.lines(text.lines())
         };
         if let Some(rest) = rest {
             text("", rest.trim_start_matches('\n'))?;

@@ -1,8 +1,9 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
-//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of the
-//! program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap` and `text prime` have 3 for a part of what was asked;
-//! `compare` has 3 for a program that did something else; `pool wait` and `wait` have 124 for a wait in vain.
+//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of
+//! the program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap` and `text prime`
+//! have 3 for a part of what was asked; `compare` has 3 for a program that did something else;
+//! `pool wait` and `wait` have 124 for a wait in vain.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -28,7 +29,7 @@ mod wait;
 
 use std::process::ExitCode;
 
-use clap::{Args as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 /// Huge pages for the whole life of a program's memory.
 #[derive(Debug, Parser)]
@@ -59,26 +60,22 @@ enum Command {
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
+    #[command(hide = true)]
+    Library(run::library::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
 
-/// The command line of `jumbo run`, read without the tree of all other commands; `None` for the rest.
+/// The command line of `jumbo run`, read without the tree of all other commands; `None` for the
+/// rest.
 ///
-/// The tree takes more time than everything else that happens before PROGRAM. Help and wrong usage are left to it: it
-/// has the words for both.
+/// The tree takes more time than everything else that happens before PROGRAM. It has the words for
+/// help and wrong usage.
 fn run_alone() -> Option<Command> {
-    let arguments = || std::env::args_os().skip(1);
-    if arguments().next()? != "run" {
-        return None;
-    }
-    if let Some(args) = run::Args::plain(arguments().skip(1)) {
-        return Some(Command::Run(args));
-    }
-    let run = run::Args::augment_args(clap::Command::new("run"));
-    let mut matches = run.try_get_matches_from(arguments()).ok()?;
-    let args = run::Args::from_arg_matches_mut(&mut matches).ok()?;
-    Some(Command::Run(args))
+    let mut arguments = std::env::args_os().skip(1);
+    let is_run = arguments.next()? == "run";
+    let args = is_run.then(|| run::Args::read(arguments.collect()))?;
+    args.map(Command::Run)
 }
 
 /// The C library calls this, without Rust's runtime in between: see [`run::begin`].
@@ -119,11 +116,13 @@ fn command() -> ExitCode {
         Command::Compare(args) => compare::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
+        Command::Library(args) => run::library::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
-        // The reader of our output may stop when it has enough (`jumbo status | head`): that is no failure.
+        // The reader of our output may stop when it has enough (`jumbo status | head`): that is no
+        // failure.
         if view::is_broken_pipe(&error) {
             return ExitCode::SUCCESS;
         }

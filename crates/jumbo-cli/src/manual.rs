@@ -1,5 +1,5 @@
-//! `jumbo completions` and `jumbo man`: from the definition of the command line itself, so that they
-//! cannot fall behind it.
+//! `jumbo completions` and `jumbo man`: from the definition of the command line itself, so that
+//! they cannot fall behind it.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -73,8 +73,8 @@ fn pages(command: &Command, dir: &Path) -> io::Result<()> {
     std::fs::write(dir.join(name), page(command)?)
 }
 
-/// What `clap_mangen` makes of a command, with what stands below its help in sections of their own. The lines of a list stay as they
-/// are: an example that is filled up to the margin can be neither read nor copied.
+/// The page of `clap_mangen`, with the end of the help in sections of their own. Lines of a list
+/// stay as they are: an example that is filled up to the margin can be neither read nor copied.
 fn page(command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let source = concat!("jumbo ", env!("CARGO_PKG_VERSION"));
@@ -106,7 +106,8 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The title of a part, `Examples:` or `Exit status:`, and what stands behind it. One without is notes.
+/// The title of a part, `Examples:` or `Exit status:`, and what stands behind it. One without is
+/// notes.
 fn section(part: &str) -> (&str, &str) {
     let titled = part.split_once(':').filter(|(title, _)| {
         // What ends in a colon further on is a sentence.

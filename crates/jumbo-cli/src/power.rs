@@ -1,7 +1,7 @@
 //! C's `pow`, so that the command needs no libm.so.6.
 //!
-//! Progress bars smooth their rate with it, and nothing else here takes a function of that library. The loader would map
-//! and relocate it at each start of a program: 0.07 ms.
+//! Progress bars smooth their rate with it, and nothing else here takes a function of that library.
+//! The loader would map and relocate it at each start of a program: 0.07 ms.
 
 /// `base` to the power of `exponent`, as pow(3) has it.
 #[expect(unsafe_code, reason = "the standard library calls it by its C name")]

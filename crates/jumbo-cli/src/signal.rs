@@ -17,7 +17,8 @@ const NAMES: [&str; 31] = [
 /// The real-time signals that programs can use: the first two are glibc's own.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
-/// Waits until a descriptor is ready, one of signals or of a process, until `most` has passed, or for a signal.
+/// Waits until a descriptor is ready, one of signals or of a process, until `most` has passed, or
+/// for a signal.
 pub(crate) fn poll(ready: &mut [PollFd<'_>], most: Option<Duration>) -> io::Result<()> {
     let most = most.and_then(|most| Timespec::try_from(most).ok());
     match rustix::event::poll(ready, most.as_ref()) {

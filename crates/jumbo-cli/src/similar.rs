@@ -1,6 +1,7 @@
 //! The option that was most likely meant, where there is none of the typed name: [`hinted`].
 //!
-//! clap picks one by a measure under which `--help` is as good as any other option, and asking for help is rarely what was meant.
+//! clap picks one by a measure under which `--help` is as good as any other option, and asking for
+//! help is rarely what was meant.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _, Error};
@@ -11,7 +12,8 @@ use crate::Cli;
 /// Every command has these.
 const OF_ALL: [&str; 2] = ["help", "version"];
 
-/// The same error, with a hint at an option of the command itself where that is as near as the one clap found.
+/// The same error, with a hint at an option of the command itself where that is as near as the one
+/// clap found.
 pub(crate) fn hinted(mut error: Error) -> Error {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return error;
@@ -30,7 +32,8 @@ pub(crate) fn hinted(mut error: Error) -> Error {
     error
 }
 
-/// An option of the command that `words` name, where `found` is one that every command has and no nearer to `typed`.
+/// An option of the command that `words` name, where `found` is one that every command has and no
+/// nearer to `typed`.
 fn better(
     command: &Command,
     words: impl Iterator<Item = String>,

@@ -1,4 +1,4 @@
-//! What is typed where a number or a time is wanted, refused in words of the one who types.
+//! Numbers and times on the command line, with errors in words.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,7 +22,8 @@ pub(crate) fn process(text: &str) -> Result<u32, String> {
         .ok_or_else(|| String::from("expected the number of a process"))
 }
 
-/// The longest time that can be given, about thirty years: clocks that are added to it do not overflow.
+/// The longest time that can be given, about thirty years: clocks that are added to it do not
+/// overflow.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
 /// `2`, `0.5`, `2s`: seconds.

@@ -1,9 +1,11 @@
-//! How human output looks: aligned tables with plain headings, bold only on a terminal, and no wider than that.
+//! How human output looks: aligned tables with plain headings, bold only on a terminal, and no
+//! wider than that.
 
 mod table;
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use jumbo::units::Bytes;
@@ -12,7 +14,7 @@ use rustix::termios::tcgetwinsize;
 
 use table::Grid;
 
-/// What stands for a value that does not exist, or that this user may not see.
+/// The cell of a value that does not exist, or that this user may not see.
 pub(crate) const NONE: &str = "-";
 
 /// Standard output, whose errors say that it is that.
@@ -86,6 +88,27 @@ impl View {
         self.line_hung(text, indent + 2)
     }
 
+    /// Several lines.
+    pub(crate) fn lines<T: AsRef<str>>(
+        &mut self,
+        lines: impl IntoIterator<Item = T>,
+    ) -> io::Result<()> {
+        lines.into_iter().try_for_each(|line| self.line(line))
+    }
+
+    /// A heading with lines below it; nothing where there are no lines.
+    pub(crate) fn list(
+        &mut self,
+        title: &str,
+        lines: impl IntoIterator<Item = String>,
+    ) -> io::Result<()> {
+        let mut lines = lines.into_iter().peekable();
+        if lines.peek().is_some() {
+            self.heading(title)?;
+        }
+        self.lines(lines.map(|line| format!("  {line}")))
+    }
+
     /// One line, which goes on behind so many blanks where the terminal is narrower.
     fn line_hung(&mut self, text: &str, hang: usize) -> io::Result<()> {
         self.fresh = false;
@@ -110,8 +133,8 @@ impl View {
         self.line_hung(&text, name.chars().count())
     }
 
-    /// Rows under column titles, two blanks in front. `columns` are the titles with bars between them, each behind `<`
-    /// (aligned to the left) or `>`.
+    /// Rows under column titles, two blanks in front. `columns` are the titles with bars between
+    /// them, each behind `<` (aligned to the left) or `>`.
     pub(crate) fn table<R: IntoIterator<Item = String>>(
         &mut self,
         columns: &str,
@@ -133,13 +156,14 @@ impl View {
     }
 }
 
-/// Text without control characters: a process chooses its name and the names of its files, and must not
-/// get to drive the terminal of the user who looks at it.
+/// Text without control characters: a process chooses its name and the names of its files, and must
+/// not get to drive the terminal of the user who looks at it.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     without(text, char::is_control)
 }
 
-/// [`clean`], of a text of several lines. A name in it that may hold the end of a line is cleaned before.
+/// [`clean`], of a text of several lines. A name in it that may hold the end of a line is cleaned
+/// before.
 pub(crate) fn clean_lines(text: &str) -> Cow<'_, str> {
     without(text, |c| c.is_control() && c != '\n')
 }
@@ -159,20 +183,14 @@ fn width() -> usize {
     columns.filter(|columns| *columns > 0).unwrap_or(WIDTH)
 }
 
-/// What is missing from a page, and why, at its end.
+/// The parts that are missing from a page, with the reasons, at its end.
 pub(crate) fn missing<'a>(
     view: &mut View,
     title: &str,
     missing: impl IntoIterator<Item = &'a Missing>,
 ) -> io::Result<()> {
-    let mut missing = missing.into_iter().peekable();
-    if missing.peek().is_some() {
-        view.heading(title)?;
-    }
-    for Missing { what, why } in missing {
-        view.line(format!("  {what}: {why}"))?;
-    }
-    Ok(())
+    let line = |Missing { what, why }: &Missing| format!("{what}: {why}");
+    view.list(title, missing.into_iter().map(line))
 }
 
 /// A page on standard output: as JSON, or for people as `show` has it.
@@ -180,13 +198,15 @@ pub(crate) fn page<P: serde::Serialize>(
     as_json: bool,
     page: &P,
     show: impl FnOnce(&mut View, &P) -> io::Result<()>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     if as_json {
-        return json(page);
+        json(page)?;
+    } else {
+        let mut view = View::stdout();
+        show(&mut view, page)?;
+        view.finish()?;
     }
-    let mut view = View::stdout();
-    show(&mut view, page)?;
-    Ok(view.finish()?)
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `value` as one JSON document on standard output.
@@ -206,7 +226,8 @@ pub(crate) fn json_line(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// JSON whose strings drive no terminal: serde_json escapes the control characters of ASCII below DEL alone.
+/// JSON whose strings drive no terminal: serde_json escapes the control characters of ASCII below
+/// DEL alone.
 pub(crate) fn escaped(json: String) -> String {
     let control = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
     if !json.contains(control) {
@@ -253,7 +274,8 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// A line has so many columns at most, but for words that are longer.
 pub(crate) const WIDTH: usize = 80;
 
-/// `first`, and the words of `text` behind it, in lines that go on below its end. There is no newline at the end.
+/// `first`, and the words of `text` behind it, in lines that go on below its end. There is no
+/// newline at the end.
 pub(crate) fn wrapped(first: &str, text: &str) -> String {
     filled(first, text, first.chars().count(), WIDTH)
 }

@@ -1,14 +1,13 @@
 //! `jumbo wait`: until the memory of programs that have ended is back.
 //!
-//! A program with a reaper ([`jumbo_inside::reaper`]) is gone before its memory is. What is waited for are processes, by
-//! descriptor: the programs, and the reapers that outlive them.
+//! A program with a reaper ([`jumbo_inside::reaper`]) is gone before its memory is. What is waited
+//! for are processes, by descriptor: the programs, and the reapers that outlive them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::{Root, task};
 use jumbo_host::status::{is_reaper, reaper_of, reapers_of_the_ended};
 use jumbo_host::teardown::Process;
@@ -23,20 +22,21 @@ use crate::view::{self, tell};
 
 /// Wait until the memory of programs that have ended is back
 ///
-/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the reaper, another process,
-/// still gives it back, in parallel. A script that needs that memory at once, say to start the program again, waits
-/// with this command.
+/// A program that ran with a reaper (`jumbo run --reaper`) is gone before its memory is: the
+/// reaper, another process, still gives it back, in parallel. A script that needs that memory at
+/// once, say to start the program again, waits with this command.
 ///
-/// With PIDs of programs or of reapers, it waits until all of these have ended, and the reapers of these programs.
-/// Where a program has ended before, jumbo cannot tell which reaper was its own: it waits until no reaper of any program
-/// that has ended is left. So a PID may be one that is gone. One that no process ever had is an error, where the kernel shows that:
-/// it is above the last PID, and PIDs have not begun again at small ones.
+/// With PIDs of programs or of reapers, it waits until all of these have ended, and the reapers of
+/// these programs. Where a program has ended before, jumbo cannot tell which reaper was its own: it
+/// waits until no reaper of any program that has ended is left. So a PID may be one that is gone.
 ///
-/// Without a PID, it waits until there is no reaper of a program that has ended. It does not wait for the reapers of programs
-/// that live. A program that was killed a moment ago may still count as living: name it.
+/// Without a PID, it waits until there is no reaper of a program that has ended. It does not wait
+/// for the reapers of programs that live. A program that was killed a moment ago may still count as
+/// living: name it.
 ///
-/// Without a PID, it waits for the reapers of the caller's own processes; for root, of all users' processes. It knows a reaper
-/// by the library that it runs in: this jumbo's, whatever the file is called.
+/// Without a PID, it waits for the reapers of the caller's own processes; for root, of all users'
+/// processes. It knows a reaper by the library that it runs in: this jumbo's, whatever the file is
+/// called.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kill -9 4711; jumbo wait --timeout 60 4711 && ./server
@@ -58,10 +58,11 @@ pub(crate) struct Args {
     pids: Vec<u32>,
 }
 
-/// A reaper that was only just made may look like one whose program has ended: so there is another look.
+/// A reaper that was only just made may look like one whose program has ended: so there is another
+/// look.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is waited for: processes by ID.
+/// The processes to wait for, by ID.
 #[derive(Default)]
 struct Awaited {
     there: BTreeMap<u32, Process>,
@@ -77,19 +78,11 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     for pid in &args.pids {
         let reaper = reaper_of(&root, *pid);
         looks |= reaper.is_none() && !is_reaper(&root, *pid);
-        if !awaited.add(&root, *pid)? {
-            if let Some(last) = tree::never_was(&root, *pid) {
-                anyhow::bail!(
-                    "cannot wait for {pid}: there never was a process of that ID\n\
-                     hint: the last one that was started has {last}; `pgrep -a NAME` shows those of a program"
-                );
-            }
-            // A script names a process that may be gone; a number that is typed may be wrong.
-            if !args.json && std::io::stderr().is_terminal() {
-                tell(&format!(
-                    "there is no process {pid}; waiting for the memory of programs that have ended"
-                ));
-            }
+        // A script names a process that may be gone; a number that is typed may be wrong.
+        if !awaited.add(&root, *pid)? && std::io::stderr().is_terminal() {
+            tell(&format!(
+                "there is no process {pid}; waiting for the memory of programs that have ended"
+            ));
         }
         if let Some(reaper) = reaper {
             awaited.add(&root, reaper)?;
@@ -135,7 +128,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// False where they were not gone in time. `looks`: there may be reapers that are not among them yet.
+/// False where they were not gone in time. `looks`: there may be reapers that are not among them
+/// yet.
 fn wait(
     root: &Root,
     args: &Args,

@@ -49,7 +49,7 @@ fn without_a_table_it_lists_them() {
     let list = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     for table in [
-        "heap", "free", "exit", "pool", "text", "shmem", "vmemmap", "fork", "programs",
+        "heap", "free", "exit", "pool", "text", "shmem", "vmemmap", "fork", "latency", "programs",
     ] {
         assert!(list.contains(&format!("jumbo bench {table}")), "{list}");
     }
@@ -64,12 +64,11 @@ fn wrong_options_are_named() {
         (["free", "--size", "1M"], "--size"),
         (["free", "--workers", "1,65"], "--workers"),
         (["exit", "--size", "1M"], "--size"),
-        (["exit", "--workers", "0"], "--workers"),
         (["pool", "--size", "1M"], "--size"),
-        (["pool", "--threads", "1,257"], "--threads"),
         (["text", "--size", "1M"], "--size"),
         (["shmem", "--size", "1M"], "--size"),
         (["fork", "--size", "1M"], "--size"),
+        (["latency", "--size", "1M"], "--size"),
     ] {
         let output = run(&arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -79,7 +78,9 @@ fn wrong_options_are_named() {
             "{message}"
         );
     }
-    for table in ["heap", "free", "exit", "pool", "text", "shmem", "fork"] {
+    for table in [
+        "heap", "free", "exit", "pool", "text", "shmem", "fork", "latency",
+    ] {
         let output = run(&[table, "--size", "900T"]);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -197,6 +198,33 @@ fn the_json_of_the_fork_table() {
 }
 
 #[test]
+fn the_json_of_the_latency_table() {
+    if let Some(why) = unmeasurable() {
+        return eprintln!("skipped the_json_of_the_latency_table: {why}");
+    }
+    let _alone = alone();
+    let options = ["--json", "--quick", "--rounds", "1", "--size", "128M"];
+    let table = table(&[&["latency"], &options[..]].concat());
+    let (mut ratios, mut values) = (Vec::new(), Vec::new());
+    for host in ["", "_fragmented"] {
+        for part in ["p50", "p99", "p999", "max"] {
+            ratios.push(format!("{part}{host}_aa"));
+            let sides = ["tunable", "jumbo", "unbounded"].into_iter();
+            ratios.extend(sides.map(|side| format!("{side}_{part}{host}")));
+        }
+        let sides = ["plain", "tunable", "jumbo", "unbounded"].into_iter();
+        for side in sides {
+            values.push(format!("{side}_huge_percent{host}"));
+            values.push(format!("{side}_free_whole_percent{host}"));
+        }
+    }
+    let ratios: Vec<_> = ratios.iter().map(String::as_str).collect();
+    let values: Vec<_> = values.iter().map(|name| (&**name, "percent")).collect();
+    assert_whole(&table, &ratios, &values);
+    assert_eq!(table["values"]["plain_huge_percent"]["max"], 0.0);
+}
+
+#[test]
 fn the_json_of_the_heap_table() {
     if let Some(why) = unmeasurable() {
         return eprintln!("skipped the_json_of_the_heap_table: {why}");
@@ -251,12 +279,6 @@ fn the_json_of_the_free_table() {
             "huge_inline_aa",
             "small_inline",
             "small_inline_aa",
-            "blocks_found",
-            "blocks_found_aa",
-            "gather_aa",
-            "gather_1024_pages",
-            "gather_32768_pages",
-            "gather_262144_pages",
         ],
         &[("background_call_ms", "ms")],
     );

@@ -52,6 +52,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     for (command, option) in [
         ("debootstrap", "--version"),
         ("cargo-deb", "--version"),
+        ("jq", "--version"),
         ("unshare", "-V"),
     ] {
         if !Command::new(command)
@@ -90,12 +91,20 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
     };
     inside("dpkg --install /jumbo.deb && rm /jumbo.deb");
     let installed = inside("dpkg --listfiles jumbo");
+    let folder = concat!("/usr/lib/jumbo/", env!("CARGO_PKG_VERSION"));
+    for name in ["", "/$LIB", "/lib/x86_64-linux-gnu", "/lib/i386-linux-gnu"] {
+        let file = format!("{folder}{name}/libjumbo_preload.so");
+        assert!(
+            installed.lines().any(|line| line == file),
+            "{file}: {installed}"
+        );
+    }
     for file in [
         "/usr/bin/jumbo",
-        "/usr/lib/jumbo/libjumbo_preload.so",
         "/usr/share/man/man1/jumbo-run.1.gz",
         "/usr/share/bash-completion/completions/jumbo",
         "/usr/share/doc/jumbo/docs/run.md",
+        "/usr/share/doc/jumbo/licences/index",
         "/usr/share/doc/jumbo/profiles/postgresql.toml",
     ] {
         assert!(
@@ -114,8 +123,8 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
         "{report}"
     );
     // The package's own library, and no copy beside it.
-    inside(
-        "test \"$(jumbo run --quiet printenv LD_PRELOAD)\" = /usr/lib/jumbo/libjumbo_preload.so",
-    );
+    inside(&format!(
+        "test \"$(jumbo run --quiet printenv LD_PRELOAD)\" = \"{folder}/\\$LIB/libjumbo_preload.so\""
+    ));
     inside("dpkg --remove jumbo && ! test -e /usr/lib/jumbo");
 }

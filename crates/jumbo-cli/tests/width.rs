@@ -107,7 +107,6 @@ fn no_table_and_no_line_is_wider() {
         ("pool show", "hugetlb pools"),
         ("thp show", "Folio sizes"),
         ("vmemmap show", "HVO"),
-        ("vmemmap estimate --size 1T", ""),
         (&format!("text inspect {JUMBO}"), "Huge page"),
         ("text images", ""),
         ("bench", "jumbo bench heap"),

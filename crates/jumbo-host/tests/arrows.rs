@@ -55,7 +55,7 @@ const INSIDE: Table = &[
     (
         "density",
         &[
-            "events", "headroom", "ledger", "sandbox", "sync", "sys", "watch",
+            "events", "headroom", "ledger", "orders", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (
@@ -67,7 +67,7 @@ const INSIDE: Table = &[
     ("pool", &["headroom", "sandbox"]),
     ("events", &[]),
     ("headroom", &[]),
-    ("sandbox", &["bpf"]),
+    ("sandbox", &["bpf", "sys"]),
     ("orders", &["keep", "units"]),
     ("keep", &["units"]),
     ("bpf", &[]),
@@ -123,9 +123,9 @@ const HOST_TO_INSIDE: Table = &[
 /// The benchmarks: the list of all work and the tables on top, the engine that starts, hears and
 /// compares workers below. A module uses those that stand below it.
 const BENCH: &[&str] = &[
-    "worker", "programs", "exit", "fork", "free", "pool", "shmem", "text", "vmemmap", "program",
-    "elf", "heap", "keeper", "group", "table", "work", "claim", "machine", "memory", "stats",
-    "talk", "error", "launch", "figures",
+    "worker", "programs", "exit", "fork", "free", "latency", "shmem", "text", "vmemmap", "pool",
+    "program", "elf", "heap", "life", "group", "table", "keeper", "work", "claim", "machine",
+    "memory", "stats", "talk", "error", "launch", "task", "figures",
 ];
 
 /// From the command's backend to what a Rust program has.

@@ -134,6 +134,13 @@ fn free(enough: usize) -> Option<usize> {
     (free > enough).then_some(free)
 }
 
+/// The host's memory, in bytes. sysinfo(2).
+pub(crate) fn host_memory() -> usize {
+    let info = rustix::system::sysinfo();
+    let bytes = u64::from(info.mem_unit).saturating_mul(info.totalram);
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// MemAvailable of /proc/meminfo (Linux 3.14).
 fn available() -> Option<usize> {
     let mut text = [0u8; LINES];
@@ -143,6 +150,32 @@ fn available() -> Option<usize> {
         .split(|byte| *byte == b'\n')
         .find(|line| line.starts_with(key))?;
     number(&line[key.len()..])?.checked_mul(1024)
+}
+
+/// The memory that is free in pieces of `bytes` and more, by /proc/buddyinfo: a first touch of such a piece need not wait
+/// until the kernel has moved other memory away. `None` where that cannot be known.
+pub(crate) fn free_in_pieces(bytes: usize) -> Option<usize> {
+    // A host with more zones than this holds has more than is said.
+    let mut text = [0u8; TEXT];
+    let text = read(c"/proc/buddyinfo", &mut text).ok()?;
+    Some(pieces(text, bytes / rustix::param::page_size()) * rustix::param::page_size())
+}
+
+/// The base pages in free pieces of so many and more. A line has a count for each order, from 0 on.
+fn pieces(text: &[u8], pages: usize) -> usize {
+    let order = pages.max(1).trailing_zeros() as usize;
+    let lines = text.split(|byte| *byte == b'\n');
+    let counts = |line: &[u8]| {
+        let fields = line
+            .split(|byte| *byte == b' ')
+            .filter(|field| !field.is_empty());
+        // Behind "Node 0, zone Normal".
+        let counts = fields.skip(4).enumerate().skip(order);
+        counts
+            .map(|(order, count)| number(count).unwrap_or(0) << order)
+            .sum::<usize>()
+    };
+    lines.map(counts).sum()
 }
 
 /// Whether a thread of ours would leave the program enough tasks.
@@ -259,6 +292,8 @@ struct Controller {
 struct Version {
     mounts: &'static [&'static [u8]],
     limit: &'static [u8],
+    /// From here on a task is slowed down until memory is reclaimed; empty: the version has none.
+    high: &'static [u8],
     usage: &'static [u8],
 }
 
@@ -270,11 +305,13 @@ static MEMORY: Controller = Controller {
     first: Version {
         mounts: &[b"/sys/fs/cgroup/memory"],
         limit: b"/memory.limit_in_bytes\0",
+        high: b"",
         usage: b"/memory.usage_in_bytes\0",
     },
     second: Version {
         mounts: UNIFIED,
         limit: b"/memory.max\0",
+        high: b"/memory.high\0",
         usage: b"/memory.current\0",
     },
 };
@@ -284,11 +321,13 @@ static PIDS: Controller = Controller {
     first: Version {
         mounts: &[b"/sys/fs/cgroup/pids"],
         limit: b"/pids.max\0",
+        high: b"",
         usage: b"/pids.current\0",
     },
     second: Version {
         mounts: UNIFIED,
         limit: b"/pids.max\0",
+        high: b"",
         usage: b"/pids.current\0",
     },
 };
@@ -336,7 +375,19 @@ impl<'a> Groups<'a> {
             let mut folder = self.path.strip_suffix(b"/").unwrap_or(self.path);
             loop {
                 let here = left(enough, |part, text| {
-                    file(mount, folder, version.name(part), text)
+                    let length = file(mount, folder, version.name(part), text)?;
+                    if part != Part::Limit || version.high.is_empty() {
+                        return Ok(length);
+                    }
+                    let mut high = [0u8; DIGITS];
+                    let read = file(mount, folder, version.high, &mut high).unwrap_or(0);
+                    let high = high.get(..read).unwrap_or_default();
+                    let limit = |text: &[u8]| number(text).unwrap_or(usize::MAX);
+                    match limit(high) < text.get(..length).map_or(usize::MAX, limit) {
+                        true => text.get_mut(..read).ok_or(Errno::IO)?.copy_from_slice(high),
+                        false => return Ok(length),
+                    }
+                    Ok(read)
                 });
                 match here {
                     Ok(room) => (seen, least) = (true, least.min(room)),
@@ -426,6 +477,16 @@ fn exists(path: &CStr) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn free_memory_counts_in_pieces_that_are_large_enough() {
+        let text = b"Node 0, zone      DMA      1      0      0      1      0      0      0      0      0      1      3 \n\
+            Node 0, zone   Normal   9999   9999      0      0      0      0      0      0      0      2      5 \n";
+        assert_eq!(pieces(text, 512), 3 * 512 + 8 * 1024);
+        assert_eq!(pieces(text, 1024), 8 * 1024);
+        assert_eq!(pieces(text, 2048), 0);
+        assert_eq!(pieces(b"", 512), 0);
+    }
+
     const ALL: usize = usize::MAX;
 
     /// Answers from a list of files.
@@ -485,6 +546,19 @@ mod tests {
             ]),
         );
         assert_eq!(over, Some(0));
+        // Beyond memory.high a program is slowed down.
+        for (max, high, wanted) in [
+            ("max\n", "1000\n", 900),
+            ("600\n", "max\n", 500),
+            ("600", "550", 450),
+        ] {
+            let files = [
+                ("/sys/fs/cgroup/a/memory.max", max),
+                ("/sys/fs/cgroup/a/memory.high", high),
+                ("/sys/fs/cgroup/a/memory.current", "100"),
+            ];
+            assert_eq!(groups.room(ALL, self::files(&files)), Some(wanted));
+        }
         let root = Groups::parse(&MEMORY, b"0::/\n").unwrap();
         let files = [("/sys/fs/cgroup/cgroup.procs", "1")];
         assert_eq!(root.room(ALL, self::files(&files)), Some(usize::MAX));

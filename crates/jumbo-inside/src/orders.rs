@@ -67,7 +67,7 @@ macro_rules! orders {
     (show digits $value:expr) => { Some(format_args!("{:010}", $value)) };
     (read flag $text:ident) => { Some($text != "0") };
     (show flag $value:expr) => { Some(u8::from($value)) };
-    (read mark $text:ident) => { Some($text != "0") };
+        (read mark $text:ident) => { Some($text != "0") };
     (show mark $value:expr) => { $value.then_some(1) };
     (read mode $text:ident) => { Mode::decode($text) };
     (show mode $value:expr) => { $value.encode() };
@@ -84,10 +84,8 @@ orders! {
     heap: HeapMode = HeapMode::On, mode;
     /// Anonymous mappings are advised and packed (`--maps`).
     maps: bool = true, flag;
-    /// How much of the memory may be beyond what was asked for, in percent (`--max-waste`).
-    max_waste: u32 = 5, number;
-    /// Whether that holds at every moment: huge pages are earned (`--bounded`).
-    bounded: bool = false, mark;
+    /// The memory that may be huge and untouched (`--max-waste`).
+    max_waste: MaxWaste = MaxWaste::USUAL, number;
     /// How much freed memory stays for the next large allocations (`--keep`); by the heap's own rule if nothing is said.
     keep: Option<Keep> = None, some;
     /// Children are covered too (`--follow`); otherwise the library takes itself out of the environment.
@@ -136,6 +134,61 @@ orders! {
 
 /// The most threads that can be asked for with `--free-workers`.
 pub const MAX_FREE_WORKERS: u32 = 64;
+
+/// The memory that may be huge and untouched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxWaste {
+    /// In percent of the resident memory, [`MaxWaste::MAX_PERCENT`] at most; 0: none at all.
+    Percent(u32),
+    /// As much as there is: memory is advised as soon as the program has it.
+    Unbounded,
+}
+
+impl MaxWaste {
+    /// As much again as was touched.
+    pub const MAX_PERCENT: u32 = 100;
+    const UNBOUNDED: &str = "unbounded";
+    /// The default.
+    pub const USUAL: Self = Self::Percent(5);
+
+    /// The percentage; the usual one where there is no bound.
+    pub fn percent(self) -> usize {
+        match self {
+            Self::Percent(percent) => usize::try_from(percent).unwrap_or(usize::MAX),
+            Self::Unbounded => Self::USUAL.percent(),
+        }
+    }
+}
+
+impl fmt::Display for MaxWaste {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Percent(percent) => percent.fmt(f),
+            Self::Unbounded => f.pad(Self::UNBOUNDED),
+        }
+    }
+}
+
+/// A text that is no [`MaxWaste`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected a percentage from 0 to {}, or `unbounded`",
+    MaxWaste::MAX_PERCENT
+)]
+pub struct MaxWasteError;
+
+impl core::str::FromStr for MaxWaste {
+    type Err = MaxWasteError;
+
+    fn from_str(text: &str) -> Result<Self, MaxWasteError> {
+        if text == Self::UNBOUNDED {
+            return Ok(Self::Unbounded);
+        }
+        let percent = text.parse().ok();
+        let percent = percent.filter(|percent| *percent <= Self::MAX_PERCENT);
+        percent.map(Self::Percent).ok_or(MaxWasteError)
+    }
+}
 
 /// Who serves `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -431,7 +484,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            heap in 0usize..3, maps: bool, bounded: bool, follow: bool, tunable: bool, max_waste in 0u32..1000, shift in 16u32..30,
+            heap in 0usize..3, maps: bool, follow: bool, tunable: bool, percent in proptest::option::of(0u32..101), shift in 16u32..30,
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
             text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
@@ -448,8 +501,9 @@ mod tests {
                 true => Keep::Size(amount << 20),
                 false => Keep::Percent(u32::try_from(amount).unwrap()),
             });
+            let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
-                heap, pool, maps, bounded, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
+                heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
                 orphans, filters, launched_under, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();

@@ -23,7 +23,7 @@ use crate::headroom::has_tasks;
 use crate::sandbox;
 use crate::standing::{self, Leader};
 use crate::sync::now;
-use crate::sys::{Blocked, Thread, process, stand_back, wait, wake};
+use crate::sys::{Blocked, Thread, process, stay_prompt, wait, wake};
 
 /// Between two looks.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
@@ -56,7 +56,7 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// What there is to do: one for each mechanism.
-static JOBS: [AtomicPtr<Job>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
+static JOBS: [AtomicPtr<Job>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.
@@ -367,8 +367,9 @@ fn look() {
     if standing::begin(c"jumbo-watch").is_err() {
         return because(Without::Kernel);
     }
-    // Whatever its maker has: nothing that keeps another thread from its CPU.
-    stand_back(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
+    // Whatever its maker has. It holds the lock of all mappings at times, which the program may wait
+    // for: it must not wait for the program's threads to leave it a CPU.
+    stay_prompt(&[libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR]);
     let stop = Stop::at(&ENDING, &LEAVING);
     loop {
         let calls = CALLS.load(Ordering::Acquire);

@@ -11,6 +11,7 @@
 use std::sync::Once;
 
 use jumbo_inside::heap::{self, LARGE, Resize, Settings};
+use jumbo_inside::orders::MaxWaste;
 
 const PMD: usize = 2 << 20;
 
@@ -19,8 +20,7 @@ fn start() {
     ONCE.call_once(|| {
         let settings = Settings {
             pmd: PMD,
-            max_waste: 5,
-            is_bounded: false,
+            max_waste: MaxWaste::Percent(5),
             keep: None,
             arenas: false,
             pool: None,

@@ -8,10 +8,12 @@ use core::ffi::{c_int, c_void};
 use core::ptr::{self, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Resize};
 
 use crate::end::invalid;
+use crate::glibc;
 use crate::mimalloc;
 use crate::next::{self, set_errno};
 use crate::reaper::auto;
@@ -56,6 +58,9 @@ fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
 #[inline(always)]
 fn small(pointer: *mut c_void) -> *mut c_void {
     if LARGE_FROM.load(Ordering::Relaxed) != usize::MAX {
+        if let Some(may_advise) = program_break::seen(pointer.addr()) {
+            glibc::earn(may_advise);
+        }
         // SAFETY: glibc's malloc has just returned it (another allocator leaves LARGE_FROM at its start), and the
         // program has not seen it yet.
         if unsafe { heap::arena::seen(pointer.addr()) } {
@@ -65,22 +70,28 @@ fn small(pointer: *mut c_void) -> *mut c_void {
     pointer
 }
 
-/// A block from the program's allocator: asked for again where memory was still being freed, which it was
-/// too soon to be told is not there.
+/// A block from the program's allocator.
 #[inline(always)]
 fn behind(ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    let before = gather::is_pending().then(next::errno);
+    match gather::is_pending() {
+        false => small(ask()),
+        true => small(behind_pending(ask)),
+    }
+}
+
+/// The same while memory is still being freed: asked for again after that, where there is none.
+#[cold]
+#[inline(never)]
+fn behind_pending(ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    let before = next::errno();
     let mut block = ask();
-    if block.is_null()
-        && let Some(errno) = before
-        && gather::drain()
-    {
+    if block.is_null() && gather::drain() {
         block = ask();
         if !block.is_null() {
-            set_errno(errno);
+            set_errno(before);
         }
     }
-    small(block)
+    block
 }
 
 /// A small block from mimalloc, a large one from the heap; and where they have none, from the program's allocator.
@@ -358,6 +369,10 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
     let answer = ask();
     if answer == libc::ENOMEM && gather::is_pending() && gather::drain() {
         return ask();
+    }
+    if answer == 0 {
+        // SAFETY: it has just been written there.
+        small(unsafe { *out });
     }
     answer
 }

@@ -1,5 +1,8 @@
 //! `memcpy` and its kin, for this library alone.
 //!
+//! glibc chooses among its own by a function (IFUNC), which cannot run while glibc is not relocated: this library, which
+//! needs no other, may be relocated first.
+//!
 //! The compiler makes calls to them wherever it likes. The sibling of [`jumbo_inside::reaper`] runs this
 //! library's code when the C library is not mapped any more, so they have to be in this image. They are
 //! hidden: the program's own calls go where they always went.
@@ -57,6 +60,13 @@ core::arch::global_asm!(
     "sub eax, ecx",
     "je 3b",
     "4: ret",
+    "jumbo_hidden strlen",
+    "xor eax, eax",
+    "5: cmp byte ptr [rdi + rax], 0",
+    "je 6f",
+    "inc rax",
+    "jmp 5b",
+    "6: ret",
     ".popsection",
 );
 
@@ -96,11 +106,20 @@ core::arch::global_asm!(
     "5: ret",
     "jumbo_hidden memset",
     "mov x3, x0",
-    "6: cbz x2, 7f",
+    // The byte, eight times.
+    "and x1, x1, #0xff",
+    "mov x4, #0x0101010101010101",
+    "mul x1, x1, x4",
+    "6: subs x4, x2, #16",
+    "b.lo 7f",
+    "mov x2, x4",
+    "stp x1, x1, [x3], #16",
+    "b 6b",
+    "7: cbz x2, 2f",
     "strb w1, [x3], #1",
     "sub x2, x2, #1",
-    "b 6b",
-    "7: ret",
+    "b 7b",
+    "2: ret",
     "jumbo_hidden bcmp",
     "jumbo_hidden memcmp",
     "mov w3, wzr",
@@ -111,6 +130,13 @@ core::arch::global_asm!(
     "subs w3, w3, w4",
     "b.eq 8b",
     "9: mov w0, w3",
+    "ret",
+    "jumbo_hidden strlen",
+    "mov x1, x0",
+    "1: ldrb w2, [x1], #1",
+    "cbnz w2, 1b",
+    "sub x0, x1, x0",
+    "sub x0, x0, #1",
     "ret",
     ".popsection",
 );

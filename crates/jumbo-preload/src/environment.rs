@@ -52,8 +52,7 @@ const STARTING: &[c_long] = &[
 /// there. Of one that does not let advice pass glibc must not hear with its tunable, which it obeys long before a library
 /// of ours runs. `None`: not known.
 pub(crate) fn entered(filter: Option<&[libc::sock_filter]>) {
-    // SAFETY: the C library's own; as with getenv(3), the program sees to it that no other thread changes it now.
-    let environment = unsafe { Environment::new((&raw const environ).read()) };
+    let environment = Environment::current();
     let name = Orders::VARIABLE.as_bytes();
     let Some(text) = environment
         .value(name)
@@ -104,8 +103,7 @@ pub(crate) fn rooted() {
     {
         return;
     }
-    // SAFETY: the C library's own; as with getenv(3), the program sees to it that no other thread changes it now.
-    let environment = unsafe { Environment::new((&raw const environ).read()) };
+    let environment = Environment::current();
     let text = environment.value(Orders::VARIABLE.as_bytes());
     let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) else {
         return;
@@ -130,6 +128,12 @@ impl Environment {
     /// this lives.
     pub(crate) const unsafe fn new(vector: *mut *mut c_char) -> Self {
         Self(vector)
+    }
+
+    /// As the C library has it.
+    pub(crate) fn current() -> Self {
+        // SAFETY: the C library's own; as with getenv(3), the program sees to it that no other thread changes it now.
+        unsafe { Self::new((&raw const environ).read()) }
     }
 
     fn slots(&self) -> impl Iterator<Item = *mut *mut c_char> {

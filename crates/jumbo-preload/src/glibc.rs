@@ -2,16 +2,18 @@
 //! has it advise its heap ([`follow`]).
 //!
 //! The launcher sets that tunable, so that a heap grows on huge pages; glibc then calls madvise(2) each time it grows.
-//! Behind a filter that does not let that pass it must not, and there is no function to tell it. So the word is found
-//! that it looks at (`mp_.thp_pagesize`, malloc/malloc.c), and is 0 from then on, as it is without the tunable. Where
-//! it is not found for certain, all is left as it is.
+//! Behind a filter that does not let that pass it must not, nor while the heap has not earned huge pages, and there is no
+//! function to tell it. So the word is found that it looks at (`mp_.thp_pagesize`, malloc/malloc.c), and is 0 meanwhile, as
+//! it is without the tunable. Where it is not found for certain, all is left as it is.
 
-use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr::{self, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use jumbo_inside::sandbox;
+use rustix::thread::gettid;
+
+use crate::{next, symbols};
 
 /// The ID of the calling thread as the C library has it, by pthread_getcpuclockid(3), which makes no system call. The kernel
 /// reads the ID out of such a clock's number: its upper 29 bits, inverted (`CPUCLOCK_PID`, include/linux/posix-timers.h).
@@ -19,8 +21,11 @@ use jumbo_inside::sandbox;
 pub(crate) fn thread() -> u32 {
     let mut clock = -1;
     // SAFETY: the calling thread lives, and the number is written to `clock`.
-    let _ = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
-    (!(clock >> 3)).cast_unsigned()
+    match unsafe { (next::pthread_getcpuclockid.get())(libc::pthread_self(), &raw mut clock) } {
+        // Before glibc 2.34 it is libpthread's, which a program with one thread may not load.
+        libc::ENOENT if !sandbox::is_entered() => gettid().as_raw_nonzero().get().cast_unsigned(),
+        _ => (!(clock >> 3)).cast_unsigned(),
+    }
 }
 
 /// What the word is while the tunable is in force; 0: it is none of ours.
@@ -28,10 +33,27 @@ static PAGE: AtomicUsize = AtomicUsize::new(0);
 /// Where it is, once that was asked.
 static PLACE: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
 
-/// The launcher set the tunable.
+/// glibc's data: asked at the start, since the dynamic loader answers under its lock, and malloc may be called under that.
+static DATA: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
+
+/// The launcher set the tunable. At the start of the program.
 pub(crate) fn watch(pmd: usize) {
+    let data = data();
+    DATA.0.store(data.start, Ordering::Relaxed);
+    DATA.1.store(data.end, Ordering::Relaxed);
     PAGE.store(pmd, Ordering::Relaxed);
     follow();
+}
+
+/// Whether the heap has earned the advice for its next step.
+static IS_EARNED: AtomicBool = AtomicBool::new(true);
+
+/// Has glibc advise the next steps of its heap, or not.
+#[cold]
+pub(crate) fn earn(is_earned: bool) {
+    if IS_EARNED.swap(is_earned, Ordering::Relaxed) != is_earned {
+        follow();
+    }
 }
 
 /// Whether glibc's malloc has to be kept from advising its heap, which it does once it has initialised itself.
@@ -43,7 +65,7 @@ pub(crate) fn is_to_be_told() -> bool {
 /// is not found: [`crate::next`] asks again then.
 pub(crate) fn follow() {
     let page = PAGE.load(Ordering::Relaxed);
-    let advises = sandbox::allows_advice();
+    let advises = sandbox::allows_advice() && IS_EARNED.load(Ordering::Relaxed);
     if page == 0 || advises && PLACE.load(Ordering::Acquire).is_null() {
         return;
     }
@@ -56,17 +78,22 @@ pub(crate) fn follow() {
     }
 }
 
+/// Where glibc's data is.
+fn data() -> Range<usize> {
+    let mut data = 0..0;
+    symbols::each(&mut |object| {
+        // No other library has one of that name.
+        let is_glibc = object.symbol(c"__libc_malloc").is_some();
+        data = object.data().filter(|_| is_glibc).unwrap_or(0..0);
+        is_glibc
+    });
+    data
+}
+
 /// The one word in glibc's data that is `page` and has around it what stands there in `struct malloc_par`; null where
 /// there is none, or more than one.
 fn find(page: usize) -> *mut AtomicUsize {
-    let mut data: Range<usize> = 0..0;
-    // SAFETY: dlsym(3) with a terminated name; `look` is given the pointer to `data`, which outlives the call.
-    unsafe {
-        // No other library has one of that name.
-        let function = libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr());
-        data.start = function.addr();
-        libc::dl_iterate_phdr(Some(look), (&raw mut data).cast())
-    };
+    let data = DATA.0.load(Ordering::Relaxed)..DATA.1.load(Ordering::Relaxed);
     // SAFETY: glibc's data, mapped as long as the process lives. Others may write there, so it is read word by word.
     let word = |at: usize| unsafe { with_exposed_provenance_mut::<usize>(at).read_volatile() };
     let size = size_of::<usize>();
@@ -96,30 +123,4 @@ fn are_parameters(before: [usize; BEFORE], behind: usize) -> bool {
     const MOST: usize = 64 << 20;
     let [arena_max, arena_test, mmap_threshold] = before;
     arena_max < FEW && (1..FEW).contains(&arena_test) && mmap_threshold <= MOST && behind == 0
-}
-
-/// # Safety
-/// Called by dl_iterate_phdr(3) with an object and with what [`find`] passes: a range that starts at a function's address.
-unsafe extern "C" fn look(
-    object: *mut libc::dl_phdr_info,
-    _size: usize,
-    data: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let (object, data) = unsafe { (&*object, &mut *data.cast::<Range<usize>>()) };
-    let base = usize::try_from(object.dlpi_addr).unwrap_or(0);
-    // SAFETY: an object's table has as many entries as it says.
-    let segments =
-        || (0..usize::from(object.dlpi_phnum)).map(|at| unsafe { &*object.dlpi_phdr.add(at) });
-    let range = |segment: &libc::Elf64_Phdr| {
-        let start = base + usize::try_from(segment.p_vaddr).unwrap_or(0);
-        start..start + usize::try_from(segment.p_memsz).unwrap_or(0)
-    };
-    let loaded = || segments().filter(|segment| segment.p_type == libc::PT_LOAD);
-    if !loaded().any(|segment| range(segment).contains(&data.start)) {
-        return 0;
-    }
-    let writable = loaded().find(|segment| segment.p_flags & libc::PF_W != 0);
-    *data = writable.map_or(0..0, range);
-    1
 }

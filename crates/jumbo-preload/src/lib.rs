@@ -8,8 +8,9 @@
 //! - [`mechanisms`]: who hears, in which order; fork(2).
 //! - [`alloc`]: the `malloc` family, and [`mimalloc`] behind it. [`buffers`]: calls that read and write memory.
 //!   [`threads`]: the end of the first thread. [`dlopen`]: libraries that the program loads.
-//! - [`next`] finds the definitions behind ours. [`start`] is the constructor, [`environment`] what it reads and what
+//! - [`next`] finds the definitions behind ours, by [`symbols`]. [`start`] is the constructor, [`environment`] what it reads and what
 //!   children inherit, [`reaper`] when the sibling is started and ended, [`glibc`] what is known of glibc's insides,
+//!   [`morecore`] the heap of older ones,
 //!   [`slot`] where others find our counters.
 //!
 //! Rules of this crate: no allocation, no thread-local, no panic, no lock held over a call that can come
@@ -34,6 +35,7 @@ mod mimalloc;
 #[cfg(not(feature = "mimalloc"))]
 #[path = "mimalloc/absent.rs"]
 mod mimalloc;
+mod morecore;
 mod next;
 mod reaper;
 mod sandbox;
@@ -42,5 +44,7 @@ mod slot;
 mod spawn;
 mod start;
 mod streams;
+mod symbols;
+mod system;
 mod text;
 mod threads;

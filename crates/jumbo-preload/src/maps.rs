@@ -14,9 +14,10 @@ use libc::{
     MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE, off_t,
 };
 use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 
 use crate::mechanisms::{All, ODDLY_ADVISED, PMD};
-use crate::{doors, next};
+use crate::next;
 
 /// Mappings below 2 GiB, which only x86-64 has a flag for.
 #[cfg(target_arch = "x86_64")]
@@ -273,72 +274,65 @@ pub(crate) unsafe fn remap(
         All::mapping_at(to.addr(), new);
     }
     All::moving(addr.addr(), old, new);
-    let remap = |flags| {
-        let moved = All::around_change(|| call(addr, old, new, flags, to));
+    let saved = next::errno();
+    let moved_to = |moved: *mut c_void| {
         if moved != MAP_FAILED {
             All::moved(addr.addr(), old, moved.addr(), new);
         }
         moved
     };
+    let remap = |flags| moved_to(All::around_change(|| call(addr, old, new, flags, to)));
     if new > old && gather::is_pending() {
         // More memory in a place that may have to change: rare enough to wait.
         gather::drain();
     }
     let pmd = PMD.load(Ordering::Relaxed);
-    let ours = pmd != 0 && maps::is_placed(addr.addr());
-    if !ours || new <= old {
-        return remap(flags);
-    }
-    let saved = next::errno();
-    if flags != MREMAP_MAYMOVE {
-        return remap(flags);
-    }
-    let mut moved = remap(0);
-    if moved == MAP_FAILED {
-        // SAFETY: the caller wants the mapping moved.
-        moved = match unsafe { maps::move_grown(addr.addr(), old, new) } {
-            Some(address) => {
-                All::moved(addr.addr(), old, address, new);
-                with_exposed_provenance_mut(address)
-            }
-            None => remap(flags),
-        };
-    }
-    if moved != MAP_FAILED {
-        maps::advise_grown(moved.addr(), old, new);
-    }
-    let is_seam = || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_packed(addr.addr(), old);
-    if moved == MAP_FAILED && next::errno() == libc::EFAULT {
-        moved = match is_seam() {
-            // SAFETY: the caller's promise.
-            true => unsafe { copy_grown(addr, old, new) },
-            false => MAP_FAILED,
-        };
+    let grows = pmd != 0 && maps::is_placed(addr.addr()) && new > old;
+    let mut moved = MAP_FAILED;
+    if grows && flags == MREMAP_MAYMOVE {
+        moved = remap(0);
         if moved == MAP_FAILED {
-            next::set_errno(libc::EFAULT);
+            // SAFETY: the caller wants the mapping moved.
+            let place = unsafe { maps::move_grown(addr.addr(), old, new) };
+            moved = moved_to(place.map_or(MAP_FAILED, with_exposed_provenance_mut));
+        }
+    }
+    let is_several =
+        || !ODDLY_ADVISED.load(Ordering::Relaxed) && maps::is_several(addr.addr(), old);
+    let cut = |answer: Result<usize, Errno>| match answer {
+        Ok(place) => moved_to(with_exposed_provenance_mut(place)),
+        Err(error) => {
+            next::set_errno(error.raw_os_error());
+            MAP_FAILED
+        }
+    };
+    // The kernel would unmap what is at a place that the program wants, and refuse then.
+    let is_apart = || {
+        let (from, to) = (addr.addr(), to.addr());
+        let page = heap::BASE_PAGE;
+        let [old, new] = [old, new].map(|length| length.saturating_add(page - 1) & !(page - 1));
+        let is_aligned = (from | to).is_multiple_of(page);
+        is_aligned && (from.saturating_add(old) <= to || to.saturating_add(new) <= from)
+    };
+    if flags == MREMAP_MAYMOVE | MREMAP_FIXED && new > 0 && is_apart() && is_several() {
+        // SAFETY: the caller's promise.
+        moved = cut(unsafe { maps::move_cut(addr.addr(), old, new, Some(to.addr())) });
+    } else if moved == MAP_FAILED {
+        moved = remap(flags);
+        if moved == MAP_FAILED && next::errno() == libc::EFAULT && is_several() {
+            moved = match flags {
+                // SAFETY: the caller's promise.
+                MREMAP_MAYMOVE => cut(unsafe { maps::move_cut(addr.addr(), old, new, None) }),
+                0 => cut(maps::grow_cut(addr.addr(), old, new)),
+                _ => cut(Err(Errno::FAULT)),
+            };
         }
     }
     if moved != MAP_FAILED {
+        if grows {
+            maps::advise_grown(moved.addr(), old, new);
+        }
         next::set_errno(saved);
-    }
-    moved
-}
-
-/// Does by hand what the kernel refuses because our packing made one mapping of the program's two of
-/// its own: it merges none whose memory was shared by a fork.
-///
-/// # Safety
-/// `addr` is private, readable and writable memory of `old` bytes, which the caller wants moved.
-unsafe fn copy_grown(addr: *mut c_void, old: usize, new: usize) -> *mut c_void {
-    let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-    // SAFETY: a new mapping, where the kernel likes, replaces none.
-    let moved = unsafe { doors::mmap(core::ptr::null_mut(), new, prot, flags, -1, 0) };
-    if moved != MAP_FAILED {
-        // SAFETY: the caller's promise, and a new mapping that is larger; the program gives the old one up for it.
-        unsafe {
-            heap::copy(addr.addr(), moved.addr(), old);
-            doors::munmap(addr, old);
-        }
     }
     moved
 }

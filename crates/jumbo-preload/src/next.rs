@@ -1,8 +1,9 @@
 //! The definitions behind ours: what the program would have called without us.
 //!
-//! They are looked up once, with dlsym(RTLD_NEXT), by the first call to any of them (the dynamic loader
+//! They are looked up once, as dlsym(3) does with RTLD_NEXT, by the first call to any of them (the dynamic loader
 //! itself allocates long before our constructor runs). Until then each [`Next`] holds an early
-//! stand-in that does the lookup; afterwards a call through it is a load and a jump.
+//! stand-in that does the lookup; afterwards a call through it is a load and a jump. One that the C library lacks keeps its
+//! stand-in, which looks again: before glibc 2.34 libpthread and libdl are libraries that a program may load later.
 //!
 //! Nothing here allocates. glibc's malloc initialises itself in the program's first call, and moves the program break
 //! then: some programs (GCL's, which write an image of themselves) need the break where the kernel put it. So those who
@@ -12,6 +13,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::glibc;
+use crate::symbols::{self, Object};
 
 /// One function behind ours, of type `F`. The address comes first, for machine code to jump through.
 #[repr(C)]
@@ -47,17 +49,28 @@ impl<F: Copy> Next<F> {
         unsafe { core::mem::transmute_copy(&address) }
     }
 
-    fn resolve(&self) {
-        // SAFETY: dlsym(3) with a terminated name; RTLD_NEXT starts behind this library.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        if !address.is_null() {
+    /// Takes the definition of an object, unless one before it has had one.
+    fn resolve_in(&self, object: &Object<'_>) {
+        if !self.is_found()
+            && let Some((address, true)) = object.symbol(self.name)
+        {
             self.found.store(address, Ordering::Relaxed);
             self.address.store(address, Ordering::Relaxed);
         }
     }
 
+    /// Looks once more, among the libraries that were loaded meanwhile.
+    #[cold]
+    fn resolve_late(&self) -> bool {
+        symbols::each_behind(&mut |object| {
+            self.resolve_in(object);
+            self.is_found()
+        });
+        self.is_found()
+    }
+
     /// Whether there is a next definition.
-    fn is_found(&self) -> bool {
+    pub(crate) fn is_found(&self) -> bool {
         !self.found.load(Ordering::Relaxed).is_null()
     }
 
@@ -103,7 +116,7 @@ macro_rules! next {
             #[allow(non_upper_case_globals, reason = "named as the functions are")]
             pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) $(-> $result)?> = {
                 unsafe extern "C" fn early($($argument: $type),*) $(-> $result)? {
-                    if !look_up() || $name.address() == early as *mut c_void {
+                    if !look_up() || !$name.is_found() && !$name.resolve_late() {
                         return $failed;
                     }
                     if $name.is_deferred() {
@@ -122,7 +135,10 @@ macro_rules! next {
         )*
 
         fn resolve_all() {
-            $($name.resolve();)*
+            symbols::each_behind(&mut |object| {
+                $($name.resolve_in(object);)*
+                false
+            });
         }
     };
 }
@@ -241,14 +257,19 @@ next! {
     fread_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fwrite: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
     fwrite_unlocked: fn(_at: *mut c_void, _size: usize, _count: usize, _stream: *mut c_void) -> usize, else 0;
-    // glibc's alone, and not interposed. An import would keep the library from being loaded by another C library.
+    fflush: fn(_stream: *mut c_void) -> c_int, else failed();
+    // Not interposed. Not every C library has them, and an import would keep the library from being loaded by the others.
     _IO_list_lock: fn(), else nothing();
     _IO_list_unlock: fn(), else nothing();
     _IO_list_resetlock: fn(), else nothing();
     __register_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn(),
         _object: *mut c_void) -> c_int, else libc::ENOMEM;
-    dladdr1: fn(_address: *const c_void, _found: *mut libc::Dl_info, _symbol: *mut *mut c_void, _flags: c_int)
-        -> c_int, else 0;
+    pthread_atfork: fn(prepare: unsafe extern "C" fn(), parent: unsafe extern "C" fn(), child: unsafe extern "C" fn())
+        -> c_int, else libc::ENOMEM;
+    pthread_getcpuclockid: fn(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int, else libc::ENOENT;
+    pthread_key_create: fn(key: *mut libc::pthread_key_t, done: unsafe extern "C" fn(*mut c_void))
+        -> c_int, else libc::EAGAIN;
+    pthread_setspecific: fn(key: libc::pthread_key_t, value: *const c_void) -> c_int, else libc::ENOMEM;
 }
 
 /// `__libc_single_threaded` of glibc 2.32 and later; null elsewhere.
@@ -261,7 +282,7 @@ pub(crate) fn is_single_threaded() -> bool {
     !variable.is_null() && unsafe { variable.read_volatile() } != 0
 }
 
-/// Whether the C library is glibc. musl loads this library as well, by its name in LD_PRELOAD: all calls are passed on there.
+/// Whether the C library is glibc.
 pub(crate) fn is_glibc() -> bool {
     look_up();
     // No compatibility layer of another C library has it.
@@ -273,8 +294,7 @@ pub(crate) fn prepare() {
     look_up();
 }
 
-/// Looks everything up, once. False where dlsym(3) itself came back in: glibc takes a failed allocation there
-/// for "use the static buffer".
+/// Looks everything up, once. False in a signal handler that interrupted it.
 fn look_up() -> bool {
     /// The thread that is at it; 0: none.
     static BUSY: AtomicUsize = AtomicUsize::new(0);
@@ -292,21 +312,13 @@ fn look_up() -> bool {
     }
     if !DONE.load(Ordering::Relaxed) {
         resolve_all();
-        // SAFETY: dlsym(3) with a terminated name.
-        let variable =
-            unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
-        SINGLE_THREADED.store(variable.cast(), Ordering::Relaxed);
-        if !_IO_list_lock.is_found() {
-            // Another C library lacks some: the program is not to hear of it.
-            // SAFETY: dlerror(3) takes the last message, which is of the calls above.
-            unsafe { libc::dlerror() };
-        }
-        let is_glibcs = || {
-            // SAFETY: dlsym(3) with a terminated name.
-            let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_malloc".as_ptr()) };
-            malloc.address() == glibcs
-        };
-        if _IO_list_lock.is_found() && is_glibcs() {
+        symbols::each(&mut |object| {
+            let variable = object.symbol(c"__libc_single_threaded");
+            let variable = variable.map_or(core::ptr::null_mut(), |(at, _)| at);
+            SINGLE_THREADED.store(variable.cast(), Ordering::Relaxed);
+            !variable.is_null()
+        });
+        if _IO_list_lock.is_found() && family_is_libcs() {
             ALLOCATING.iter().for_each(|next| next.defer());
         }
         DONE.store(true, Ordering::Release);
@@ -374,8 +386,9 @@ fn failed_map() -> *mut c_void {
     libc::MAP_FAILED
 }
 
+/// The C library has no such function.
 fn failed<T: From<i8>>() -> T {
-    set_errno(libc::ENOMEM);
+    set_errno(libc::ENOSYS);
     T::from(-1)
 }
 
@@ -391,24 +404,37 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// True where the program's `malloc` family is ours, and the one behind it glibc's: all of it, since a
+/// True where the program's `malloc` family is ours, and the one behind it the C library's: all of it, since a
 /// block must be freed by the family that it came from.
-pub(crate) fn malloc_is_glibcs() -> bool {
-    look_up();
-    // The second name is an alias of glibc's, exported since 2.0; no other C library has it.
-    let family = [
-        (c"malloc", c"__libc_malloc", malloc.address()),
-        (c"free", c"__libc_free", free.address()),
-        (c"calloc", c"__libc_calloc", calloc.address()),
-        (c"realloc", c"__libc_realloc", realloc.address()),
-    ];
-    let are_glibcs = family.into_iter().all(|(name, alias, behind)| {
-        // SAFETY: dlsym(3) with a terminated name.
-        let glibcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, alias.as_ptr()) };
-        is_ours_or_a_stub(name) && glibcs == behind
-    });
+pub(crate) fn malloc_is_libcs() -> bool {
     // The last is one that others interpose with the rest, and whose address hardly a program takes.
-    are_glibcs && is_ours_or_a_stub(c"malloc_usable_size")
+    let names = [
+        c"malloc",
+        c"free",
+        c"calloc",
+        c"realloc",
+        c"malloc_usable_size",
+    ];
+    look_up() && family_is_libcs() && names.into_iter().all(is_ours_or_a_stub)
+}
+
+/// Whether the C library defines what is behind ours.
+fn family_is_libcs() -> bool {
+    let family = [
+        malloc.address(),
+        free.address(),
+        calloc.address(),
+        realloc.address(),
+    ];
+    let mut are_libcs = false;
+    symbols::each_behind(&mut |object| {
+        let is_libc = object
+            .symbol(c"__libc_start_main")
+            .is_some_and(|(_, is_defined)| is_defined);
+        are_libcs = is_libc && family.iter().all(|address| object.contains(address.addr()));
+        is_libc
+    });
+    are_libcs
 }
 
 /// Whether the program's function of that name is this library's.
@@ -416,33 +442,11 @@ pub(crate) fn malloc_is_glibcs() -> bool {
 /// A program that is linked to fixed addresses and takes the function's has a stub of its own by that name,
 /// which calls the definition found behind it. (Node is one.)
 fn is_ours_or_a_stub(name: &CStr) -> bool {
-    // SAFETY: dlsym(3) with a terminated name.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    let here = object(look_up as fn() -> bool as *const c_void);
-    let there = object(first);
-    match (here, there) {
-        (Some((here, _)), Some((there, defined))) => here == there || !defined,
-        _ => false,
-    }
-}
-
-/// Where the object is loaded that an address lies in, and whether it defines the symbol there. (The names that
-/// this library exports will not do to compare with: they mean the program's own function here too, where it has
-/// one.)
-fn object(address: *const c_void) -> Option<(*mut c_void, bool)> {
-    /// dlfcn.h's, which the libc crate lacks: the symbol is wanted.
-    const RTLD_DL_SYMENT: c_int = 1;
-    let mut found = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    let mut symbol = core::ptr::null_mut::<c_void>();
-    // SAFETY: dladdr1(3) looks at no memory behind the address, and fills `found` where it gives not 0; then
-    // `symbol` is null or an entry of a symbol table that is loaded.
-    unsafe {
-        if (dladdr1.get())(address, found.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) == 0 {
-            return None;
-        }
-        let symbol = symbol.cast::<libc::Elf64_Sym>().as_ref();
-        // Section 0 is SHN_UNDEF.
-        let stub = symbol.is_some_and(|symbol| symbol.st_shndx == 0);
-        Some((found.assume_init().dli_fbase, !stub))
-    }
+    let mut is_ours = false;
+    symbols::each(&mut |object| {
+        let found = object.symbol(name);
+        is_ours = found.is_some_and(|(_, is_defined)| !is_defined || object.is_this_library());
+        found.is_some()
+    });
+    is_ours
 }

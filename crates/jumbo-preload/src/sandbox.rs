@@ -88,7 +88,7 @@ fn entering<T>(
         return call();
     }
     All::before_confinement();
-    let is_first = !sandbox::is_untried();
+    let is_first = !sandbox::is_entered();
     let entering = sandbox::enter();
     All::confining(is_first);
     let answer = call();

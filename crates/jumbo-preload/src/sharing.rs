@@ -197,8 +197,8 @@ pub(crate) unsafe fn attach(
 
 /// How long a segment is, if it is one of base pages that is covered; and whether it is this process's.
 fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
-    /// `shm_perm.mode` of a segment on hugetlb pages (linux/shm.h).
-    const SHM_HUGETLB: libc::c_ushort = 0o4000;
+    /// The bit in `shm_perm.mode` of a segment on hugetlb pages (SHM_HUGETLB, linux/shm.h).
+    const HUGETLB_BIT: u32 = 11;
     if !shmem::covers(usize::MAX) {
         return None;
     }
@@ -209,7 +209,7 @@ fn segment(id: c_int) -> Option<(usize, shmem::Known)> {
         match libc::shmctl(id, libc::IPC_STAT, segment.as_mut_ptr()) {
             0 => {
                 let segment = segment.assume_init();
-                (segment.shm_perm.mode & SHM_HUGETLB == 0).then_some(segment)
+                (segment.shm_perm.mode >> HUGETLB_BIT & 1 == 0).then_some(segment)
             }
             _ => None,
         }

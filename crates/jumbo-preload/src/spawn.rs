@@ -44,7 +44,7 @@ pub(crate) unsafe fn create_thrd(
 /// exit(2) by its number, which ends one thread.
 pub(crate) fn exit(call: impl Fn() -> c_long) -> c_long {
     // Behind a filter there are no workers, and nothing to ask.
-    if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
+    if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
         All::first_thread_ends();
     }
     call()

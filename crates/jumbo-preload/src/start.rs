@@ -1,11 +1,13 @@
 //! The constructor: reads the orders, joins the ledger, starts diverting.
 
 use core::ffi::{c_char, c_int};
+use core::ptr;
 
+use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, Settings};
 use jumbo_inside::ledger::{Ledger, flag};
-use jumbo_inside::orders::{FreeMode, HeapMode, Orders, PoolOrder};
+use jumbo_inside::orders::{FreeMode, HeapMode, MaxWaste, Orders, PoolOrder};
 use jumbo_inside::{sandbox, shmem};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
@@ -13,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::environment::{self, Environment};
 use crate::mechanisms::{after_fork, after_fork_child, before_fork};
 use crate::reaper::Orphans;
-use crate::{alloc, glibc, maps, mimalloc, next, reaper, text};
+use crate::{alloc, glibc, maps, mimalloc, morecore, next, reaper, text};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -30,15 +32,16 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
     }
     // SAFETY: errno is this thread's own; a program may rely on finding it 0 at its start.
     let errno = unsafe { *libc::__errno_location() };
-    // musl passes no vectors to constructors, and has other insides: there all calls are passed on.
-    if !next::is_glibc() {
-        return next::set_errno(errno);
-    }
-    // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
-    let environment = unsafe { Environment::new(envp) };
+    // glibc has not set `environ` yet; musl passes no vectors to constructors.
+    let environment = match next::is_glibc() {
+        // SAFETY: the loader's environment: terminated strings, ended by a null pointer.
+        true => unsafe { Environment::new(envp) },
+        false => Environment::current(),
+    };
     let text = environment.value(Orders::VARIABLE.as_bytes());
+    let is_off = environment.value(b"JUMBO") == Some(b"off");
     // Without orders this is not a program of ours: the library does nothing.
-    if let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
+    if !is_off && let Some(text) = text.and_then(|value| core::str::from_utf8(value).ok()) {
         let orders = Orders::decode(text);
         obey(&orders, &environment);
         if !orders.follow {
@@ -49,9 +52,14 @@ unsafe extern "C" fn start(_argc: c_int, _argv: *mut *mut c_char, envp: *mut *mu
 }
 
 fn obey(orders: &Orders<'_>, environment: &Environment) {
+    // `jumbo run` says so, and preloads nothing there: these orders came from elsewhere.
+    if rustix::param::page_size() != heap::BASE_PAGE {
+        return;
+    }
     // Before the first question.
-    sandbox::detect(orders.filters, orders.launched_under);
-    let is_glibc = next::malloc_is_glibcs();
+    let is_container = environment.value(sandbox::CONTAINER.as_bytes()).is_some();
+    sandbox::detect(orders.filters, orders.launched_under, is_container);
+    let is_libcs = next::malloc_is_libcs();
     if orders.tunable {
         glibc::watch(orders.pmd);
     }
@@ -62,13 +70,13 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     if let Some(ledger) = orders.ledger.and_then(join) {
         heap::count_in(ledger, process());
     }
-    let mut flags = if is_glibc { 0 } else { flag::FOREIGN_MALLOC };
+    let mut flags = if is_libcs { 0 } else { flag::FOREIGN_MALLOC };
     let tunables = environment.value(b"GLIBC_TUNABLES").unwrap_or_default();
     let hugetlb = tunables
         .split(|byte| *byte == b':')
         .filter_map(|entry| entry.strip_prefix(b"glibc.malloc.hugetlb=".as_slice()))
         .next_back();
-    let ours = is_glibc && orders.heap != HeapMode::Off;
+    let ours = is_libcs && orders.heap != HeapMode::Off;
     let small = match orders.heap {
         HeapMode::Mimalloc if orders.pool.is_some() => mimalloc::IS_THERE,
         HeapMode::On | HeapMode::Mimalloc => {
@@ -83,11 +91,15 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         .filter(|_| mimalloc && orders.heap == HeapMode::Mimalloc);
     let settings = Settings {
         pmd: orders.pmd,
-        max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
-        is_bounded: orders.bounded,
+        // Where no memory is huge none is wasted, and mappings are not cut by advice.
+        max_waste: match orders.small_pages || heap::thp_disabled() {
+            true => MaxWaste::Unbounded,
+            false => orders.max_waste,
+        },
         keep: orders.keep,
         // With hugetlb=2 arenas have another size; with a limit on data the whole of one would count.
         arenas: ours
+            && next::is_glibc()
             && managed.is_none()
             && hugetlb.is_none_or(|value| value == b"0" || value == b"1")
             && getrlimit(Resource::Data).current.is_none(),
@@ -108,6 +120,12 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
             alloc::divert();
         }
     }
+    if !next::is_glibc() {
+        // Its malloc maps what it gives.
+        program_break::is_followed_otherwise();
+    } else if ours && orders.tunable {
+        morecore::start(orders.pmd);
+    }
     if orders.maps {
         maps::cover(orders.pmd);
         flags |= flag::MAPS;
@@ -116,7 +134,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         mode: orders.shm,
         sizes: orders.shm_sizes,
         pmd: orders.pmd,
-        max_waste: usize::try_from(orders.max_waste).unwrap_or(usize::MAX),
+        max_waste: orders.max_waste.percent(),
     });
     let mode = match orders.free {
         FreeMode::Sync => Some(gather::Mode::Sync),
@@ -124,7 +142,7 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         FreeMode::Off => None,
     };
     // What another allocator unmaps is freed as it has it.
-    if let Some(mode) = mode.filter(|_| is_glibc) {
+    if let Some(mode) = mode.filter(|_| is_libcs) {
         gather::start(gather::Settings {
             mode,
             threads: orders.free_workers,
@@ -147,16 +165,25 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
     {
         heap::warm(pool);
     }
-    let object = core::ptr::null_mut();
-    // SAFETY: pthread_atfork(3), which the C library does not export by that name. The handlers are functions of this library,
+    // SAFETY: pthread_atfork(3), which glibc does not export by that name. The handlers are functions of this library,
     // which is never unloaded: no object takes them along.
-    unsafe { (next::__register_atfork.get())(before_fork, after_fork, after_fork_child, object) };
+    unsafe {
+        match next::is_glibc() {
+            true => (next::__register_atfork.get())(
+                before_fork,
+                after_fork,
+                after_fork_child,
+                ptr::null_mut(),
+            ),
+            false => (next::pthread_atfork.get())(before_fork, after_fork, after_fork_child),
+        }
+    };
     // Another malloc maps through us.
     let orphans = Orphans {
         are_taken: orders.orphans,
         digit: environment.orphans_digit(),
     };
-    reaper::begin(orders.reaper, ours || !is_glibc, &orphans);
+    reaper::begin(orders.reaper, ours || !is_libcs, &orphans);
 }
 
 /// Whether the user tunes glibc's malloc, and so wants that: the variables of mallopt(3), and tunables of

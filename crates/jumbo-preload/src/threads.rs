@@ -62,7 +62,7 @@ extern "C" fn leave_thrd() -> *mut c_void {
 
 fn leave() {
     // Linux names the first thread after the process. Behind a filter there are no workers, and nothing to ask.
-    if !sandbox::is_untried() && rustix::thread::gettid() == rustix::process::getpid() {
+    if !sandbox::is_entered() && rustix::thread::gettid() == rustix::process::getpid() {
         All::first_thread_ends();
     }
     // Where the program has called none of ours so far.

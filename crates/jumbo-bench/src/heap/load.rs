@@ -13,22 +13,15 @@ use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::memory::had;
 use crate::stats::median;
-use crate::work::Work;
 
 /// Of everything random in the workload; any number serves, as long as it is the same for all.
 const SEED: u64 = 0x6a75_6d62;
 
-/// All figures of [`LOAD`], added.
+/// All figures of [`load`], added.
 pub(crate) const TOTAL: &str = "alloc_ms+chase_ms+free_ms";
 
-/// Objects of so many bytes in all: allocated, each byte of them written, chased through by
-/// pointers in random order, and freed in another.
-pub(crate) const LOAD: Work<Bytes> = Work::new("load", load);
-
-/// Small objects freed, many times.
-pub(crate) const SMALL_FREE: Work<()> = Work::new("small-free", |()| small_free());
-
-fn load(size: Bytes) -> Result<Figures, Error> {
+/// [`Task::Load`](crate::task::Task::Load).
+pub(crate) fn load(size: Bytes) -> Result<Figures, Error> {
     let mut rng = Rng::with_seed(SEED);
     let plan = Plan::new(size, &mut rng);
     let mut objects = Vec::with_capacity(plan.sizes.len());
@@ -65,7 +58,8 @@ fn load(size: Bytes) -> Result<Figures, Error> {
     Ok(with(had, figures))
 }
 
-fn small_free() -> Result<Figures, Error> {
+/// [`Task::SmallFree`](crate::task::Task::SmallFree).
+pub(crate) fn small_free() -> Result<Figures, Error> {
     // So few that they fit the caches of any processor, its TLB too: the cost of the call is what is left, without
     // the gain from huge pages.
     const OBJECTS: usize = 400;

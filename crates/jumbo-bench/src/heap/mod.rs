@@ -9,7 +9,7 @@ mod plan;
 #[expect(unsafe_code, reason = "follows raw pointers, as a C program would")]
 mod ring;
 
-pub(crate) use load::{LOAD, SMALL_FREE, TOTAL};
+pub(crate) use load::{TOTAL, load, small_free};
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -26,6 +26,7 @@ use crate::memory::room;
 use crate::stats::median;
 use crate::table::Table;
 use crate::talk::Talk;
+use crate::task::Task;
 use crate::{Error, Settings};
 
 /// The least size of the load: below, the bookkeeping of the measurement would weigh as much as what is measured.
@@ -55,7 +56,7 @@ pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
 
 fn loads(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "load");
-    let mut side = |launch, claims| group.work(launch, (&LOAD, &size), size, claims);
+    let mut side = |launch, claims| group.work(launch, Task::Load(size), size, claims);
     let plain = side(Launch::Plain, claim::no_huge());
     let tunable = side(Launch::Tunable, claim::half_huge());
     let jumbo = side(Launch::JUMBO, claim::half_huge());
@@ -101,13 +102,9 @@ fn starts(settings: &Settings) -> Group<'_> {
 
 fn frees(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "free").laps(FREES_A_ROUND, median);
-    let plain = group.work(
-        Launch::Plain,
-        (&SMALL_FREE, &()),
-        Bytes(0),
-        claim::no_huge(),
-    );
-    let jumbo = group.work(Launch::JUMBO, (&SMALL_FREE, &()), Bytes(0), Vec::new());
+    let mut side = |launch, claims| group.work(launch, Task::SmallFree, Bytes(0), claims);
+    let plain = side(Launch::Plain, claim::no_huge());
+    let jumbo = side(Launch::JUMBO, Vec::new());
     let what = "free of 64 bytes";
     rows! { group;
         "small_free_aa_ns" => what, "free_ns", plain - plain;

@@ -2,7 +2,7 @@
 //!
 //! - `had`: what a worker had when it was measured.
 //! - `Watch`: whether memory that was taken is free again, by one probe for all sides.
-//! - `Block`, `Mapping`: memory by `malloc` and by `mmap`.
+//! - `Block`: memory by `malloc` and by `mmap`.
 //! - [`first_touch`]: what it takes to touch memory at first. [`touch_after_a_while`]: where the host may have taken it back.
 //! - `sample`: one whose memory is touched and let go right before. `room`: whether there is enough.
 //!
@@ -18,7 +18,7 @@ mod touch;
 mod warm;
 mod watch;
 
-pub(crate) use block::{Block, Mapping, numbers};
+pub(crate) use block::{Block, numbers};
 pub use touch::{AfterAWhile, FirstTouch, first_touch, touch_after_a_while};
 pub use warm::Hit;
 pub(crate) use warm::{own_times, sample};
@@ -105,7 +105,7 @@ pub(crate) fn room(root: &Root, needed: Bytes) -> Result<(), Error> {
 }
 
 /// The memory that may be taken: of the machine, within what the memory cgroup allows.
-fn available(root: &Root) -> Result<Bytes, Error> {
+pub(crate) fn available(root: &Root) -> Result<Bytes, Error> {
     let machine = Host::read(root)?.available;
     let limit = Limits::read(root, &[])?.memory;
     Ok(limit.map_or(machine, |limit| limit.room().min(machine)))
@@ -114,17 +114,18 @@ fn available(root: &Root) -> Result<Bytes, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::By;
 
     #[test]
     fn a_blocks_memory_is_that_of_its_mapping() {
         let root = Root::host();
-        let mut mapping = Mapping::new(Bytes(8 << 20)).unwrap();
+        let mut mapping = Block::take(By::Map, Bytes(8 << 20)).unwrap();
         mapping.touch();
         // The kernel may have merged it with a neighbour, which comes and goes with another test.
         let resident = |range| had_in(&root, &[range]).unwrap()["resident_bytes"];
         assert!(resident(mapping.addresses()) >= f64::from(8 << 20));
         assert_eq!(resident(0..1), 0.0);
-        mapping.unmap().unwrap();
+        mapping.give_back().unwrap();
     }
 
     #[test]

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::Root;
 
-use super::{Mapping, room, warm};
+use super::{Block, room, warm};
 use crate::Error;
+use crate::task::By;
 
 /// The cost of the first touch of a MiB on this host, now: see [`first_touch`].
 #[derive(Clone, Copy, Debug)]
@@ -25,20 +26,16 @@ pub struct FirstTouch {
 /// # Errors
 /// There is no such memory, or the kernel had no huge page free: then there is nothing to compare.
 pub fn first_touch() -> Result<FirstTouch, Error> {
-    const SIZE: Bytes = Bytes(8 << 20);
-    let touch = |advice| touch(SIZE, advice).map(|took| took / 8);
+    let touch = |advice| touch(Bytes(8 << 20), advice).map(|took| took / 8);
     // The first fetches the memory from a virtual machine's host, where it went back to it.
     touch(libc::MADV_HUGEPAGE)?;
-    let mut least = FirstTouch {
-        base: Duration::MAX,
-        huge: Duration::MAX,
-    };
+    let (mut base, mut huge) = (Duration::MAX, Duration::MAX);
     // The least of a few: what is more was another process's turn.
     for _ in 0..3 {
-        least.huge = least.huge.min(touch(libc::MADV_HUGEPAGE)?);
-        least.base = least.base.min(touch(libc::MADV_NOHUGEPAGE)?);
+        huge = huge.min(touch(libc::MADV_HUGEPAGE)?);
+        base = base.min(touch(libc::MADV_NOHUGEPAGE)?);
     }
-    Ok(least)
+    Ok(FirstTouch { base, huge })
 }
 
 /// The cost of touching memory in huge pages: see [`touch_after_a_while`].
@@ -72,35 +69,32 @@ pub fn touch_after_a_while(
     progress: impl Fn(usize, usize),
 ) -> Result<AfterAWhile, Error> {
     room(root, SIZE + SIZE)?;
-    let (mut first, mut again) = (Vec::new(), Vec::new());
+    let mut times = [[Duration::ZERO; ROUNDS]; 2];
     for round in 0..ROUNDS {
         progress(round, ROUNDS);
         sleep(A_WHILE);
-        first.push(touch(SIZE, libc::MADV_HUGEPAGE)?);
-        again.push(touch(SIZE, libc::MADV_HUGEPAGE)?);
+        for times in &mut times {
+            times[round] = touch(SIZE, libc::MADV_HUGEPAGE)?;
+        }
     }
-    let median = |mut times: Vec<Duration>| {
-        times.sort_unstable();
-        times[ROUNDS / 2]
-    };
+    times.iter_mut().for_each(|times| times.sort_unstable());
+    let [first, again] = times.map(|times| times[ROUNDS / 2]);
     Ok(AfterAWhile {
         size: SIZE,
-        first: median(first),
-        again: median(again),
+        first,
+        again,
     })
 }
 
 /// Touches new memory of `size` bytes under an advice, and gives it back; how long the touch took. It must have come in the pages that
 /// were advised, but for an eighth.
 fn touch(size: Bytes, advice: libc::c_int) -> Result<Duration, Error> {
-    let mut memory = Mapping::huge(size)?;
+    let mut memory = Block::take(By::MapHuge, size)?;
     memory.advise(advice)?;
-    let before = warm::own_faults()?;
-    let start = Instant::now();
+    let (before, clock) = (warm::own_faults()?, Instant::now());
     memory.touch();
-    let took = start.elapsed();
-    let faults = warm::own_faults()? - before;
-    memory.unmap()?;
+    let (took, faults) = (clock.elapsed(), warm::own_faults()? - before);
+    memory.give_back()?;
     let base = rustix::param::page_size() as u64;
     match came_in_huge_pages(size, base, faults) == (advice == libc::MADV_HUGEPAGE) {
         true => Ok(took),

@@ -13,9 +13,10 @@ use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use serde::Serialize;
 
-use super::{Mapping, available};
+use super::{Block, available};
 use crate::Error;
 use crate::figures::cpu_ms;
+use crate::task::By;
 
 /// How often a sample is taken that was hit.
 const TRIES: usize = 3;
@@ -80,11 +81,11 @@ fn warm(root: &Root, size: Bytes) -> Result<(), Error> {
     // More than is available is never touched: that would call the OOM killer.
     let most = available(root)?.0 / 10 * 9;
     let size = (size.0 + size.0 / 4 + (16 << 20)).min(most);
-    let mapping = Mapping::new(Bytes(size))?;
+    let mapping = Block::take(By::Map, Bytes(size))?;
     // Huge pages are touched sooner. A kernel without them answers EINVAL, and its base pages do as well.
     let _ = mapping.advise(libc::MADV_HUGEPAGE);
     let touched = mapping.advise(libc::MADV_POPULATE_WRITE);
-    mapping.unmap()?;
+    mapping.give_back()?;
     touched
 }
 

@@ -18,10 +18,7 @@ const LEAST: u64 = 8 << 20;
 
 /// The share of a CPU that asking may take: as one part of so many. What it takes it takes from the threads that
 /// free, and the kernel holds the lock that they need while it writes about a zone.
-const SHARE: u32 = 10;
-
-/// The part of the time that is likely left which may pass until the next look: one of so many.
-const PART: f64 = 4.0;
+const SHARE: u32 = 40;
 
 /// After so long, and a second for each GiB, another program has the memory.
 const BOUND: Duration = Duration::from_secs(5);
@@ -32,8 +29,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Waits until memory that was in use when this was made is free.
 pub(crate) struct Watch {
     root: Root,
-    /// How much was free.
-    before: Bytes,
     /// How much must be free.
     level: Bytes,
     bound: Duration,
@@ -44,11 +39,9 @@ impl Watch {
     pub(crate) fn new(root: &Root, size: Bytes) -> Result<Self, Error> {
         let tolerated = (size.0 / 100 * TOLERANCE).max(LEAST);
         let expected = Bytes(size.0.saturating_sub(tolerated));
-        let before = free(root)?;
         Ok(Self {
             root: root.clone(),
-            before,
-            level: before + expected,
+            level: free(root)? + expected,
             bound: BOUND + Duration::from_secs(size.0 >> 30),
         })
     }
@@ -60,14 +53,10 @@ impl Watch {
         if free >= self.level {
             return Ok(None);
         }
-        let missing = Bytes(self.level.0 - free.0);
-        let passed = since.elapsed();
-        if passed > self.bound {
-            return Err(Error::NotBack(missing));
+        if since.elapsed() > self.bound {
+            return Err(Error::NotBack(Bytes(self.level.0 - free.0)));
         }
-        let came = free.0.saturating_sub(self.before.0);
-        let pause = likely_left(passed, came, missing.0).div_f64(PART);
-        Ok(Some(pause.max(clock.elapsed() * SHARE).max(PAUSE)))
+        Ok(Some((clock.elapsed() * SHARE).max(PAUSE)))
     }
 
     /// Looks until it is back, and returns how long that took `since`.
@@ -77,14 +66,6 @@ impl Watch {
         }
         Ok(since.elapsed())
     }
-}
-
-/// How long the rest may take, if it comes as the first part came; as long as it took so far at most.
-fn likely_left(passed: Duration, came: u64, missing: u64) -> Duration {
-    if missing >= came {
-        return passed;
-    }
-    passed.mul_f64(missing as f64 / came as f64)
 }
 
 /// Memory that a program can have at once: free pages, those on the lists of each CPU (up to an eighth of a zone,
@@ -139,14 +120,6 @@ Node 0, zone   Normal
         let page = rustix::param::page_size() as u64;
         assert_eq!(free(&root).unwrap(), Bytes(1327 * page));
         assert!(free(&Root::host()).unwrap() > Bytes(1 << 20));
-    }
-
-    #[test]
-    fn what_is_left_shrinks_with_what_is_missing() {
-        let left =
-            |came, missing| likely_left(Duration::from_millis(100), came, missing).as_millis();
-        assert_eq!([left(0, 8), left(1, 7), left(4, 4)], [100, 100, 100]);
-        assert_eq!([left(5, 4), left(8, 2), left(8, 0)], [80, 25, 0]);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! reason. *Preallocated* and *dynamic* hold for our pool and for the kernel's behind it: the dynamic
 //! side begins with no page in either, and every page of it is a surplus page of both, which its sample proves.
 //!
-//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`host`).
+//! The kernel's pool is set for each sample and put back in the end, whatever end that is (`keeper`).
 
 #[expect(unsafe_code, reason = "refers to static memory that has no name")]
 mod fixed;
@@ -20,29 +20,28 @@ mod stream;
 mod supply;
 mod worker;
 
-pub(crate) use worker::{EXCHANGE, FIRST_USE, STREAM};
+pub(crate) use worker::{FOLIOS, exchange, first_use, stream};
 
-use std::cell::RefCell;
 use std::fs::File;
-use std::num::NonZeroUsize;
 
 use jumbo::pool::Thp;
 use jumbo::units::{Bytes, Pages, counted};
 use jumbo_host::kernel::Root;
 
-use crate::claim::{self, Claim};
+use crate::claim;
 use crate::elf::path_of;
 use crate::group::{self, Group, rows};
-use crate::heap::{LOAD, TOTAL};
-use crate::keeper::{Host, SIZE, Wanted};
+use crate::heap::TOTAL;
+use crate::keeper::{Keeper, Kernel, SIZE};
 use crate::launch::Launch;
+use crate::machine::cpus;
 use crate::memory::room;
 use crate::stats::least;
 use crate::table::Table;
+use crate::task::{Arrays, Provision, Source, Supply, Task, Way};
 use crate::work::Worker;
 use crate::{Error, Settings};
 use stream::{ALL, KERNELS};
-use supply::{Arrays, Provision, Source, Supply, Way};
 
 /// The large arrays are larger than the small ones at least, and than most caches.
 pub const MIN_SIZE: Bytes = Bytes(48 << 20);
@@ -55,54 +54,27 @@ const SMALL: Bytes = Bytes(24 << 20);
 const LAPS: usize = 3;
 const LARGE: Bytes = Bytes(1 << 30);
 
-/// How much is done.
-#[derive(Clone, Copy)]
-struct Work {
-    /// Passes over the small arrays, and over the large ones.
-    passes: [usize; 2],
-    /// How many pages are used for the first time.
-    first: Pages,
-    /// How many pages a pool has whose pages are had and given back.
-    exchanged: Pages,
-}
-
-/// All of it, and less, to be done soon.
-const WORK: [Work; 2] = [
-    Work {
-        passes: [200, 6],
-        first: Pages(128),
-        exchanged: Pages(64),
-    },
-    Work {
-        passes: [50, 3],
-        first: Pages(16),
-        exchanged: Pages(16),
-    },
-];
-
-/// How often the first use of pages is repeated.
+/// Passes over the small arrays, and over the large ones; each with `--quick`, too.
+const PASSES: [[usize; 2]; 2] = [[200, 6], [50, 3]];
+/// How many pages are used for the first time, how often, and how many a pool has whose pages are had and given back.
+const FIRST: [Pages; 2] = [Pages(128), Pages(16)];
 const TIMES: usize = 5;
+const EXCHANGED: [Pages; 2] = [Pages(64), Pages(16)];
 
 /// The memory of a heap beside what the program asks for.
 const BESIDE: Bytes = Bytes(64 << 20);
 
-/// Measures the table, with STREAM's three arrays of `size` bytes in all. So many threads take and give, a row for each
-/// number; STREAM runs with the most of them. With less work where `quick` is set.
+/// Measures the table, with STREAM's three arrays of `size` bytes in all. 1, 2, 4 and more threads, up to one for each
+/// CPU, take and give; STREAM runs with the most of them. With less work where `quick` is set.
 ///
 /// # Errors
 /// [`Error`].
-pub fn measure(
-    settings: &Settings,
-    size: Bytes,
-    threads: &[NonZeroUsize],
-    quick: bool,
-) -> Result<Table, Error> {
+pub fn measure(settings: &Settings, size: Bytes, quick: bool) -> Result<Table, Error> {
     let root = Root::host();
     let size = size.whole_pages(SIZE).bytes(SIZE);
     // The arrays, the pages that the kernel's pool may hold for the next side, and the program around.
     room(&root, size + size + Bytes(256 << 20))?;
-    let threads: Vec<usize> = threads.iter().map(|n| n.get()).collect();
-    let most = threads.iter().copied().max().unwrap_or(1);
+    let most = cpus();
     let what = format!(
         "three arrays of {SMALL} and of {size} in all, {}",
         counted(most as u64, "thread")
@@ -110,50 +82,48 @@ pub fn measure(
     let mut table = Table::new("pool", what, settings)?;
 
     let fixed = table.found("static arrays", fixed::program(&settings.jumbo, size))?;
-    let host = Host::take(settings, size.whole_pages(SIZE));
-    let host = table.found("pages of the kernel's pool (hugetlb)", host)?;
+    let pool = Keeper::of_pool(settings, size.whole_pages(SIZE));
+    let pool = table.found("pages of the kernel's pool (hugetlb)", pool)?;
     let thp = Thp::at(&root).map_err(Error::from);
     let thp = table.found("transparent huge pages (thp)", thp)?;
-    let hugetlb = host.as_ref().map(|_| Source::Hugetlb);
+    let hugetlb = pool.as_ref().map(|_| Source::Hugetlb);
+    let kernel = Kernel { pool, knobs: None };
     let bench = Bench {
         settings,
-        work: WORK[usize::from(quick)],
-        host: RefCell::new(host),
-        sources: hugetlb
+        kernel: &kernel,
+        quick: usize::from(quick),
+        sources: [hugetlb, thp.map(|_| Source::Thp)]
             .into_iter()
-            .chain(thp.map(|_| Source::Thp))
+            .flatten()
             .collect(),
         fixed,
     };
-    // What takes the most time and says the least.
-    let exchanging = match (quick, threads.as_slice()) {
-        (true, [first, _, ..]) => std::slice::from_ref(first),
-        (_, all) => all,
-    };
+    let powers = (0..).map(|power| 1 << power);
+    let mut threads: Vec<usize> = powers.take_while(|n| *n < most).chain([most]).collect();
     let mut groups = vec![bench.streams(size, most)];
-    match quick {
-        true => table.missing(
-            "small arrays, and pages taken by more threads",
-            "--quick leaves them out",
-        ),
-        false => groups.push(bench.streams(SMALL, most)),
+    if quick {
+        let what = "small arrays, and pages taken by more threads";
+        table.missing(what, "--quick leaves them out");
+        threads.truncate(1);
+    } else {
+        groups.push(bench.streams(SMALL, most));
     }
     groups.extend([
         bench.first_uses(),
-        bench.exchanges(exchanging),
+        bench.exchanges(&threads),
         bench.loads(size),
     ]);
     let table = group::measure(settings, table, groups)?;
-    bench.host.take().map_or(Ok(()), Host::give_back)?;
+    kernel.give_back()?;
     Ok(table)
 }
 
 /// The common parts of the sides.
 struct Bench<'a> {
     settings: &'a Settings,
-    work: Work,
-    /// `None` where the kernel's pool is not to be had.
-    host: RefCell<Option<Host>>,
+    kernel: &'a Kernel,
+    /// 1 where there is less work.
+    quick: usize,
     /// The sources that are to be had.
     sources: Vec<Source>,
     /// The program with static arrays, where it can be made.
@@ -161,61 +131,48 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Adds a side whose programs need that of the kernel's pool, take `size` bytes and must show that.
-    fn side(
-        &'a self,
-        group: &mut Group<'a>,
-        name: impl Into<String>,
-        worker: Worker,
-        (wanted, size): (Wanted, Bytes),
-        claims: Vec<Claim>,
-    ) -> usize {
-        group.side(name, size, move || {
-            if let Some(host) = &mut *self.host.borrow_mut() {
-                host.provide(wanted)?;
-            }
-            worker.sample(self.settings, &claims)
-        })
+    fn group(&self, what: &'static str) -> Group<'a> {
+        Group::new(self.settings, what).on(self.kernel)
     }
 
     /// The baseline, the baseline again, static arrays, and for each source the preallocated and the dynamic side.
-    fn streams(&'a self, size: Bytes, threads: usize) -> Group<'a> {
-        let (small, kind) = named(size);
-        let passes = self.work.passes[usize::from(size != SMALL)];
+    fn streams(&self, size: Bytes, threads: usize) -> Group<'a> {
+        let (small, kind) = match size {
+            SMALL => ("_small", "small"),
+            _ => ("", "large"),
+        };
+        let is_large = small.is_empty();
+        let passes = PASSES[self.quick][usize::from(is_large)];
         let laps = if size >= LARGE { LAPS } else { 1 };
-        let mut group = Group::new(self.settings, "STREAM").laps(laps, least);
-        let on = |launch, arrays| Worker::new(launch, &STREAM, &(arrays, size, threads, passes));
+        let mut group = self.group("STREAM").laps(laps, least);
+        let on = |launch, arrays| Worker::new(launch, Task::Stream(arrays, size, threads, passes));
         let plain = on(Launch::Plain, Arrays::Base);
-        let needs = (Wanted::default(), size);
-        let base = self.side(&mut group, "base pages", plain, needs, claim::base(size));
+        let base = group.worker("base pages", plain, size, claim::base(size));
         let all = &format!("all kernels, {kind} arrays");
         rows! { group; format!("stream{small}_aa") => all, ALL, base / base; }
 
         if let Some(program) = &self.fixed {
             // Static arrays: on base pages, and advised as `jumbo run --data` advises bss.
-            let mut fixed = |name, launch, arrays, claims| {
-                let worker = on(launch, arrays).of(path_of(program));
-                self.side(&mut group, name, worker, needs, claims)
+            let mut side = |name, launch, arrays, claims| {
+                group.worker(name, on(launch, arrays).of(path_of(program)), size, claims)
             };
-            let (name, data) = ("static, base pages", Launch::Jumbo(DATA_ALONE.to_owned()));
-            let fixed_base = fixed(name, Launch::Plain, Arrays::StaticBase, claim::base(size));
-            let name = "static, jumbo run --data";
-            let advised = fixed(name, data, Arrays::Static, claim::huge(size));
+            let (plain, arrays) = (Launch::Plain, Arrays::StaticBase);
+            let fixed = side("static, base pages", plain, arrays, claim::base(size));
+            let (data, claims) = (Launch::at_once(DATA_ALONE), claim::huge(size));
+            let advised = side("static, jumbo run --data", data, Arrays::Static, claims);
             let all = format!("all kernels, static {kind} arrays");
-            rows! { group; format!("static{small}") => all, ALL, fixed_base / advised; }
-            if small.is_empty() {
-                let (touched, faults) = ("static arrays touched", "page faults, static arrays");
+            rows! { group; format!("static{small}") => all, ALL, fixed / advised; }
+            if is_large {
                 rows! { group;
-                    "start_static" => touched, "start_ms", fixed_base / advised;
-                    "faults_static" => faults, "faults", fixed_base / advised;
+                    "start_static" => "static arrays touched", "start_ms", fixed / advised;
+                    "faults_static" => "page faults, static arrays", "faults", fixed / advised;
                 }
             }
         }
 
         for &source in &self.sources {
             let mut side = |called, provision| {
-                let supply = Supply::of(source, provision);
-                let arrays = Arrays::Supplied(supply);
+                let supply = Supply(source, provision);
                 let pool = format!("{called} {}", source.name());
                 let (name, launch, taken, claims) = match source {
                     Source::Hugetlb => (
@@ -231,18 +188,18 @@ impl<'a> Bench<'a> {
                         supply.claims(size.whole_pages(SIZE)),
                     ),
                 };
-                let wanted = supply.wanted(taken.whole_pages(SIZE));
-                self.side(&mut group, name, on(launch, arrays), (wanted, size), claims)
+                let worker = on(launch, Arrays::Supplied(supply));
+                let side = group.worker(name, worker, size, claims);
+                group.needs(side, supply.needs(taken.whole_pages(SIZE)))
             };
             let held = side("preallocated", Provision::Held);
             let dynamic = side("dynamic", Provision::Surplus);
 
             let name = |name: &str| format!("{name}{}{small}", suffix(source));
-            let published = |figure| Some(figure).filter(|_| small.is_empty());
-            let (gain, cost) = (published("up to 1.46"), published("0.994"));
+            let published = |figure| Some(figure).filter(|_| is_large);
             rows! { group;
-                name("preallocated_vs_baseline") => all, ALL, base / held, gain;
-                name("dynamic_vs_preallocated") => all, ALL, held / dynamic, cost;
+                name("preallocated_vs_baseline") => all, ALL, base / held, published("up to 1.46");
+                name("dynamic_vs_preallocated") => all, ALL, held / dynamic, published("0.994");
             }
             // One source shows which kernel gains what.
             for figure in KERNELS.into_iter().filter(|_| source == self.sources[0]) {
@@ -253,7 +210,7 @@ impl<'a> Bench<'a> {
                     name(&format!("{kernel}_dynamic")) => &what, figure, held / dynamic;
                 }
             }
-            if small.is_empty() {
+            if is_large {
                 let what = "arrays made and touched";
                 rows! { group;
                     name("start_preallocated") => what, "start_ms", base / held;
@@ -265,16 +222,16 @@ impl<'a> Bench<'a> {
         group
     }
 
-    fn first_uses(&'a self) -> Group<'a> {
-        let mut group = Group::new(self.settings, "first use");
-        let pages = self.work.first;
+    fn first_uses(&self) -> Group<'a> {
+        let mut group = self.group("first use");
+        let pages = FIRST[self.quick];
         for &source in &self.sources {
             let mut side = |called: &str, provision| {
-                let supply = Supply::of(source, provision);
-                let needs = (supply.wanted(pages), pages.bytes(SIZE));
+                let supply = Supply(source, provision);
                 let name = format!("{called} ({})", source.name());
-                let worker = Worker::new(Launch::Plain, &FIRST_USE, &(supply, pages, TIMES));
-                self.side(&mut group, name, worker, needs, supply.claims(pages))
+                let worker = Worker::new(Launch::Plain, Task::FirstUse(supply, pages, TIMES));
+                let side = group.worker(name, worker, pages.bytes(SIZE), supply.claims(pages));
+                group.needs(side, supply.needs(pages))
             };
             let held = side("held", Provision::Held);
             let surplus = side("surplus", Provision::Surplus);
@@ -292,90 +249,70 @@ impl<'a> Bench<'a> {
         group
     }
 
-    fn exchanges(&'a self, threads: &[usize]) -> Group<'a> {
-        let mut group = Group::new(self.settings, "take and give");
-        for &source in &self.sources {
-            for &threads in threads {
-                self.exchange(&mut group, source, threads);
-            }
+    fn exchanges(&self, threads: &[usize]) -> Group<'a> {
+        let mut group = self.group("take and give");
+        let all = self.sources.iter();
+        for (&source, &threads) in all.flat_map(|source| threads.iter().map(move |n| (source, n))) {
+            self.exchange(&mut group, source, threads);
         }
         group
     }
 
-    fn exchange(&'a self, group: &mut Group<'a>, source: Source, threads: usize) {
+    fn exchange(&self, group: &mut Group<'a>, source: Source, threads: usize) {
         let (by, called) = match threads {
             1 => (String::new(), "by 1 thread".to_owned()),
             n => (format!("_{n}_threads"), format!("by {n} threads")),
         };
-        let pages = self.work.exchanged;
-        let side = |group: &mut Group<'a>, way: Way| {
-            let told = (source, way, pages, threads);
-            let worker = Worker::new(Launch::Plain, &EXCHANGE, &told);
-            let wanted = Supply::of(source, Provision::Held).wanted(pages);
-            let needs = (wanted, pages.bytes(SIZE));
-            self.side(
-                group,
-                way.name(source),
-                worker,
-                needs,
-                way.claims(source, pages),
-            )
+        let pages = EXCHANGED[self.quick];
+        let mut side = |way: Way| {
+            let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, pages, threads));
+            let claims = way.claims(source, pages);
+            let side = group.worker(way.name(source), worker, pages.bytes(SIZE), claims);
+            group.needs(side, Supply(source, Provision::Held).needs(pages))
         };
-        let (take, zeroed) = (side(group, Way::Take), side(group, Way::TakeZeroed));
-        let touched = side(group, Way::MapTouched);
-        let mut kernel = touched;
+        let [take, zeroed] = [Way::Take, Way::TakeZeroed].map(&mut side);
+        let touched = side(Way::MapTouched);
+        let what = |what: &str| format!("{what}, {called}");
+        let name = |name: &str| format!("{name}{by}");
         // Of the kernel's ways the one without a touch, where that gives a page.
+        let mut kernel = touched;
         if source == Source::Hugetlb {
-            kernel = side(group, Way::Map);
-            let (name, what) = (
-                format!("take_give_vs_mmap{by}"),
-                "a page, content unspecified",
-            );
-            rows! { group; name => format!("{what}, {called}"), "page_ns", kernel / take; }
+            kernel = side(Way::Map);
+            let content = what("a page, content unspecified");
+            rows! { group; name("take_give_vs_mmap") => content, "page_ns", kernel / take; }
         }
         if threads == 1 {
             let name = format!("mmap{}_aa", suffix(source));
-            rows! { group; name => format!("a page, {called}"), "page_ns", kernel / kernel; }
+            rows! { group; name => what("a page"), "page_ns", kernel / kernel; }
         }
         let [touch, zeroes] = match source {
             Source::Hugetlb => ["take_give_vs_mmap_touched", "take_give_zeroed_vs_mmap"],
             Source::Thp => ["take_give_vs_mmap_thp", "take_give_zeroed_vs_mmap_thp"],
         };
-        let name = |name: &str| format!("{name}{by}");
         rows! { group;
-            name(touch) => format!("a page, and a touch, {called}"), "page_ns", touched / take;
-            name(zeroes) => format!("a page of zeroes, {called}"), "page_ns", touched / zeroed;
+            name(touch) => what("a page, and a touch"), "page_ns", touched / take;
+            name(zeroes) => what("a page of zeroes"), "page_ns", touched / zeroed;
         }
     }
 
     /// The load of the heap's table: plain, plain again, and on a pool of each source.
-    fn loads(&'a self, size: Bytes) -> Group<'a> {
-        let mut group = Group::new(self.settings, "heap");
-        let plain = Worker::new(Launch::Plain, &LOAD, &size);
-        let needs = (Wanted::default(), size);
-        let plain = self.side(&mut group, "plain", plain, needs, claim::no_huge());
+    fn loads(&self, size: Bytes) -> Group<'a> {
+        let mut group = self.group("heap");
+        let plain = group.work(Launch::Plain, Task::Load(size), size, claim::no_huge());
         let what = "objects allocated, chased, freed";
         rows! { group; "heap_aa" => what, TOTAL, plain / plain; }
         for &source in &self.sources {
             let name = format!("jumbo run --heap=mimalloc --pool, {}", source.name());
             // With what alignment wastes.
             let most = Bytes(size.0 / 4 * 5);
+            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), Task::Load(size));
+            let pooled = group.worker(name, worker, size, source.claims(size));
             let held = pool_of(most).whole_pages(SIZE);
-            let needs = (Supply::of(source, Provision::Held).wanted(held), size);
-            let worker = Worker::new(on_pool(most, "--heap=mimalloc"), &LOAD, &size);
-            let pooled = self.side(&mut group, name, worker, needs, source.claims(size));
+            group.needs(pooled, Supply(source, Provision::Held).needs(held));
             let name = format!("heap_pool_vs_plain{}", suffix(source));
             rows! { group; name => what, TOTAL, plain / pooled; }
         }
         group
-    }
-}
-
-/// The end of the names of rows about STREAM's arrays, and the name of those arrays.
-fn named(size: Bytes) -> (&'static str, &'static str) {
-    match size {
-        SMALL => ("_small", "small"),
-        _ => ("", "large"),
     }
 }
 

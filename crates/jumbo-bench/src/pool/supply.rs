@@ -1,68 +1,10 @@
-//! Where pages come from, and what a sample must show of it: [`Arrays`], [`Supply`], [`Way`].
+//! What a sample must show of where its pages come from: the claims on [`Supply`] and [`Way`].
 
 use jumbo::units::{Bytes, Pages};
-use serde::{Deserialize, Serialize};
 
 use crate::claim::{self, Claim, MOST, exactly};
-use crate::keeper::{SIZE, Wanted};
-
-/// A pool, and how it comes by its pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Supply {
-    pub(super) source: Source,
-    pub(super) provision: Provision,
-}
-
-/// Where STREAM's arrays are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Arrays {
-    /// In memory from `calloc`, on base pages.
-    Base,
-    /// In memory from `calloc`, of whose supply from the kernel's pool (`jumbo run --pool`) the program knows nothing; or in a
-    /// region of a pool of THPs, which it asks for it.
-    Supplied(Supply),
-    /// In static memory, on base pages.
-    StaticBase,
-    /// In static memory, on the pages that it has.
-    Static,
-}
-
-/// The kind of a pool's pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Source {
-    /// Pages of the kernel's pool.
-    Hugetlb,
-    /// Transparent huge pages.
-    Thp,
-}
-
-/// How pages come to be there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Provision {
-    /// The pool holds them before the clock runs.
-    Held,
-    /// The kernel's pool holds them before; ours takes them from there when they are wanted.
-    Persistent,
-    /// No pool holds them: they are surplus pages, of our pool and of the kernel's, made when they are wanted.
-    Surplus,
-}
-
-/// How a page is had and given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
-    /// `take` and `give`, its content unspecified.
-    Take,
-    /// The same, with zeroes in it.
-    TakeZeroed,
-    /// `mmap` and `munmap` of MAP_HUGETLB: the page is promised and never touched.
-    Map,
-    /// The same with a touch, on which the kernel clears the page; of THPs `mmap`, aligned, MADV_HUGEPAGE, a touch, `munmap`.
-    MapTouched,
-}
+use crate::keeper::{Needs, SIZE};
+use crate::task::{Provision, Source, Supply, Way};
 
 /// Where pages came from, by the counters of both pools: pages taken from our pool, its surplus pages, and what more
 /// surplus pages and promised ones the kernel's pool of 2 MiB pages had than before.
@@ -89,31 +31,28 @@ impl Source {
 }
 
 impl Supply {
-    pub(super) const fn of(source: Source, provision: Provision) -> Self {
-        Self { source, provision }
-    }
-
-    /// The pages of the kernel's pool beyond those that it had.
-    pub(super) fn wanted(self, pages: Pages) -> Wanted {
-        let mut wanted = Wanted::default();
-        match (self.source, self.provision) {
-            (Source::Thp, _) => {}
-            (Source::Hugetlb, Provision::Surplus) => wanted.overcommit = pages,
-            (Source::Hugetlb, _) => wanted.persistent = pages,
+    /// The pages of the kernel's pool.
+    pub(super) fn needs(self, pages: Pages) -> Needs {
+        match self {
+            Self(Source::Thp, _) => Needs::default(),
+            Self(Source::Hugetlb, Provision::Surplus) => Needs {
+                overcommit: pages,
+                ..Needs::default()
+            },
+            Self(Source::Hugetlb, _) => Needs::persistent(pages),
         }
-        wanted
     }
 
     /// Of a program that has `pages` of a pool of its own.
     pub(super) fn claims(self, pages: Pages) -> Vec<Claim> {
-        let (ours, kernels) = match self.provision {
+        let (ours, kernels) = match self.1 {
             Provision::Held => (0, 0),
             Provision::Persistent => (pages.0, 0),
             Provision::Surplus => (pages.0, pages.0),
         };
-        let mut claims = self.source.claims(pages.bytes(SIZE));
+        let mut claims = self.0.claims(pages.bytes(SIZE));
         claims.extend([exactly(USED, pages.0), exactly(SURPLUS, ours)]);
-        if self.source == Source::Hugetlb {
+        if self.0 == Source::Hugetlb {
             claims.push(exactly(KERNEL_SURPLUS, kernels));
         }
         claims
@@ -122,11 +61,11 @@ impl Supply {
     /// Of a program under `jumbo run --pool`, of which the kernel's counters alone are seen.
     pub(super) fn claims_of_heap(self, size: Bytes) -> Vec<Claim> {
         let most = size.whole_pages(SIZE).0 / 100 * MOST;
-        let surplus = match self.provision {
+        let surplus = match self.1 {
             Provision::Surplus => most..=u64::MAX,
             _ => 0..=0,
         };
-        let mut claims = self.source.claims(size);
+        let mut claims = self.0.claims(size);
         claims.push(claim::within(KERNEL_SURPLUS, surplus));
         claims
     }
@@ -135,7 +74,7 @@ impl Supply {
 impl Way {
     pub(super) fn name(self, source: Source) -> String {
         let how = match (self, source) {
-            (Self::Take, _) => "take, give",
+            (Self::Take | Self::TakePlain, _) => "take, give",
             (Self::TakeZeroed, _) => "take zeroed, give",
             (Self::Map, _) => "mmap, munmap",
             (Self::MapTouched, Source::Hugetlb) => "mmap, touch, munmap",
@@ -145,9 +84,9 @@ impl Way {
     }
 
     /// Of a program with one page in hand, of a pool of `pages` where it has a pool.
-    pub(super) fn claims(self, source: Source, pages: Pages) -> Vec<Claim> {
+    pub(crate) fn claims(self, source: Source, pages: Pages) -> Vec<Claim> {
         match self {
-            Self::Take | Self::TakeZeroed => {
+            Self::Take | Self::TakePlain | Self::TakeZeroed => {
                 let mut claims = source.claims(pages.bytes(SIZE));
                 claims.extend([exactly(USED, 1), exactly(SURPLUS, 0)]);
                 claims
@@ -166,11 +105,11 @@ mod tests {
 
     const PAGES: Pages = Pages(10);
     const SUPPLIES: [Supply; 5] = [
-        Supply::of(Source::Hugetlb, Provision::Held),
-        Supply::of(Source::Hugetlb, Provision::Persistent),
-        Supply::of(Source::Hugetlb, Provision::Surplus),
-        Supply::of(Source::Thp, Provision::Held),
-        Supply::of(Source::Thp, Provision::Surplus),
+        Supply(Source::Hugetlb, Provision::Held),
+        Supply(Source::Hugetlb, Provision::Persistent),
+        Supply(Source::Hugetlb, Provision::Surplus),
+        Supply(Source::Thp, Provision::Held),
+        Supply(Source::Thp, Provision::Surplus),
     ];
 
     /// Whether that is right: pages in huge pages, of them in hugetlb pages; pages taken from our pool, surplus ones of
@@ -192,9 +131,9 @@ mod tests {
 
     #[test]
     fn what_is_surplus_is_not_in_the_kernels_pool_before() {
-        let wanted = SUPPLIES.map(|supply| supply.wanted(PAGES));
-        let wanted = wanted.map(|wanted| (wanted.persistent.0, wanted.overcommit.0));
-        assert_eq!(wanted, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
+        let needs = SUPPLIES.map(|supply| supply.needs(PAGES));
+        let needs = needs.map(|needs| (needs.persistent.0, needs.overcommit.0));
+        assert_eq!(needs, [(10, 0), (10, 0), (0, 10), (0, 0), (0, 0)]);
     }
 
     #[test]
@@ -221,7 +160,7 @@ mod tests {
             ([100, 0], 0, [false, false]),
         ] {
             let each = [Provision::Held, Provision::Surplus].map(|provision| {
-                let supply = Supply::of(Source::Hugetlb, provision);
+                let supply = Supply(Source::Hugetlb, provision);
                 let claims = supply.claims_of_heap(Pages(100).bytes(SIZE));
                 fine(&claims, memory, [0, 0, surplus, 0])
             });

@@ -7,41 +7,35 @@
 use std::time::{Duration, Instant};
 
 use jumbo::pool::{Hugetlb, Page, Placement, Pool, Populate, Thp};
-use jumbo::units::{Bytes, Pages};
+use jumbo::units::{Bytes, Order, Pages};
 use jumbo_host::kernel::{Root, hugetlb, task};
 
-use super::supply::{
-    Arrays, KERNEL_RESERVED, KERNEL_SURPLUS, Provision, SURPLUS, Source, Supply, USED, Way,
-};
+use super::supply::{KERNEL_RESERVED, KERNEL_SURPLUS, SURPLUS, USED};
 use super::{fixed, stream as kernels};
 use crate::Error;
 use crate::figures::{Figures, ms, with};
 use crate::keeper::{SIZE, kernel_pool};
-use crate::memory::{Mapping, base_pages_only, had, had_in, numbers};
-use crate::stats::median;
-use crate::work::{Work, by_threads};
+use crate::memory::{Block, base_pages_only, had, had_in, numbers};
+use crate::stats::{least, median};
+use crate::task::{Arrays, By, Provision, Source, Supply, Way};
+use crate::work::by_threads;
 
-/// For how long pages are had and given back: so many that the clock is no part of it.
-const SPAN: Duration = Duration::from_millis(50);
-
-/// How many between two looks at the clock.
+/// The number and the length of the spans in which pages are had and given back, and how many of them come between two
+/// looks at the clock. The quickest span counts, because whatever disturbs makes it slower.
+const SPANS: usize = 10;
+const SPAN: Duration = Duration::from_millis(5);
 const BATCH: u64 = 32;
 
-/// STREAM over arrays of so many bytes in all, by so many threads, in so many passes: the time from
-/// nothing until they hold values, the best pass of each kernel, and the minor page faults from
-/// nothing to the end.
-pub(crate) const STREAM: Work<(Arrays, Bytes, usize, usize)> = Work::new("stream", stream);
+/// Whether a page of a pool can be had in folios.
+pub(crate) const FOLIOS: &str = "folios_of_a_page";
 
-/// Pages, so many, that are taken, each touched in all of its base pages, and given back, so many
-/// times: the time of one, and the memory of the process with all of them in hand.
-pub(crate) const FIRST_USE: Work<(Supply, Pages, usize)> = Work::new("first-use", first_use);
-
-/// A page of a pool of so many had and given back, by so many threads: the time by the number of
-/// pages of all threads, and what the process had with one page in hand.
-pub(crate) const EXCHANGE: Work<(Source, Way, Pages, usize)> = Work::new("exchange", exchange);
-
-fn stream(
-    (arrays, size, threads, passes): (Arrays, Bytes, usize, usize),
+/// [`Task::Stream`](crate::task::Task::Stream): the time from nothing until the arrays hold values, the best pass of
+/// each kernel, and the minor page faults from nothing to the end.
+pub(crate) fn stream(
+    arrays: Arrays,
+    size: Bytes,
+    threads: usize,
+    passes: usize,
 ) -> Result<Figures, Error> {
     let root = Root::host();
     let pages = size.whole_pages(SIZE);
@@ -51,7 +45,7 @@ fn stream(
     match arrays {
         Arrays::Base | Arrays::StaticBase => base_pages_only()?,
         Arrays::Static => {}
-        Arrays::Supplied(supply) if supply.source == Source::Hugetlb => {
+        Arrays::Supplied(supply) if supply.0 == Source::Hugetlb => {
             _ballast = ballast(&root, supply)?;
         }
         Arrays::Supplied(supply) => supplied_pool = Some(supplied(&root, supply, pages)?.0),
@@ -95,7 +89,9 @@ fn stream(
     Ok(with(figures, taken))
 }
 
-fn first_use((supply, pages, times): (Supply, Pages, usize)) -> Result<Figures, Error> {
+/// [`Task::FirstUse`](crate::task::Task::FirstUse): the time of one page, and the memory of the process with all of
+/// them in hand.
+pub(crate) fn first_use(supply: Supply, pages: Pages, times: usize) -> Result<Figures, Error> {
     let root = Root::host();
     let kernel = kernel_pool(&root)?;
     let (pool, _ballast) = supplied(&root, supply, pages)?;
@@ -121,48 +117,66 @@ fn first_use((supply, pages, times): (Supply, Pages, usize)) -> Result<Figures, 
     Ok(with(seen, [("page_us", median(&costs))]))
 }
 
-fn exchange((source, way, pages, threads): (Source, Way, Pages, usize)) -> Result<Figures, Error> {
+/// [`Task::Exchange`](crate::task::Task::Exchange): the time by the number of pages of all threads, and what the
+/// process had with one page in hand.
+pub(crate) fn exchange(
+    source: Source,
+    way: Way,
+    pages: Pages,
+    threads: usize,
+) -> Result<Figures, Error> {
     let root = Root::host();
-    let figures = |page_ns, before, pool| {
-        let figures = whose(had(&root)?, before, pool)?;
-        Ok(with(figures, [("page_ns", page_ns)]))
+    let quickest = |once: &(dyn Fn() -> Result<(), Error> + Sync)| {
+        let spans = (0..SPANS).map(|_| by_threads(threads, (SPAN, BATCH), once));
+        Ok::<_, Error>(least(&spans.collect::<Result<Vec<_>, _>>()?))
     };
-    if matches!(way, Way::Take | Way::TakeZeroed) {
-        let (pool, _) = supplied(&root, Supply::of(source, Provision::Held), pages)?;
-        let take = || match way {
-            Way::TakeZeroed => pool.take_zeroed(),
-            _ => pool.take(),
+    if matches!(way, Way::Map | Way::MapTouched) {
+        let map = || {
+            let mut block = match source {
+                Source::Thp => Block::take(By::MapHuge, Bytes(SIZE.bytes()))?,
+                Source::Hugetlb => Block::hugetlb(SIZE)?,
+            };
+            if way == Way::MapTouched {
+                block.bytes()[0] = 1;
+            }
+            Ok::<_, Error>(block)
         };
-        let page_ns = by_threads(threads, (SPAN, BATCH), || {
-            take()?.bytes_mut()[0] = 1;
-            Ok(())
-        })?;
+        let page_ns = quickest(&|| map()?.give_back())?;
         let kernel = kernel_pool(&root)?;
-        let _page = take()?;
-        return figures(page_ns, kernel.as_ref(), Some(&pool));
+        let block = map()?;
+        let figures = whose(had(&root)?, kernel.as_ref(), None)?;
+        block.give_back()?;
+        return Ok(with(figures, [("page_ns", page_ns)]));
     }
-    let map = || {
-        let mut mapping = match source {
-            Source::Thp => Mapping::huge(Bytes(SIZE.bytes()))?,
-            Source::Hugetlb => Mapping::hugetlb(SIZE)?,
-        };
-        if way == Way::MapTouched {
-            mapping.bytes()[0] = 1;
-        }
-        Ok::<_, Error>(mapping)
+    let pool = match way {
+        Way::TakePlain => Pool::without_folios(Thp::at(&root)?, Placement::of_thread()?),
+        _ => made(&root, source)?,
     };
-    let page_ns = by_threads(threads, (SPAN, BATCH), || map()?.unmap())?;
+    grow(&pool, pages)?;
+    let take = || match way {
+        Way::TakeZeroed => pool.take_zeroed(),
+        _ => pool.take(),
+    };
+    let page_ns = quickest(&|| {
+        take()?.bytes_mut()[0] = 1;
+        Ok(())
+    })?;
     let kernel = kernel_pool(&root)?;
-    let mapping = map()?;
-    let figures = figures(page_ns, kernel.as_ref(), None);
-    mapping.unmap()?;
-    figures
+    let page = take()?;
+    let figures = whose(had(&root)?, kernel.as_ref(), Some(&pool))?;
+    drop(page);
+    let folio = pool.take_folio(Order(0));
+    let folios = folio.map_or(0, |_| pool.split().pages.0);
+    Ok(with(
+        figures,
+        [("page_ns", page_ns), (FOLIOS, folios as f64)],
+    ))
 }
 
 /// A pool that has, or can have, so many pages; and pages of the kernel's that no other pool shall have meanwhile.
 fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<Pool>), Error> {
-    let pool = made(root, supply.source)?;
-    match supply.provision {
+    let pool = made(root, supply.0)?;
+    match supply.1 {
         Provision::Held => grow(&pool, pages)?,
         Provision::Persistent | Provision::Surplus => pool.set_overcommit(pages),
     }
@@ -173,7 +187,7 @@ fn supplied(root: &Root, supply: Supply, pages: Pages) -> Result<(Pool, Option<P
 /// such are wanted.
 fn ballast(root: &Root, supply: Supply) -> Result<Option<Pool>, Error> {
     let unused = kernel_pool(root)?.map_or(Pages(0), |pool| pool.unused());
-    if supply != Supply::of(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {
+    if supply != Supply(Source::Hugetlb, Provision::Surplus) || unused == Pages(0) {
         return Ok(None);
     }
     let pool = made(root, Source::Hugetlb)?;

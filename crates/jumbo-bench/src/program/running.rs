@@ -46,7 +46,7 @@ pub(super) struct Said {
 
 /// How a run ended, and what it said.
 #[derive(Clone, Debug)]
-pub(crate) struct Ended {
+pub(super) struct Ended {
     pub(super) status: ExitStatus,
     /// stdout and stderr; `None` where a process that it left behind still has the stream.
     pub(super) said: [Option<Said>; 2],
@@ -61,7 +61,7 @@ pub(crate) struct Ended {
 }
 
 /// A process, and those that it starts.
-pub(crate) struct Running {
+pub(super) struct Running {
     process: Process,
     /// The command as a user would type it.
     pub(super) command: String,
@@ -76,7 +76,7 @@ impl PartialEq for Said {
 
 impl Running {
     /// Starts it.
-    pub(crate) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
+    pub(super) fn start(root: &Root, mut command: Command) -> Result<Self, Error> {
         let command_line = line(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         forget_peak();
@@ -96,7 +96,7 @@ impl Running {
         })
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
@@ -137,7 +137,7 @@ impl Running {
     }
 
     /// Asks it to end, and after a while has the kernel end it.
-    pub(crate) fn stop(&self) -> Result<(), Error> {
+    pub(super) fn stop(&self) -> Result<(), Error> {
         let _ = self.process.signal(libc::SIGTERM);
         let clock = Instant::now();
         while clock.elapsed() < GRACE {
@@ -157,7 +157,7 @@ impl Running {
     }
 
     /// How it ended. What is left of its process group is ended too: it would disturb the next run.
-    pub(crate) fn reap(mut self) -> Result<Ended, Error> {
+    pub(super) fn reap(mut self) -> Result<Ended, Error> {
         let streams = self.streams.take();
         // Its ID, and so that of its group, is not given to another process before it is waited for.
         self.signal_group(Signal::KILL);
@@ -183,7 +183,7 @@ impl Running {
     }
 
     /// The reason of `error`, which came while it was to serve: its own end, where it has ended.
-    pub(crate) fn blame(self, error: Error) -> Error {
+    pub(super) fn blame(self, error: Error) -> Error {
         if matches!(error, Error::Interrupted(_)) || !self.is_gone() {
             return error;
         }
@@ -195,7 +195,7 @@ impl Running {
     }
 
     /// Waits for its end, or a signal, and returns how it ended; [`Error::Failed`] where that was with an error.
-    pub(crate) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<Ended, Error> {
+    pub(super) fn succeed(self, look: &mut dyn FnMut() -> Duration) -> Result<Ended, Error> {
         self.wait(None, look)?;
         let command = self.command.clone();
         let ended = self.reap()?;

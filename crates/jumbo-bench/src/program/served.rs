@@ -34,19 +34,12 @@ impl FromStr for Pattern {
     }
 }
 
-/// All that a tool printed of each figure.
-#[derive(Default)]
-struct Found {
-    throughput: Vec<f64>,
-    p50: Vec<f64>,
-    p99: Vec<f64>,
-}
-
 impl Served {
     /// Reads what a load printed. A `pattern` comes before what is known of tools.
     pub(super) fn read(text: &str, pattern: Option<&Pattern>) -> Self {
         let own = pattern.map_or_else(Self::default, |pattern| pattern.read(text));
-        let known = known(text);
+        let known = KNOWN.into_iter().filter_map(|regex| Regex::new(regex).ok());
+        let known = Self::found(&known.collect::<Vec<_>>(), text);
         Self {
             throughput: own.throughput.or(known.throughput),
             p50_ms: own.p50_ms.or(known.p50_ms),
@@ -67,13 +60,11 @@ impl Served {
         };
         (median != Self::default()).then_some(median)
     }
-}
 
-impl Found {
-    /// Adds what the named groups of `regex` find. A latency is in milliseconds where no group is
-    /// its unit.
-    fn add(&mut self, regex: &Regex, text: &str) {
-        for captures in regex.captures_iter(text) {
+    /// What the named groups of these find in all of a text. A latency is in milliseconds where no group is its unit.
+    fn found(all: &[Regex], text: &str) -> Self {
+        let (mut throughput, mut p50, mut p99) = (Vec::new(), Vec::new(), Vec::new());
+        for captures in all.iter().flat_map(|regex| regex.captures_iter(text)) {
             let number = |name| captures.name(name)?.as_str().parse::<f64>().ok();
             let to_ms = match captures.name("unit").map(|unit| unit.as_str()) {
                 Some("us") => 1e-3,
@@ -81,20 +72,17 @@ impl Found {
                 Some("m") => 6e4,
                 _ => 1.0,
             };
-            self.throughput.extend(number("throughput"));
-            self.p50.extend(number("p50").map(|p50| p50 * to_ms));
-            self.p99.extend(number("p99").map(|p99| p99 * to_ms));
+            throughput.extend(number("throughput"));
+            p50.extend(number("p50").map(|p50| p50 * to_ms));
+            p99.extend(number("p99").map(|p99| p99 * to_ms));
         }
-    }
-
-    fn served(&self) -> Served {
         let mean = |figures: &[f64]| {
             (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
         };
-        Served {
-            throughput: mean(&self.throughput),
-            p50_ms: mean(&self.p50),
-            p99_ms: self.p99.iter().copied().reduce(f64::max),
+        Self {
+            throughput: mean(&throughput),
+            p50_ms: mean(&p50),
+            p99_ms: p99.into_iter().reduce(f64::max),
         }
     }
 }
@@ -104,9 +92,7 @@ impl Pattern {
     fn read(&self, text: &str) -> Served {
         let is_named = |name: &str| ["throughput", "p50", "p99"].contains(&name);
         if self.0.capture_names().flatten().any(is_named) {
-            let mut found = Found::default();
-            found.add(&self.0, text);
-            return found.served();
+            return Served::found(std::slice::from_ref(&self.0), text);
         }
         let captures = self.0.captures_iter(text);
         let latencies = captures.filter_map(|captures| captures.get(1)?.as_str().parse().ok());
@@ -134,15 +120,6 @@ const KNOWN: [&str; 7] = [
     r"(?m)^ *50(\.000)?% +(?<p50>[0-9.]+)(?<unit>[mu]?s|m)?\s*$",
     r"(?m)^ *99(\.000)?% +(?<p99>[0-9.]+)(?<unit>[mu]?s|m)?\s*$",
 ];
-
-/// The figures of the tools that are known.
-fn known(text: &str) -> Served {
-    let mut found = Found::default();
-    for regex in KNOWN.into_iter().filter_map(|regex| Regex::new(regex).ok()) {
-        found.add(&regex, text);
-    }
-    found.served()
-}
 
 #[cfg(test)]
 mod tests {

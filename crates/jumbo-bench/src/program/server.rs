@@ -74,7 +74,7 @@ impl Server {
     }
 
     /// Waits until the server serves, and fills it.
-    pub(crate) fn prepare(
+    fn prepare(
         &self,
         settings: &Settings,
         server: &Running,
@@ -91,7 +91,7 @@ impl Server {
 
     /// Has the server serve the load: how long it took, in milliseconds, and the figures that it
     /// printed.
-    pub(crate) fn loaded(
+    fn loaded(
         &self,
         load: &str,
         server: &Running,

@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(typed("default", true), "/j run --report=none -- /p");
         assert_eq!(
             typed("pool", false),
-            "/j run --report=none --pool=384M -- /p"
+            "/j run --report=none --no-config --pool=384M -- /p"
         );
         let options = "--heap=off --maps=off";
         assert_eq!(

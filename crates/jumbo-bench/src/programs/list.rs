@@ -48,8 +48,9 @@ fn read() -> Result<List, toml::de::Error> {
 }
 
 /// The files that programs run or read, by name.
-pub(super) const FILES: [(&str, &str); 10] = [
+pub(super) const FILES: [(&str, &str); 11] = [
     ("Main.java", include_str!("work/Main.java")),
+    ("allocator.cpp", include_str!("work/allocator.cpp")),
     ("columns.py", include_str!("work/columns.py")),
     ("dictionary.py", include_str!("work/dictionary.py")),
     ("duck.py", include_str!("work/duck.py")),

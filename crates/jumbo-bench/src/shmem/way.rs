@@ -1,39 +1,19 @@
-//! How shared memory comes, and what a sample must show of it: [`Way`].
+//! How shared memory comes, and what a sample must show of it: [`Shared`].
 
 use std::fmt;
 
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::knobs::{Knob, Value};
-use serde::{Deserialize, Serialize};
 
 use crate::claim::{self, Claim, MOST, most_of, within};
-use crate::keeper::{SIZE, Wanted, control};
+use crate::keeper::{Needs, SIZE, control};
 use crate::launch::Launch;
-
-/// How shared memory comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
-    /// In base pages, whatever the kernel's controls are.
-    Base,
-    /// As the kernel's controls have it, and they allow no size.
-    Plain,
-    /// The same under `jumbo run`.
-    Disabled,
-    /// In folios of this size, which the kernel's control allows to all programs.
-    Kernel(PageSize),
-    /// A touch for each PMD, then MADV_COLLAPSE, by the program itself.
-    Collapse,
-    /// In blocks of this size, by `jumbo run --shm=user`.
-    User(PageSize),
-    /// In pages of the kernel's pool, by `jumbo run --shm=hugetlb`.
-    Hugetlb,
-}
+use crate::task::Shared;
 
 /// Nothing but shared memory differs.
 const SHM_ALONE: &str = "--heap=off --maps=off --text=off --data=off --free=off --reaper=off";
 
-/// The figures that [`Way::claims`] are about: the page faults of the touches; what came in large folios, of all
+/// The figures that [`Shared::claims`] are about: the page faults of the touches; what came in large folios, of all
 /// sizes and of the way's own, by the kernel's statistics; and how much more than was touched is resident, where touches are far
 /// apart.
 pub(super) const FAULTS: &str = "touch_faults";
@@ -41,7 +21,7 @@ pub(super) const LARGE: &str = "large_folio_bytes";
 pub(super) const SIZED: &str = "sized_folio_bytes";
 pub(super) const BLOAT: &str = "resident_x";
 
-impl Way {
+impl Shared {
     /// In the names of rows.
     pub(super) fn key(self) -> String {
         let size = self.block().to_string().to_lowercase();
@@ -94,24 +74,23 @@ impl Way {
         Launch::Jumbo(format!("--shm={mode} {SHM_ALONE}"))
     }
 
-    /// What the kernel's controls are to be, of all `sizes`. Of those that are not used none is allowed; what is collapsed
-    /// has the PMD size's at its default.
-    pub(super) fn controls(self, sizes: &[PageSize]) -> Vec<(Knob, Value)> {
+    /// What a touch of `size` bytes needs of the kernel. Of its controls, of all `sizes`, none is allowed that is not
+    /// used; what is collapsed has the PMD size's at its default.
+    pub(super) fn needs(self, size: Bytes, sizes: &[PageSize]) -> Needs {
         let word = |size| match self {
             Self::Kernel(allowed) if allowed == size => "always",
             Self::Collapse if size == SIZE => "inherit",
             _ => "never",
         };
-        let all = sizes.iter();
-        all.map(|&size| (control(size), word(size).into()))
-            .collect()
-    }
-
-    /// The pages of the kernel's pool beyond those that it had.
-    pub(super) fn pages(self, size: Bytes) -> Wanted {
-        match self {
-            Self::Hugetlb => Wanted::persistent(size.whole_pages(SIZE)),
-            _ => Wanted::default(),
+        let of_pool = if self == Self::Hugetlb {
+            size
+        } else {
+            Bytes(0)
+        };
+        let knob = |&size| -> (Knob, Value) { (control(size), word(size).into()) };
+        Needs {
+            knobs: sizes.iter().map(knob).collect(),
+            ..Needs::persistent(of_pool.whole_pages(SIZE))
         }
     }
 
@@ -141,7 +120,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Base => f.write_str("4 KiB pages"),
@@ -164,13 +143,13 @@ mod tests {
         Ok(size) => size,
         Err(_) => SIZE,
     };
-    const WAYS: [Way; 6] = [
-        Way::Base,
-        Way::Disabled,
-        Way::Kernel(SIZE_64K),
-        Way::Collapse,
-        Way::User(SIZE_64K),
-        Way::Hugetlb,
+    const WAYS: [Shared; 6] = [
+        Shared::Base,
+        Shared::Disabled,
+        Shared::Kernel(SIZE_64K),
+        Shared::Collapse,
+        Shared::User(SIZE_64K),
+        Shared::Hugetlb,
     ];
 
     /// Which ways 1 GiB can have come in: by so many page faults, with so many MiB in large folios, of them in those of the way's
@@ -212,13 +191,18 @@ mod tests {
 
     #[test]
     fn no_size_is_allowed_but_the_ways_own() {
-        let words = |way: Way| {
-            let set = way.controls(&[SIZE_64K, SIZE]).into_iter();
+        let words = |way: Shared| {
+            let set = way.needs(Bytes(0), &[SIZE_64K, SIZE]).knobs.into_iter();
             set.map(|(_, word)| word.to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(words(Way::Kernel(SIZE_64K)), ["always", "never"]);
-        assert_eq!(words(Way::Collapse), ["never", "inherit"]);
-        for way in [Way::Base, Way::Disabled, Way::User(SIZE_64K), Way::Hugetlb] {
+        assert_eq!(words(Shared::Kernel(SIZE_64K)), ["always", "never"]);
+        assert_eq!(words(Shared::Collapse), ["never", "inherit"]);
+        for way in [
+            Shared::Base,
+            Shared::Disabled,
+            Shared::User(SIZE_64K),
+            Shared::Hugetlb,
+        ] {
             assert_eq!(words(way), ["never", "never"], "{way}");
         }
     }

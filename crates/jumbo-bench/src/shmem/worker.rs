@@ -7,13 +7,14 @@ use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, task};
 use jumbo_inside::sys::collapse;
 
-use super::way::{BLOAT, FAULTS, LARGE, SIZED, Way};
+use super::way::{BLOAT, FAULTS, LARGE, SIZED};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::keeper::SIZE;
-use crate::memory::{Mapping, base_pages_only, had_in, own_times};
+use crate::memory::{Block, base_pages_only, had_in, own_times};
 use crate::stats::quantile;
-use crate::work::{Work, on_threads};
+use crate::task::{Shared, Touch};
+use crate::work::on_threads;
 
 /// Of so much memory, at most, touches are timed one by one.
 const TIMED: Bytes = Bytes(256 << 20);
@@ -22,18 +23,21 @@ const SPARSE: Bytes = Bytes(64 << 20);
 /// ... of these.
 const STEP: usize = 1 << 20;
 
-/// Shared memory of so many bytes, touched by so many threads: the time, the memory that came, and
-/// how much more than was touched is resident where touches are far apart. Where that is set, the
-/// slowest of a hundred first touches as well.
-pub(crate) const TOUCH: Work<(Way, Bytes, usize, bool)> = Work::new("touch", touch);
-
-fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figures, Error> {
+/// [`Task::Touch`](crate::task::Task::Touch): the time, the memory that came, and how much more than was touched is
+/// resident where touches are far apart.
+pub(crate) fn touch(told: &Touch) -> Result<Figures, Error> {
+    let Touch {
+        by: way,
+        size,
+        threads,
+        timed,
+    } = *told;
     let root = Root::host();
-    if way == Way::Base {
+    if way == Shared::Base {
         base_pages_only()?;
     }
     // What is collapsed, and when, is up to the program.
-    let is_by_touch = way != Way::Collapse;
+    let is_by_touch = way != Shared::Collapse;
     let bloat = is_by_touch.then(|| bloat(&root, way)).transpose()?;
     let folios = Folios::read(&root)?;
     let faults = || Ok::<_, Error>(task::faults(&root, std::process::id())?.minor);
@@ -58,7 +62,7 @@ fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figur
         ));
     }
     let clock = Instant::now();
-    memory.unmap()?;
+    memory.give_back()?;
     let unmapped = clock.elapsed();
     figures.extend(bloat.map(|bloat| (BLOAT.to_owned(), bloat)));
     if timed && is_by_touch {
@@ -77,19 +81,16 @@ fn touch((way, size, threads, timed): (Way, Bytes, usize, bool)) -> Result<Figur
     Ok(with(figures, taken))
 }
 
-fn map(way: Way, size: Bytes) -> Result<Mapping, Error> {
-    match way {
-        Way::Collapse => Mapping::shared_aligned(size),
-        _ => Mapping::shared(size),
-    }
+fn map(way: Shared, size: Bytes) -> Result<Block, Error> {
+    Block::shared(size, way == Shared::Collapse)
 }
 
 /// Touches each base page; each thread those of a part of its own, in the order of their addresses.
-fn touch_all(memory: &mut [u8], way: Way, threads: usize) -> Result<(), Error> {
+fn touch_all(memory: &mut [u8], way: Shared, threads: usize) -> Result<(), Error> {
     let huge = usize::try_from(SIZE.bytes()).unwrap_or(usize::MAX);
     let part = memory.len().div_ceil(threads).next_multiple_of(huge);
     let work = |part: &mut [u8]| -> Result<(), Error> {
-        for block in part.chunks_mut(huge).filter(|_| way == Way::Collapse) {
+        for block in part.chunks_mut(huge).filter(|_| way == Shared::Collapse) {
             block[0] = 1;
             collapse(block.as_ptr().addr(), block.len())?;
         }
@@ -102,7 +103,7 @@ fn touch_all(memory: &mut [u8], way: Way, threads: usize) -> Result<(), Error> {
 }
 
 /// The slowest of a hundred first touches of a block, in microseconds.
-fn slowest(way: Way, size: Bytes) -> Result<f64, Error> {
+fn slowest(way: Shared, size: Bytes) -> Result<f64, Error> {
     let mut memory = map(way, size)?;
     let block = usize::try_from(way.block().bytes()).unwrap_or(usize::MAX);
     let time = |block: &mut [u8]| {
@@ -111,12 +112,12 @@ fn slowest(way: Way, size: Bytes) -> Result<f64, Error> {
         ms(clock.elapsed()) * 1e3
     };
     let times: Vec<_> = memory.bytes().chunks_mut(block).map(time).collect();
-    memory.unmap()?;
-    Ok(quantile(&times, 99))
+    memory.give_back()?;
+    Ok(quantile(&times, 0.99))
 }
 
 /// How many times as much as was touched is resident, where one byte is touched in each [`STEP`].
-fn bloat(root: &Root, way: Way) -> Result<f64, Error> {
+fn bloat(root: &Root, way: Shared) -> Result<f64, Error> {
     let mut memory = map(way, SPARSE)?;
     let mut touched = 0.0;
     for step in memory.bytes().chunks_mut(STEP) {
@@ -124,7 +125,7 @@ fn bloat(root: &Root, way: Way) -> Result<f64, Error> {
         touched += rustix::param::page_size() as f64;
     }
     let had = had_in(root, &[memory.addresses()])?;
-    memory.unmap()?;
+    memory.give_back()?;
     Ok(had["resident_bytes"] / touched)
 }
 

@@ -14,14 +14,13 @@ mod counters;
 mod process;
 mod program;
 mod real;
-mod rung;
 #[expect(
     unsafe_code,
     reason = "calls functions that were made when it is measured"
 )]
 mod worker;
 
-pub(crate) use worker::TEXT;
+pub(crate) use worker::text;
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
@@ -29,12 +28,11 @@ use jumbo_host::kernel::Root;
 use crate::group::{self, Group, rows};
 use crate::memory::room;
 use crate::table::Table;
+use crate::task::Text;
 use crate::{Error, Settings};
 use counters::Counters;
-use process::{Bench, PROCESSES, PSS, of_rung};
+use process::{Bench, PROCESSES, PSS, Rung, of_rung};
 use program::{Cached, Program};
-use rung::Rung;
-use worker::Text;
 
 /// The least size: with less than what is called at random the processor's own caches of addresses hold half of it.
 pub const MIN_SIZE: Bytes = TOUCHED;

@@ -1,19 +1,20 @@
-//! Processes of the program with much text: `Bench`.
+//! Processes of the program with much text: `Bench`; and on which kind of page the text of each is, and whose: `Rung`.
 
 use std::io::Read as _;
 use std::time::Instant;
 
+use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::smaps::Smaps;
 use serde_json::Value;
 
-use super::program::Program;
-use super::rung::Rung;
-use super::worker::{TEXT, Text, is_text};
-use crate::claim::DRY_RUN;
+use super::program::{Cached, Program};
+use super::worker::is_text;
+use crate::claim::{Claim, DRY_RUN, exactly, most_of, part_of};
 use crate::figures::{Figures, ms, with};
 use crate::launch::Launch;
 use crate::talk::Talk;
+use crate::task::{Task, Text};
 use crate::work::Worker;
 use crate::{Error, Settings};
 
@@ -40,7 +41,7 @@ impl Bench<'_> {
     /// A process of a program: what it says of itself, and how long it took from its start to its end.
     pub(super) fn run(&self, program: &Program, rung: Rung, what: Text) -> Result<Figures, Error> {
         let clock = Instant::now();
-        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
+        let worker = Worker::new(rung.launch(), Task::Text(what)).of(program.path());
         let figures = worker.sample(self.settings, &rung.claims(what.touched))?;
         Ok(with(figures, [("whole_ms", ms(clock.elapsed()))]))
     }
@@ -62,7 +63,7 @@ impl Bench<'_> {
         };
         let launch = Launch::Jumbo(format!("--report=json {options}"));
         let what = rung.work(program, program.size, 0);
-        let worker = Worker::new(launch, &TEXT, &what).of(program.path());
+        let worker = Worker::new(launch, Task::Text(what)).of(program.path());
         let (mut talk, figures) = worker.begin(self.settings, &rung.claims(what.touched))?;
         let mut report = Vec::new();
         if let Some(stderr) = &mut talk.child.stderr {
@@ -91,7 +92,7 @@ impl Bench<'_> {
             stays: true,
             ..rung.work(program, program.size, 0)
         };
-        let worker = Worker::new(rung.launch(), &TEXT, &what).of(program.path());
+        let worker = Worker::new(rung.launch(), Task::Text(what)).of(program.path());
         let (talk, _) = worker.begin(self.settings, &rung.claims(what.touched))?;
         Ok(talk)
     }
@@ -117,5 +118,85 @@ impl Bench<'_> {
             process.end()?;
         }
         Ok(figures)
+    }
+}
+
+/// Nothing but text differs.
+const TEXT_ALONE: &str = "--heap=off --maps=off --free=off --reaper=off --data=off";
+
+/// The kind of page that text is on, and whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rung {
+    pub(super) name: &'static str,
+    /// The end of the names of rows on it. The rung that costs nothing has the plain names.
+    pub(super) suffix: &'static str,
+    /// The mode of `jumbo run --text`; empty: plain.
+    mode: &'static str,
+    /// How the page cache has the program before it starts. Images are made of text that is not huge yet.
+    pub(super) cached: Cached,
+    /// The figure that counts its huge pages.
+    huge: &'static str,
+}
+
+impl Rung {
+    /// None of it is huge.
+    pub(super) const BASE: Self = Self::new(["4 KiB pages", "", "", ""], Cached::Base);
+    /// As a plain program has it.
+    pub(super) const FOUND: Self = Self::new(["as found", "", "", ""], Cached::AsRead);
+    pub(super) const FILE: Self = Self::new(
+        ["file, primed", "", "file", "text_file_huge_bytes"],
+        Cached::Primed,
+    );
+    pub(super) const SHARED: Self = Self::new(
+        [
+            "shared image",
+            "_shared",
+            "shared",
+            "text_shared_huge_bytes",
+        ],
+        Cached::Base,
+    );
+    pub(super) const HUGE: [Self; 2] = [Self::FILE, Self::SHARED];
+
+    const fn new([name, suffix, mode, huge]: [&'static str; 4], cached: Cached) -> Self {
+        Self {
+            name,
+            suffix,
+            mode,
+            cached,
+            huge,
+        }
+    }
+
+    pub(super) fn launch(self) -> Launch {
+        match self.mode {
+            "" => Launch::Plain,
+            mode => Launch::Jumbo(format!("--text={mode} {TEXT_ALONE}")),
+        }
+    }
+
+    /// The text that was touched is there: none of it on huge pages, or at least half, of the kind
+    /// that the rung has.
+    pub(super) fn claims(self, touched: Bytes) -> Vec<Claim> {
+        let mut claims = vec![most_of("text_resident_bytes", touched)];
+        if self == Self::BASE {
+            claims.push(exactly("text_huge_bytes", 0));
+        }
+        if !self.huge.is_empty() {
+            claims.push(part_of(self.huge, 50, touched));
+        }
+        claims
+    }
+
+    /// Of all text the part `touched`, and so many calls.
+    pub(super) fn work(self, program: &Program, touched: Bytes, calls: u64) -> Text {
+        Text {
+            size: program.size,
+            touched,
+            calls,
+            any: false,
+            base: self == Self::BASE,
+            stays: false,
+        }
     }
 }

@@ -19,46 +19,39 @@ use crate::table::Table;
 use crate::talk::Talk;
 use crate::{Error, Settings};
 
-/// Work for a program that a host may have.
-struct Work {
-    program: &'static str,
-    arguments: &'static [&'static str],
-    /// Its standard input.
-    input: &'static str,
-}
+/// Work for a program that a host may have: what its rows are called, the program, its arguments and its standard input.
+#[derive(Clone, Copy)]
+struct Work(
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+);
 
-/// Work of some seconds, in a program with much text.
-const LONG: [Work; 2] = [
-    Work {
-        program: "node",
-        arguments: &["-"],
-        input: include_str!("work/words.js"),
-    },
-    Work {
-        program: "g++",
-        arguments: &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
-        input: include_str!("work/maps.cpp"),
-    },
+/// Work of less than a second, and of some seconds, in programs with much text.
+const ALL: [Work; 4] = [
+    Work("short_time", "node", &["-e", "1"], ""),
+    Work(
+        "short_time",
+        "g++",
+        &["-S", "-o", "/dev/null", "-x", "c++", "-"],
+        "int main() {}",
+    ),
+    Work("real_time", "node", &["-"], include_str!("work/words.js")),
+    Work(
+        "real_time",
+        "g++",
+        &["-O2", "-S", "-o", "/dev/null", "-x", "c++", "-"],
+        include_str!("work/maps.cpp"),
+    ),
 ];
 
-/// Of so many runs in a round the best one counts: another program disturbs most of those that take a second. With three of them
-/// a program differed from itself by a tenth.
-const RUNS: usize = 8;
-
-/// Work of less than a second, and how often.
-const SHORT: [Work; 2] = [
-    Work {
-        program: "node",
-        arguments: &["-e", "1"],
-        input: "",
-    },
-    Work {
-        program: "g++",
-        arguments: &["-S", "-o", "/dev/null", "-x", "c++", "-"],
-        input: "int main() {}",
-    },
-];
+/// How often short work is done, in all rounds together; with `--quick` too.
 const STARTS: [usize; 2] = [50, 5];
+
+/// Of so many runs of long work in a round the best one counts: another program disturbs most of those that take a second.
+/// With three of them a program differed from itself by a tenth.
+const RUNS: usize = 8;
 
 /// Nothing but text differs.
 const TEXT: &str = "--quiet --text=auto --heap=off --maps=off --free=off --reaper=off --data=on";
@@ -69,37 +62,42 @@ type Fold = fn(&[f64]) -> f64;
 
 /// The groups of the programs that this host has; of one of them, and of its start alone, where it is to be `quick`.
 pub(super) fn groups<'a>(settings: &'a Settings, quick: bool, table: &mut Table) -> Vec<Group<'a>> {
-    let rounds = settings.rounds.get();
-    let most = if quick { 1 } else { LONG.len() };
-    // As many starts in all rounds together.
-    let starts = STARTS[usize::from(quick)].div_ceil(rounds);
-    let mut groups = Vec::new();
+    let starts = STARTS[usize::from(quick)].div_ceil(settings.rounds.get());
     let kinds = [
-        ("short", &SHORT, (starts, median as Fold)),
-        ("real", &LONG, (RUNS, least)),
+        ("short_time", starts, median as Fold),
+        ("real_time", RUNS, least),
     ];
-    for (kind, all, laps) in kinds.into_iter().take(if quick { 1 } else { 2 }) {
-        let here: Vec<_> = all
-            .iter()
-            .filter(|work| on_path(work.program, iter::empty()).is_some())
-            .collect();
-        for (work, suffix) in here.iter().zip(["", "_2"]).take(most) {
-            groups.push(group(settings, work, &format!("{kind}_time{suffix}"), laps));
+    let (kinds, most) = if quick {
+        (&kinds[..1], 1)
+    } else {
+        (&kinds[..], 2)
+    };
+    let mut groups = Vec::new();
+    for &(key, laps, fold) in kinds {
+        let is_here = |work: &Work| work.0 == key && on_path(work.1, iter::empty()).is_some();
+        let here = ALL.into_iter().filter(is_here);
+        for (work, suffix) in here.zip(["", "_2"]).take(most) {
+            groups.push(group(
+                settings,
+                work,
+                &format!("{key}{suffix}"),
+                (laps, fold),
+            ));
         }
-        if here.is_empty() {
-            table.missing("real programs", "neither `node` nor `g++` is installed");
-        }
+    }
+    if groups.is_empty() {
+        table.missing("real programs", "neither `node` nor `g++` is installed");
     }
     groups
 }
 
 fn group<'a>(
     settings: &'a Settings,
-    work: &'static Work,
+    work: Work,
     name: &str,
     (laps, fold): (usize, Fold),
 ) -> Group<'a> {
-    let mut group = Group::new(settings, work.program).laps(laps, fold);
+    let mut group = Group::new(settings, work.1).laps(laps, fold);
     let mut side = |name: &str, launch: Launch| {
         group.side(name, Bytes(0), move || work.run(settings, &launch))
     };
@@ -107,7 +105,7 @@ fn group<'a>(
     let off = side("--text=off alone", Launch::Jumbo(NO_TEXT.to_owned()));
     let auto = side("--text=auto alone", Launch::Jumbo(TEXT.to_owned()));
     let jumbo = side("jumbo run", Launch::JUMBO);
-    let measure = &format!("{} {}", work.program, work.arguments.join(" "));
+    let measure = &format!("{} {}", work.1, work.2.join(" "));
     let row = |suffix: &str| format!("{name}{suffix}");
     rows! { group;
         row("_aa") => measure, "work_ms", plain / plain;
@@ -119,13 +117,14 @@ fn group<'a>(
 }
 
 impl Work {
-    fn run(&self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
-        let mut command = launch.command(&settings.jumbo, OsStr::new(self.program));
-        command.args(self.arguments);
+    fn run(self, settings: &Settings, launch: &Launch) -> Result<Figures, Error> {
+        let Self(_, program, arguments, said) = self;
+        let mut command = launch.command(&settings.jumbo, OsStr::new(program));
+        command.args(arguments);
         let clock = Instant::now();
         let mut talk = Talk::start(command, Stdio::piped())?;
         if let Some(mut input) = talk.child.stdin.take() {
-            input.write_all(self.input.as_bytes())?;
+            input.write_all(said.as_bytes())?;
         }
         talk.end()?;
         Ok(figures([("work_ms", ms(clock.elapsed()))]))

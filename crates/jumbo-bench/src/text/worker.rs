@@ -1,6 +1,5 @@
 //! The program with much text, from inside: [`text`].
 
-use std::io;
 use std::mem::transmute;
 use std::ptr::with_exposed_provenance;
 use std::time::Instant;
@@ -8,31 +7,13 @@ use std::time::Instant;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::smaps::{Mapping, Smaps};
 use jumbo_host::kernel::{Root, task};
-use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;
 use super::program::FUNCTION;
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{LIBRARIES, base_pages_only, libraries};
-use crate::work::Work;
-
-/// The calls that it makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Text {
-    /// Of all of its text.
-    pub(super) size: Bytes,
-    /// Of that, what it touches: a call in each base page, in their order.
-    pub(super) touched: Bytes,
-    /// How often it calls a function then, at random...
-    pub(super) calls: u64,
-    /// ... of all that it touched, and not only of those by which it did.
-    pub(super) any: bool,
-    /// On base pages, whatever the page cache has.
-    pub(super) base: bool,
-    /// It stays until the end of its input.
-    pub(super) stays: bool,
-}
+use crate::task::Text;
 
 /// The functions.
 struct Functions {
@@ -43,22 +24,14 @@ struct Functions {
 /// Its multiples have no pattern in their upper halves: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Functions called; the process stays until the end of its input where it is told so.
-pub(crate) const TEXT: Work<Text> = Work::new("text", text).staying(|what| {
-    if what.stays {
-        io::stdin().read_line(&mut String::new())?;
-    }
-    Ok(())
-});
-
-/// Calls functions: how long that took, and how they were mapped then.
-fn text(what: Text) -> Result<Figures, Error> {
+/// [`Task::Text`](crate::task::Task::Text): how long the calls took, and how the functions were mapped then.
+pub(crate) fn text(what: &Text) -> Result<Figures, Error> {
     let (root, pid) = (Root::host(), std::process::id());
     let faults = || task::faults(&root, pid).map(|faults| faults.minor + faults.major);
     if what.base {
         base_pages_only()?;
     }
-    let functions = Functions::find(&root, &what)?;
+    let functions = Functions::find(&root, what)?;
     let counters = Counters::open();
 
     let (before, clock) = (faults()?, Instant::now());

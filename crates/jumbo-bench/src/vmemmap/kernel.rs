@@ -1,4 +1,4 @@
-//! The kernel's own pool, grown and shrunk with HVO off and on: [`Kernel`].
+//! The kernel's own pool, grown and shrunk with HVO off and on: [`OfKernel`].
 //!
 //! Off is the baseline: HVO costs time. What it saves is what the kernel's two counters of page metadata fall by.
 
@@ -9,9 +9,10 @@ use jumbo_host::knobs::Knob;
 
 use crate::claim::{self, Claim};
 use crate::figures::{Figures, figures};
-use crate::keeper::{Host, Keeper, Kept, SIZE, Wanted};
+use crate::keeper::{Keeper, Kernel, Needs, SIZE};
 use crate::launch::Launch;
 use crate::stats::quantile;
+use crate::task::Kept;
 use crate::{Error, Settings};
 
 /// Of the eight base pages of descriptors of a 2 MiB page the kernel frees so many.
@@ -23,28 +24,27 @@ const SINGLE: u64 = 32;
 /// The fall of the metadata counters, in base pages.
 const SAVED: &str = "metadata_saved_pages";
 
-/// The kernel's pool of 2 MiB pages, the switch of HVO, and the right to set both.
-pub(super) struct Kernel {
-    host: Host,
-    hvo: Keeper,
+/// The kernel, its pool of 2 MiB pages and the switch of HVO.
+pub(super) struct OfKernel {
+    kernel: Kernel,
     pages: Pages,
 }
 
-impl Kernel {
+impl OfKernel {
     /// Takes them, if the pool can have up to `most` pages more; [`Error::Kernel`] says why not.
     pub(super) fn take(settings: &Settings, most: Pages) -> Result<Self, Error> {
         let root = Root::host();
         let available = Memory::read(&root)?.available;
         let pages = Pages(most.0.min(available.whole_pages(SIZE).0 / 3));
-        let counted = metadata(&root)?.is_some();
-        if !counted {
+        if metadata(&root)?.is_none() {
             let why = "the kernel does not count its page metadata (before Linux 6.12)";
             return Err(Error::Kernel("HVO", why.to_owned()));
         }
-        let hvo = Keeper::take(settings, Kept::Hvo)?;
-        let mut host = Host::take(settings, pages)?;
-        host.provide(Wanted::default())?;
-        Ok(Self { host, hvo, pages })
+        let knobs = Some(Keeper::take(settings, Kept::Hvo)?);
+        let pool = Some(Keeper::of_pool(settings, pages)?);
+        let kernel = Kernel { pool, knobs };
+        kernel.provide(&Needs::default())?;
+        Ok(Self { kernel, pages })
     }
 
     /// The memory of a sample.
@@ -53,27 +53,33 @@ impl Kernel {
     }
 
     /// The pool grown and shrunk at once, and then page by page.
-    pub(super) fn sample(&mut self, on: bool) -> Result<Figures, Error> {
+    pub(super) fn sample(&self, on: bool) -> Result<Figures, Error> {
         let root = Root::host();
-        self.hvo.set(vec![(Knob::hvo(), u64::from(on).into())])?;
+        let resize = |pages| {
+            self.kernel.provide(&Needs {
+                knobs: vec![(Knob::hvo(), u64::from(on).into())],
+                ..Needs::persistent(pages)
+            })
+        };
+        resize(Pages(0))?;
         let before = metadata(&root)?.unwrap_or_default();
-        let grow = self.resize(self.pages)?;
+        let grow = resize(self.pages)?;
         let saved = before.saturating_sub(metadata(&root)?.unwrap_or_default());
-        let shrink = self.resize(Pages(0))?;
-        let singly = |host: &mut Self, to: &mut dyn Iterator<Item = u64>| {
-            let times = to.map(|pages| Ok(host.resize(Pages(pages))? * 1e3));
+        let shrink = resize(Pages(0))?;
+        let singly = |to: &mut dyn Iterator<Item = u64>| {
+            let times = to.map(|pages| Ok(resize(Pages(pages))? * 1e3));
             times.collect::<Result<Vec<_>, Error>>()
         };
-        let grows = singly(self, &mut (1..=SINGLE))?;
-        let shrinks = singly(self, &mut (0..SINGLE).rev())?;
+        let grows = singly(&mut (1..=SINGLE))?;
+        let shrinks = singly(&mut (0..SINGLE).rev())?;
         let of_8 = saved as f64 / self.pages.0.max(1) as f64;
         let figures = figures([
             ("grow_ms", grow),
             ("shrink_ms", shrink),
-            ("grow_p50_us", quantile(&grows, 50)),
-            ("grow_p99_us", quantile(&grows, 99)),
-            ("shrink_p50_us", quantile(&shrinks, 50)),
-            ("shrink_p99_us", quantile(&shrinks, 99)),
+            ("grow_p50_us", quantile(&grows, 0.5)),
+            ("grow_p99_us", quantile(&grows, 0.99)),
+            ("shrink_p50_us", quantile(&shrinks, 0.5)),
+            ("shrink_p99_us", quantile(&shrinks, 0.99)),
             ("saved_of_8_pages", of_8),
             (SAVED, saved as f64),
             ("preload_libraries", 0.0),
@@ -93,14 +99,9 @@ impl Kernel {
         claim::within(SAVED, range)
     }
 
-    fn resize(&mut self, pages: Pages) -> Result<f64, Error> {
-        self.host.provide(Wanted::persistent(pages))
-    }
-
     /// Has both put back.
     pub(super) fn give_back(self) -> Result<(), Error> {
-        self.host.give_back()?;
-        self.hvo.give_back()
+        self.kernel.give_back()
     }
 }
 

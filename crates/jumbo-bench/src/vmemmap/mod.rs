@@ -5,20 +5,16 @@
 //! - `head_of`, of random pages and of one after the other;
 //! - ranges pinned and unpinned, from a tail on. The baseline counts by head as well, and learns the heads from the tails.
 //!
-//! - whole pages of a pool that describes them, taken and given back, against one that does not (`exchange`);
+//! - whole pages of a pool that describes them, taken and given back, against one that does not;
 //! - the kernel's own pool, grown and shrunk with its optimisation (HVO) off and on (`kernel`): put back in the end.
 //!
 //! The baseline (`plain`) is resident before anything is timed, checks nothing and takes no lock.
 
-mod exchange;
 mod kernel;
 mod plain;
 mod worker;
 
-pub(crate) use exchange::TAKE_GIVE;
-pub(crate) use worker::{DESCRIBE, PIN};
-
-use std::cell::RefCell;
+pub(crate) use worker::describe;
 
 use jumbo::units::{Bytes, PageSize, Pages, counted};
 use jumbo_host::kernel::Root;
@@ -27,12 +23,13 @@ use crate::claim;
 use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::room;
+use crate::pool::FOLIOS;
 use crate::stats::least;
 use crate::table::Table;
-use crate::work::{Work, Worker};
+use crate::task::{Huge, Source, Task, Way};
+use crate::work::Worker;
 use crate::{Error, Settings};
-use kernel::Kernel;
-use worker::Huge;
+use kernel::OfKernel;
 
 /// How many base pages of 4 KiB a huge page has.
 const ORDER_2M: u32 = 9;
@@ -67,6 +64,9 @@ const SLOWER: [&str; 2] = ["0.40", "0.38"];
 /// A take and give is so short that where its memory lies is half of it: the best of so many processes is a sample.
 const LAPS: usize = 3;
 
+/// How many pages the pool has whose pages are taken and given.
+const EXCHANGED: Pages = Pages(16);
+
 /// 1 GiB pages prepared.
 const GIGANTIC: usize = 10;
 
@@ -80,6 +80,7 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         order,
         pages,
         optimised: false,
+        pinned: false,
     };
     let (mib, gib) = (
         |pages| plain(ORDER_2M, pages),
@@ -93,9 +94,8 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         size.gib
     );
     let mut table = Table::new("vmemmap", what, settings)?;
-    let kernel = Kernel::take(settings, size.kernel);
-    let host = table.found("the kernel's own pool with HVO", kernel)?;
-    let host = host.map(RefCell::new);
+    let kernel = OfKernel::take(settings, size.kernel);
+    let kernel = table.found("the kernel's own pool with HVO", kernel)?;
     let mut groups = vec![
         lives(settings, mib(size.pages), "", "2 MiB"),
         lives(settings, gib(GIGANTIC), "_1g", "1 GiB"),
@@ -103,33 +103,31 @@ pub fn measure(settings: &Settings, quick: bool) -> Result<Table, Error> {
         pins(settings, gib(size.gib), "_1g", "1 GiB"),
         exchanges(settings),
     ];
-    groups.extend(host.as_ref().map(|kernel| resizes(settings, kernel)));
+    groups.extend(kernel.as_ref().map(|kernel| resizes(settings, kernel)));
     let table = group::measure(settings, table, groups)?;
-    host.map_or(Ok(()), |kernel| kernel.into_inner().give_back())?;
+    kernel.map_or(Ok(()), OfKernel::give_back)?;
     Ok(table)
 }
 
 /// The memory of a plain table for them.
 fn bytes(huge: Huge) -> Bytes {
-    Bytes(DESCRIPTOR * huge.all() as u64)
+    Bytes(DESCRIPTOR * huge.all().len() as u64)
 }
 
 /// Both sides: the plain table and ours, which keeps at least a hundred times less.
-fn sides(group: &mut Group<'_>, huge: Huge, work: &Work<Huge>) -> [usize; 2] {
+fn sides(group: &mut Group<'_>, huge: Huge) -> [usize; 2] {
     let all = bytes(huge);
-    [
-        ("all descriptors", false, all.0..=all.0 / 8 * 9),
-        ("jumbo::vmemmap", true, 0..=all.0 / 100),
-    ]
-    .map(|(name, optimised, kept)| {
-        let worker = Worker::new(Launch::Plain, work, &Huge { optimised, ..huge });
-        group.named(name, worker, all, vec![claim::within("kept_bytes", kept)])
-    })
+    let mut side = |name, optimised, kept| {
+        let worker = Worker::new(Launch::Plain, Task::Describe(Huge { optimised, ..huge }));
+        group.worker(name, worker, all, vec![claim::within("kept_bytes", kept)])
+    };
+    let plain = side("all descriptors", false, all.0..=all.0 / 8 * 9);
+    [plain, side("jumbo::vmemmap", true, 0..=all.0 / 100)]
 }
 
 fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "prepare and release");
-    let [plain, ours] = sides(&mut group, huge, &DESCRIBE);
+    let [plain, ours] = sides(&mut group, huge);
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of}"),
@@ -163,7 +161,8 @@ fn lives<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Grou
 
 fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group<'a> {
     let mut group = Group::new(settings, "pin and unpin");
-    let [plain, ours] = sides(&mut group, huge, &PIN);
+    let pinned = true;
+    let [plain, ours] = sides(&mut group, Huge { pinned, ..huge });
     let (name, what) = (
         |name| format!("{name}{suffix}"),
         |what| format!("{what}, {of} pages"),
@@ -179,14 +178,15 @@ fn pins<'a>(settings: &'a Settings, huge: Huge, suffix: &str, of: &str) -> Group
 /// A pool that describes its pages gives whole ones as fast as one that does not.
 fn exchanges(settings: &Settings) -> Group<'_> {
     let mut group = Group::new(settings, "take and give").laps(LAPS, least);
-    let size = exchange::PAGES.bytes(PageSize::SIZE_2M);
-    let mut side = |name: &str, is_described: bool| {
-        let mut claims = claim::huge(size);
-        claims.push(claim::exactly(exchange::FOLIOS, u64::from(is_described)));
-        let worker = Worker::new(Launch::Plain, &TAKE_GIVE, &is_described);
-        group.named(name, worker, size, claims)
+    let (source, size) = (Source::Thp, EXCHANGED.bytes(PageSize::SIZE_2M));
+    let mut side = |name: &str, way: Way, folios: u64| {
+        let mut claims = way.claims(source, EXCHANGED);
+        claims.push(claim::exactly(FOLIOS, folios));
+        let worker = Worker::new(Launch::Plain, Task::Exchange(source, way, EXCHANGED, 1));
+        group.worker(name, worker, size, claims)
     };
-    let (plain, ours) = (side("pool without folios", false), side("pool", true));
+    let plain = side("pool without folios", Way::TakePlain, 0);
+    let ours = side("pool", Way::Take, 1);
     let what = "a page taken and given";
     rows! { group;
         "take_give" => what, "page_ns", plain / ours;
@@ -197,12 +197,11 @@ fn exchanges(settings: &Settings) -> Group<'_> {
     group
 }
 
-fn resizes<'a>(settings: &'a Settings, kernel: &'a RefCell<Kernel>) -> Group<'a> {
+fn resizes<'a>(settings: &'a Settings, kernel: &'a OfKernel) -> Group<'a> {
     let mut group = Group::new(settings, "the kernel's pool");
     group.optional = Error::is_of_host;
-    let size = kernel.borrow().bytes();
     let [off, on] = [("HVO off", false), ("HVO on", true)]
-        .map(|(name, on)| group.side(name, size, move || kernel.borrow_mut().sample(on)));
+        .map(|(name, on)| group.side(name, kernel.bytes(), move || kernel.sample(on)));
     let [grown, shrunk] = ["grown", "shrunk"].map(|how| format!("the kernel's pool {how}, 2 MiB"));
     rows! { group;
         "kernel_grow" => &grown, "grow_ms", off / on, SLOWER[0];

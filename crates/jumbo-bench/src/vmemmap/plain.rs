@@ -11,15 +11,11 @@ use crate::Error;
 
 /// A table of either kind. Pages go by their number.
 pub(super) trait Table {
-    type Held<'t>
-    where
-        Self: 't;
-
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error>;
     fn release(&self, head: usize) -> Result<(), Error>;
     fn head_of(&self, page: usize) -> Option<usize>;
-    /// Pins pages until what is returned is dropped.
-    fn pin(&self, pages: Range<usize>) -> Result<Self::Held<'_>, Error>;
+    /// Pins pages, has something done, and unpins them.
+    fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
     fn pins(&self, page: usize) -> u64;
     /// The base pages of descriptors that one huge page gives back, by the kernel's count; and
     /// those it had.
@@ -40,17 +36,6 @@ struct Line {
 
 /// Descriptors of so many base pages, by number.
 pub(super) struct Plain(Box<[Line]>);
-
-/// Pinned pages, until this is dropped.
-pub(super) struct Pins<'t>(&'t Plain, Range<usize>);
-
-impl Drop for Pins<'_> {
-    fn drop(&mut self) {
-        self.0.by_head(&self.1, |counts, less| {
-            counts.fetch_sub(less * PIN, Ordering::AcqRel);
-        });
-    }
-}
 
 /// A pin is a reference too.
 const PIN: u64 = 1 | 1 << 32;
@@ -77,8 +62,6 @@ impl Plain {
 }
 
 impl Table for Plain {
-    type Held<'t> = Pins<'t>;
-
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
         let number = head as u64 + 1;
         let pages = &self.0[head..head + (1 << order)];
@@ -104,11 +87,15 @@ impl Table for Plain {
         usize::try_from(head).ok()?.checked_sub(1)
     }
 
-    fn pin(&self, pages: Range<usize>) -> Result<Pins<'_>, Error> {
+    fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
         self.by_head(&pages, |counts, more| {
             counts.fetch_add(more * PIN, Ordering::AcqRel);
         });
-        Ok(Pins(self, pages))
+        meanwhile();
+        self.by_head(&pages, |counts, less| {
+            counts.fetch_sub(less * PIN, Ordering::AcqRel);
+        });
+        Ok(())
     }
 
     fn pins(&self, page: usize) -> u64 {
@@ -134,9 +121,10 @@ mod tests {
             [3, 4, 7, 8, 15].map(|page| plain.head_of(page)),
             [None, Some(4), Some(4), Some(8), Some(8)]
         );
-        let held = plain.pin(6..13);
-        assert_eq!((plain.pins(4), plain.pins(15)), (2, 5));
-        drop(held);
+        let mut pins = (0, 0);
+        let mut look = || pins = (plain.pins(4), plain.pins(15));
+        plain.pinned(6..13, &mut look).unwrap();
+        assert_eq!(pins, (2, 5));
         assert_eq!((plain.pins(7), plain.pins(8)), (0, 0));
         plain.release(4).unwrap();
         assert_eq!(plain.head_of(7), None);

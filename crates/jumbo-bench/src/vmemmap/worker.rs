@@ -5,32 +5,15 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use jumbo::units::{Order, PageSize};
-use jumbo::vmemmap::{Geometry, Pinned, Vmemmap};
+use jumbo::vmemmap::{Geometry, Vmemmap};
 use jumbo_host::kernel::Root;
-use serde::{Deserialize, Serialize};
 
 use super::plain::{Plain, Table};
 use crate::Error;
 use crate::figures::{Figures, figures, ms, with};
 use crate::memory::{LIBRARIES, base_pages_only, had, libraries};
 use crate::stats::quantile;
-use crate::work::Work;
-
-/// A table with all its pages prepared, looked up and released.
-pub(crate) const DESCRIBE: Work<Huge> = Work::new("describe", |huge| huge.on_tables(life, life));
-
-/// A table of which all but the first and the last base page are pinned, and unpinned.
-pub(crate) const PIN: Work<Huge> = Work::new("pin", |huge| huge.on_tables(pins, pins));
-
-/// Huge pages, and the table that describes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Huge {
-    /// Over base pages of 4 KiB.
-    pub(super) order: u32,
-    pub(super) pages: usize,
-    /// The descriptors of huge pages are given back; else all are there.
-    pub(super) optimised: bool,
-}
+use crate::task::Huge;
 
 /// The base page of both tables.
 const BASE: PageSize = PageSize::SIZE_4K;
@@ -43,8 +26,6 @@ fn address(page: usize) -> u64 {
 }
 
 impl Table for Vmemmap {
-    type Held<'t> = Pinned<'t>;
-
     fn prepare(&self, head: usize, order: u32) -> Result<(), Error> {
         Ok(self.prepare(address(head), Order(order)).map(drop)?)
     }
@@ -58,8 +39,11 @@ impl Table for Vmemmap {
         usize::try_from(head / BASE.bytes()).ok()
     }
 
-    fn pin(&self, pages: Range<usize>) -> Result<Pinned<'_>, Error> {
-        Ok(self.pin(address(pages.start)..address(pages.end))?)
+    fn pinned(&self, pages: Range<usize>, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
+        let held = self.pin(address(pages.start)..address(pages.end))?;
+        meanwhile();
+        drop(held);
+        Ok(())
     }
 
     fn pins(&self, page: usize) -> u64 {
@@ -80,46 +64,39 @@ impl Table for Vmemmap {
     }
 }
 
-/// Work on a table of the kind `T` with all pages of a `Huge` prepared.
-type On<T> = fn(Huge, &T) -> Result<Figures, Error>;
+/// [`Task::Describe`](crate::task::Task::Describe): what work on a table with all its pages prepared took, and the
+/// memory kept with all pages there.
+pub(crate) fn describe(huge: Huge) -> Result<Figures, Error> {
+    base_pages_only()?;
+    // Code and files that are touched for the first time are not what a table keeps.
+    on_table(Huge { pages: 2, ..huge })?;
+    on_table(huge)
+}
 
-impl Huge {
-    /// The number of base pages.
-    pub(super) fn all(self) -> usize {
-        self.pages << self.order
+fn on_table(huge: Huge) -> Result<Figures, Error> {
+    let before = taken()?;
+    if !huge.optimised {
+        return prepared(huge, &Plain::new(huge.all().end), before);
     }
+    let geometry = Geometry::new(BASE, PageSize::SIZE_2M)?;
+    prepared(
+        huge,
+        &Vmemmap::new(0..address(huge.all().end), geometry)?,
+        before,
+    )
+}
 
-    fn heads(self) -> impl Iterator<Item = usize> + Clone {
-        (0..self.pages).map(move |page| page << self.order)
-    }
+fn prepared<T: Table>(huge: Huge, table: &T, before: f64) -> Result<Figures, Error> {
+    heads(huge).try_for_each(|head| table.prepare(head, huge.order))?;
+    let kept = taken()? - before;
+    let libraries = libraries(&Root::host(), std::process::id())?;
+    let had = [("kept_bytes", kept.max(1.0)), (LIBRARIES, libraries)];
+    let work = if huge.pinned { pins } else { life };
+    Ok(with(work(huge, table)?, had))
+}
 
-    /// Has work done on a table with all its pages prepared: what that took, and the memory kept
-    /// with all pages there.
-    fn on_tables(self, plain: On<Plain>, optimised: On<Vmemmap>) -> Result<Figures, Error> {
-        base_pages_only()?;
-        // Code and files that are touched for the first time are not what a table keeps.
-        Self { pages: 2, ..self }.on_table(plain, optimised)?;
-        self.on_table(plain, optimised)
-    }
-
-    fn on_table(self, plain: On<Plain>, optimised: On<Vmemmap>) -> Result<Figures, Error> {
-        let before = taken()?;
-        if self.optimised {
-            let geometry = Geometry::new(BASE, PageSize::SIZE_2M)?;
-            let table = Vmemmap::new(0..address(self.all()), geometry)?;
-            return self.prepared(&table, before, optimised);
-        }
-        self.prepared(&Plain::new(self.all()), before, plain)
-    }
-
-    fn prepared<T: Table>(self, table: &T, before: f64, work: On<T>) -> Result<Figures, Error> {
-        self.heads()
-            .try_for_each(|head| table.prepare(head, self.order))?;
-        let kept = taken()? - before;
-        let libraries = libraries(&Root::host(), std::process::id())?;
-        let had = [("kept_bytes", kept.max(1.0)), (LIBRARIES, libraries)];
-        Ok(with(work(self, table)?, had))
-    }
+fn heads(huge: Huge) -> impl Iterator<Item = usize> + Clone {
+    huge.all().step_by(1 << huge.order)
 }
 
 /// The memory of this process, with its page tables.
@@ -158,17 +135,17 @@ fn life<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
     // All has been touched by now, in both kinds of table: the kernel has its own from the boot on.
     let [random, sequential] = looks(table, huge)?;
     let [saved, of] = table.saved(0)?;
-    let released = timed(|| huge.heads().try_for_each(release))?;
-    let prepared = timed(|| huge.heads().try_for_each(prepare))?;
-    let releases = each(huge.heads(), release)?;
-    let prepares = each(huge.heads(), prepare)?;
+    let released = timed(|| heads(huge).try_for_each(release))?;
+    let prepared = timed(|| heads(huge).try_for_each(prepare))?;
+    let releases = each(heads(huge), release)?;
+    let prepares = each(heads(huge), prepare)?;
     Ok(figures([
         ("prepare_ms", ms(prepared)),
         ("release_ms", ms(released)),
-        ("prepare_p50_ns", quantile(&prepares, 50)),
-        ("prepare_p99_ns", quantile(&prepares, 99)),
-        ("release_p50_ns", quantile(&releases, 50)),
-        ("release_p99_ns", quantile(&releases, 99)),
+        ("prepare_p50_ns", quantile(&prepares, 0.5)),
+        ("prepare_p99_ns", quantile(&prepares, 0.99)),
+        ("release_p50_ns", quantile(&releases, 0.5)),
+        ("release_p99_ns", quantile(&releases, 0.99)),
         ("random_ns", random),
         ("sequential_ns", sequential),
         ("saved_pages", saved),
@@ -178,7 +155,7 @@ fn life<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
 
 /// How long a look takes: at random pages, and at one after the other.
 fn looks<T: Table>(table: &T, huge: Huge) -> Result<[f64; 2], Error> {
-    let all = huge.all();
+    let all = huge.all().end;
     let look = |page: usize| -> Result<(), Error> {
         let head = black_box(table.head_of(page));
         let right = page >> huge.order << huge.order;
@@ -196,19 +173,21 @@ fn looks<T: Table>(table: &T, huge: Huge) -> Result<[f64; 2], Error> {
 }
 
 fn pins<T: Table>(huge: Huge, table: &T) -> Result<Figures, Error> {
-    let pages = 1..huge.all() - 1;
-    let clock = Instant::now();
-    let held = table.pin(pages.clone())?;
-    let pinned = clock.elapsed();
+    let pages = 1..huge.all().end - 1;
+    let (mut pinned, mut pins, mut clock) = (Duration::ZERO, 0, Instant::now());
+    let mut look = || {
+        pinned = clock.elapsed();
+        pins = table.pins(pages.start);
+        clock = Instant::now();
+    };
+    table.pinned(pages.clone(), &mut look)?;
+    let unpinned = clock.elapsed();
     // Of the first huge page all but one base page.
-    let pins = table.pins(pages.start);
     if pins != (1 << huge.order) - 1 {
         return Err(Error::Corrupt(format!("a page has {pins} pins")));
     }
-    let clock = Instant::now();
-    drop(held);
     Ok(figures([
         ("pin_ms", ms(pinned)),
-        ("unpin_ms", ms(clock.elapsed())),
+        ("unpin_ms", ms(unpinned)),
     ]))
 }

@@ -5,7 +5,7 @@ use std::io;
 use jumbo::units::counted;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
-use jumbo_bench::table::{Comparison, Grid, Row, Side, Table, Verdict};
+use jumbo_bench::table::{Comparison, Row, Side, Table, Verdict};
 
 use crate::view::View;
 
@@ -18,9 +18,10 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
         "<measure|<baseline|>|<compared|>|>difference|<|<published",
         table.rows.iter().map(cells),
     )?;
-    for grid in &table.grids {
+    let beside: Vec<_> = table.beside().map(beside).collect();
+    if !beside.is_empty() {
         view.line("")?;
-        show_grid(view, grid)?;
+        view.table("<value|<", beside)?;
     }
     view.line("")?;
     view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
@@ -36,21 +37,11 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     Ok(())
 }
 
-/// Figures of many sides: medians.
-fn show_grid(view: &mut View, grid: &Grid) -> io::Result<()> {
-    let titles = grid.columns.iter().map(|(name, _)| format!("|>{name}"));
-    let titles: String = titles.collect();
-    let lines = grid.lines.iter().map(|(side, figures)| {
-        let cells = figures
-            .iter()
-            .zip(&grid.columns)
-            .map(|(spread, (_, unit))| {
-                let median = spread.map(|spread| digits(spread.median / scale(unit).0));
-                median.unwrap_or_default()
-            });
-        std::iter::once(side.clone()).chain(cells)
-    });
-    view.table(&format!("<{}{titles}", grid.what), lines)
+/// A figure that is compared with nothing.
+fn beside((name, figure, unit): (&str, Spread, &'static str)) -> [String; 2] {
+    let (divisor, unit) = scale(unit);
+    let figure = spread(figure, &unit, |value| digits(value / divisor));
+    [name.to_owned(), figure]
 }
 
 /// What was measured and how often.

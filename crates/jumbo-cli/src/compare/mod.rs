@@ -1,6 +1,7 @@
 //! `jumbo compare`: what a program gains, on this machine, in the words of its user.
 //!
-//! The measuring is `jumbo_bench::program`'s; here is what is asked, and (`show`) what is said about it.
+//! The measuring is `jumbo_bench::program`'s; here is what is asked, and (`show`) what is said
+//! about it.
 
 mod show;
 
@@ -27,12 +28,13 @@ const DIFFERS: u8 = 3;
 
 /// Run a program with and without jumbo, in turn, and say what it gains
 ///
-/// PROGRAM is run as it is and under `jumbo run`, one after the other, a few times each: time, memory,
-/// and whether it did the same. It is also compared with itself: what it differs by then is noise, and no
-/// difference within that is claimed. The time of its children counts.
+/// PROGRAM is run as it is and under `jumbo run`, one after the other, a few times each: time,
+/// memory, and whether it did the same. It is also compared with itself: what it differs by then is
+/// noise, and no difference within that is claimed. The time of its children counts.
 ///
-/// Its input is empty, or the file that stdin is redirected from, from the beginning each time. What it
-/// prints is compared and not shown. It must do the same each time: let --prepare put back what it changes.
+/// Its input is empty, or the file that stdin is redirected from, from the beginning each time.
+/// What it prints is compared and not shown. It must do the same each time: let --prepare put back
+/// what it changes.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "jumbo compare [OPTIONS] [--] PROGRAM [ARG]...")]
 #[command(after_help = "Examples:
@@ -52,16 +54,17 @@ pub(crate) struct Args {
 
     /// Modes of jumbo: default, glibc, mimalloc, pool, text, background; or its options
     ///
-    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one word. `pool` and
-    /// `mimalloc` have a pool as large as the program needs; with `mimalloc` all allocations come from it. May be given
-    /// several times.
+    /// Several have commas between them; what begins with `-` is options of `jumbo run`, all in one
+    /// word. `pool` and `mimalloc` have a pool as large as the program needs; with `mimalloc` all
+    /// allocations come from it. May be given several times.
     #[arg(long, value_name = "MODE,...", value_parser = modes, default_value = "default", allow_hyphen_values = true)]
     modes: Vec<Modes>,
 
     /// Compare with these too: tunable, jemalloc, tcmalloc, mimalloc
     ///
-    /// glibc's own switch for huge pages, and allocators in LD_PRELOAD's place, each with its setting for huge pages where
-    /// it has one. Those that are not installed are left out, and said so.
+    /// glibc's own switch for huge pages, and allocators in LD_PRELOAD's place, each with its
+    /// setting for huge pages where it has one. Those that are not installed are left out, and said
+    /// so.
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::peers()))]
     peers: Vec<String>,
@@ -72,26 +75,26 @@ pub(crate) struct Args {
 
     /// PROGRAM is a server: measure it for so many seconds, then end it by SIGTERM
     ///
-    /// What counts is how long one run of --load takes; without --load it is the CPU time of the server.
+    /// The measure is the time of one run of --load; without --load, the CPU time of the server.
     #[arg(long = "for", value_name = "SECONDS", value_parser = interval)]
     time: Option<Duration>,
 
-    /// What the server is to do: CMD is run by `sh -c` again and again for that time
+    /// The work of the server: CMD is run by `sh -c` again and again for that time
     #[arg(long, value_name = "CMD", requires = "time")]
     load: Option<String>,
 
     /// Succeeds once the server serves [default: the load does]
     ///
-    /// CMD is run by `sh -c` until it succeeds, for a minute at most. Name one where the load takes long, or hangs while there is no
-    /// server.
+    /// CMD is run by `sh -c` until it succeeds, for a minute at most. Name one where the load takes
+    /// long, or hangs while there is no server.
     #[arg(long, value_name = "CMD", requires = "time")]
     ready: Option<String>,
 
     /// Finds latencies in what --load prints, in milliseconds, by the first group of REGEX
     ///
-    /// Each match is one request: p50 and p99 are of all that the load prints, of its last 64 KiB. Groups named `throughput`, `p50`
-    /// and `p99`, as in `(?<p99>[0-9.]+)`, are taken as they are. The figures of pgbench, redis-benchmark, wrk and ab are found
-    /// without.
+    /// Each match is one request: p50 and p99 are of all that the load prints, of its last 64 KiB.
+    /// Groups named `throughput`, `p50` and `p99`, as in `(?<p99>[0-9.]+)`, are taken as they are.
+    /// The figures of pgbench, redis-benchmark, wrk and ab are found without.
     #[arg(long, value_name = "REGEX", requires = "load")]
     latency_regex: Option<Pattern>,
 
@@ -104,7 +107,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// What one word of `--modes` comes to.
+/// The modes in one word of `--modes`.
 #[derive(Clone, Debug)]
 struct Modes(Vec<Way>);
 

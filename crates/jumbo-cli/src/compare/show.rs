@@ -7,7 +7,7 @@ use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
 use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 
-use crate::view::{View, WIDTH, duration, filled};
+use crate::view::{NONE, View, WIDTH, duration, filled};
 
 /// Below this a program has too little memory for any of it to be worth a huge page.
 const LITTLE: f64 = 16.0 * 1024.0 * 1024.0;
@@ -24,12 +24,11 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
     let program = cut(&it.program.join(" "), WIDTH - runs.len() - 20);
     view.line(format!("{program}: {runs} of each kind, in turn"))?;
     view.line("")?;
-    let sides = [(PLAIN, PLAIN)].into_iter();
-    let sides = sides.chain(
-        it.ways
-            .iter()
-            .map(|way| (way.key.as_str(), way.name.as_str())),
-    );
+    let ways = it
+        .ways
+        .iter()
+        .map(|way| (way.key.as_str(), way.name.as_str()));
+    let sides = std::iter::once((PLAIN, PLAIN)).chain(ways);
     let time = match server {
         Some(Server { load: Some(_), .. }) => "one load",
         Some(_) => "CPU time",
@@ -51,14 +50,10 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
         )
     });
     for text in unreached.chain(told).chain(did(it)) {
-        wrapped(&text)
-            .lines()
-            .try_for_each(|line| view.line(line))?;
+        view.lines(wrapped(&text).lines())?;
     }
-    for missing in &it.table.missing {
-        view.line(format!("Left out: {}: {}", missing.what, missing.why))?;
-    }
-    Ok(())
+    let missing = it.table.missing.iter();
+    view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)))
 }
 
 /// Shows the figures that the load printed, where it did.
@@ -72,13 +67,10 @@ fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
             p99_ms,
             ..
         } = served?;
-        let unknown = || "-".to_owned();
-        Some([
-            short(name),
-            throughput.map_or_else(unknown, |rate| format!("{rate:.0}/s")),
-            p50_ms.map_or_else(unknown, ms),
-            p99_ms.map_or_else(unknown, ms),
-        ])
+        let throughput = throughput.map(|rate| format!("{rate:.0}/s"));
+        let figures = [throughput, p50_ms.map(ms), p99_ms.map(ms)];
+        let [throughput, p50, p99] = figures.map(|it| it.unwrap_or_else(|| NONE.to_owned()));
+        Some([short(name), throughput, p50, p99])
     });
     let rows: Vec<_> = rows.collect();
     if rows.is_empty() {
@@ -102,7 +94,7 @@ fn cells(it: &Comparison, key: &str, name: &str) -> [String; 7] {
     let value = |figure| value(it, key, figure);
     let time = |figure| {
         let seconds = Duration::try_from_secs_f64(value(figure) / 1e3);
-        seconds.map_or_else(|_| "-".to_owned(), duration)
+        seconds.map_or_else(|_| NONE.to_owned(), duration)
     };
     [
         short(name),
@@ -132,34 +124,15 @@ fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
     }
     let cpu = server.is_some_and(|server| server.load.is_none());
     let time = match way.time {
-        Change::None { noise } => format!(
-            "no difference in time seen (runs differ by {})",
-            percent(noise)
-        ),
-        Change::Less { factor, noise } => {
-            format!("{} (give or take {})", faster(factor, cpu), percent(noise))
+        Change::None { noise } => {
+            let noise = percent(noise);
+            let none = format!("no difference in time seen (runs differ by {noise})");
+            match changed(way.cpu, true) {
+                Some(cpu_time) if !cpu => format!("{none}, but {cpu_time}"),
+                _ => none,
+            }
         }
-        Change::More { factor, noise } => {
-            format!("{} (give or take {})", slower(factor, cpu), percent(noise))
-        }
-        Change::Unknown => "time not known".to_owned(),
-    };
-    let time = match (way.time, way.cpu) {
-        (Change::None { .. }, Change::Less { factor, noise }) if !cpu => {
-            format!(
-                "{time}, but {} (give or take {})",
-                faster(factor, true),
-                percent(noise)
-            )
-        }
-        (Change::None { .. }, Change::More { factor, noise }) if !cpu => {
-            format!(
-                "{time}, but {} (give or take {})",
-                slower(factor, true),
-                percent(noise)
-            )
-        }
-        _ => time,
+        change => changed(change, cpu).unwrap_or_else(|| "time not known".to_owned()),
     };
     let memory = match way.memory {
         _ if value(it, PLAIN, "rss_bytes") < LITTLE => return format!("{}: {time}.", way.name),
@@ -169,6 +142,16 @@ fn verdict(it: &Comparison, way: &Compared, server: Option<&Server>) -> String {
         Change::Unknown => "memory not known".to_owned(),
     };
     format!("{}: {time}, {memory}.", way.name)
+}
+
+/// A difference that was seen, with its noise.
+fn changed(change: Change, cpu: bool) -> Option<String> {
+    let (words, noise) = match change {
+        Change::Less { factor, noise } => (faster(factor, cpu), noise),
+        Change::More { factor, noise } => (slower(factor, cpu), noise),
+        Change::None { .. } | Change::Unknown => return None,
+    };
+    Some(format!("{words} (give or take {})", percent(noise)))
 }
 
 fn faster(factor: f64, cpu: bool) -> String {
@@ -195,26 +178,9 @@ fn percent(part: f64) -> String {
     }
 }
 
-/// Why it is slower, why nothing is seen, and what to look at where it is not on huge pages.
+/// The reason why no difference is seen, or no huge page.
 fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
-    let value = |key: &str, figure| value(it, key, figure);
     let mut lines = Vec::new();
-    if let Change::More { .. } = way.time {
-        let more = |figure| value(&way.key, figure) - value(PLAIN, figure);
-        let (user, system) = (more("user_ms"), more("system_ms"));
-        if system > 0.0 && system >= user {
-            let pages = value(&way.key, "huge_faults");
-            let made = match pages >= 1.0 {
-                true => format!(", which made {pages:.0} huge pages for it"),
-                false => String::new(),
-            };
-            lines.push(format!("  {} more in the kernel{made}.", ms(system)));
-        } else if user > 0.0 {
-            lines.push(format!("  {} more in the program itself.", ms(user)));
-        } else {
-            lines.push("  Neither the program nor the kernel worked longer: it waited.".to_owned());
-        }
-    }
     if let Change::None { noise } = way.time
         && noise > NOISY
     {
@@ -223,8 +189,8 @@ fn advice(it: &Comparison, way: &Compared) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let hardly = value(&way.key, "huge_percent") < HARDLY;
-    if way.is_jumbo && hardly && value(PLAIN, "rss_bytes") >= LITTLE {
+    let hardly = value(it, &way.key, "huge_percent") < HARDLY;
+    if way.is_jumbo && hardly && value(it, PLAIN, "rss_bytes") >= LITTLE {
         lines.push(
             "  Hardly any of its memory came on huge pages; `jumbo run --report -- PROGRAM` says why."
                 .to_owned(),
@@ -237,7 +203,7 @@ fn ms(ms: f64) -> String {
     duration(Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default())
 }
 
-/// What of it is compared.
+/// A compared part.
 type See = fn(&Compared) -> Option<Agreement>;
 
 /// Whether the program did the same.
@@ -250,62 +216,46 @@ fn did(it: &Comparison) -> Vec<String> {
     }
     let all = |see: See, agreement| it.ways.iter().all(|way| see(way) == Some(agreement));
     let streams: [(&str, See); 2] = [("stdout", |way| way.stdout), ("stderr", |way| way.stderr)];
-    let is_same = streams.iter().all(|(_, see)| all(*see, Agreement::Same));
-    if is_same && all(|way| way.status, Agreement::Same) {
+    let status: See = |way| way.status;
+    let parts = || streams.into_iter().chain([("exit status", status)]);
+    if parts().all(|(_, see)| all(see, Agreement::Same)) {
         lines.push("Output and exit status were the same in all runs.".to_owned());
         return lines;
     }
     if it.ways.iter().all(|way| way.status.is_none()) {
-        lines.push(
-            "It was ended as a server is: how it ends and what it prints was not compared."
-                .to_owned(),
-        );
+        let server =
+            "It was ended as a server is: how it ends and what it prints was not compared.";
+        lines.push(server.to_owned());
         return lines;
     }
     for way in &it.ways {
-        match (way.status, &way.ended, &it.plain_status) {
-            (Some(Agreement::Differs), Some(ended), Some(plain)) => {
-                lines.push(format!(
-                    "WARNING: {} ended with {ended}, plain with {plain}.",
-                    way.name
-                ));
-            }
-            (Some(Agreement::Differs), ..) => {
-                lines.push(format!("WARNING: {} ended otherwise than plain.", way.name))
-            }
-            _ => {}
+        let name = &way.name;
+        if way.status == Some(Agreement::Differs) {
+            let ended = way.ended.as_ref().zip(it.plain_status.as_ref());
+            let how = ended.map_or("otherwise than plain".to_owned(), |(ended, plain)| {
+                format!("with {ended}, plain with {plain}")
+            });
+            lines.push(format!("WARNING: {name} ended {how}."));
         }
-        for (stream, see) in &streams {
-            if see(way) == Some(Agreement::Differs) {
-                lines.push(format!(
-                    "WARNING: {} printed something else on {stream}.",
-                    way.name
-                ));
-            }
-        }
+        let differing = streams
+            .iter()
+            .filter(|(_, see)| see(way) == Some(Agreement::Differs));
+        lines.extend(
+            differing
+                .map(|(stream, _)| format!("WARNING: {name} printed something else on {stream}.")),
+        );
     }
-    for (stream, see) in &streams {
-        lines.push(match it.ways.first().and_then(see) {
-            Some(Agreement::DiffersFromItself) => {
-                format!(
-                    "Its {stream} differs from itself, run by run, without jumbo: not compared."
-                )
-            }
-            None => format!("Its {stream} was left open by a process that goes on: not compared."),
-            _ if all(*see, Agreement::Same) => format!("Its {stream} was the same in all runs."),
-            _ => continue,
-        });
-    }
-    match it.ways.first().and_then(|way| way.status) {
-        Some(Agreement::DiffersFromItself) => {
-            lines
-                .push("Its exit status differs from itself, run by run, without jumbo.".to_owned());
-        }
-        _ if all(|way| way.status, Agreement::Same) => {
-            lines.push("Its exit status was the same in all runs.".to_owned());
-        }
-        _ => {}
-    }
+    lines.extend(
+        parts().filter_map(|(part, see)| match it.ways.first().and_then(see) {
+            Some(Agreement::DiffersFromItself) => Some(format!(
+                "Its {part} differs from itself, run by run, without jumbo: not compared."
+            )),
+            None if part != "exit status" => Some(format!(
+                "Its {part} was left open by a process that goes on: not compared."
+            )),
+            _ => all(see, Agreement::Same).then(|| format!("Its {part} was the same in all runs.")),
+        }),
+    );
     lines
 }
 

@@ -1,36 +1,39 @@
 //! `jumbo kill`: ends processes and gives their memory back from both sides.
 //!
-//! The stages, a file each: [`target`] (which process, whether it can be ended, and what became of it),
-//! [`watch`] (the signal, and the wait for what comes of it), [`show`].
+//! The signal and the wait for the end are here. [`target`]: a process, whether it can be ended,
+//! and the result. [`show`]: the results.
 //!
-//! Invariant: a process that does not end is left as it was. Tracing is done by a thread that has ended
-//! before anything is printed, and its end takes the tracing away, whatever the process is doing.
+//! Invariant: a process that does not end is left as it was. Tracing is done by a thread that has
+//! ended before anything is printed, and its end takes the tracing away, whatever the process is
+//! doing.
 
 mod show;
 mod target;
-mod watch;
 
+use std::io;
+use std::os::fd::AsFd as _;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::Signals;
+use rustix::event::{PollFd, PollFlags};
 
-use crate::signal::{Number, end_by};
+use crate::signal::{Number, end_by, poll};
 use crate::value::{process, seconds};
 use target::Target;
-use watch::End;
 
 /// End processes, their memory given back by two CPUs at once
 ///
-/// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment, until a thread of jumbo
-/// frees its memory beside the kernel. This works for any process, started by jumbo or not. The command returns when all
-/// processes are gone, and prints what was gained. The memory of a process that has a reaper (`jumbo run --reaper`) is not back
-/// by then: see `jumbo wait`.
+/// Sends the signal to each process. When a process begins to end, jumbo holds it for a moment,
+/// until a thread of jumbo frees its memory beside the kernel. This works for any process, started
+/// by jumbo or not. The command returns when all processes are gone, and prints what was gained.
+/// The memory of a process that has a reaper (`jumbo run --reaper`) is not back by then: see `jumbo
+/// wait`.
 ///
-/// Until then jumbo traces the processes: a debugger cannot attach. jumbo leaves a process that goes on as it was, and all of them
-/// when jumbo is interrupted.
+/// Until then jumbo traces the processes: a debugger cannot attach. jumbo leaves a process that
+/// goes on as it was, and all of them when jumbo is interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo kill 4711
@@ -64,7 +67,7 @@ pub(crate) struct Args {
     pids: Vec<u32>,
 }
 
-/// What looks like an option is kill(1)'s form of a signal.
+/// A word that looks like an option is kill(1)'s form of a signal.
 fn pid(text: &str) -> Result<u32, String> {
     process(text).map_err(|why| match text.starts_with('-') {
         true => format!("{why}; a signal is given with --signal"),
@@ -83,7 +86,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let (signal, timeout) = (args.signal, args.timeout);
     let tracer = tracer.spawn(move || {
         let mut targets: Vec<Target> = pids.iter().map(|pid| Target::open(&root, *pid)).collect();
-        let end = watch::run(&mut targets, signal, timeout, &signals);
+        let end = watch(&mut targets, signal, timeout, &signals);
         // A thread that holds a process lets go of it by ending.
         let concluded: Vec<_> = targets
             .into_iter()
@@ -113,4 +116,59 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let all = concluded.iter().all(target::Concluded::is_gone);
     Ok(ExitCode::from(u8::from(!all)))
+}
+
+/// Why the wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Every target is gone, or goes on.
+    Concluded,
+    /// By a signal to this process.
+    Interrupted(i32),
+}
+
+/// Sends `signal` to the targets and waits until they are gone, or `timeout` has passed and what is
+/// left of them is not about to end.
+fn watch(targets: &mut [Target], signal: Number, timeout: Duration, signals: &Signals) -> End {
+    for target in &mut *targets {
+        target.send(signal);
+    }
+    let deadline = Instant::now().checked_add(timeout);
+    loop {
+        for target in &mut *targets {
+            target.answer_stops();
+            target.look();
+        }
+        let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let mut left = targets.iter().filter(|target| target.awaited().is_some());
+        if !left.any(|target| !is_late || target.is_ending()) {
+            return End::Concluded;
+        }
+        let deadline = deadline.filter(|_| !is_late);
+        if wait(targets, deadline, signals).is_err() {
+            return End::Concluded;
+        }
+        while let Ok(Some(signal)) = signals.next() {
+            match signal.number {
+                libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
+                    return End::Interrupted(signal.number);
+                }
+                // SIGCHLD: a target has stopped. The others are not for a command that others wait
+                // for.
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Waits for a target's end, or for a signal.
+fn wait(targets: &[Target], deadline: Option<Instant>, signals: &Signals) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let awaited = targets.iter().filter_map(Target::awaited);
+    let mut ready: Vec<_> = [signals.as_fd()]
+        .into_iter()
+        .chain(awaited.map(|process| process.as_fd()))
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    poll(&mut ready, left)
 }

@@ -1,4 +1,4 @@
-//! What became of the targets, for people and for programs.
+//! The results, as text and as JSON.
 
 use std::time::Duration;
 
@@ -46,9 +46,7 @@ pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()
             Outcome::Ended => {
                 let waited = one.waited.map(duration).unwrap_or_default();
                 view.line(format!("{who}: ended, {waited} after {signal}"))?;
-                for line in lines(one) {
-                    view.line(format!("  {line}"))?;
-                }
+                view.lines(lines(one).iter().map(|line| format!("  {line}")))?;
             }
             Outcome::WasEnded { parent } => view.line(format!(
                 "{who}: had ended before; its parent {parent} has not waited for it"
@@ -70,7 +68,7 @@ pub(super) fn text(signal: Number, concluded: &[Concluded]) -> anyhow::Result<()
     Ok(())
 }
 
-/// What was gained, and what was not.
+/// The gain, and the reasons for less.
 fn lines(one: &Concluded) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(gain) = &one.gain {

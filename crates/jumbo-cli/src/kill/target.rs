@@ -31,14 +31,14 @@ enum State {
     Ending(Process, Teardown),
 }
 
-/// What became of it.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is gone.
     Ended,
     /// It was a zombie before the signal: its memory had gone with its end.
     WasEnded {
-        /// Who has to wait for it.
+        /// The process that has to wait for it.
         parent: u32,
     },
     /// It goes on; why, as far as can be seen.
@@ -47,7 +47,7 @@ pub(super) enum Outcome {
     Failed {
         /// Why not.
         why: String,
-        /// What to do.
+        /// The remedy.
         hint: Option<&'static str>,
     },
 }
@@ -239,7 +239,8 @@ fn examine(root: &Root, pid: u32) -> Result<Process, Outcome> {
     Ok(process)
 }
 
-/// Why a process did not end by a signal. `is_stopped`: it was while it was held, which does not show.
+/// Why a process did not end by a signal. `is_stopped`: it was while it was held, which does not
+/// show.
 fn why_alive(root: &Root, pid: u32, signal: Number, is_stopped: bool) -> String {
     let Ok(standing) = Standing::read(root, pid) else {
         return String::from("it has only just ended");

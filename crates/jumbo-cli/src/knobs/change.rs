@@ -12,26 +12,25 @@ use serde::Serialize;
 
 use super::terminal::Terminal;
 use super::{
-    How, Manner, PART, all_or_part, command_line, failure, journal, lock_pools, refused, undo,
-    unrecorded, usage,
+    How, Manner, PART, all_or_part, command_line, failure, journal, lock, refused, undo, usage,
 };
 use crate::pool::change::OfPool;
 use crate::view::{self, View, in_words, is_broken_pipe, tell};
 
-/// What is to be done, and later what was: the JSON, and what the text is made of.
+/// A change before and after it is made: the JSON, and the source of the text.
 #[derive(Serialize)]
 pub(crate) struct Change {
     #[serde(flatten)]
     plan: Plan,
-    /// What the next boot will set.
+    /// The settings of the next boot.
     boot: Boot,
-    /// What is worth knowing.
+    /// Facts worth knowing.
     pub(crate) notes: Vec<String>,
     /// True where nothing was written.
     dry_run: bool,
     /// Why not all pages came.
     shortage: Option<Shortage>,
-    /// What there is to say of a pool.
+    /// The pool, where the change is of one.
     #[serde(flatten)]
     pub(crate) pool: Option<OfPool>,
     /// Why it takes --force.
@@ -42,7 +41,8 @@ pub(crate) struct Change {
     pub(crate) compact: bool,
 }
 
-/// Carries out what `plan` makes of how things are; it is asked again when no other process can change them.
+/// Carries out what `plan` makes of how things are; it is asked again when no other process can
+/// change them.
 pub(crate) fn change(
     root: &Root,
     manner: &Manner,
@@ -62,9 +62,8 @@ pub(crate) fn change(
     let command = command_line();
     let journal = journal(root)?;
     let group = change.plan.group.clone();
-    let locked = journal.lock(&group, &command).map_err(unrecorded)?;
     let knobs = change.plan.steps.iter().map(|step| &step.knob);
-    let pools = lock_pools(&journal, &group, knobs, &command)?;
+    let (locked, pools) = lock(&journal, &group, knobs, &command)?;
     change = plan()?;
     if change.plan.is_empty() {
         // The process that had the lock has done it.
@@ -115,7 +114,8 @@ pub(crate) fn change(
     Ok(all_or_part(change.plan.steps.iter().all(came)))
 }
 
-/// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth knowing of a plan.
+/// Gives knobs of one group their values, or does what else `how` says. `note` is what is worth
+/// knowing of a plan.
 pub(crate) fn set(
     root: &Root,
     group: &Group,
@@ -132,15 +132,16 @@ pub(crate) fn set(
             Err(ApplyError::Refused(error)) => return Err(refused(error)),
             Err(error) => usage(&error.to_string()),
         };
-        let boot = if how.persist {
-            let values = values.iter().cloned();
-            let values: Vec<_> = values.map(|(knob, value)| (knob.file, value)).collect();
-            boot::persist(root, group, &values, &[])?
-        } else if how.forget {
-            boot::forget(root, group, None)?
-        } else {
-            Boot::default()
+        let files = || {
+            values
+                .iter()
+                .cloned()
+                .map(|(knob, value)| (knob.file, value))
         };
+        let boot = how.boot(
+            || boot::persist(root, group, &files().collect::<Vec<_>>(), &[]),
+            || boot::forget(root, group, None),
+        )?;
         let notes = note(root, &plan).into_iter().collect();
         Ok(Change::new(plan, boot, notes))
     })
@@ -167,7 +168,7 @@ impl Change {
     }
 
     fn print(&self, root: &Root, json: bool) -> anyhow::Result<()> {
-        view::page(json, self, |view, change| change.show(view, root))
+        view::page(json, self, |view, change| change.show(view, root)).map(drop)
     }
 
     fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
@@ -188,9 +189,8 @@ impl Change {
                 None => view.line(format!("  remove {}", path.display()))?,
                 Some(text) => {
                     view.line(format!("  at boot, from {}:", path.display()))?;
-                    for line in text.lines().filter(|line| !line.starts_with('#')) {
-                        view.line(format!("    {line}"))?;
-                    }
+                    let lines = text.lines().filter(|line| !line.starts_with('#'));
+                    view.lines(lines.map(|line| format!("    {line}")))?;
                 }
             }
         }
@@ -200,10 +200,8 @@ impl Change {
             )?;
             view.line(format!("    {arguments}"))?;
         }
-        for note in boot.notes.iter().chain(&self.notes) {
-            view.line(format!("  note: {note}"))?;
-        }
-        Ok(())
+        let notes = boot.notes.iter().chain(&self.notes);
+        view.lines(notes.map(|note| format!("  note: {note}")))
     }
 }
 
@@ -229,7 +227,8 @@ pub(crate) fn tell_shortage(shortage: &Shortage) {
     tell(&lines.join("\n"));
 }
 
-/// Says that what was done could not be shown. It is done all the same, so the exit status is of that.
+/// Says that what was done could not be shown. It is done all the same, so the exit status is of
+/// that.
 pub(crate) fn tell_unshown(printed: anyhow::Result<()>) {
     match printed {
         Err(error) if !is_broken_pipe(&error) => {

@@ -1,5 +1,5 @@
-//! What the commands that set knobs of the kernel have alike (`pool`, `thp`, `vmemmap`): how a change is made, kept over a boot,
-//! and put back.
+//! The common part of the commands that set knobs of the kernel (`pool`, `thp`, `vmemmap`): a
+//! change is made, kept over a boot, and put back.
 //!
 //! - [`change`]: from a plan to what came of it. [`undo`]: back.
 //! - [`terminal`]: signals and progress meanwhile.
@@ -17,7 +17,7 @@ use anyhow::anyhow;
 use jumbo_host::kernel::{FileError, Root, hugetlb};
 use jumbo_host::knobs::boot::{Setting, settings};
 use jumbo_host::knobs::{
-    ApplyError, Form, Group, Journal, JournalError, Knob, Locked, Record, Step,
+    ApplyError, Boot, Form, Group, Journal, JournalError, Knob, Locked, Record, Step,
 };
 use jumbo_host::status::Missing;
 
@@ -34,7 +34,8 @@ pub(crate) fn all_or_part(all: bool) -> ExitCode {
 /// The exit status of a command line that makes no sense.
 const USAGE: u8 = 2;
 
-/// What stands below the help of such a command: `$own`, what a change is, and the exit statuses, with `$status` among them.
+/// The end of the help of such a command: `$own`, the rules of a change, and the exit statuses,
+/// with `$status` among them.
 macro_rules! help {
     ($own:literal) => {
         $crate::knobs::help!($own, "")
@@ -56,7 +57,7 @@ pub(crate) use help;
 /// How a change is made, kept and put back.
 #[derive(Debug, clap::Args)]
 pub(crate) struct How {
-    /// Set it up at the next boot too: in sysctl.d or tmpfiles.d
+    /// Set it up at the next boot too: in tmpfiles.d
     #[arg(long, conflicts_with = "undo")]
     pub(crate) persist: bool,
 
@@ -72,7 +73,7 @@ pub(crate) struct How {
     pub(crate) manner: Manner,
 }
 
-/// What such a command takes without a subcommand: to put back, and how.
+/// The options of such a command without a subcommand: undo, and how.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("dry_run", |dry_run| dry_run.requires("undo")))]
 #[command(mut_arg("force", |force| force.requires("undo")))]
@@ -89,6 +90,21 @@ pub(crate) struct Bare {
     pub(crate) root: PathBuf,
 }
 
+impl How {
+    /// The files for the next boot: with the settings, without them, or as they are.
+    pub(crate) fn boot<E>(
+        &self,
+        persist: impl FnOnce() -> Result<Boot, E>,
+        forget: impl FnOnce() -> Result<Boot, E>,
+    ) -> Result<Boot, E> {
+        match (self.persist, self.forget) {
+            (true, _) => persist(),
+            (_, true) => forget(),
+            _ => Ok(Boot::default()),
+        }
+    }
+}
+
 /// How either is done.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Manner {
@@ -101,7 +117,7 @@ pub(crate) struct Manner {
     pub(crate) force: bool,
 
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
@@ -120,20 +136,23 @@ pub(crate) fn journal(root: &Root) -> anyhow::Result<Journal> {
     })
 }
 
-/// The rights to the pools that `knobs` are of, where `group` is another: what is written there waits for no `jumbo pool`.
-pub(crate) fn lock_pools<'a>(
+/// The right to change `group`, and those to the pools that `knobs` are of, where it is another
+/// group: `jumbo pool` has to wait.
+pub(crate) fn lock<'a>(
     journal: &Journal,
     group: &Group,
     knobs: impl Iterator<Item = &'a Knob>,
     command: &str,
-) -> anyhow::Result<Vec<Locked>> {
+) -> anyhow::Result<(Locked, Vec<Locked>)> {
     let pools = knobs.filter(|knob| knob.form == Form::Pages);
     let sizes = pools.filter_map(|knob| Some(hugetlb::of_file(&knob.file)?.0));
     let sizes: BTreeSet<_> = sizes.collect();
     let pools = sizes.into_iter().map(Group::pool);
+    let lock = |group: &Group| journal.lock(group, command).map_err(unrecorded);
+    let locked = lock(group)?;
     let others = pools.filter(|pool| pool != group);
-    let lock = |pool| journal.lock(&pool, command).map_err(unrecorded);
-    others.map(lock).collect()
+    let others = others.map(|pool| lock(&pool)).collect::<Result<_, _>>()?;
+    Ok((locked, others))
 }
 
 /// The command line, for those who read the journal.
@@ -231,10 +250,10 @@ pub(crate) fn steps(view: &mut View, root: &Root, steps: &[Step]) -> io::Result<
     Ok(())
 }
 
-/// What is kept of groups: for the next boot, and for `--undo`.
+/// The records of groups: for the next boot, and for `--undo`.
 #[derive(serde::Serialize)]
 pub(crate) struct Kept {
-    /// What the next boot will set, of what jumbo wrote.
+    /// The settings of the next boot that jumbo wrote.
     at_boot: Vec<Setting>,
     /// The last change of each group, which `--undo` would put back.
     changes: Vec<Record>,
@@ -253,26 +272,20 @@ impl Kept {
     }
 
     pub(crate) fn show(&self, view: &mut View, root: &Root) -> io::Result<()> {
-        if !self.at_boot.is_empty() {
-            view.heading("At the next boot")?;
-        }
-        for set in &self.at_boot {
+        let set = |set: &Setting| {
             let (knob, file) = (root.path(&set.knob), root.path(&set.file));
-            let (knob, file) = (knob.display(), file.display());
-            view.line(format!("  {knob}: {} ({file})", set.value))?;
-        }
-        if !self.changes.is_empty() {
-            view.heading("What --undo would put back")?;
-        }
-        for change in &self.changes {
-            let cut = if change.finished {
-                ""
-            } else {
-                ", not finished"
+            format!("{}: {} ({})", knob.display(), set.value, file.display())
+        };
+        view.list("At the next boot", self.at_boot.iter().map(set))?;
+        let change = |change: &Record| {
+            let cut = match change.finished {
+                true => "",
+                false => ", not finished",
             };
             let (group, command, pid) = (&change.group.name, &change.command, change.pid);
-            view.line(format!("  {group}: `{command}` of process {pid}{cut}"))?;
-        }
-        Ok(())
+            format!("{group}: `{command}` of process {pid}{cut}")
+        };
+        let changes = self.changes.iter().map(change);
+        view.list("What --undo would put back", changes)
     }
 }

@@ -4,12 +4,13 @@ use std::io;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::memory::Events;
 use jumbo_host::kernel::process::Signals;
 use jumbo_host::knobs::{Doing, Form, Step, Watcher};
 
+use crate::bench::bar;
 use crate::signal::end_by;
 
 /// Every signal of this process, read instead of delivered, so that a change is never left where it
@@ -18,7 +19,7 @@ pub(crate) struct Terminal {
     root: Root,
     signals: Signals,
     bar: Option<ProgressBar>,
-    /// What the page allocator had given to pools before the step.
+    /// The pages that the page allocator had given to pools before the step.
     given: u64,
     /// The signal that asked for an end.
     ended_by: Option<i32>,
@@ -77,22 +78,15 @@ impl Terminal {
             }
         };
         // Only now: what takes less than a tick is over before it could be read.
-        let bar = self.bar.get_or_insert_with(|| {
-            let bar = ProgressBar::new(0);
-            if let Ok(style) =
-                ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {elapsed}")
-            {
-                bar.set_style(style);
-            }
-            bar
-        });
+        let bar = self.bar.get_or_insert_with(bar);
         bar.set_length(length);
         bar.set_position(position);
         bar.set_message(message);
     }
 
-    /// How many pages a step is about, and how many of them the kernel has made. Since Linux 6.7 they join the pool all
-    /// at once at the end, so the pool does not tell; what the page allocator gave (6.1) does.
+    /// How many pages a step is about, and how many of them the kernel has made. Since Linux 6.7
+    /// they join the pool all at once at the end, so the pool does not tell; what the page
+    /// allocator gave (6.1) does.
     fn pages(&self, step: &Step) -> (u64, u64) {
         let (Form::Pages, Some(before), Some(to)) =
             (step.knob.form, step.before.number(), step.to.number())

@@ -10,8 +10,7 @@ use serde_json::json;
 
 use super::terminal::Terminal;
 use super::{
-    Manner, all_or_part, change, command_line, failed, failure, journal, lock_pools, refused,
-    unrecorded,
+    Manner, all_or_part, change, command_line, failed, failure, journal, lock, refused, unrecorded,
 };
 use crate::view::{self, View, tell};
 
@@ -47,9 +46,8 @@ pub(crate) fn main(
         };
     }
     let command = command_line();
-    let locked = journal.lock(&last.group, &command).map_err(unrecorded)?;
     let knobs = last.saved.iter().map(|saved| &saved.knob);
-    let _pools = lock_pools(&journal, &last.group, knobs, &command)?;
+    let (locked, _pools) = lock(&journal, &last.group, knobs, &command)?;
     // Another process may have undone it meanwhile.
     let Some(last) = locked.last().map_err(unrecorded)? else {
         return none();

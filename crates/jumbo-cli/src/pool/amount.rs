@@ -4,7 +4,7 @@ use jumbo::units::{Bytes, PageSize, Pages, SizeError};
 
 use crate::knobs::usage;
 
-/// What was typed: a bare number is pages, one with a unit is memory.
+/// An amount: a bare number is pages, a number with a unit is memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Amount {
     Pages(Pages),
@@ -12,8 +12,8 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    /// In pages of `size`. Memory that is no whole number of them is wrong usage: which way to round is the user's to
-    /// say.
+    /// In pages of `size`. Memory that is no whole number of them is wrong usage: which way to
+    /// round is the user's to say.
     pub(super) fn pages(self, size: PageSize) -> Pages {
         match self {
             Self::Pages(pages) => pages,

@@ -10,7 +10,7 @@ use jumbo_host::kernel::cgroup::{Limit, Limits};
 use jumbo_host::kernel::hugetlb::Pool;
 use jumbo_host::kernel::memory::Memory;
 use jumbo_host::kernel::{Root, hvo};
-use jumbo_host::knobs::{Boot, Group};
+use jumbo_host::knobs::Group;
 use serde::Serialize;
 
 use super::amount::Amount;
@@ -59,30 +59,11 @@ pub(crate) struct SetArgs {
     place: Place,
 }
 
-const FORCE: &str = "Ask for more memory than is available; with --undo: put back even what another program has changed since";
+pub(super) const FORCE: &str = "Ask for more memory than is available; with --undo: put back even what another program has changed since";
 
-/// Add pages to a pool
+/// The arguments of grow and shrink.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("force", |force| force.help(FORCE)))]
-pub(crate) struct GrowArgs {
-    #[command(flatten)]
-    by: By,
-}
-
-/// Take pages from a pool
-///
-/// Free pages go back to the host at once. Those in use become surplus, and go back when they are free.
-#[derive(Debug, clap::Args)]
-// That one needs another is not asked where the two could not stand together.
-#[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
-pub(crate) struct ShrinkArgs {
-    #[command(flatten)]
-    by: By,
-}
-
-/// What those two take.
-#[derive(Debug, clap::Args)]
-struct By {
+pub(super) struct By {
     /// The page size: 2M, 1G
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
@@ -100,7 +81,7 @@ struct By {
     place: Place,
 }
 
-/// What all three take.
+/// The arguments of all three.
 #[derive(Debug, clap::Args)]
 struct Place {
     /// The node to change; else the kernel spreads over all
@@ -130,15 +111,7 @@ pub(super) fn set(root: &Root, args: &SetArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-pub(super) fn grow(root: &Root, args: &GrowArgs) -> anyhow::Result<ExitCode> {
-    change_by(root, &args.by, host_pools::Amount::More)
-}
-
-pub(super) fn shrink(root: &Root, args: &ShrinkArgs) -> anyhow::Result<ExitCode> {
-    change_by(root, &args.by, host_pools::Amount::Less)
-}
-
-fn change_by(
+pub(super) fn by(
     root: &Root,
     args: &By,
     direction: fn(Pages) -> host_pools::Amount,
@@ -166,11 +139,10 @@ fn change(
     change::change(root, &how.manner, || {
         let before = pool(root, size)?;
         let plan = Plan::new(&before, &wish)?;
-        let boot = match (how.persist, how.forget) {
-            (true, _) => host_pools::boot::persist(root, &before, &wish, &plan)?,
-            (_, true) => host_pools::boot::forget(root, size, wish.node)?,
-            _ => Boot::default(),
-        };
+        let boot = how.boot(
+            || host_pools::boot::persist(root, &before, &wish, &plan),
+            || host_pools::boot::forget(root, size, wish.node),
+        )?;
         let made = plan.effect.made;
         let mut notes = Vec::from_iter(slow(root, &before, &wish));
         if how.manner.dry_run {
@@ -184,8 +156,8 @@ fn change(
     })
 }
 
-/// Why so many pages are not asked for. The kernel makes pages until there is no memory left for any, and
-/// a caller that asks for more than there is may have mistaken a size.
+/// Why so many pages are not asked for. The kernel makes pages until there is no memory left for
+/// any, and a caller that asks for more than there is may have mistaken a size.
 fn more_than_available(root: &Root, size: PageSize, made: Pages) -> Option<String> {
     let wanted = made.bytes(size);
     let available = Memory::read(root).ok()?.available;
@@ -206,7 +178,7 @@ fn slow(root: &Root, pool: &Pool, wish: &Wish) -> Option<String> {
     })
 }
 
-/// What becomes of a pool.
+/// The pool before and after.
 #[derive(Serialize)]
 pub(crate) struct OfPool {
     size: PageSize,
@@ -278,8 +250,8 @@ impl OfPool {
     }
 }
 
-/// What a control group leaves of the pool to a program that runs where we do: a pool can be larger than that,
-/// and then it is not for want of pages that a mapping fails.
+/// The share of the pool that this control group allows. Where the pool is larger, a mapping fails
+/// for the limit and not for want of pages.
 fn limits(root: &Root, pool: &Pool) -> Vec<String> {
     let limits = Limits::read(root, &[pool.size]).unwrap_or_default();
     let unused = pool.unused().bytes(pool.size);

@@ -1,12 +1,11 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
-//! - [`show`], with the [`table`] of pools, and [`watch`]: look. [`wait`]: until pages are free.
+//! - [`show`] and [`watch`]: look. [`wait`]: until pages are free.
 //! - [`change`]: set, grow, shrink. Their metadata is `jumbo vmemmap`'s.
 
 mod amount;
 pub(crate) mod change;
-mod show;
-pub(crate) mod table;
+pub(crate) mod show;
 mod wait;
 mod watch;
 
@@ -14,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use jumbo::units::PageSize;
-use jumbo_host::host_pools::Holder;
+use jumbo_host::host_pools::{Amount, Holder};
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::{self, Pool};
 use jumbo_host::knobs::Group;
@@ -59,30 +58,38 @@ struct Compact {
 enum Command {
     Show(show::Args),
     Set(change::SetArgs),
-    Grow(change::GrowArgs),
-    Shrink(change::ShrinkArgs),
+    /// Add pages to a pool
+    #[command(mut_arg("force", |force| force.help(change::FORCE)))]
+    Grow(change::By),
+    /// Take pages from a pool
+    ///
+    /// Free pages go back to the host at once. Those in use become surplus, and go back when they
+    /// are free.
+    // An option that needs another is not checked where the two could not stand together.
+    #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
+    Shrink(change::By),
     Watch(watch::Args),
     Wait(wait::Args),
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let root = Root::at(args.bare.root);
+    let (root, json) = (Root::at(args.bare.root), args.bare.manner.json);
     match args.command {
         None if args.bare.undo => {
             let groups = groups(&root)?;
             undo::main(&root, &groups, &args.bare.manner, args.compact.compact)
         }
-        None => show::main(&root, &show::Args::all(args.bare.manner.json)),
-        Some(Command::Show(args)) => show::main(&root, &args),
+        None => show::main(&root, None, json),
+        Some(Command::Show(args)) => show::main(&root, args.size, json),
         Some(Command::Set(args)) => change::set(&root, &args),
-        Some(Command::Grow(args)) => change::grow(&root, &args),
-        Some(Command::Shrink(args)) => change::shrink(&root, &args),
-        Some(Command::Watch(args)) => watch::main(&root, &args),
-        Some(Command::Wait(args)) => wait::main(&root, &args),
+        Some(Command::Grow(args)) => change::by(&root, &args, Amount::More),
+        Some(Command::Shrink(args)) => change::by(&root, &args, Amount::Less),
+        Some(Command::Watch(args)) => watch::main(&root, &args, json),
+        Some(Command::Wait(args)) => wait::main(&root, &args, json),
     }
 }
 
-/// What `--undo` is about where no pool is named.
+/// The groups of `--undo` without a SIZE.
 fn groups(root: &Root) -> anyhow::Result<Vec<Group>> {
     let pools = hugetlb::pools(root)?.unwrap_or_default();
     let pools = pools.iter().map(|pool| Group::pool(pool.size));

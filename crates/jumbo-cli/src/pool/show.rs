@@ -1,20 +1,19 @@
 //! `jumbo pool show`.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
-use jumbo::units::{Bytes, PageSize, Pages, counted};
-use jumbo_host::host_pools::{Holder, Holders};
-use jumbo_host::kernel::cgroup::Limits;
-use jumbo_host::kernel::hugetlb::{self, Mount, Pool};
+use jumbo::units::{Bytes, NodeId, PageSize, Pages, counted};
+use jumbo_host::host_pools::{HeldFile, Holder, Holders};
+use jumbo_host::kernel::cgroup::{Limit, Limits};
+use jumbo_host::kernel::hugetlb::{self, Mount, NodePool, Pool};
 use jumbo_host::kernel::{Root, hvo};
 use jumbo_host::knobs::Group;
 use jumbo_host::status::Missing;
 use serde::Serialize;
 
-use super::table;
 use crate::knobs::Kept;
-use crate::value::whole;
 use crate::view::{self, NONE, View};
 
 /// Show the pools by size and node, and who has their pages
@@ -24,45 +23,28 @@ use crate::view::{self, NONE, View};
 pub(crate) struct Args {
     /// Only the pool of this page size
     #[arg(value_name = "SIZE")]
-    size: Option<PageSize>,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
-    /// How many processes and files to list
-    #[arg(long, value_name = "N", default_value_t = TOP, value_parser = whole::<usize>,
-        allow_negative_numbers = true)]
-    top: usize,
+    pub(super) size: Option<PageSize>,
 }
 
-const TOP: usize = 10;
-
-impl Args {
-    pub(super) fn all(json: bool) -> Self {
-        Self {
-            size: None,
-            json,
-            top: TOP,
-        }
-    }
-}
+/// At most so many processes, and so many files, are listed.
+const LISTED: usize = 10;
 
 /// The JSON.
 #[derive(Serialize)]
 struct Page {
-    /// What a MAP_HUGETLB without a size means.
+    /// The size of a MAP_HUGETLB without a size.
     default_size: Option<PageSize>,
     /// Whether HVO is on for pages made from now on; `None`: not in this kernel.
     hvo: Option<bool>,
     pools: Vec<PoolPage>,
     mounts: Vec<Mount>,
     holders: Holders,
-    /// What is in use at least that no process seen here maps: in files, System V segments, memfds.
+    /// Pages in use that no process seen here maps: in files, System V segments, memfds. A lower
+    /// bound.
     unmapped: Bytes,
     #[serde(flatten)]
     kept: Kept,
-    /// What this process's control group may have.
+    /// The limits of this process's control group.
     limits: Limits,
     missing: Vec<Missing>,
 }
@@ -90,16 +72,15 @@ impl From<Pool> for PoolPage {
     }
 }
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
-    let page = read(root, args)?;
-    view::page(args.json, &page, |view, page| show(view, root, page))?;
-    Ok(ExitCode::SUCCESS)
+pub(super) fn main(root: &Root, size: Option<PageSize>, json: bool) -> anyhow::Result<ExitCode> {
+    let page = read(root, size)?;
+    view::page(json, &page, |view, page| show(view, root, page))
 }
 
-fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
+fn read(root: &Root, size: Option<PageSize>) -> anyhow::Result<Page> {
     let mut missing = Vec::new();
     let m = &mut missing;
-    let pools = pools(root, args.size, m)?;
+    let pools = pools(root, size, m)?;
     let groups = pools.iter().map(|pool| Group::pool(pool.size));
     let groups: Vec<_> = groups.collect();
     let kept = Kept::read(root, &groups, m);
@@ -111,8 +92,8 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     holders.files.retain(|file| is_shown(file.size));
     let mapped: Bytes = holders.processes.iter().map(Holder::resident).sum();
     let unmapped = Bytes(hugetlb::used(&pools).0.saturating_sub(mapped.0));
-    holders.processes.truncate(args.top);
-    holders.files.truncate(args.top);
+    holders.processes.truncate(LISTED);
+    holders.files.truncate(LISTED);
     if holders.hidden > 0 {
         let processes = counted(holders.hidden as u64, "process");
         m.push(Missing {
@@ -134,7 +115,8 @@ fn read(root: &Root, args: &Args) -> anyhow::Result<Page> {
     })
 }
 
-/// All pools, or that of one size. Where /sys is hidden, as in some containers, /proc still tells of the default size.
+/// All pools, or that of one size. Where /sys is hidden, as in some containers, /proc still tells
+/// of the default size.
 fn pools(
     root: &Root,
     size: Option<PageSize>,
@@ -167,7 +149,7 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
         view.fact("Default size", size.to_string())?;
     }
     let pools: Vec<_> = page.pools.iter().map(|page| &page.pool).collect();
-    table::show(view, &pools)?;
+    show_pools(view, &pools)?;
     show_limits(view, page)?;
     show_holders(view, root, page)?;
     page.kept.show(view, root)?;
@@ -175,21 +157,15 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
 }
 
 fn show_limits(view: &mut View, page: &Page) -> io::Result<()> {
-    let kinds = [
-        ("touch", &page.limits.hugetlb),
-        ("reserve", &page.limits.reservations),
-    ];
-    for (what, limits) in kinds {
-        for (size, limit) in limits {
-            view.line(format!(
-                "  this control group may {what} {} of {size} pages, {} more ({})",
-                limit.limit,
-                limit.room(),
-                limit.file.display()
-            ))?;
-        }
-    }
-    Ok(())
+    let of = |what, limits: &BTreeMap<PageSize, Limit>| {
+        let line = |(size, limit): (&PageSize, &Limit)| {
+            let (all, more, file) = (limit.limit, limit.room(), limit.file.display());
+            format!("  this control group may {what} {all} of {size} pages, {more} more ({file})")
+        };
+        limits.iter().map(line).collect::<Vec<_>>()
+    };
+    view.lines(of("touch", &page.limits.hugetlb))?;
+    view.lines(of("reserve", &page.limits.reservations))
 }
 
 fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
@@ -204,20 +180,11 @@ fn show_holders(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
             processes.iter().map(row),
         )?;
     }
-    for file in files {
-        view.line(format!(
-            "  {} in the file {}",
-            file.bytes,
-            file.path.display()
-        ))?;
-    }
-    for mount in &page.mounts {
-        view.line(format!(
-            "  hugetlbfs at {}",
-            root.path(mount.path.trim_start_matches('/')).display()
-        ))?;
-    }
-    Ok(())
+    let file = |file: &HeldFile| format!("  {} in the file {}", file.bytes, file.path.display());
+    view.lines(files.iter().map(file))?;
+    let place = |mount: &Mount| root.path(mount.path.trim_start_matches('/'));
+    let mounts = page.mounts.iter();
+    view.lines(mounts.map(|mount| format!("  hugetlbfs at {}", place(mount).display())))
 }
 
 fn row(holder: &Holder) -> [String; 6] {
@@ -228,5 +195,52 @@ fn row(holder: &Holder) -> [String; 6] {
         view::some(holder.private),
         view::some(holder.shared),
         view::some(holder.untouched),
+    ]
+}
+
+/// A row for each pool, and below it one for each of its nodes.
+pub(crate) fn show_pools(view: &mut View, pools: &[&Pool]) -> io::Result<()> {
+    let rows = |pool: &&Pool| {
+        let nodes = pool.nodes.iter();
+        let nodes = nodes.map(|(node, pages)| of_node(pool.size, *node, pages));
+        std::iter::once(of_all(pool))
+            .chain(nodes)
+            .collect::<Vec<_>>()
+    };
+    view.heading("hugetlb pools")?;
+    view.table(
+        "<SIZE|>NODE|>TOTAL|>PERSISTENT|>SURPLUS|>OVERCOMMIT|>USED|>FREE|>RESERVED|>MEMORY",
+        pools.iter().flat_map(rows),
+    )
+}
+
+fn of_all(pool: &Pool) -> [String; 10] {
+    [
+        pool.size.to_string(),
+        "all".to_owned(),
+        pool.total.to_string(),
+        pool.persistent().to_string(),
+        pool.surplus.to_string(),
+        pool.overcommit.to_string(),
+        pool.used().to_string(),
+        pool.free.to_string(),
+        pool.reserved.to_string(),
+        pool.total.bytes(pool.size).to_string(),
+    ]
+}
+
+/// Overcommit and reservations belong to no node.
+fn of_node(size: PageSize, node: NodeId, pages: &NodePool) -> [String; 10] {
+    [
+        String::new(),
+        node.to_string(),
+        pages.total.to_string(),
+        pages.persistent().to_string(),
+        pages.surplus.to_string(),
+        NONE.to_owned(),
+        pages.used().to_string(),
+        pages.free.to_string(),
+        NONE.to_owned(),
+        pages.total.bytes(size).to_string(),
     ]
 }

@@ -8,7 +8,6 @@ use jumbo::units::{PageSize, Pages, counted};
 use jumbo_host::host_pools::Holders;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::hugetlb::Pool;
-use serde_json::json;
 
 use super::amount::Amount;
 use crate::value::seconds;
@@ -16,8 +15,8 @@ use crate::view::{self, tell};
 
 /// Wait until pages of a pool are really free
 ///
-/// A VM or database gives its pages back long after its exit. Free are those that no program maps and none
-/// was promised. Exit status: 0 they are free, 124 they were not within the timeout.
+/// A VM or database gives its pages back long after its exit. Free are those that no program maps
+/// and none was promised. Exit status: 0 they are free, 124 they were not within the timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The page size: 2M, 1G
@@ -31,21 +30,17 @@ pub(crate) struct Args {
     /// How long at most, in seconds; 0 looks once
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_hyphen_values = true, default_value = "60")]
     timeout: Duration,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// As timeout(1) has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// The kernel tells no program when a page is given back. Looking often costs little: a look takes some
-/// microseconds.
+/// The kernel tells no program when a page is given back. Looking often costs little: a look takes
+/// some microseconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let (size, begin) = (args.size, Instant::now());
     let wanted = args.pages.pages(size);
     let pool = super::pool(root, size)?;
@@ -56,8 +51,8 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
         ));
     }
     let (pool, free) = wait(root, args, wanted, begin, pool)?;
-    if args.json {
-        view::json(&json!({
+    if json {
+        view::json(&serde_json::json!({
             "size": size,
             "wanted": wanted,
             "unused": pool.unused(),

@@ -30,15 +30,6 @@ pub(crate) struct Args {
     /// How many looks
     #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     count: Option<u64>,
-
-    /// How many holders a look shows
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole::<usize>,
-        allow_negative_numbers = true)]
-    top: usize,
-
-    /// Print JSON, one object a line
-    #[arg(long)]
-    json: bool,
 }
 
 /// The JSON of one look.
@@ -51,26 +42,23 @@ struct Look {
     holders: Vec<Holder>,
 }
 
+/// Holders of a look: those with the most.
+const HOLDERS: usize = 3;
+
 /// Lines between two headings on a page of text.
 const HEADING: u64 = 20;
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let mut before: Option<Pool> = None;
+    let mut next = begin;
     for look in 0..args.count.unwrap_or(u64::MAX) {
-        if look > 0 {
-            // By the clock, so that what a look takes adds nothing.
-            let steps = u32::try_from(look).unwrap_or(u32::MAX);
-            let next = args
-                .interval
-                .checked_mul(steps)
-                .and_then(|after| begin.checked_add(after));
-            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-            std::thread::sleep(left.unwrap_or(args.interval));
-        }
+        // By the clock: the time of a look adds nothing. The first is due at once.
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += args.interval;
         let pool = super::pool(root, args.size)?;
-        let seen = Look::new(root, args, &pool, begin.elapsed());
-        if args.json {
+        let seen = Look::new(root, &pool, begin.elapsed());
+        if json {
             view::json_line(&seen)?;
         } else {
             let mut out = Stdout::lock();
@@ -101,7 +89,7 @@ const TITLES: [&str; 7] = [
 ];
 
 impl Look {
-    fn new(root: &Root, args: &Args, pool: &Pool, at: Duration) -> Self {
+    fn new(root: &Root, pool: &Pool, at: Duration) -> Self {
         // That no holder can be seen is no reason to stop looking at the pool.
         let all = Holders::read(root, std::slice::from_ref(pool)).unwrap_or_default();
         let known = |holder: &&Holder| holder.size.is_none_or(|size| size == pool.size);
@@ -109,7 +97,7 @@ impl Look {
             .processes
             .iter()
             .filter(known)
-            .take(args.top)
+            .take(HOLDERS)
             .cloned()
             .collect();
         Self {

@@ -1,33 +1,34 @@
-//! What is asked: [`Args`] as typed, and [`Settings`] with the profile and the defaults filled in.
+//! The request: [`Args`] as typed, and [`Settings`] with the profile and the defaults filled in.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::ValueEnum as _;
+use clap::{Args as _, FromArgMatches as _, ValueEnum as _};
 use jumbo::units::{Bytes, PageSize};
-use jumbo_host::kernel::{Root, hugetlb, thp};
-use jumbo_host::policy::{
-    DataMode, FreeMode, HeapMode, Orders, PoolRequest, ReaperMode, ShmMode, TextMode,
-};
+use jumbo_host::kernel::{Root, base_page, hugetlb, thp};
+use jumbo_host::policy::{HeapMode, Orders, PoolRequest};
 use jumbo_inside::sandbox;
 
-use super::options::{Options, ReportFormat};
-use super::{Failure, profile};
+use super::options::{Options, ReportFormat, arranged};
+use super::profile::{Entry, folders};
+use super::{Failure, config, is_off};
 
 /// Run a program with its memory on huge pages
 ///
-/// Starts PROGRAM, unmodified, so that its large allocations, glibc's heap and its anonymous mappings
-/// come in huge pages. It keeps its standard streams, terminal, signals, environment and exit status.
-/// Its children are covered too.
+/// Starts PROGRAM, unmodified, so that its large allocations, glibc's heap and its anonymous
+/// mappings come in huge pages. It keeps its standard streams, terminal, signals, environment and
+/// exit status. Its children are covered too.
 ///
-/// On a terminal a report follows when the program ends: what was huge at the peak, and why not more.
-/// Without a report to write or a --pool for all processes, jumbo becomes the program: same process ID.
+/// On a terminal a report follows when the program ends: what was huge at the peak, and why not
+/// more. Without a report to write or a --pool for all processes, jumbo becomes the program: same
+/// process ID.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(override_usage = "jumbo run [OPTIONS] [--] PROGRAM [ARG]...")]
+#[command(args_override_self = true, mut_args(arranged))]
 #[command(after_help = "`jumbo run --help` has all options, each with the name of its document.")]
 #[command(after_long_help = "Examples:
   jumbo run -- python3 train.py
@@ -42,30 +43,46 @@ pub(crate) struct Args {
     ///
     /// Known: cpython, duckdb, node, postgresql. Options typed here win. See
     /// docs/run.md
-    #[arg(long, value_name = "FILE|NAME", help_heading = "Run")]
+    #[arg(long, value_name = "FILE|NAME")]
     profile: Option<PathBuf>,
+
+    /// Show where the value of each option comes from, and run nothing
+    ///
+    /// With --json as JSON. Without PROGRAM: the options for all. See docs/run.md
+    #[arg(long)]
+    pub(super) show_config: bool,
+
+    /// Take no options from /etc/jumbo.toml and ~/.config/jumbo.toml
+    ///
+    /// See docs/run.md
+    #[arg(long)]
+    no_config: bool,
 
     /// Show what would be done and run nothing
     ///
     /// With --json as JSON. See docs/run.md
-    #[arg(long, help_heading = "Run")]
+    #[arg(long)]
     dry_run: bool,
 
-    /// With --dry-run: the plan as JSON, for scripts
+    /// With --dry-run and --show-config: as JSON, for scripts
     ///
     /// The report as JSON is --report=json. See docs/report.md
-    #[arg(long, help_heading = "Run", hide_short_help = true)]
+    #[arg(long)]
     json: bool,
 
     #[command(flatten)]
     options: Options,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "show_config",
+        trailing_var_arg = true,
+        value_name = "PROGRAM"
+    )]
     command: Vec<OsString>,
 }
 
-/// What is to be done, with nothing left open.
+/// The request with nothing left open.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     /// The orders for the preload library, before the host and the program have their say.
@@ -84,9 +101,7 @@ pub(super) struct Settings {
 /// A report that the user wants.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    pub(super) json: bool,
-    /// As text, with all that is known.
-    pub(super) full: bool,
+    pub(super) format: ReportFormat,
     pub(super) place: Place,
 }
 
@@ -99,29 +114,82 @@ pub(super) enum Place {
 }
 
 impl Args {
-    /// The arguments of `jumbo run` where they are the plainest: a program, with `-q`, `--quiet` and `--` before it at
-    /// most. `None` for all others, which clap reads. It takes 0.2 ms to lay out its options.
-    pub(crate) fn plain(arguments: impl Iterator<Item = OsString>) -> Option<Self> {
-        let mut arguments = arguments.peekable();
-        let mut options = Options::default();
-        if arguments
-            .next_if(|typed| typed == "-q" || typed == "--quiet")
-            .is_some()
-        {
-            options.quiet = true;
+    /// The arguments of `jumbo run`; `None` where they ask for help, or are wrong.
+    pub(crate) fn read(words: Vec<OsString>) -> Option<Self> {
+        if let Some(args) = Self::plain(&words) {
+            return Some(args);
         }
-        let is_ended = arguments.next_if(|typed| typed == "--").is_some();
-        let command: Vec<_> = arguments.collect();
+        let mut matches = command().try_get_matches_from(words).ok()?;
+        Self::from_arg_matches_mut(&mut matches).ok()
+    }
+
+    /// The same where they are the plainest: a program, with at most `-q`, `--quiet` and `--`
+    /// before it. clap takes 0.2 ms to lay out its options.
+    fn plain(words: &[OsString]) -> Option<Self> {
+        let is_quiet = |word: &&OsString| *word == "-q" || *word == "--quiet";
+        let quiet = words.first().is_some_and(|word| is_quiet(&word));
+        let rest = words.get(usize::from(quiet)..)?;
+        let is_ended = rest.first().is_some_and(|word| word == "--");
+        let command = rest.get(usize::from(is_ended)..)?.to_vec();
         let program = command.first()?.as_bytes();
         let is_plain = is_ended || !program.starts_with(b"-");
+        let options = Options {
+            quiet,
+            ..Options::default()
+        };
         is_plain.then_some(Self {
             options,
             profile: None,
+            show_config: false,
+            no_config: false,
             dry_run: false,
             json: false,
             command,
         })
     }
+
+    /// A program that does nothing, with a report that is thrown away.
+    pub(super) fn for_rehearsal() -> std::io::Result<Option<Self>> {
+        let options = "--no-config --free=off --text=off --data=off --shm=off --reaper=off --report=json --report-file=/dev/null --";
+        let mut words: Vec<OsString> = options.split(' ').map(OsString::from).collect();
+        words.push(std::env::current_exe()?.into());
+        words.push(crate::rehearse::NAME.into());
+        Ok(Self::read(words))
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// The options that files set for the program.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, Failure> {
+        let program = self.command.first().map(Path::new);
+        // The user's file counts over the system's.
+        let folders = folders().rev().filter(|_| !self.no_config);
+        config::layered(
+            folders,
+            program.and_then(Path::file_name),
+            self.profile.as_deref(),
+        )
+    }
+
+    /// These, behind the options of the files. Of an option that is there twice the last counts.
+    fn with_files(self) -> Result<Self, Failure> {
+        let words = self.entries()?.into_iter().filter_map(|entry| entry.word);
+        let mut words: Vec<_> = words.collect();
+        if words.is_empty() {
+            return Ok(self);
+        }
+        // `jumbo run` itself.
+        words.extend(std::env::args_os().skip(2));
+        Self::read(words)
+            .ok_or_else(|| usage("the options and those of files contradict".to_owned()))
+    }
+}
+
+/// The parser of the arguments.
+pub(super) fn command() -> clap::Command {
+    Args::augment_args(clap::Command::new("run").no_binary_name(true))
 }
 
 impl Settings {
@@ -135,7 +203,8 @@ impl Settings {
         self.pool.is_some_and(|pool| !pool.each)
     }
 
-    /// Why there is no such program, with what may have been meant: `--report json`, where the word is taken for the program.
+    /// Why there is no such program, with what may have been meant: `--report json`, where the word
+    /// is taken for the program.
     pub(super) fn explain(&self, mut failure: Failure) -> Failure {
         let name = self.command.first().and_then(|name| name.to_str());
         let format = name.filter(|name| ReportFormat::from_str(name, false).is_ok());
@@ -149,49 +218,31 @@ impl Settings {
         failure
     }
 
-    /// A program that does nothing, with a report that is thrown away.
-    pub(super) fn for_rehearsal() -> std::io::Result<Self> {
-        Ok(Self {
-            asked: Orders {
-                free: FreeMode::Off,
-                text: TextMode::Off,
-                data: DataMode::Off,
-                shm: ShmMode::Off,
-                reaper: ReaperMode::Off,
-                ..Orders::default()
-            },
-            report: Some(Wanted {
-                json: true,
-                full: false,
-                place: Place::File(PathBuf::from("/dev/null")),
-            }),
-            command: vec![
-                std::env::current_exe()?.into(),
-                crate::rehearse::NAME.into(),
-            ],
-            ..Self::default()
-        })
-    }
-
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
         if args.json && !args.dry_run {
             return Err(usage(String::from(
-                "--json is for --dry-run; hint: a report as JSON is --report=json",
+                "--json is for --dry-run and --show-config; hint: a report as JSON is --report=json",
             )));
         }
-        let typed = args.options;
-        let profile = args.profile.as_deref().map(profile::read).transpose()?;
-        let mut profile = profile.unwrap_or_default();
-        // A report that was typed is not silenced by a profile.
-        profile.quiet &= typed.report.is_none() && typed.report_file.is_none();
-        let json = args.json || typed.report == Some(ReportFormat::Json);
-        let options = typed.or(profile);
+        // A typed --report=json makes --dry-run print JSON, the report of a profile does not.
+        let json = args.json || args.options.report == Some(ReportFormat::Json);
+        let args = match is_off() {
+            true => Args {
+                options: Options {
+                    quiet: true,
+                    ..Options::default()
+                },
+                ..args
+            },
+            false => args.with_files()?,
+        };
+        let options = args.options;
         check_keep(&options)?;
         Ok(Self {
             asked: options.orders(),
             pool: pool(&options)?,
             free_asked: options.free.is_some(),
-            libs: options.libs.map(|libs| libs.0),
+            libs: options.libs,
             report: match options.quiet {
                 true => None,
                 false => wanted(options.report, options.report_file),
@@ -248,7 +299,7 @@ fn pool(options: &Options) -> Result<Option<PoolRequest>, Failure> {
 fn known_size(pool: PoolRequest) -> Result<(), String> {
     let root = Root::host();
     let pools = hugetlb::pools(&root).ok().flatten().unwrap_or_default();
-    let pmd = thp::pmd_size(&root).unwrap_or(PageSize::SIZE_2M);
+    let pmd = thp::pmd_size(&root).unwrap_or_else(|_| thp::reach_of_pmd(base_page(&root)));
     pool.check_pages(pmd).map_err(|error| error.to_string())?;
     let Some(page) = pool.page else { return Ok(()) };
     let known = |size: &PageSize| pools.iter().any(|pool| pool.size == *size);
@@ -264,25 +315,22 @@ fn known_size(pool: PoolRequest) -> Result<(), String> {
 }
 
 fn wanted(format: Option<ReportFormat>, file: Option<PathBuf>) -> Option<Wanted> {
-    let json = match format {
-        Some(ReportFormat::None) => return None,
-        Some(ReportFormat::Json) => true,
-        Some(ReportFormat::Text | ReportFormat::Full) => false,
-        None if file.is_some() => false,
-        None if is_terminal(std::io::stdout()) && is_terminal(std::io::stderr()) => false,
-        None => return None,
+    let on_terminal = || is_terminal(std::io::stdout()) && is_terminal(std::io::stderr());
+    let format = match format {
+        None if file.is_some() || on_terminal() => ReportFormat::Text,
+        None | Some(ReportFormat::None) => return None,
+        Some(format) => format,
     };
     let place = match file {
         None => Place::Stderr,
         Some(file) if file.as_os_str() == "-" => Place::Stdout,
         Some(file) => Place::File(file),
     };
-    let full = format == Some(ReportFormat::Full);
-    Some(Wanted { json, full, place })
+    Some(Wanted { format, place })
 }
 
-/// Whether a descriptor is a terminal's. Under a seccomp filter by its name: to ask as isatty(3) does may be the end
-/// of who asks, and a link in /proc is read anyway, to find the library.
+/// Whether a descriptor is a terminal's. Under a seccomp filter by its name: to ask as isatty(3)
+/// does may be the end of who asks, and a link in /proc is read anyway, to find the library.
 fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
     if sandbox::inherited() == Some(0) {
         return stream.is_terminal();
@@ -298,7 +346,6 @@ fn is_terminal(stream: impl AsFd + IsTerminal) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{Args as _, FromArgMatches as _};
 
     #[test]
     fn plain_arguments_are_read_as_clap_reads_them() {
@@ -327,13 +374,13 @@ mod tests {
         ];
         let mut plain_ones = 0;
         for line in lines {
-            let words = || line.split_whitespace().map(OsString::from);
-            let Some(plain) = Args::plain(words()) else {
+            let words: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+            let Some(plain) = Args::plain(&words) else {
                 continue;
             };
             plain_ones += 1;
-            let run = Args::augment_args(clap::Command::new("run"));
-            let matches = run.try_get_matches_from(std::iter::once("run".into()).chain(words()));
+            let run = Args::augment_args(clap::Command::new("run").no_binary_name(true));
+            let matches = run.try_get_matches_from(words);
             let read = Args::from_arg_matches(&matches.unwrap()).unwrap();
             assert_eq!(plain, read, "{line}");
         }

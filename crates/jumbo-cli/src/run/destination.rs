@@ -1,7 +1,7 @@
 //! Where a report file goes: [`check`] before the program starts, [`write`] when it has ended.
 //!
-//! Invariant: what exists is written to in place, as a shell's `>` does, and nothing is ever renamed
-//! over it: it may be a device, a pipe, a link, or a file that another process holds open.
+//! Invariant: what exists is written to in place, as a shell's `>` does, and nothing is ever
+//! renamed over it: it may be a device, a pipe, a link, or a file that another process holds open.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,7 +13,8 @@ use rustix::fs::{Access, AtFlags, CWD};
 /// Links that the kernel follows in a path (MAXSYMLINKS).
 const LINKS: usize = 40;
 
-/// Whether a report can be written to `file`. Nothing is opened: that could wait for a pipe's reader.
+/// Whether a report can be written to `file`. Nothing is opened: that could wait for a pipe's
+/// reader.
 pub(super) fn check(file: &Path) -> io::Result<()> {
     let may = |path: &Path, access| rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS);
     match fs::metadata(file) {

@@ -55,7 +55,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     })
 }
 
-/// What the kernel's own pool has for ours.
+/// The pages that the kernel's own pool has for ours.
 fn host_pool(page: usize) -> String {
     let pools = hugetlb::pools(&Root::host()).ok().flatten();
     let pools = pools.unwrap_or_default();

@@ -5,18 +5,17 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 
-use clap::ValueEnum as _;
 use jumbo::units::PageSize;
 use jumbo_host::kernel::process::{Child, Image, Signals, SpawnError, inherited_environment};
 use jumbo_host::kernel::{Root, hugetlb, thp};
 use jumbo_host::policy::{FreeMode, Host, Orders, Plan, Tunable, variables};
-use jumbo_inside::{headroom, sandbox};
+use jumbo_inside::headroom;
+use jumbo_inside::sandbox::{self, Answer};
 
 use super::args::Settings;
 use super::library;
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
-use crate::rehearse::Calls;
 
 /// A program ready to start.
 #[derive(Debug)]
@@ -79,11 +78,8 @@ impl<'a> Launch<'a> {
         if library.is_some() {
             plan.orders.launched_under = sandbox::known();
         }
-        // To find out takes a process, which a filter could forbid as well: not for a program that is to be
-        // exec'd in place, unless the user asked.
-        let may_fork = settings.report.is_some() || settings.free_asked;
-        if library.is_some() && may_fork && settings.asked.free != FreeMode::Off {
-            plan.orders.filters = filters();
+        if program.filter == Answer::Harmless {
+            plan.orders.filters = sandbox::inherited().unwrap_or_default();
         }
         Ok(Self {
             program,
@@ -106,7 +102,7 @@ impl<'a> Launch<'a> {
         )
     }
 
-    /// What is set in the environment; `ledger` is where the library finds the ledger.
+    /// The changes of the environment; the library finds the ledger at `ledger`.
     pub(super) fn changes(&self, ledger: Option<&str>) -> Vec<Change> {
         let mut changes = Vec::new();
         if let Some(library) = &self.library {
@@ -184,32 +180,13 @@ fn has_pages(root: &Root, page: PageSize) -> bool {
     pools.any(|pool| pool.unused().0 + pool.may_grow_by().0 > 0)
 }
 
-/// How many seccomp filters this process has, and the program will inherit, if giving memory back is
-/// harmless under them: 0 where there are none, or it is not. A container has one.
-fn filters() -> u32 {
-    let count = sandbox::inherited().unwrap_or_default();
-    if count == 0 {
-        return 0;
-    }
-    match rehearsed(&[Calls::Free]) {
-        Ok(status) if status.success() => count,
-        _ => 0,
-    }
-}
-
-/// How a process ends that makes these calls, which may be the end of it.
+/// How a process ends that makes the calls of a program's parent, which may be the end of it.
 ///
 /// # Errors
 /// There is no such process.
-pub(super) fn rehearsed(calls: &[Calls]) -> std::io::Result<ExitStatus> {
+pub(super) fn rehearsed() -> std::io::Result<ExitStatus> {
     std::process::Command::new(std::env::current_exe()?)
-        .arg(crate::rehearse::NAME)
-        .args(
-            calls
-                .iter()
-                .filter_map(Calls::to_possible_value)
-                .map(|calls| calls.get_name().to_owned()),
-        )
+        .args([crate::rehearse::NAME, "--report"])
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -239,7 +216,7 @@ fn merge(mut environment: Vec<CString>, changes: &[Change]) -> std::io::Result<V
     Ok(environment)
 }
 
-/// What the environment says last of `name`; `std::env::var_os` gives the first.
+/// The last value of `name` in the environment; `std::env::var_os` gives the first.
 fn inherited(name: &str) -> Option<Vec<u8>> {
     let environment = inherited_environment();
     let mut found = environment

@@ -1,18 +1,20 @@
 //! `jumbo run`: starts a program with its memory on huge pages.
 //!
-//! The stages, a file each: [`options`], [`profile`] and [`args`] (what is asked), [`program`] (which file, and whether LD_PRELOAD
-//! gets into it), [`library`] (which library), [`launch`] (the environment and the start), [`supervise`] (standing in for the
-//! program), [`sample`] (looking at it), [`report`], [`shortfall`], [`text`] and
-//! [`destination`] (saying what came of it, and where); [`dry_run`] instead of the last five.
+//! The stages, a file each: [`options`], [`profile`], [`config`] and [`args`] (what is asked), [`program`]
+//! (which file, and whether LD_PRELOAD gets into it), [`library`] (which library), [`launch`] (the
+//! environment and the start), [`supervise`] (standing in for the program), [`sample`] (looking at
+//! it), [`report`], [`shortfall`], [`text`] and [`destination`] (saying what came of it, and
+//! where); [`dry_run`] instead of the last five.
 //!
-//! Invariant: the program cannot tell, except by its environment and its memory. Without a report to
-//! write it is exec'd in place; else it is a child, and the report says so.
+//! Invariant: the program cannot tell, except by its environment and its memory. Without a report
+//! to write it is exec'd in place; else it is a child, and the report says so.
 
 mod args;
+mod config;
 mod destination;
 mod dry_run;
 mod launch;
-mod library;
+pub(crate) mod library;
 mod options;
 mod profile;
 mod program;
@@ -26,6 +28,7 @@ mod text;
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::process::start;
 
@@ -42,10 +45,19 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Exit code: there is no such program.
 const NOT_FOUND: u8 = 127;
 
-/// Does what Rust's runtime does before `main`, as far as jumbo needs it, and records what it found for PROGRAM.
+/// The entry of the environment that switches everything off; the library knows it too.
+const OFF: &str = "JUMBO=off";
+
+fn is_off() -> bool {
+    OFF.split_once('=')
+        .is_some_and(|(name, off)| std::env::var_os(name).is_some_and(|value| value == off))
+}
+
+/// Does what Rust's runtime does before `main`, as far as jumbo needs it, and records what it found
+/// for PROGRAM.
 ///
-/// The runtime also looks up the limits of the stack, to name an overflow: it reads /proc/self/maps and parses it with
-/// scanf(3), which takes 0.1 ms.
+/// The runtime also looks up the limits of the stack, to name an overflow: it reads /proc/self/maps
+/// and parses it with scanf(3), which takes 0.1 ms.
 pub(crate) fn begin() {
     start::record();
     start::prepare();
@@ -78,9 +90,20 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn run(args: Args) -> Result<ExitCode, Failure> {
+    if args.show_config {
+        return match config::show(&args, &args.entries()?) {
+            Err(error) if !crate::view::is_broken_pipe(&error) => {
+                Err(Failure::own(crate::view::in_words(&error)))
+            }
+            _ => Ok(ExitCode::SUCCESS),
+        };
+    }
     let settings = Settings::new(args)?;
     let root = Root::host();
-    let program = program::Program::find(&settings.command);
+    let program = program::Program::find(
+        &settings.command,
+        settings.is_parent() || settings.free_asked,
+    );
     let program = program.map_err(|failure| settings.explain(failure))?;
     let launch = launch::Launch::prepare(&root, &settings, &program)?;
     if settings.dry_run {
@@ -107,13 +130,14 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
     supervise::run(&root, &settings, &launch)
 }
 
-/// What [`run`] does for a program that it is the parent of, with one that does nothing: where a filter ends who does
-/// that, this process ends here.
+/// The calls of [`run`] as a parent, with a program that does nothing: where a filter ends their
+/// caller, this process ends here.
 pub(crate) fn rehearse() -> anyhow::Result<ExitCode> {
     let failed = |failure: Failure| anyhow::anyhow!(failure.message);
-    let settings = Settings::for_rehearsal()?;
+    let args = Args::for_rehearsal()?.context("there is no such option")?;
+    let settings = Settings::new(args).map_err(failed)?;
     let root = Root::host();
-    let program = program::Program::find(&settings.command).map_err(failed)?;
+    let program = program::Program::find(&settings.command, true).map_err(failed)?;
     let launch = launch::Launch::prepare(&root, &settings, &program).map_err(failed)?;
     let code = supervise::run(&root, &settings, &launch).map_err(failed)?;
     // It may have ended before it was looked at.

@@ -1,68 +1,93 @@
-//! `--profile`: options from a file, [`read`].
+//! Options from a file, [`Entry`]: a profile ([`entries`]), or a configuration file ([`parse`]).
 //!
-//! A key and its value are read as the option of that name is: by the same parser, with the same bounds and the same words for
-//! what is wrong.
+//! A key and its value become the option of that name, in front of the typed ones: the same parser
+//! reads both, with the same bounds and the same errors, and of an option that is there twice the
+//! last counts.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::io;
+use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Args as _, FromArgMatches as _};
-use toml::de::{DeTable, DeValue};
+use clap::{Arg, ArgAction, Args as _};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
 
 use super::Failure;
 use super::options::Options;
 
-/// The profiles that come with jumbo, by name: of programs for which another option than the default is better.
-const BUILT_IN: [(&str, &str); 4] = [
-    ("cpython", include_str!("../../../../profiles/cpython.toml")),
-    ("duckdb", include_str!("../../../../profiles/duckdb.toml")),
-    ("node", include_str!("../../../../profiles/node.toml")),
-    (
-        "postgresql",
-        include_str!("../../../../profiles/postgresql.toml"),
-    ),
-];
+/// Includes the files of `profiles/` by name.
+macro_rules! profiles {
+    ($($name:literal),*) => {
+        [$(($name, include_str!(concat!("../../../../profiles/", $name, ".toml")))),*]
+    };
+}
+
+/// The profiles that come with jumbo: programs for which another option than the default is better.
+const BUILT_IN: [(&str, &str); 4] = profiles!["cpython", "duckdb", "node", "postgresql"];
+
+/// An option that a file sets.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    /// As it is typed; `None` for a switch that is off.
+    pub(super) word: Option<OsString>,
+    /// The file and line.
+    pub(super) from: String,
+}
 
 /// The options of the profile in the file `asked`, or of that name.
-pub(super) fn read(asked: &Path) -> Result<Options, Failure> {
+pub(super) fn entries(asked: &Path) -> Result<Vec<Entry>, Failure> {
     // A folder of that name (`redis`, say) is no profile.
     let is_file = || fs::metadata(asked).is_ok_and(|metadata| metadata.is_file());
     let name = asked.to_str().filter(|name| !name.contains('/'));
     let (shown, text) = match name.filter(|_| !is_file()) {
         Some(name) => named(name)?,
         None => {
-            let text = fs::read_to_string(asked).map_err(|error| {
-                Failure::own(format!(
-                    "cannot read profile {}: {error}\nhint: profiles that come with jumbo: {}",
-                    asked.display(),
-                    names()
-                ))
-            })?;
+            let hint = format!("profiles that come with jumbo: {}", names());
+            let text = fs::read_to_string(asked).map_err(|error| unread(asked, &error, &hint))?;
             (asked.display().to_string(), text)
         }
     };
-    parse(&text).map_err(|error| Failure::own(format!("cannot use profile {shown}: {error}")))
+    let shown = format!("profile {shown}");
+    parse(&shown, &text, None).map_err(|error| Failure::own(format!("cannot use {shown}: {error}")))
 }
 
-fn named(name: &str) -> Result<(String, String), Failure> {
+fn unread(file: &Path, error: &io::Error, hint: &str) -> Failure {
+    let file = file.display();
+    Failure::own(format!("cannot read profile {file}: {error}\nhint: {hint}"))
+}
+
+/// The folders of configuration: the user's, and the system's.
+pub(super) fn folders() -> impl DoubleEndedIterator<Item = PathBuf> {
     let home = std::env::var_os("XDG_CONFIG_HOME")
         .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")));
-    let folders = [home, Some(PathBuf::from("/etc"))];
-    for folder in folders.into_iter().flatten() {
+    [home, Some(PathBuf::from("/etc"))].into_iter().flatten()
+}
+
+/// The text of a file that may be missing. HOME may be /dev/null, or a folder that only another
+/// user may enter.
+pub(super) fn read(file: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(file) {
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+        Err(error) if error.kind() == PermissionDenied && fs::metadata(file).is_err() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn named(name: &str) -> Result<(String, String), Failure> {
+    for folder in folders() {
         let file = folder.join(format!("jumbo/profiles/{name}.toml"));
-        let shown = file.display().to_string();
-        match fs::read_to_string(&file) {
-            Ok(text) => return Ok((shown, text)),
-            // HOME may be /dev/null.
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {}
+        match read(&file) {
+            Ok(Some(text)) => return Ok((file.display().to_string(), text)),
+            Ok(None) => {}
             Err(error) => {
-                return Err(Failure::own(format!(
-                    "cannot read profile {shown}: {error}\nhint: name a file: --profile ./{name}.toml"
-                )));
+                let hint = format!("name a file: --profile ./{name}.toml");
+                return Err(unread(&file, &error, &hint));
             }
         }
     }
@@ -81,8 +106,14 @@ fn names() -> String {
     BUILT_IN.map(|(name, _)| name).join(", ")
 }
 
-/// The options in `text`, or the first thing that is wrong with it, and where.
-fn parse(text: &str) -> Result<Options, String> {
+/// The options in the `text` of `file`, or the first error in it, with its line. In a profile all
+/// keys are options. In a configuration file (`sections`) tables are for programs: those of these
+/// names count, after the options for all programs.
+pub(super) fn parse(
+    file: &str,
+    text: &str,
+    sections: Option<&dyn Fn(&str) -> bool>,
+) -> Result<Vec<Entry>, String> {
     let line = |span: Range<usize>| {
         let before = text.get(..span.start).unwrap_or(text);
         1 + before.bytes().filter(|byte| *byte == b'\n').count()
@@ -91,71 +122,114 @@ fn parse(text: &str) -> Result<Options, String> {
         let line = line(error.span().unwrap_or_default());
         format!("line {line}: {}", error.message())
     })?;
-    let mut entries: Vec<_> = table.get_ref().iter().collect();
-    entries.sort_by_key(|(key, _)| key.span().start);
-    let mut options = Options::default();
-    for (key, value) in entries {
-        let option = option(key.get_ref(), value.get_ref());
-        let option = option.map_err(|what| format!("line {}: {what}", line(key.span())))?;
-        options = options.or(option);
+    let table = table.get_ref();
+    let mut options = Options::augment_args(clap::Command::new("file").no_binary_name(true));
+    options = options.disable_help_flag(true);
+    if sections.is_some() {
+        options = options.arg(Arg::new("profile").long("profile"));
     }
-    Ok(options)
+    let below = |name: &str, value: &DeValue<'_>| match value {
+        DeValue::Table(_) => sections.map(|counts| counts(name)),
+        _ => None,
+    };
+    // `None`: an option. The profile that a section names stands before the options in it.
+    let mut found: Vec<_> = table
+        .iter()
+        .filter_map(|(key, value)| match below(key.get_ref(), value.get_ref()) {
+            None => Some(vec![(false, key, value)]),
+            Some(false) => None,
+            Some(true) => {
+                let section = value.get_ref().as_table()?.iter();
+                Some(section.map(|(key, value)| (true, key, value)).collect())
+            }
+        })
+        .flatten()
+        .collect();
+    found.sort_by_key(|(is_below, key, _)| {
+        (*is_below, key.get_ref() != "profile", key.span().start)
+    });
+    let entry = |(_, key, value): (bool, &Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        let line = line(key.span());
+        let word = word(options.clone(), key.get_ref(), value.get_ref());
+        Ok(Entry {
+            key: key.get_ref().to_string(),
+            word: word.map_err(|why| format!("line {line}: {why}"))?,
+            from: format!("{file}, line {line}"),
+        })
+    };
+    found.into_iter().map(entry).collect()
 }
 
-/// One option, as if it had been typed.
-fn option(key: &str, value: &DeValue<'_>) -> Result<Options, String> {
-    let command = Options::augment_args(clap::Command::new("profile").no_binary_name(true));
-    let command = command.disable_help_flag(true);
+/// One option as it is typed; `None` for a switch that is off.
+fn word(
+    command: clap::Command,
+    key: &str,
+    value: &DeValue<'_>,
+) -> Result<Option<OsString>, String> {
     let is_switch = command.get_arguments().any(|option| {
         option.get_long() == Some(key) && matches!(option.get_action(), ArgAction::SetTrue)
     });
     let typed = match value {
-        DeValue::Boolean(false) if is_switch => return Ok(Options::default()),
+        DeValue::Boolean(false) if is_switch => return Ok(None),
         DeValue::Boolean(true) if is_switch => format!("--{key}"),
         DeValue::Boolean(value) => format!("--{key}={value}"),
         DeValue::String(value) => format!("--{key}={value}"),
         DeValue::Integer(value) => format!("--{key}={value}"),
         _ => return Err(format!("{key} is neither a text, a number, true nor false")),
     };
-    let matches = command.try_get_matches_from([typed]);
-    matches
-        .and_then(|matches| Options::from_arg_matches(&matches))
-        .map_err(|error| {
-            // Without what is about the command line: how it is used, and where its help is.
+    match command.try_get_matches_from([&typed]) {
+        Ok(_) => Ok(Some(typed.into())),
+        Err(error) => {
+            // Without the part about the command line: its usage, and its help.
             let words = error.render().to_string();
             let words = words.split("\n\nUsage:").next().unwrap_or_default();
             let words = words.split("\n\nFor more").next().unwrap_or_default();
-            words.trim_start_matches("error: ").trim_end().to_owned()
-        })
+            Err(words.trim_start_matches("error: ").trim_end().to_owned())
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::options::{Patterns, ReportFormat, Sizes, Switch};
+    use crate::run::options::ReportFormat;
+    use clap::FromArgMatches as _;
     use jumbo::units::Bytes;
-    use jumbo_host::policy::{DataMode, FreeMode, HeapMode, Keep, ReaperMode, ShmMode, TextMode};
+    use jumbo_host::policy::{
+        DataMode, FreeMode, HeapMode, Keep, MaxWaste, ReaperMode, ShmMode, TextMode,
+    };
+
+    fn parse(text: &str) -> Result<Vec<Entry>, String> {
+        super::parse("file", text, None)
+    }
+
+    /// The options of `text`.
+    fn options(text: &str) -> Options {
+        let command = Options::augment_args(clap::Command::new("run").no_binary_name(true));
+        let words = parse(text).unwrap().into_iter();
+        let matches = command.try_get_matches_from(words.filter_map(|entry| entry.word));
+        Options::from_arg_matches(&matches.unwrap()).unwrap()
+    }
 
     #[test]
     fn every_option_can_be_set() {
-        let profile = parse(
-            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nbounded = true\nkeep = \"10%\"\nfree = \"background\"\n\
+        let profile = options(
+            "# all of them\nheap = \"off\"\npool = \"4G:1G\"\novercommit = \"512M\"\nwarm = true\nmaps = \"on\"\ntext = \"shared\"\ndata = \"off\"\nlibs = \"libLLVM*,libclang*\"\nshm = \"user\"\nshm-sizes = \"64K,2M\"\nmax-waste = 10\nkeep = \"10%\"\nfree = \"background\"\n\
              free-workers = 2\nreaper = \"off\"\nno-follow = true\n\
-             report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = true\n",
+             report = \"json\"\nreport-file = \"/tmp/r\"\nquiet = false\n",
         );
         let expected = Options {
             heap: Some(HeapMode::Off),
             pool: Some("4G:1G".parse().unwrap()),
             overcommit: Some(Bytes(512 << 20)),
             warm: true,
-            maps: Some(Switch::On),
+            maps: Some(true),
             text: Some(TextMode::Shared),
             data: Some(DataMode::Off),
-            libs: Some(Patterns(String::from("libLLVM*/libclang*"))),
+            libs: Some(String::from("libLLVM*/libclang*")),
             shm: Some(ShmMode::User),
-            shm_sizes: Some(Sizes((2 << 20) + (64 << 10))),
-            max_waste: Some(10),
-            bounded: true,
+            shm_sizes: Some((2 << 20) + (64 << 10)),
+            max_waste: Some(MaxWaste::Percent(10)),
             keep: Some(Keep::Percent(10)),
             free: Some(FreeMode::Background),
             free_workers: Some(2),
@@ -163,11 +237,11 @@ mod tests {
             no_follow: true,
             report: Some(ReportFormat::Json),
             report_file: Some(PathBuf::from("/tmp/r")),
-            quiet: true,
+            quiet: false,
         };
-        assert_eq!(profile, Ok(expected));
-        assert_eq!(parse(""), Ok(Options::default()));
-        assert_eq!(parse("quiet = false"), Ok(Options::default()));
+        assert_eq!(profile, expected);
+        assert_eq!(options(""), Options::default());
+        assert!(options("report = \"json\"\nquiet = true") == options("quiet = true"));
     }
 
     #[test]

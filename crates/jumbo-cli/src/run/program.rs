@@ -7,16 +7,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use jumbo_host::kernel::{Root, base_page};
 use jumbo_host::policy::Reach;
 use jumbo_host::policy::elf::{Executable, Machine};
+use jumbo_inside::sandbox::{self, Answer};
 use object::read::ReadCache;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
-/// What the kernel follows: binfmt_script(5) gives up after that many.
+/// The longest chain of interpreters that the kernel follows (binfmt_script(5)).
 const INTERPRETERS: usize = 5;
-/// What the kernel reads of a `#!` line (BINPRM_BUF_SIZE).
+/// The bytes of a `#!` line that the kernel reads (BINPRM_BUF_SIZE).
 const FIRST_LINE: usize = 256;
 
 /// A program that was found.
@@ -27,25 +29,43 @@ pub(super) struct Program {
     /// The binary that the kernel loads: the file, or the interpreter of its `#!` line.
     pub(super) binary: PathBuf,
     pub(super) reach: Reach,
+    /// What the seccomp filters that it inherits do to jumbo's calls; harmless where there are none.
+    pub(super) filter: Answer,
 }
 
 impl Program {
-    /// Looks `command[0]` up as execvp(3) does, and at what it is.
-    pub(super) fn find(command: &[OsString]) -> Result<Self, Failure> {
+    /// Looks `command[0]` up as execvp(3) does, and at what it is. `is_child`: it will be one of this
+    /// process.
+    pub(super) fn find(command: &[OsString], is_child: bool) -> Result<Self, Failure> {
         let name = command.first().map(OsString::as_os_str).unwrap_or_default();
         let path = search(name)?;
-        let (binary, reach) = examine(&path);
+        let host = || Reach::on_base_pages(base_page(&Root::host()));
+        let none = super::is_off().then_some(Reach::Off).or_else(host);
+        let (binary, mut reach) = match none {
+            Some(reach) => (path.clone(), reach),
+            None => examine(&path),
+        };
+        let is_container = || std::env::var_os(sandbox::CONTAINER).is_some();
+        let filter = match reach.is_reached() && sandbox::inherited() != Some(0) {
+            true => sandbox::ask(is_child, is_container()),
+            false => Answer::Harmless,
+        };
+        if filter == Answer::Deadly {
+            reach = Reach::Filtered;
+        }
         Ok(Self {
             path,
             binary,
             reach,
+            filter,
         })
     }
 }
 
-/// The reason why LD_PRELOAD does not get into the program of `command`; `None` where it does, or there is no such program.
+/// The reason why LD_PRELOAD does not get into the program of `command`; `None` where it does, or
+/// there is no such program.
 pub(crate) fn unreached(command: &[OsString]) -> Option<String> {
-    Program::find(command).ok()?.reach.reason()
+    Program::find(command, true).ok()?.reach.reason()
 }
 
 /// One line: which program, what is wrong with it, what to do.
@@ -184,8 +204,8 @@ fn look(path: &Path) -> io::Result<Look> {
     Ok(Look::Binary(reach))
 }
 
-/// What makes the loader distrust the environment that *we* give: bits that take effect on this mount,
-/// for this process.
+/// The reason why the loader distrusts this process's environment: bits that take effect on this
+/// mount.
 fn privilege(file: &File) -> io::Result<Option<&'static str>> {
     let metadata = file.metadata()?;
     let nosuid =

@@ -1,4 +1,4 @@
-//! What came of it: [`Report`], its shape in JSON, and where it is written.
+//! The [`Report`], its shape in JSON, and its writing.
 //!
 //! The shape is documented in docs/report.md.
 
@@ -10,15 +10,17 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::Change;
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::policy::{HeapMode, PoolRequest};
+use jumbo_host::policy::{HeapMode, MaxWaste, PoolRequest};
 use jumbo_host::status::{Kind, KindUsage, Usage};
 use jumbo_inside::ledger::{self, Ledger, flag, pool_reason};
 use jumbo_inside::reaper::State;
+use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
 use super::args::{Place, Settings, Wanted};
 use super::destination;
 use super::launch::Launch;
+use super::options::ReportFormat;
 use super::sample::{Peak, Sampled};
 use super::segments;
 use super::shmem;
@@ -68,7 +70,8 @@ pub(super) struct Seen<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) of: ledger::Counts,
-    /// The most pool pages that all processes had at a time; `None` where each had a pool of its own.
+    /// The most pool pages that all processes had at a time; `None` where each had a pool of its
+    /// own.
     pub(super) run: Option<Bytes>,
 }
 
@@ -83,13 +86,25 @@ pub(super) struct Counted {
     by_pid: BTreeMap<u32, Counts>,
 }
 
-/// What a bit of [`pool_reason`] means to a reader.
+/// The meanings of the bits that are set, in the order of the bits.
+pub(super) fn reasons(
+    bits: u32,
+    meaning: fn(u32) -> Option<&'static str>,
+) -> impl Iterator<Item = &'static str> {
+    let all = (0..u32::BITS).map(|n| 1 << n);
+    all.filter(move |bit| bits & bit != 0).filter_map(meaning)
+}
+
+/// The meaning of a bit of [`pool_reason`].
 fn meaning(bit: u32) -> Option<&'static str> {
     Some(match bit {
         pool_reason::FULL => "the pool and its overcommit were used up",
         pool_reason::LARGER => "a block larger than the pool and its overcommit",
         pool_reason::NONE_FREE => {
             "the kernel's hugetlb pool had no free page, or a control group's limit on reservations"
+        }
+        pool_reason::NO_SIZE if !has_populate() => {
+            "no hugetlb pages: this kernel has no MADV_POPULATE_WRITE (Linux 5.14)"
         }
         pool_reason::NO_SIZE => "this kernel has no hugetlb pages of that size",
         pool_reason::HUGETLB_LIMIT => "a control group's hugetlb limit",
@@ -98,6 +113,9 @@ fn meaning(bit: u32) -> Option<&'static str> {
             "no hugetlb pages in a program with threads, which might fork; hint: --pool SIZE,nofork"
         }
         pool_reason::NO_ROOM => "the memory cgroup or the host had no room for THPs",
+        pool_reason::FRAGMENTED if !has_collapse() => {
+            "no THPs: this kernel has no MADV_COLLAPSE (Linux 6.1)"
+        }
         pool_reason::FRAGMENTED => {
             "no free huge page for a THP; hint: echo 1 > /proc/sys/vm/compact_memory"
         }
@@ -135,11 +153,13 @@ impl Counts {
             true => bits & !refused,
             false => bits,
         };
-        // What is about the size comes first.
-        let bits = [pool_reason::FULL, pool_reason::LARGER].into_iter();
-        let bits = bits.chain((1..13).map(|n| 1 << n));
-        let set = bits.filter(|bit| shown & bit != 0);
-        set.filter_map(meaning).collect()
+        // The size comes first.
+        let of_size = pool_reason::FULL | pool_reason::LARGER;
+        let of_size = [shown & of_size, shown & !of_size];
+        of_size
+            .into_iter()
+            .flat_map(|bits| reasons(bits, meaning))
+            .collect()
     }
 
     fn json(&self) -> Value {
@@ -163,6 +183,7 @@ impl Counts {
             "large_calls": of.large_calls,
             "large_fallback": of.large_fallback,
             "advised": of.advised,
+            "untouched": of.untouched,
             "refused": of.refused,
             "maps_advised": of.maps_advised,
             "maps_left": of.maps_left,
@@ -201,8 +222,8 @@ impl Counted {
     }
 }
 
-/// A process that was several programs, one after the other, has a reaper for each: the last one counts, and those
-/// that had something to give back, or to say.
+/// A process that was several programs, one after the other, has a reaper for each: the last one
+/// counts, and those that had something to give back, or to say.
 fn last_of_each(reapers: &mut Vec<(State, ledger::Counts)>) {
     let mut seen = BTreeSet::new();
     reapers.reverse();
@@ -250,7 +271,7 @@ impl<'a> Report<'a> {
         Some(order.map_or(pool, |order| pool.rounded(order)))
     }
 
-    /// What stands in GLIBC_TUNABLES because of us.
+    /// The tunable that jumbo put into GLIBC_TUNABLES.
     pub(super) fn tunable(&self) -> Option<&'static str> {
         let is_set = self.launch.plan.orders.tunable;
         is_set.then_some("glibc.malloc.hugetlb=1")
@@ -308,7 +329,10 @@ impl<'a> Report<'a> {
                 "overcommit": pool.map_or(Bytes(0), |pool| pool.overcommit),
                 "warm": pool.is_some_and(|pool| pool.warm),
                 "maps": asked.maps,
-                "max_waste": asked.max_waste,
+                "max_waste": match asked.max_waste {
+                    MaxWaste::Percent(percent) => json!(percent),
+                    MaxWaste::Unbounded => json!("unbounded"),
+                },
                 "keep": asked.keep.map(|keep| keep.to_string()),
                 "text": asked.text,
                 "data": asked.data,
@@ -335,9 +359,9 @@ impl<'a> Report<'a> {
 
     /// Writes the report where it is wanted.
     pub(super) fn write(&self, wanted: &Wanted) -> io::Result<()> {
-        let text = match wanted.json {
-            true => format!("{}\n", escaped(format!("{:#}", self.json()))),
-            false => text::render(self, wanted.full),
+        let text = match wanted.format {
+            ReportFormat::Json => format!("{}\n", escaped(format!("{:#}", self.json()))),
+            format => text::render(self, format == ReportFormat::Full),
         };
         match &wanted.place {
             Place::File(file) => destination::write(file, text.as_bytes()),

@@ -1,8 +1,8 @@
 //! Looking at the program while it runs: [`Sampler`].
 //!
-//! A *look* reads how much anonymous memory each process of the program holds; a *sample* walks their
-//! smaps, when there is clearly more than at the largest sample so far. Both are rationed by what they
-//! cost, so that a program is not slowed down by being watched.
+//! A *look* reads how much anonymous memory each process of the program holds; a *sample* walks
+//! their smaps, when there is clearly more than at the largest sample so far. Both are rationed by
+//! what they cost, so that a program is not slowed down by being watched.
 //!
 //! Memory that several processes map is counted for each, as their resident sizes do.
 
@@ -58,8 +58,9 @@ pub(super) struct Sampled {
     pub(super) interval_seconds: f64,
     /// When the peak was.
     pub(super) peak_at_seconds: Option<f64>,
-    /// The largest resident size of one process in a sample, divided by the kernel's own maximum; at most 1, though the kernel's counters
-    /// lag behind its page tables, and leave hugetlb pages out.
+    /// The largest resident size of one process in a sample, divided by the kernel's own maximum;
+    /// at most 1, though the kernel's counters lag behind its page tables, and leave hugetlb pages
+    /// out.
     pub(super) share_of_max_rss: Option<f64>,
     /// The CPU time that looking took.
     pub(super) cost_seconds: f64,
@@ -144,11 +145,12 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Brings the set of processes up to date and returns those with memory of their own, and how much
-    /// of it is resident and anonymous.
+    /// Brings the set of processes up to date and returns those with memory of their own, and how
+    /// much of it is resident and anonymous.
     fn follow(&mut self) -> BTreeMap<u32, Bytes> {
-        // Those that daemonized have left the tree, but they are in the ledger. What stands there is a
-        // process ID in the process's own namespace, so it has to prove that it has the ledger.
+        // Those that daemonized have left the tree, but they are in the ledger. What stands there
+        // is a process ID in the process's own namespace, so it has to prove that it has the
+        // ledger.
         let slots = self.ledger.into_iter().flat_map(Ledger::slots);
         for slot in slots.skip(self.slots_seen) {
             self.slots_seen += 1;
@@ -190,14 +192,16 @@ impl<'a> Sampler<'a> {
         resident
     }
 
-    /// Walks the smaps of these processes, of which a look has told how much anonymous memory each has.
+    /// Walks the smaps of these processes, of which a look has told how much anonymous memory each
+    /// has.
     fn sample(&mut self, resident: BTreeMap<u32, Bytes>) {
         let Some(observer) = &self.observer else {
             return;
         };
         let at = self.started.elapsed();
         let (mut usage, mut processes) = (Usage::default(), Vec::new());
-        // What was there before and after the walk: memory that went meanwhile sets no mark for the next sample.
+        // What was there before and after the walk: memory that went meanwhile sets no mark for the
+        // next sample.
         let mut seen = Bytes(0);
         for (pid, before) in resident {
             let theirs = match observer.usage(pid) {
@@ -247,7 +251,7 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// What was seen; `max_rss` is what the kernel says at the end.
+    /// The peak, and how it was sampled; `max_rss` is the kernel's figure at the end.
     pub(super) fn finish(self, max_rss: Bytes) -> (Option<Peak>, Sampled) {
         let mut sampled = self.sampled;
         let seconds = self.started.elapsed().as_secs_f64();
@@ -298,7 +302,8 @@ mod tests {
 
     use super::*;
 
-    /// A child of vfork(2) may keep its parent's memory for a while, and a reaper does. To kcmp(2) a thread is as good.
+    /// A child of vfork(2) may keep its parent's memory for a while, and a reaper does. To kcmp(2)
+    /// a thread is as good.
     #[test]
     fn memory_that_two_share_is_counted_once_at_every_look() {
         let (say, tid) = mpsc::channel();
@@ -327,7 +332,8 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// A backend that ends between the look and the walk must not hide the next one, which needs less.
+    /// A backend that ends between the look and the walk must not hide the next one, which needs
+    /// less.
     #[test]
     fn memory_that_went_before_it_was_walked_sets_no_mark() {
         let folder = tempfile::tempdir().unwrap();

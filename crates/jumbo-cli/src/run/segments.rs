@@ -1,4 +1,4 @@
-//! What became of text and data, for the report.
+//! Text and data in the report.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use jumbo_host::status::Kind;
 use jumbo_inside::ledger::{Counts, text_reason as reason};
 use serde_json::{Value, json};
 
-use super::report::Report;
-use super::text::line;
+use super::report::{self, Report};
+use super::text::Lines;
 
 const NO_SEGMENT: &str = "no segment of it holds a whole huge page; hint: jumbo text inspect";
 
-/// What a bit of [`text_reason`](reason) means to a reader.
+/// The meaning of a bit of [`text_reason`](reason).
 fn meaning(bit: u32) -> Option<&'static str> {
     Some(match bit {
         reason::NOT_CONGRUENT => {
@@ -46,10 +46,7 @@ fn meaning(bit: u32) -> Option<&'static str> {
 
 /// Each reason why there is not more.
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    let bits = counts.text_reasons;
-    (0..u32::BITS)
-        .filter(move |bit| bits & 1 << bit != 0)
-        .filter_map(|bit| meaning(1 << bit))
+    report::reasons(counts.text_reasons, meaning)
 }
 
 /// The rung that text stands on, the most of it.
@@ -89,41 +86,37 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// The lines of a report; none where there is nothing to say.
-pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
-    let counts = &report.counted.total.of;
-    let asked = &report.settings.asked;
-    let covered = report.reached && asked.text != TextMode::Off;
-    if covered && counts.text == 0 {
-        line(out, "text", NO_SEGMENT)?;
-    }
-    if covered && counts.text > 0 {
-        let took = Duration::from_nanos(counts.text_ns);
-        let what = match rung(report) {
-            "shared" => format!(
-                "{} on an image that processes share, in {took:.0?}",
-                Bytes(counts.text_shared)
-            ),
-            "file" => String::from("from the page cache, in huge folios"),
-            other => other.to_owned(),
-        };
-        let segments = Bytes(counts.text);
-        let what = format!("{segments} in segments that hold a huge page: {what}");
-        line(out, "text", &what)?;
-        let moved = counts.text_shared >= counts.text;
-        // Nothing falls back in silence.
-        let why = || reasons(counts).filter(|_| !moved && rung(report) != "file");
-        for reason in why() {
-            line(out, "", reason)?;
-        }
-        if rung(report) == "as it is" && asked.text == TextMode::Auto {
-            let when = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";
-            line(out, "", when)?;
+pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
+    let (counts, asked) = (&report.counted.total.of, &report.settings.asked);
+    match counts.text {
+        _ if !report.reached || asked.text == TextMode::Off => {}
+        0 => out.line("text", NO_SEGMENT),
+        text => {
+            let rung = rung(report);
+            let what = match rung {
+                "shared" => format!(
+                    "{} on an image that processes share, in {:.0?}",
+                    Bytes(counts.text_shared),
+                    Duration::from_nanos(counts.text_ns)
+                ),
+                "file" => String::from("from the page cache, in huge folios"),
+                other => other.to_owned(),
+            };
+            let text = Bytes(text);
+            let what = format!("{text} in segments that hold a huge page: {what}");
+            out.line("text", &what);
+            // Nothing falls back in silence.
+            let is_less = counts.text_shared < counts.text && rung != "file";
+            let why = reasons(counts).filter(|_| is_less);
+            let when = (rung == "as it is" && asked.text == TextMode::Auto).then_some(WHEN);
+            why.chain(when).for_each(|why| out.line("", why));
         }
     }
     if counts.data_moved + counts.data_advised > 0 {
         let (moved, advised) = (Bytes(counts.data_moved), Bytes(counts.data_advised));
         let what = format!("{moved} copied onto huge pages, {advised} of bss advised");
-        line(out, "data", &what)?;
+        out.line("data", &what);
     }
-    Ok(())
 }
+
+const WHEN: &str = "a copy is made when 32 MiB of it were touched and it pays; hint: jumbo text prime, or --text=shared";

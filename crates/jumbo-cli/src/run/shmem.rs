@@ -1,17 +1,24 @@
-//! What became of shared memory, for the report.
+//! Shared memory in the report.
 
 use jumbo::units::{self, Bytes, PageSize};
 use jumbo_host::policy::ShmMode;
 use jumbo_inside::ledger::{Counts, shm_reason as reason};
+use jumbo_inside::sys::{has_collapse, has_populate};
 use serde_json::{Value, json};
 
-use super::report::Report;
-use super::text::line;
+use super::report::{self, Report};
+use super::text::Lines;
 
-/// What a bit of [`shm_reason`](reason) means to a reader.
+/// The rung of memory that stays on base pages.
+const AS_IT_IS: &str = "as it is";
+
+/// The meaning of a bit of [`shm_reason`](reason).
 fn meaning(bit: u32) -> Option<&'static str> {
     Some(match bit {
         reason::REFUSED => "the kernel takes no advice for it",
+        reason::NOT_ALLOWED if !has_collapse() => {
+            "this kernel has no MADV_COLLAPSE (Linux 6.1); hint: jumbo thp, or --shm=user"
+        }
         reason::NOT_ALLOWED => {
             "the PMD size's shmem_enabled is never, or the program has switched huge pages off; hint: jumbo thp, or --shm=user"
         }
@@ -20,6 +27,9 @@ fn meaning(bit: u32) -> Option<&'static str> {
             "no room for a huge page beside the base pages, or no thread to be had"
         }
         reason::FILTER => "nothing is collapsed under a seccomp filter",
+        reason::NO_HUGETLB if !has_populate() => {
+            "this kernel has no MADV_POPULATE_WRITE (Linux 5.14)"
+        }
         reason::NO_HUGETLB => {
             "the kernel's pool had too few free pages, or a cgroup's limit of them; hint: jumbo pool grow"
         }
@@ -37,62 +47,51 @@ fn meaning(bit: u32) -> Option<&'static str> {
 }
 
 fn reasons(counts: &Counts) -> impl Iterator<Item = &'static str> {
-    let bits = counts.shm_reasons;
-    (0..u32::BITS)
-        .filter(move |bit| bits & 1 << bit != 0)
-        .filter_map(|bit| meaning(1 << bit))
+    report::reasons(counts.shm_reasons, meaning)
 }
 
-/// The highest rung that some of it stands on.
-fn rung(counts: &Counts) -> &'static str {
-    match counts {
-        Counts {
-            shm_hugetlb: 1.., ..
-        } => "hugetlb",
-        Counts { shm_user: 1.., .. } => "user",
-        Counts {
-            shm_collapsed: 1.., ..
-        } => "collapse",
-        Counts {
-            shm_advised: 1.., ..
-        } => "controls",
-        _ => "as it is",
-    }
+/// The bytes on each rung, the highest first: its name, and the words of a report.
+fn rungs(counts: &Counts) -> impl Iterator<Item = (u64, &'static str, &'static str)> {
+    let rungs = [
+        (counts.shm_hugetlb, "hugetlb", "on hugetlb pages"),
+        (counts.shm_user, "user", "brought in by whole blocks"),
+        (counts.shm_collapsed, "collapse", "collapsed"),
+        (counts.shm_advised, "controls", "advised"),
+    ];
+    rungs.into_iter().filter(|(bytes, ..)| *bytes > 0)
 }
 
-/// As part of a report in JSON. The statistics have the kernel's names (hugepages-*kB/stats/shmem_*); its own are beside them, in
-/// /sys, and count what faults brought in.
+/// As part of a report in JSON. The statistics have the kernel's names
+/// (hugepages-*kB/stats/shmem_*); its own are beside them, in /sys, and count what faults brought
+/// in.
 pub(super) fn json(report: &Report<'_>) -> Value {
     let counts = &report.counted.total.of;
     let pmd = report.launch.plan.orders.pmd as u64;
+    let of_user = [
+        counts.shm_user_alloc,
+        counts.shm_user_fallback,
+        counts.shm_user_fallback_charge,
+    ];
+    let of_pmd = [
+        counts.shm_collapsed / pmd.max(1),
+        counts.shm_fallback,
+        counts.shm_fallback_charge,
+    ];
     let mut stats = json!({});
-    let mut add = |size: u64, alloc: u64, fallback: u64, charge: u64| {
-        if let Some(size) = PageSize::new(size)
-            .ok()
-            .filter(|_| alloc + fallback + charge > 0)
-        {
+    for (size, counts) in [(counts.shm_user_block, of_user), (pmd, of_pmd)] {
+        let size = PageSize::new(size).ok();
+        if let Some(size) = size.filter(|_| counts != [0; 3]) {
+            let [alloc, fallback, charge] = counts;
             stats[size.to_string()] = json!({
                 "shmem_alloc": alloc,
                 "shmem_fallback": fallback,
                 "shmem_fallback_charge": charge,
             });
         }
-    };
-    add(
-        counts.shm_user_block,
-        counts.shm_user_alloc,
-        counts.shm_user_fallback,
-        counts.shm_user_fallback_charge,
-    );
-    add(
-        pmd,
-        counts.shm_collapsed / pmd.max(1),
-        counts.shm_fallback,
-        counts.shm_fallback_charge,
-    );
+    }
     json!({
         "mappings": counts.shm,
-        "rung": rung(counts),
+        "rung": rungs(counts).next().map_or(AS_IT_IS, |(_, name, _)| name),
         "advised": counts.shm_advised,
         "collapsed": counts.shm_collapsed,
         "hugetlb": counts.shm_hugetlb,
@@ -109,39 +108,23 @@ pub(super) fn why(report: &Report<'_>) -> Option<&'static str> {
 }
 
 /// The lines of a report; none where there is nothing to say.
-pub(super) fn write(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+pub(super) fn write(out: &mut Lines, report: &Report<'_>) {
     let counts = &report.counted.total.of;
     if counts.shm == 0 || report.settings.asked.shm == ShmMode::Off {
-        return Ok(());
+        return;
     }
-    let parts = [
-        (counts.shm_hugetlb, "on hugetlb pages"),
-        (counts.shm_user, "brought in by whole blocks"),
-        (counts.shm_collapsed, "collapsed"),
-        (counts.shm_advised, "advised"),
-    ];
-    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
-    let parts: Vec<_> = parts
-        .map(|(bytes, what)| format!("{} {what}", Bytes(*bytes)))
-        .collect();
-    let what = match parts.is_empty() {
-        true => String::from("as it is"),
-        false => parts.join(", "),
-    };
+    let parts = rungs(counts).map(|(bytes, _, what)| format!("{} {what}", Bytes(bytes)));
+    let mut parts = parts.collect::<Vec<_>>().join(", ");
+    if parts.is_empty() {
+        AS_IT_IS.clone_into(&mut parts);
+    }
     let mapped = Bytes(counts.shm);
-    let what = format!("{mapped} in mappings that hold a huge page: {what}");
-    line(out, "shared", &what)?;
-    let blocks = counts.shm_user_alloc;
-    if blocks > 0 {
-        let blocks = units::counted(blocks, "block");
-        line(
-            out,
-            "",
-            &format!("{blocks} of {}", Bytes(counts.shm_user_block)),
-        )?;
+    let what = format!("{mapped} in mappings that hold a huge page: {parts}");
+    out.line("shared", &what);
+    if counts.shm_user_alloc > 0 {
+        let blocks = units::counted(counts.shm_user_alloc, "block");
+        let size = Bytes(counts.shm_user_block);
+        out.line("", &format!("{blocks} of {size}"));
     }
-    for reason in reasons(counts) {
-        line(out, "", reason)?;
-    }
-    Ok(())
+    reasons(counts).for_each(|reason| out.line("", reason));
 }

@@ -2,8 +2,9 @@
 
 use jumbo::units::{self, Bytes};
 use jumbo_host::kernel::thp::Thp;
-use jumbo_host::policy::{HeapMode, Memory, Tunable, variables::HUGETLB_TUNABLE};
+use jumbo_host::policy::{HeapMode, MaxWaste, Memory, Tunable, variables::HUGETLB_TUNABLE};
 use jumbo_inside::ledger::{SLOTS, flag, pool_reason};
+use jumbo_inside::sys::has_collapse;
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -41,8 +42,8 @@ pub(super) fn find(
         let reason = unreached(launch);
         add("the program", reason);
     }
-    // What the host rules out, at the start or at the end, holds for every kind of private memory alike: once is
-    // enough. Shared memory has controls of its own.
+    // What the host rules out, at the start or at the end, holds for every kind of private memory
+    // alike: once is enough. Shared memory has controls of its own.
     let wants = asked.heap != HeapMode::Off || asked.maps;
     let ruled_out = launch.program.reach.is_reached() && wants;
     let disabled = jumbo_inside::heap::thp_disabled();
@@ -175,6 +176,10 @@ pub(super) fn find(
         let off: Vec<_> = off.into_iter().flatten().collect();
         let reason = if !off.is_empty() {
             format!("{} leaves memory as it is", off.join(" "))
+        } else if orders.max_waste != MaxWaste::Unbounded && !has_collapse() {
+            String::from(
+                "memory that fills up is not collapsed: this kernel has no MADV_COLLAPSE (Linux 6.1)",
+            )
         } else if seen.controls.iter().all(Option::is_some) {
             String::from("nothing that was counted says why; hint: jumbo doctor")
         } else {

@@ -1,8 +1,9 @@
 //! Standing in for the program while it runs, so that a report can be written when it ends.
 //!
-//! The program is in our process group and session, so that the terminal treats both as one job: what it
-//! sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others send us is
-//! passed on. When the program stops we stop as it did, and when it ends we end as it did.
+//! The program is in our process group and session, so that the terminal treats both as one job:
+//! what it sends (Ctrl-C, Ctrl-Z, a new window size) reaches the program without us. What others
+//! send us is passed on. When the program stops we stop as it did, and when it ends we end as it
+//! did.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -25,12 +26,11 @@ use super::args::{Place, Settings};
 use super::launch::{self, Launch};
 use super::report::{Report, Seen};
 use super::sample::Sampler;
-use crate::rehearse::Calls;
 use crate::signal::{end_by, poll};
 use crate::view::tell;
 
-/// Among how many of the program's latest processes the sender of a signal is looked for when it is gone. Few: the
-/// kernel gives process IDs anew, and a stranger's signal must not be lost.
+/// Among how many of the program's latest processes the sender of a signal is looked for when it is
+/// gone. Few: the kernel gives process IDs anew, and a stranger's signal must not be lost.
 const LATELY: usize = 16;
 
 /// How the program ended.
@@ -40,17 +40,19 @@ pub(super) struct End {
     pub(super) faults: Faults,
 }
 
-/// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end it for one that the
-/// program never makes, so there another process makes them first.
+/// Whether this process may make the calls of [`run`]. A seccomp filter that it inherited may end
+/// it for one that the program never makes, so there another process makes them first.
 pub(super) fn is_harmless() -> bool {
     if sandbox::inherited() == Some(0) {
         return true;
     }
-    // Where no process can be made, or it cannot go as far as that, we find out as well, and are none the worse.
-    launch::rehearsed(&[Calls::Report]).map_or(true, |status| status.signal().is_none())
+    // Where no process can be made, or it cannot go as far as that, we find out as well, and are
+    // none the worse.
+    launch::rehearsed().map_or(true, |status| status.signal().is_none())
 }
 
-/// Becomes the program. A program is worth more than its report: where we cannot be its parent it takes our place.
+/// Becomes the program. A program is worth more than its report: where we cannot be its parent it
+/// takes our place.
 pub(super) fn in_place(settings: &Settings, launch: &Launch<'_>, why: &str) -> Failure {
     let mut lost = Vec::new();
     if settings.report.is_some() {
@@ -178,8 +180,8 @@ fn watch(
         while let Some((change, faults)) = child.poll()? {
             match change {
                 Change::Exited(_) | Change::Killed(_) => return Ok(End { change, faults }),
-                // The job is stopped only where there is a shell to see it: elsewhere no process would
-                // continue us, and the program would end unnoticed.
+                // The job is stopped only where there is a shell to see it: elsewhere no process
+                // would continue us, and the program would end unnoticed.
                 Change::Stopped(signal) if has_terminal() && child.is_stopped() => {
                     stop_with(recipient, signals, signal)?;
                 }
@@ -258,17 +260,18 @@ impl Recipient<'_> {
             return signal.code <= 0;
         }
         if signal.code == libc::SI_KERNEL && from_terminal.contains(&signal.number) {
-            // The terminal sends these to the whole process group, except when it hangs up: that it tells
-            // the session leader alone.
+            // The terminal sends these to the whole process group, except when it hangs up: that it
+            // tells the session leader alone.
             return signal.number == libc::SIGHUP && is_session_leader();
         }
-        // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE, when
-        // stderr has gone.
+        // What the program sends to its parent is not meant for itself. Neither is our own SIGPIPE,
+        // when stderr has gone.
         signal.sender != std::process::id() && !self.is_of_program(signal.sender)
     }
 
-    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has soon, has a number that
-    /// may be any process's: then it is if it has come into the ledger lately, and else a stranger, as another script's kill(1) is.
+    /// True where a process is the program's. One that has been waited for by now, as a kill(1) has
+    /// soon, has a number that may be any process's: then it is if it has come into the ledger
+    /// lately, and else a stranger, as another script's kill(1) is.
     fn is_of_program(&self, pid: u32) -> bool {
         let came_lately = |ledger: &Ledger| {
             let pids = ledger.slots().map(|slot| slot.pid.load(Ordering::Relaxed));

@@ -1,25 +1,24 @@
 //! The report for people.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use jumbo::units::{self, Bytes};
-use jumbo_host::policy::{DataMode, HeapMode, ShmMode, TextMode};
+use jumbo_host::policy::{DataMode, HeapMode, MaxWaste, ShmMode, TextMode};
 use jumbo_host::status::{Kind, KindUsage};
 use jumbo_inside::reaper::State;
 use jumbo_inside::sandbox;
 
 use super::report::{KINDS, Report, status};
-use super::sample::{Peak, Process, Sampled};
+use super::sample::{Peak, Sampled};
 use super::segments;
 use super::shmem;
 use super::shortfall;
 use crate::view::{self, clean, clean_lines};
 
-/// So many processes are listed; the rest is one line.
-const PROCESSES: usize = 5;
+/// At most so many reapers have a line.
+const REAPERS: usize = 5;
 
 /// Below this there is too little memory for huge pages to matter: eight of 2 MiB.
 const LITTLE: Bytes = Bytes(16 << 20);
@@ -45,10 +44,28 @@ const OF_HEAP: [&str; 7] = [
 
 /// The text; `full` adds all that is known to the three lines.
 pub(super) fn render(report: &Report<'_>, full: bool) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write(&mut out, report, full);
-    clean_lines(&out).into_owned()
+    let mut out = Lines::default();
+    summary(&mut out, report, full);
+    if full {
+        write(&mut out, report);
+    }
+    clean_lines(&out.0).into_owned()
+}
+
+/// The text so far.
+#[derive(Default)]
+pub(super) struct Lines(String);
+
+impl Lines {
+    /// A label, and text behind it that goes on below itself.
+    pub(super) fn line(&mut self, label: &str, text: &str) {
+        self.push(&view::wrapped(&format!("  {label:<15}"), text));
+    }
+
+    fn push(&mut self, text: &str) {
+        self.0.push_str(text);
+        self.0.push('\n');
+    }
 }
 
 /// The result in a sentence, as the JSON report has it.
@@ -124,38 +141,29 @@ fn name<'a>(report: &'a Report<'_>) -> Cow<'a, str> {
     name.map(|name| name.to_string_lossy()).unwrap_or_default()
 }
 
-/// A label, and text behind it that goes on below itself.
-pub(super) fn line(out: &mut String, label: &str, text: &str) -> std::fmt::Result {
-    writeln!(out, "{}", view::wrapped(&format!("  {label:<15}"), text))
-}
-
-fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result {
+/// All that is known, below the three lines.
+fn write(out: &mut Lines, report: &Report<'_>) {
     let Report { seen, counted, .. } = report;
-    summary(out, report, full)?;
-    if !full {
-        return Ok(());
-    }
     if let Some(peak) = &seen.peak {
-        table(out, report, peak)?;
+        table(out, report, peak);
     }
-    writeln!(out)?;
+    out.push("");
     let ledger = &counted.total.of;
-    let images = units::counted(counted.images.into(), "program");
-    // No other C library reads it.
-    let tunable = report.tunable().filter(|_| report.reached);
-    let requested = format!(
-        "{} advised in {images} ({} of it mappings); {}{}",
-        Bytes(ledger.advised),
-        Bytes(ledger.maps_advised),
-        units::counted(ledger.large_calls, "large allocation"),
-        tunable
-            .map(|tunable| format!("; {tunable}"))
-            .unwrap_or_default()
-    );
     let faults = &seen.end.faults;
     let faults = format!("{} minor and {} major", faults.minor, faults.major);
-    line(out, "page faults", &faults)?;
-    line(out, "requested", &requested)?;
+    out.line("page faults", &faults);
+    let mut requested = format!(
+        "{} advised in {} ({} of it mappings); {}",
+        Bytes(ledger.advised),
+        units::counted(counted.images.into(), "program"),
+        Bytes(ledger.maps_advised),
+        units::counted(ledger.large_calls, "large allocation"),
+    );
+    // No other C library reads it.
+    if let Some(tunable) = report.tunable().filter(|_| report.reached) {
+        requested += &format!("; {tunable}");
+    }
+    out.line("requested", &requested);
     let obtained = match seen.heap() {
         None => format!("unknown: {}", trouble(&seen.sampled)),
         Some(heap) => match heap.huge_share() {
@@ -163,50 +171,45 @@ fn write(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result 
             None => String::from("nothing of the heap was resident"),
         },
     };
-    line(out, "huge pages", &obtained)?;
-    if let Some(gain) = gain(report) {
-        line(
-            out,
-            "does it pay",
-            &format!("{gain}; jumbo compare tells more"),
-        )?;
+    out.line("huge pages", &obtained);
+    if let MaxWaste::Percent(percent) = report.settings.asked.max_waste {
+        let untouched = Bytes(ledger.untouched);
+        let untouched = format!("{untouched} at most, huge and untouched (--max-waste={percent})");
+        out.line("wasted", &untouched);
     }
-    segments::write(out, report)?;
-    shmem::write(out, report)?;
-    pool(out, report)?;
+    if let Some(gain) = gain(report) {
+        let gain = format!("{gain}; jumbo compare tells more");
+        out.line("does it pay", &gain);
+    }
+    segments::write(out, report);
+    shmem::write(out, report);
+    pool(out, report);
     if ledger.free_gathered > 0 {
-        let background = match ledger.free_background {
-            0 => String::new(),
-            background => format!(", {} of it in the background", Bytes(background)),
-        };
         let freed = format!(
-            "{} by up to {} at once{background}",
+            "{} by up to {} at once{}",
             Bytes(ledger.free_gathered),
             units::counted(ledger.free_workers, "thread"),
+            also(ledger.free_background, ", ", "of it in the background")
         );
-        line(out, "freed", &freed)?;
+        out.line("freed", &freed);
     }
     // The others say nothing that a user has to know.
     let silent = [State::Waiting, State::Uncounted];
     let reapers = counted.reapers.iter();
     let told = reapers.filter(|(state, _)| !silent.contains(state));
-    for (state, counts) in told.take(PROCESSES) {
-        line(out, "reaper", &format!("{}: {}", counts.pid, state.text()))?;
+    for (state, counts) in told.take(REAPERS) {
+        out.line("reaper", &format!("{}: {}", counts.pid, state.text()));
     }
-    for (index, shortfall) in report.shortfalls.iter().enumerate() {
-        let label = if index == 0 { "why not more" } else { "" };
-        line(
-            out,
-            label,
-            &format!("{}: {}", shortfall.what, shortfall.reason),
-        )?;
+    let labels = std::iter::once("why not more").chain(std::iter::repeat(""));
+    for (label, shortfall) in labels.zip(&report.shortfalls) {
+        out.line(label, &format!("{}: {}", shortfall.what, shortfall.reason));
     }
     let started = "as a child of jumbo; --quiet starts it in place";
-    line(out, "how it ran", started)
+    out.line("how it ran", started);
 }
 
 /// The three lines that every report begins with: the end, the share on huge pages, and its reason.
-fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Result {
+fn summary(out: &mut Lines, report: &Report<'_>, full: bool) {
     let seen = &report.seen;
     let (name, faults) = (name(report), &seen.end.faults);
     let ended = format!(
@@ -219,7 +222,7 @@ fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Resul
         duration(faults.user),
         duration(faults.system),
     );
-    writeln!(out, "{}", view::wrapped("jumbo: ", &ended))?;
+    out.push(&view::wrapped("jumbo: ", &ended));
     let share = match known(report) {
         Ok(peak) => huge(&name, &peak.usage.total()),
         Err(_) => format!("how much of {name} was on huge pages is unknown"),
@@ -230,9 +233,8 @@ fn summary(out: &mut String, report: &Report<'_>, full: bool) -> std::fmt::Resul
         "; --report=full says more"
     };
     for text in [format!("{share}{more}"), reason(report)] {
-        writeln!(out, "{}", view::filled("  ", &text, 4, view::WIDTH))?;
+        out.push(&view::filled("  ", &text, 4, view::WIDTH));
     }
-    Ok(())
 }
 
 /// The reason for the largest part that is not on huge pages, or the gain where most is.
@@ -291,36 +293,47 @@ fn why(report: &Report<'_>, kind: Kind) -> Option<String> {
 }
 
 /// The memory at its peak, by kind; a kind that jumbo leaves alone is marked.
-fn table(out: &mut String, report: &Report<'_>, peak: &Peak) -> std::fmt::Result {
-    writeln!(
-        out,
-        "\n  {:<8} {:>10} {:>10} {:>7}   folios",
-        "", "resident", "huge", "share"
-    )?;
-    let mut unknown = false;
-    for kind in KINDS {
-        let usage = peak.usage.kind(kind);
-        if kind != Kind::Heap && usage.bytes == Bytes(0) {
+fn table(out: &mut Lines, report: &Report<'_>, peak: &Peak) {
+    let row = |kind: &str, resident: &str, huge: &str, share: &str, folios: &str| {
+        let row = format!("  {kind:<8} {resident:>10} {huge:>10} {share:>7}   ");
+        view::wrapped(&row, folios)
+    };
+    out.push(&format!(
+        "\n{}",
+        row("", "resident", "huge", "share", "folios")
+    ));
+    let usages = KINDS.map(|kind| (kind, peak.usage.kind(kind)));
+    for (kind, usage) in &usages {
+        if *kind != Kind::Heap && usage.bytes == Bytes(0) {
             continue;
         }
-        let (bytes, huge, share) = (usage.bytes, usage.huge, share(&usage));
-        let row = format!("  {:<8} {bytes:>10} {huge:>10} {share:>7}", kind.name());
-        unknown |= usage.unknown > Bytes(0);
-        let left = match is_covered(report, kind) {
+        let mark = match is_covered(report, *kind) {
             true => "",
             false => " (not covered)",
         };
-        let folios = format!("{}{left}", folios(&usage));
-        writeln!(out, "{}", view::wrapped(&format!("{row}   "), &folios))?;
+        let [bytes, huge] = [usage.bytes, usage.huge].map(|bytes| bytes.to_string());
+        let folios = format!("{}{mark}", folios(usage));
+        out.push(&row(kind.name(), &bytes, &huge, &share(usage), &folios));
     }
-    writeln!(out)?;
-    if unknown {
+    out.push("");
+    if usages.iter().any(|(_, usage)| usage.unknown > Bytes(0)) {
         let why = "size unknown: resident in folios whose size smaps does not tell; \
                    jumbo status -p looks them up, as root";
-        line(out, "?", why)?;
+        out.line("?", why);
     }
-    line(out, "measured", &how(&report.seen.sampled))?;
-    processes(out, &peak.processes)
+    out.line("measured", &how(&report.seen.sampled));
+    if peak.processes.len() > 1 {
+        let [first, ..] = peak.processes.as_slice() else {
+            return;
+        };
+        let (name, heap) = (clean(&first.name), first.usage.kind(Kind::Heap));
+        let all = units::counted(peak.processes.len() as u64, "process");
+        let most = format!(
+            "{all}; most heap: {name} ({}) with {}",
+            first.pid, heap.bytes
+        );
+        out.line("", &most);
+    }
 }
 
 /// Whether jumbo was to put memory of this kind on huge pages.
@@ -337,6 +350,8 @@ fn is_covered(report: &Report<'_>, kind: Kind) -> bool {
 
 /// The gain of the huge pages of the heap: the time of their first touch, and that of base pages.
 fn gain(report: &Report<'_>) -> Option<String> {
+    // What a program gained that was killed, at a limit say, is no gain.
+    status(report.seen.end.change).ok()?;
     let heap = report.seen.heap()?.huge;
     // To measure takes calls that a filter may end the process for.
     if heap < LITTLE || sandbox::inherited() != Some(0) {
@@ -355,46 +370,29 @@ fn gain(report: &Report<'_>) -> Option<String> {
     ))
 }
 
-fn pool(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn pool(out: &mut Lines, report: &Report<'_>) {
     let (Some(pool), total) = (report.pool(), &report.counted.total) else {
-        return Ok(());
-    };
-    let also = |bytes: u64, what: &str| match bytes {
-        0 => String::new(),
-        _ => format!("; {} {what}", Bytes(bytes)),
+        return;
     };
     let ledger = &total.of;
-    let beyond = also(ledger.pool_beyond, "asked for beyond it");
-    let moved = also(ledger.pool_moved, "moved from the one to the other");
+    let beyond = also(ledger.pool_beyond, "; ", "asked for beyond it");
+    let moved = also(ledger.pool_moved, "; ", "moved from the one to the other");
     let (hugetlb, thp) = (Bytes(ledger.pool_hugetlb_peak), Bytes(ledger.pool_thp_peak));
     let run = match total.run {
         None => String::from(" in one process"),
         Some(run) => format!("; {run} at most at a time over the run"),
     };
     let what = format!("{pool}: {hugetlb} of hugetlb pages, {thp} of THPs{run}{moved}{beyond}");
-    line(out, "pool", &what)?;
-    (total.pool_reasons().into_iter()).try_for_each(|reason| line(out, "", reason))
+    out.line("pool", &what);
+    let reasons = total.pool_reasons();
+    reasons.iter().for_each(|reason| out.line("", reason));
 }
 
-/// Where there are several.
-fn processes(out: &mut String, all: &[Process]) -> std::fmt::Result {
-    if all.len() < 2 {
-        return Ok(());
-    }
-    for process in all.iter().take(PROCESSES) {
-        let heap = process.usage.kind(Kind::Heap);
-        writeln!(
-            out,
-            "    {:>8} {:<16} heap {:>10} {:>6}",
-            process.pid,
-            clean(&process.name),
-            heap.bytes,
-            share(&heap)
-        )?;
-    }
-    match all.len().saturating_sub(PROCESSES) {
-        0 => Ok(()),
-        more => writeln!(out, "    and {more} more"),
+/// A further part of a line, where there is any.
+fn also(bytes: u64, before: &str, what: &str) -> String {
+    match bytes {
+        0 => String::new(),
+        _ => format!("{before}{} {what}", Bytes(bytes)),
     }
 }
 

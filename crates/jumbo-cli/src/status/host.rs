@@ -2,29 +2,25 @@
 
 use std::io;
 
-use jumbo::units::{Bytes, PageSize, counted};
+use jumbo::units::{Bytes, counted};
 use jumbo_host::kernel::probe::Available;
-use jumbo_host::kernel::thp::{Choice, SizeControl, Thp};
 use jumbo_host::kernel::{hugetlb, hvo};
-use jumbo_host::status::{Formable, Host, Task, Tasks};
+use jumbo_host::status::{Host, Task, Tasks};
 
 use super::HostPage;
-use crate::pool;
 use crate::view::{self, NONE, View, bytes, percent, percent_to};
+use crate::{pool, thp};
 
 pub(super) fn show(view: &mut View, page: &HostPage) -> io::Result<()> {
     let HostPage { host, probe, tasks } = page;
-    for line in summary(host) {
-        view.line(line)?;
-    }
+    view.lines(summary(host))?;
     view.line("")?;
     show_facts(view, host)?;
     show_pools(view, host)?;
     show_holders(view, host, tasks)?;
     if let Some(thp) = &host.thp {
-        show_thp(view, thp)?;
+        thp::show::show(view, thp, None)?;
     }
-    show_formable(view, host)?;
     show_largest(view, tasks)?;
     view.heading("What this kernel, privilege and container allow")?;
     view.table(
@@ -157,7 +153,7 @@ fn show_facts(view: &mut View, host: &Host) -> io::Result<()> {
 
 fn show_pools(view: &mut View, host: &Host) -> io::Result<()> {
     if let Some(pools) = &host.pools {
-        return pool::table::show(view, &pools.iter().collect::<Vec<_>>());
+        return pool::show::show_pools(view, &pools.iter().collect::<Vec<_>>());
     }
     view.heading("hugetlb pools")?;
     view.line(if host.misses(Host::POOLS) {
@@ -179,128 +175,12 @@ fn show_holders(view: &mut View, host: &Host, tasks: &Tasks) -> io::Result<()> {
             "  {unmapped} at least in files that no process seen here maps: hugetlbfs, System V, memfd"
         ))?;
     }
-    for task in &tasks.pool_holders {
-        view.line(format!(
-            "  {} in {} ({})",
-            task.memory.hugetlb, task.name, task.pid
-        ))?;
-    }
-    for mount in &host.mounts {
-        let option = |name: &str| {
-            let value = mount.options.get(name)?.as_deref()?;
-            let bytes: Option<Bytes> = value.parse().ok();
-            Some(format!(
-                "{name} {}",
-                bytes.map_or_else(|| value.to_owned(), |b| b.to_string())
-            ))
-        };
-        let options: Vec<_> = ["pagesize", "size", "min_size"]
-            .into_iter()
-            .filter_map(option)
-            .collect();
-        view.line(format!(
-            "  hugetlbfs at {} ({})",
-            mount.path,
-            options.join(", ")
-        ))?;
-    }
-    Ok(())
-}
-
-pub(crate) fn show_thp(view: &mut View, thp: &Thp) -> io::Result<()> {
-    view.heading("Folio sizes for anonymous and shared memory")?;
-    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |c| c.current.clone());
-    let khugepaged = |name: &str| {
-        thp.khugepaged
-            .get(name)
-            .map_or(NONE.to_owned(), u64::to_string)
-    };
-    view.line(format!(
-        "  enabled {}, shmem_enabled {}, defrag {}, khugepaged max_ptes_none {}",
-        thp.enabled.current,
-        word(thp.shmem_enabled.as_ref()),
-        word(thp.defrag.as_ref()),
-        khugepaged("max_ptes_none"),
-    ))?;
-    let row = |size: &PageSize, control: &SizeControl| {
-        let own = |choice: Option<&Choice>, resolved: Option<&Choice>| match (choice, resolved) {
-            (Some(choice), Some(resolved)) if choice != resolved => {
-                format!("{} ({})", choice.current, resolved.current)
-            }
-            (choice, _) => word(choice),
-        };
-        let count = |name: &str| {
-            control
-                .stats
-                .get(name)
-                .map_or(NONE.to_owned(), u64::to_string)
-        };
-        [
-            size.to_string(),
-            own(control.enabled.as_ref(), thp.anon(*size)),
-            count("nr_anon"),
-            count("anon_fault_alloc"),
-            count("anon_fault_fallback"),
-            own(control.shmem_enabled.as_ref(), thp.shared(*size)),
-            count("shmem_alloc"),
-            count("shmem_fallback"),
-            count("split"),
-        ]
-    };
-    if thp.sizes.is_empty() {
-        return view.line("  this kernel has no controls for each size (Linux 6.8)");
-    }
-    view.table(
-        "<SIZE|<ANONYMOUS|>NOW|>FAULTED|>FELL BACK|<SHARED|>ALLOCATED|>FELL BACK|>SPLIT",
-        thp.sizes.iter().map(|(size, control)| row(size, control)),
-    )
-}
-
-fn show_formable(view: &mut View, host: &Host) -> io::Result<()> {
-    if host.formable.is_empty() {
-        return Ok(());
-    }
-    view.heading("Huge pages that free memory could form now, without compaction")?;
-    let mut sizes: Vec<_> = host.formable.iter().map(|formable| formable.size).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let mut columns = String::from("<NODE|<ZONE|>FREE");
-    columns.extend(sizes.iter().map(|size| format!("|>{size}")));
-    let zones = || {
-        let formable = &host.formable;
-        formable.chunk_by(|a, b| (a.node, &a.zone) == (b.node, &b.zone))
-    };
-    let cell = |formable: Option<&Formable>| match formable {
-        Some(formable) if formable.exact => formable.pages.to_string(),
-        Some(formable) => format!("at most {}", formable.pages),
-        None => NONE.to_owned(),
-    };
-    let rows = zones().filter_map(|zone| {
-        let first = zone.first()?;
-        let mut row = vec![
-            first.node.to_string(),
-            first.zone.clone(),
-            first.free.to_string(),
-        ];
-        let of = |size: &PageSize| zone.iter().find(|formable| formable.size == *size);
-        row.extend(sizes.iter().map(|size| cell(of(size))));
-        Some(row)
-    });
-    view.table(&columns, rows)?;
-    let listed: Bytes = zones()
-        .filter_map(|zone| zone.first())
-        .map(|formable| formable.free)
-        .sum();
-    let free = host.memory.as_ref().map_or(Bytes(0), |memory| memory.free);
-    // Pages cached for each CPU are in no block either, but those are little.
-    if listed.0 < free.0 / 10 * 9 {
-        view.line(format!(
-            "  {} of {} free memory are in no block yet: this kernel initialises memory on demand",
-            Bytes(free.0 - listed.0),
-            free
-        ))?;
-    }
-    Ok(())
+    let tasks = tasks.pool_holders.iter();
+    view.lines(
+        tasks.map(|task| format!("  {} in {} ({})", task.memory.hugetlb, task.name, task.pid)),
+    )?;
+    let mounts = host.mounts.iter();
+    view.lines(mounts.map(|mount| format!("  hugetlbfs at {}", mount.path)))
 }
 
 fn show_largest(view: &mut View, tasks: &Tasks) -> io::Result<()> {

@@ -56,8 +56,8 @@ struct HostPage {
 #[derive(Serialize)]
 struct ProcessPage {
     processes: Vec<Detail>,
-    /// All of them added up; memory that several map counts once for each, but a reaper's, which is its
-    /// program's.
+    /// All of them added up; memory that several map counts once for each, but a reaper's, which is
+    /// its program's.
     total: Usage,
     missing: Vec<Missing>,
 }
@@ -70,12 +70,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             probe: kernel::probe(&root),
             tasks: Tasks::read(&root, args.top),
         };
-        view::page(args.json, &page, host::show)?;
-    } else {
-        let page = look(&root, &args)?;
-        view::page(args.json, &page, process::show)?;
+        return view::page(args.json, &page, host::show);
     }
-    Ok(ExitCode::SUCCESS)
+    let page = look(&root, &args)?;
+    view::page(args.json, &page, process::show)
 }
 
 fn look(root: &Root, args: &Args) -> anyhow::Result<ProcessPage> {

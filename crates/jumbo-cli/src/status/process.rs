@@ -19,9 +19,7 @@ const SHORT: usize = 30;
 const FEW: usize = 3;
 
 pub(super) fn show(view: &mut View, page: &ProcessPage) -> io::Result<()> {
-    for line in summary(page) {
-        view.line(line)?;
-    }
+    view.lines(summary(page))?;
     let is_short = page.processes.len() > FEW
         && page
             .processes
@@ -191,9 +189,8 @@ fn show_process(view: &mut View, process: &Detail) -> io::Result<()> {
         Some(usage) => show_usage(view, usage)?,
         None => show_memory(view, memory)?,
     }
-    for (kind, why) in &process.why_not {
-        view.line(format!("  {}: {why}", kind.name()))?;
-    }
+    let why_not = process.why_not.iter();
+    view.lines(why_not.map(|(kind, why)| format!("  {}: {why}", kind.name())))?;
     if let Some(covered) = &process.jumbo {
         show_covered(view, covered)?;
     }
@@ -301,7 +298,7 @@ fn show_mappings(view: &mut View, mappings: &[MappingDetail]) -> io::Result<()> 
     )
 }
 
-/// What stands between a mapping and THPs, or for them.
+/// The reason for or against THPs in a mapping.
 fn advice(mapping: &MappingDetail) -> &'static str {
     match mapping {
         MappingDetail { declined: true, .. } => "declined",

@@ -14,12 +14,14 @@ use crate::view::{self, View};
 
 /// Write a copy of an executable or library whose text can be huge
 ///
-/// Each text segment of at least a huge page gets an offset in the file that is its address modulo the huge page size, and the
-/// alignment of a huge page. Addresses, symbols, build-id, notes and debug links stay. Where no whole huge page
-/// is in the text at its addresses, the read-only segment beside it becomes a part of it, as linkers did before
-/// `-z separate-code`: it is executable then.
+/// Each text segment of at least a huge page gets an offset in the file that is its address modulo
+/// the huge page size, and the alignment of a huge page. Addresses, symbols, build-id, notes and
+/// debug links stay. Where no whole huge page is in the text at its addresses, the read-only
+/// segment beside it becomes a part of it, as linkers did before `-z separate-code`: it is
+/// executable then.
 ///
-/// The copy is read back and compared with the original before it has its name. It is not set-user-ID.
+/// The copy is read back and compared with the original before it has its name. It is not
+/// set-user-ID.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text align /usr/bin/python3 -o /opt/python3
@@ -42,13 +44,9 @@ pub(crate) struct Args {
     /// Replace OUT where it is there
     #[arg(long)]
     force: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let sizes = Sizes::read(root)?;
     let options = Options {
         join: args.join,
@@ -56,10 +54,9 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
     };
     let aligned =
         align(&args.file, &args.output, sizes, options).map_err(|error| refused(args, error))?;
-    view::page(args.json, &aligned, |view, aligned| {
+    view::page(json, &aligned, |view, aligned| {
         show(view, args, sizes, aligned)
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn refused(args: &Args, error: Error) -> anyhow::Error {
@@ -94,14 +91,10 @@ fn show(view: &mut View, args: &Args, sizes: Sizes, aligned: &Aligned) -> io::Re
     if aligned.padding > Bytes(0) {
         view.line(format!("  {} of holes in the file", aligned.padding))?;
     }
-    for segment in &aligned.joined {
-        view.line(format!(
-            "  {} of read-only data at {:#x} are executable in it",
-            segment.memory_size, segment.address
-        ))?;
-    }
-    for note in &aligned.notes {
-        view.line(format!("  {note}"))?;
-    }
-    Ok(())
+    let joined = aligned.joined.iter().map(|segment| {
+        let (size, address) = (segment.memory_size, segment.address);
+        format!("  {size} of read-only data at {address:#x} are executable in it")
+    });
+    view.lines(joined)?;
+    view.lines(aligned.notes.iter().map(|note| format!("  {note}")))
 }

@@ -11,8 +11,9 @@ use crate::view::{self, NONE, View};
 
 /// List the copies of text that processes share, check and withdraw them
 ///
-/// `jumbo run` makes them (--text=shared, and --text=auto for programs that live). An image goes with the last process that
-/// uses it. It is seen where you may look into a process that uses it: your own, or all as root.
+/// `jumbo run` makes them (--text=shared, and --text=auto for programs that live). An image goes
+/// with the last process that uses it. It is seen where you may look into a process that uses it:
+/// your own, or all as root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text images
@@ -28,10 +29,6 @@ pub(crate) struct Args {
     /// Have no process take them from now on; those that run keep theirs
     #[arg(long)]
     remove: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// One image, and what was found or done.
@@ -45,7 +42,7 @@ struct Row {
     failed: Option<String>,
 }
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let mut rows = Vec::new();
     for mut image in images::list(root)? {
         let check = args.check.then(|| image.check(root));
@@ -58,7 +55,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             failed,
         });
     }
-    view::page(args.json, &rows, |view, rows| show(view, rows))?;
+    view::page(json, &rows, |view, rows| show(view, rows))?;
     let same = |row: &Row| row.check.as_ref().is_none_or(|check| *check == Check::Same);
     let amiss = rows.iter().filter(|row| row.failed.is_some() || !same(row));
     Ok(match amiss.count() {
@@ -79,18 +76,18 @@ fn show(view: &mut View, rows: &[Row]) -> io::Result<()> {
 fn row(row: &Row) -> [String; 6] {
     let image = &row.image;
     let path = image.path.as_ref().map(|path| path.display().to_string());
-    let state = match (&row.failed, &row.check) {
-        (Some(error), _) => format!("not removed: {error}"),
-        (None, Some(Check::Same)) => String::from("as its file"),
-        (None, Some(Check::Differs)) => String::from("its file was changed"),
-        (None, Some(Check::Unknown(why))) => format!("not compared: {why}"),
-        (None, _) => NONE.to_owned(),
+    let found = match (&row.failed, &row.check) {
+        (Some(error), _) => Some(format!("not removed: {error}")),
+        (None, Some(Check::Same)) => Some(String::from("as its file")),
+        (None, Some(Check::Differs)) => Some(String::from("its file was changed")),
+        (None, Some(Check::Unknown(why))) => Some(format!("not compared: {why}")),
+        (None, _) => None,
     };
-    let withdrawn = if image.withdrawn { "removed" } else { "" };
-    let state = match (withdrawn, state.as_str()) {
-        ("", state) => state.to_owned(),
-        (withdrawn, NONE) => withdrawn.to_owned(),
-        (withdrawn, state) => format!("{withdrawn}, {state}"),
+    let withdrawn = image.withdrawn.then(|| String::from("removed"));
+    let state: Vec<_> = withdrawn.into_iter().chain(found).collect();
+    let state = match state.is_empty() {
+        true => NONE.to_owned(),
+        false => state.join(", "),
     };
     [
         path.unwrap_or_else(|| image.name.clone()),

@@ -16,11 +16,12 @@ use crate::view::{self, NONE, View, percent};
 
 /// Show what keeps the text of a file or process off huge pages
 ///
-/// Of a file: its segments, what each way to huge text would give, why the ways that are not to be had are not, and the flags
-/// that have it linked so that priming is all it needs. Of a process: the text that it maps, file by file, as it is now.
+/// Of a file: its segments, what each way to huge text would give, why the ways that are not to be
+/// had are not, and the flags that have it linked so that priming is all it needs. Of a process:
+/// the text that it maps, file by file, as it is now.
 ///
-/// The ways (rungs) are: `file`, the page cache itself, which every process shares; `shared`, one copy in shared memory for all
-/// processes of the file.
+/// The ways (rungs) are: `file`, the page cache itself, which every process shares; `shared`, one
+/// copy in shared memory for all processes of the file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node
@@ -30,10 +31,6 @@ pub(crate) struct Args {
     /// An executable or shared library, or the number of a process
     #[arg(value_name = "FILE|PID", required = true)]
     targets: Vec<PathBuf>,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// The JSON.
@@ -51,7 +48,7 @@ struct Process {
     files: Vec<MappedFile>,
 }
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let mut page = Page::default();
     for target in &args.targets {
         match target.to_str().map(str::parse) {
@@ -59,8 +56,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             _ => page.files.push(file(root, target)?),
         }
     }
-    view::page(args.json, &page, show)?;
-    Ok(ExitCode::SUCCESS)
+    view::page(json, &page, show)
 }
 
 fn file(root: &Root, path: &Path) -> anyhow::Result<Inspection> {

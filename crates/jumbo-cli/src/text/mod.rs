@@ -12,19 +12,24 @@ use jumbo_host::kernel::Root;
 
 /// See and prepare the text of programs for huge pages
 ///
-/// A program's text is mapped by PMD, and every process shares it, where two things meet: its file has it at an offset that is
-/// its address modulo the huge page size (`align` makes a copy that has), and the page cache has it in huge folios
-/// (`prime` reads it so). The program needs nothing of jumbo then. `inspect` says what a file lacks.
+/// A program's text is mapped by PMD, and every process shares it, where two things meet: its file
+/// has it at an offset that is its address modulo the huge page size (`align` makes a copy that
+/// has), and the page cache has it in huge folios (`prime` reads it so). The program needs nothing
+/// of jumbo then. `inspect` says what a file lacks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text inspect /usr/bin/node
   jumbo text inspect $(pidof postgres)     # what its processes have now
-  jumbo text prime /usr/bin/node --persist
+  jumbo text prime /usr/bin/node
   jumbo text align /usr/bin/python3 -o /opt/python3
   jumbo text prime /opt/python3")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
+
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
 
     /// A folder that stands in for /
     #[arg(long, global = true, hide = true, default_value = "/")]
@@ -40,11 +45,11 @@ enum Command {
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let root = Root::at(&args.root);
+    let (root, json) = (Root::at(&args.root), args.json);
     match &args.command {
-        Command::Inspect(args) => inspect::main(&root, args),
-        Command::Prime(args) => prime::main(&root, args),
-        Command::Align(args) => align::main(&root, args),
-        Command::Images(args) => images::main(&root, args),
+        Command::Inspect(args) => inspect::main(&root, args, json),
+        Command::Prime(args) => prime::main(&root, args, json),
+        Command::Align(args) => align::main(&root, args, json),
+        Command::Images(args) => images::main(&root, args, json),
     }
 }

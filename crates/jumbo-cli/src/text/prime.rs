@@ -5,54 +5,42 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use jumbo::units::{Pages, counted};
 use jumbo_host::kernel::Root;
+use jumbo_host::segments::Sizes;
 use jumbo_host::segments::prime::{Primed, prime};
 use jumbo_host::segments::running::Running;
-use jumbo_host::segments::{Sizes, boot};
 use serde::Serialize;
 
+use crate::bench::bar;
 use crate::knobs::all_or_part;
 use crate::view::{self, View};
 
 /// Read the text of files into the page cache in huge folios
 ///
-/// What of it is cached in small folios is dropped first, where no process maps it, and read again. A program that is started
-/// then, by any user, has its text mapped by PMD, as long as the page cache keeps it. What a running process maps stays as
-/// it is: stop it, prime, and start it again.
+/// What of it is cached in small folios is dropped first, where no process maps it, and read again.
+/// A program that is started then, by any user, has its text mapped by PMD, as long as the page
+/// cache keeps it. What a running process maps stays as it is: stop it, prime, and start it again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo text prime /usr/bin/node
   jumbo text prime --all-running --dry-run   # what runs, what it lacks
-  jumbo text prime --all-running --persist   # at the next boot too
-  jumbo text prime --forget
+  systemctl enable jumbo-text-prime@usr-bin-node   # at each boot
 
 Exit status: 0 all of it is huge; 3 a part; 1 nothing; 2 wrong usage.")]
 pub(crate) struct Args {
     /// Executables and shared libraries
-    #[arg(value_name = "FILE", required_unless_present_any = ["all_running", "forget"])]
+    #[arg(value_name = "FILE", required_unless_present = "all_running")]
     files: Vec<PathBuf>,
 
     /// The files of which processes run text of at least a huge page, as far as this user may look
-    #[arg(long, conflicts_with = "forget")]
+    #[arg(long)]
     all_running: bool,
 
     /// Look, and change nothing
     #[arg(long)]
     dry_run: bool,
-
-    /// Prime them at each boot too: a systemd unit
-    #[arg(long, conflicts_with_all = ["forget", "dry_run"])]
-    persist: bool,
-
-    /// Have these files, or all, not primed at boot any more; nothing else is done
-    #[arg(long, conflicts_with = "dry_run")]
-    forget: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// The JSON.
@@ -60,33 +48,19 @@ pub(crate) struct Args {
 struct Page {
     /// True where nothing was changed.
     dry_run: bool,
-    /// What came of each file.
+    /// The result of each file.
     files: Vec<Primed>,
     /// Processes that this user may not look into.
     hidden_processes: usize,
-    /// The unit that primes them at boot, where it was written.
-    unit: Option<PathBuf>,
-    /// How many files are not primed at boot any more.
-    forgotten: usize,
 }
 
-pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn main(root: &Root, args: &Args, json: bool) -> anyhow::Result<ExitCode> {
     let absolute = |file: &PathBuf| std::path::absolute(file).context("cannot tell where this is");
     let mut files: Vec<PathBuf> = args.files.iter().map(absolute).collect::<Result<_, _>>()?;
     let mut page = Page {
         dry_run: args.dry_run,
         ..Page::default()
     };
-    if args.forget {
-        page.forgotten = boot::forget(root, &files)?;
-        view::page(args.json, &page, |view, page| {
-            view.line(format!(
-                "{} forgotten",
-                counted(page.forgotten as u64, "file")
-            ))
-        })?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let sizes = Sizes::read(root)?;
     let running = Running::read(root)?;
     page.hidden_processes = running.hidden;
@@ -106,13 +80,7 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             .push(prime_one(root, file, &running, args.dry_run, &bar));
     }
     bar.finish_and_clear();
-    let unit = match args.persist {
-        true => persist(root, &page.files),
-        false => Ok(None),
-    };
-    page.unit = unit.as_ref().ok().cloned().flatten();
-    view::page(args.json, &page, |view, page| show(view, page, sizes))?;
-    unit?;
+    view::page(json, &page, |view, page| show(view, page, sizes))?;
     Ok(match page.files.iter().any(|file| file.huge > Pages(0)) {
         _ if args.dry_run => ExitCode::SUCCESS,
         some => match page.files.iter().all(Primed::is_whole) {
@@ -120,17 +88,6 @@ pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
             all => all_or_part(all),
         },
     })
-}
-
-/// Where they are primed at boot from now on, as far as that is of use.
-fn persist(root: &Root, files: &[Primed]) -> anyhow::Result<Option<PathBuf>> {
-    let jumbo = std::env::current_exe().context("cannot tell where jumbo itself is")?;
-    let primable = files.iter().filter(|file| file.primable);
-    let primable: Vec<_> = primable.map(|file| file.path.clone()).collect();
-    if primable.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(boot::persist(root, &jumbo, &primable)?))
 }
 
 fn prime_one(
@@ -147,15 +104,6 @@ fn prime_one(
     };
     prime(root, file, running, dry_run, &mut progress)
         .unwrap_or_else(|error| Primed::failed(file, error.to_string()))
-}
-
-/// On stderr, on a terminal.
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
@@ -191,9 +139,6 @@ fn show(view: &mut View, page: &Page, sizes: Sizes) -> io::Result<()> {
         view.line(format!(
             "{processes} of other users not looked into: it takes CAP_SYS_PTRACE"
         ))?;
-    }
-    if let Some(unit) = &page.unit {
-        view.line(format!("{} primes them at each boot", unit.display()))?;
     }
     Ok(())
 }

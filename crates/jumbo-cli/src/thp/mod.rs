@@ -3,7 +3,7 @@
 //! - [`show`]: look. [`save`]: keep them in a file, and put back what a file has. Setting is here.
 
 mod save;
-mod show;
+pub(crate) mod show;
 
 use std::process::ExitCode;
 
@@ -35,7 +35,10 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    Show(show::Args),
+    /// Show the tables, and what came of them
+    ///
+    /// With --anon or --shmem: all that the kernel counts for each size, and what it means.
+    Show(Which),
     Set(SetArgs),
     Save(save::SaveArgs),
     Restore(save::RestoreArgs),
@@ -107,7 +110,7 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         None if args.bare.undo => undo::main(&root, &[Group::thp()], &args.bare.manner, false),
         None => show::main(&root, None, args.bare.manner.json),
-        Some(Command::Show(args)) => show::main(&root, args.which.side(), args.json),
+        Some(Command::Show(which)) => show::main(&root, which.side(), args.bare.manner.json),
         Some(Command::Set(args)) => set(&root, args),
         Some(Command::Save(args)) => save::save(&root, args),
         Some(Command::Restore(args)) => save::restore(&root, args),
@@ -135,7 +138,7 @@ fn give(root: &Root, how: &How, values: &[(Knob, Value)]) -> anyhow::Result<Exit
     })
 }
 
-/// What there is now.
+/// The present values.
 fn table(root: &Root, side: Option<Side>) -> anyhow::Result<Table> {
     let thp = thp::Thp::read(root)?.context(NO_THP)?;
     let kernel = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
@@ -158,7 +161,7 @@ fn in_command_line(table: &Table, root: &Root) -> Option<String> {
     })
 }
 
-/// What no argument of the kernel says, in words.
+/// The value that no argument of the kernel sets, in words.
 fn lost_at_boot(table: &Table) -> Option<String> {
     let word = table.lost_at_boot()?;
     Some(format!(
@@ -166,8 +169,8 @@ fn lost_at_boot(table: &Table) -> Option<String> {
     ))
 }
 
-/// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and no error of the kernel's
-/// says why.
+/// Folios of 8 KiB (order 1) are of files alone: the control for anonymous memory is not there, and
+/// no error of the kernel's says why.
 fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
     let controls = thp::Thp::read_controls(root)?.context(NO_THP)?;
     let sizes = controls.sizes.iter();
@@ -180,8 +183,8 @@ fn shared_only(root: &Root, knob: &Knob, value: &Value) -> anyhow::Result<()> {
     }
 }
 
-/// `enabled=madvise 64K.shmem=advise`, `shmem 64K=always,2M=inherit`: a SIZE without more is of `side`, until a word says another.
-/// `sizes` are those of this kernel.
+/// `enabled=madvise 64K.shmem=advise`, `shmem 64K=always,2M=inherit`: a SIZE without more is of
+/// `side`, until a word says another. `sizes` are those of this kernel.
 fn assignments(
     words: &[String],
     mut side: Side,
@@ -201,7 +204,8 @@ fn assignments(
     }
 }
 
-/// The error of a name that is a number of bytes and no folio size on any kernel, such as 65K. `sizes` are those of this one.
+/// The error of a name that is a number of bytes and no folio size on any kernel, such as 65K.
+/// `sizes` are those of this one.
 fn no_folio_size(name: &str, sizes: &[PageSize]) -> Option<String> {
     let typed = name.strip_suffix(".shmem").unwrap_or(name);
     let bytes = typed.parse::<Bytes>().ok()?;

@@ -20,7 +20,6 @@ use crate::view;
 ///
 /// The file is JSON: each knob by the name that `jumbo thp set` has for it.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("force", |force| force.hide(true)))]
 #[command(mut_arg("dry_run", |dry_run| dry_run.requires("persist")))]
 #[command(mut_arg("json", |json| json.requires("persist")))]
 #[command(after_help = "Examples:
@@ -31,26 +30,26 @@ pub(super) struct SaveArgs {
     /// The file, which must not be there yet; none: standard output
     file: Option<PathBuf>,
 
-    /// Have the next boot set it up so, in tmpfiles.d
-    #[arg(long)]
-    persist: bool,
-
     #[command(flatten)]
-    which: Which,
-
-    #[command(flatten)]
-    manner: Manner,
+    what: What,
 }
 
 /// Put back the tables of a file, all or none
 ///
 /// It is a change as any other: recorded, read back, and undone by `jumbo thp --undo`.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("force", |force| force.hide(true)))]
 pub(super) struct RestoreArgs {
-    /// What `jumbo thp save` wrote
+    /// A file that `jumbo thp save` wrote
     file: PathBuf,
 
+    #[command(flatten)]
+    what: What,
+}
+
+/// The options of both.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("force", |force| force.hide(true)))]
+struct What {
     /// Set it up at the next boot too, in tmpfiles.d
     #[arg(long)]
     persist: bool,
@@ -63,18 +62,23 @@ pub(super) struct RestoreArgs {
 }
 
 pub(super) fn save(root: &Root, args: &SaveArgs) -> anyhow::Result<ExitCode> {
-    let side = args.which.side();
+    let What {
+        persist,
+        which,
+        manner,
+    } = &args.what;
+    let side = which.side();
     let now = table(root, side)?;
     match &args.file {
-        Some(file) if !args.manner.dry_run => write(file, &now)?,
-        None if !args.persist => view::json(&now)?,
+        Some(file) if !manner.dry_run => write(file, &now)?,
+        None if !persist => view::json(&now)?,
         _ => {}
     }
-    if !args.persist {
+    if !persist {
         return Ok(ExitCode::SUCCESS);
     }
     let group = Group::thp();
-    change(root, &args.manner, || {
+    change(root, manner, || {
         let table = table(root, side)?;
         let values = table.knobs(side)?.into_iter();
         let values: Vec<_> = values.map(|(knob, value)| (knob.file, value)).collect();
@@ -96,7 +100,7 @@ fn write(file: &Path, table: &Table) -> anyhow::Result<()> {
     })
 }
 
-/// What a table is never longer than, in bytes.
+/// The longest table, in bytes.
 const MOST: u64 = 1 << 20;
 
 /// The text of a regular file: a FIFO would wait for a writer, and a device has no end.
@@ -120,13 +124,13 @@ pub(super) fn restore(root: &Root, args: &RestoreArgs) -> anyhow::Result<ExitCod
     let text = read(&args.file).map_err(|error| anyhow!("cannot read {name}: {error}\n{hint}"))?;
     let wrong = |error: String| anyhow!("{name} is no table of THP: {error}\n{hint}");
     let table: Table = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    let values = table.knobs(args.which.side());
+    let values = table.knobs(args.what.which.side());
     let values = values.map_err(|error| wrong(error.to_string()))?;
     let how = How {
-        persist: args.persist,
+        persist: args.what.persist,
         forget: false,
         undo: false,
-        manner: args.manner.clone(),
+        manner: args.what.manner.clone(),
     };
     give(root, &how, &values)
 }

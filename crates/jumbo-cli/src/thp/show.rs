@@ -7,111 +7,64 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use jumbo_host::kernel::Root;
 use jumbo_host::kernel::mounts::{self, DEV_SHM, Tmpfs};
-use jumbo_host::kernel::thp::{SizeControl, Thp};
+use jumbo_host::kernel::thp::{Choice, SizeControl, Thp};
 use jumbo_host::knobs::Group;
 use jumbo_host::knobs::thp::{Argument, Side};
 use jumbo_host::status::Missing;
 use serde::Serialize;
 
-use super::{NO_THP, Which, lost_at_boot, table};
+use super::{NO_THP, lost_at_boot, table};
 use crate::knobs::Kept;
-use crate::status::host::show_thp;
 use crate::view::{self, NONE, View};
-
-/// Show the tables, and what came of them
-///
-/// With --anon or --shmem: all that the kernel counts for each size, and what it means.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    pub(super) which: Which,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-}
 
 /// The JSON.
 #[derive(Serialize)]
 struct Page {
     thp: Thp,
-    /// What its files may have is said by its `huge=`.
+    /// The mounts of tmpfs: `huge=` rules the files of each.
     tmpfs: Vec<Tmpfs>,
-    /// What has the kernel begin with these tables.
+    /// The kernel arguments that set these tables at boot.
     arguments: Vec<Argument>,
     #[serde(flatten)]
     kept: Kept,
     missing: Vec<Missing>,
 }
 
-/// What `hugepages-*kB/stats` counts, by file: of which memory, and what it means (Documentation/admin-guide/mm/transhuge.rst).
-const STATISTICS: &[(&str, Option<Side>, &str)] = &[
-    ("nr_anon", Some(Side::Anon), "folios that there are now"),
-    (
-        "nr_anon_partially_mapped",
-        Some(Side::Anon),
-        "of these, folios that a program has unmapped a part of: split when memory is short",
-    ),
-    (
-        "anon_fault_alloc",
-        Some(Side::Anon),
-        "folios that faults got",
-    ),
-    (
-        "anon_fault_fallback",
-        Some(Side::Anon),
-        "faults that found no memory in one piece, and took a smaller size",
-    ),
-    (
-        "anon_fault_fallback_charge",
-        Some(Side::Anon),
-        "faults that found memory which the control group did not allow",
-    ),
-    (
-        "shmem_alloc",
-        Some(Side::Shmem),
-        "folios that faults and writes got",
-    ),
-    (
-        "shmem_fallback",
-        Some(Side::Shmem),
-        "faults that found no memory in one piece, and took a smaller size",
-    ),
-    (
-        "shmem_fallback_charge",
-        Some(Side::Shmem),
-        "faults that found memory which the control group did not allow",
-    ),
-    ("swpin", None, "folios read from swap in one piece"),
-    (
-        "swpin_fallback",
-        None,
-        "folios read from swap in smaller pieces",
-    ),
-    (
-        "swpin_fallback_charge",
-        None,
-        "folios read from swap in smaller pieces, for the control group's limit",
-    ),
-    ("swpout", None, "folios written to swap in one piece"),
-    (
-        "swpout_fallback",
-        None,
-        "folios split before they went to swap",
-    ),
-    ("zswpout", None, "folios that went to zswap in one piece"),
-    ("split", None, "folios split into smaller ones"),
-    (
-        "split_failed",
-        None,
-        "splits that failed, as another user had the folio",
-    ),
-    (
-        "split_deferred",
-        None,
-        "folios put aside to be split when memory is short",
-    ),
-];
+/// The counters of `hugepages-*kB/stats`, a line each: the file, of which memory it is, and its
+/// meaning (Documentation/admin-guide/mm/transhuge.rst).
+const STATISTICS: &str = "\
+nr_anon                    anon  folios that there are now
+nr_anon_partially_mapped   anon  of these, folios with an unmapped part: split when memory is short
+anon_fault_alloc           anon  folios that faults got
+anon_fault_fallback        anon  faults that found no memory in one piece, and took a smaller size
+anon_fault_fallback_charge anon  faults that found memory which the control group did not allow
+shmem_alloc                shmem folios that faults and writes got
+shmem_fallback             shmem faults that found no memory in one piece, and took a smaller size
+shmem_fallback_charge      shmem faults that found memory which the control group did not allow
+swpin                      both  folios read from swap in one piece
+swpin_fallback             both  folios read from swap in smaller pieces
+swpin_fallback_charge      both  folios read from swap in smaller pieces, for the control group's limit
+swpout                     both  folios written to swap in one piece
+swpout_fallback            both  folios split before they went to swap
+zswpout                    both  folios that went to zswap in one piece
+split                      both  folios split into smaller ones
+split_failed               both  splits that failed, as another user had the folio
+split_deferred             both  folios put aside to be split when memory is short";
+
+/// The memory that a counter is of, `None` for both, and its meaning.
+fn meaning(counter: &str) -> Option<(Option<Side>, &'static str)> {
+    let words = |line: &'static str| {
+        let (name, rest) = line.split_once(' ')?;
+        let (side, text) = rest.trim_start().split_once(' ')?;
+        let side = match side {
+            "anon" => Some(Side::Anon),
+            "shmem" => Some(Side::Shmem),
+            _ => None,
+        };
+        (name == counter).then(|| (side, text.trim_start()))
+    };
+    STATISTICS.lines().find_map(words)
+}
 
 pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
@@ -124,24 +77,16 @@ pub(super) fn main(root: &Root, side: Option<Side>, json: bool) -> anyhow::Resul
         missing,
     };
     view::page(json, &page, |view, page| {
-        match side {
-            None => show_thp(view, &page.thp)?,
-            Some(side) => show_side(view, &page.thp, side)?,
-        }
+        show(view, &page.thp, side)?;
         if side != Some(Side::Anon) {
             show_tmpfs(view, &page.tmpfs)?;
         }
-        if !page.arguments.is_empty() {
-            view.heading(
-                "The same on the kernel's command line, with the first kernel that takes it",
-            )?;
-        }
-        for Argument { text, since, .. } in &page.arguments {
-            view.line(format!("  {text} ({since})"))?;
-        }
-        if let Some(lost) = lost_at_boot(&table) {
-            view.line(format!("  {lost}"))?;
-        }
+        let arguments = page.arguments.iter();
+        view.list(
+            "The same on the kernel's command line, with the first kernel that takes it",
+            arguments.map(|Argument { text, since, .. }| format!("{text} ({since})")),
+        )?;
+        view.lines(lost_at_boot(&table).map(|lost| format!("  {lost}")))?;
         page.kept.show(view, root)?;
         view::missing(view, "Not shown", &page.missing)
     })?;
@@ -161,9 +106,8 @@ fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) -> io::Result<()> {
     view.heading("Shared memory that does not obey the table of sizes: files of tmpfs, by mount")?;
     let told = |mount: &&Tmpfs| mount.path == DEV_SHM || mount.huge != "never";
     let told: Vec<_> = mounts.iter().filter(told).collect();
-    for mount in &told {
-        view.line(format!("  {}: huge={}", mount.path, mount.huge))?;
-    }
+    let line = |mount: &&Tmpfs| format!("  {}: huge={}", mount.path, mount.huge);
+    view.lines(told.iter().map(line))?;
     let others = mounts.len() - told.len();
     if others > 0 {
         view.line(format!("  {others} more: huge=never"))?;
@@ -171,68 +115,65 @@ fn show_tmpfs(view: &mut View, mounts: &[Tmpfs]) -> io::Result<()> {
     view.line("  System V (shmget): as shmem_enabled at the top, in the PMD size alone")
 }
 
-fn show_side(view: &mut View, thp: &Thp, side: Side) -> io::Result<()> {
-    let (heading, file, top) = match side {
-        Side::Anon => (
-            "Folio sizes for anonymous memory",
-            "enabled",
-            Some(&thp.enabled),
-        ),
-        Side::Shmem => (
-            "Folio sizes for shared memory",
-            "shmem_enabled",
-            thp.shmem_enabled.as_ref(),
-        ),
+/// The controls by folio size, with the counters of allocations; of one `side`, with all counters
+/// and their meanings.
+pub(crate) fn show(view: &mut View, thp: &Thp, side: Option<Side>) -> io::Result<()> {
+    for shown in [Side::Anon, Side::Shmem] {
+        if side.is_none_or(|side| side == shown) {
+            show_side(view, thp, shown, side.is_some())?;
+        }
+    }
+    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |it| it.current.clone());
+    let max_ptes_none = thp.khugepaged.get("max_ptes_none");
+    view.line(format!(
+        "  defrag {}, khugepaged max_ptes_none {}",
+        word(thp.defrag.as_ref()),
+        max_ptes_none.map_or(NONE.to_owned(), u64::to_string)
+    ))
+}
+
+fn show_side(view: &mut View, thp: &Thp, side: Side, all: bool) -> io::Result<()> {
+    let (kind, file, top) = match side {
+        Side::Anon => ("anonymous", "enabled", Some(&thp.enabled)),
+        Side::Shmem => ("shared", "shmem_enabled", thp.shmem_enabled.as_ref()),
     };
-    view.heading(heading)?;
-    let word = top.map_or(NONE, |choice| &choice.current);
-    view.line(format!("  {file} {word}"))?;
-    let control = |of: &SizeControl| match side {
-        Side::Anon => of.enabled.clone(),
-        Side::Shmem => of.shmem_enabled.clone(),
-    };
-    let sizes = thp.sizes.iter();
-    let sizes: Vec<_> = sizes
-        .filter_map(|(size, of)| Some((size, of, control(of)?)))
-        .collect();
-    let known = |name: &str| STATISTICS.iter().find(|(known, ..)| *known == name);
-    let counted: BTreeSet<&String> = sizes
-        .iter()
-        .flat_map(|(_, of, _)| of.stats.keys())
-        .collect();
-    // What is of the other memory is left out, and what never happened.
-    let happened = |name: &str| {
-        sizes
-            .iter()
-            .any(|(_, of, _)| of.stats.get(name).is_some_and(|count| *count > 0))
-    };
-    let shown: Vec<&String> = counted
-        .into_iter()
-        .filter(|name| match known(name) {
-            Some((_, Some(of), _)) => *of == side,
-            _ => happened(name),
-        })
-        .collect();
+    view.heading(&format!("Folio sizes for {kind} memory"))?;
+    let word = |choice: Option<&Choice>| choice.map_or(NONE.to_owned(), |it| it.current.clone());
+    view.line(format!("  {file} {}", word(top)))?;
+    let sizes = thp.sizes.iter().filter_map(|(size, of)| {
+        let (own, means) = match side {
+            Side::Anon => (of.enabled.as_ref()?, thp.anon(*size)),
+            Side::Shmem => (of.shmem_enabled.as_ref()?, thp.shared(*size)),
+        };
+        Some((of, [size.to_string(), word(Some(own)), word(means)]))
+    });
+    let sizes: Vec<_> = sizes.collect();
+    if sizes.is_empty() {
+        return view.line("  this kernel has no controls for each size");
+    }
+    let count = |of: &SizeControl, name: &str| of.stats.get(name).copied();
+    let happened = |name: &str| sizes.iter().any(|(of, _)| count(of, name) > Some(0));
+    let counted: BTreeSet<&String> = sizes.iter().flat_map(|(of, _)| of.stats.keys()).collect();
+    // Counters of the other memory are left out, and those of events that never happened.
+    let shown = counted.into_iter().filter(|name| match meaning(name) {
+        Some((Some(of), _)) => of == side && (all || !name.ends_with("_charge")),
+        _ => all && happened(name),
+    });
+    let shown: Vec<_> = shown.collect();
     let mut columns = String::from("<SIZE|<VALUE|<MEANS");
     columns.extend(shown.iter().map(|name| format!("|>{name}")));
-    let rows = sizes.iter().map(|(size, of, own)| {
-        let means = match side {
-            Side::Anon => thp.anon(**size),
-            Side::Shmem => thp.shared(**size),
-        };
-        let means = means.map_or(NONE, |choice| &choice.current);
-        let counts = shown.iter().map(|name| {
-            let count = of.stats.get(*name);
-            count.map_or(NONE.to_owned(), u64::to_string)
-        });
-        let first = [size.to_string(), own.current.clone(), means.to_owned()];
-        first.into_iter().chain(counts).collect::<Vec<_>>()
+    let rows = sizes.iter().map(|(of, first)| {
+        let count = |name: &&String| count(of, name).map_or(NONE.to_owned(), |it| it.to_string());
+        let counts = shown.iter().map(count);
+        first.iter().cloned().chain(counts).collect::<Vec<_>>()
     });
     view.table(&columns, rows)?;
-    view.heading("What is counted, since boot")?;
-    for name in shown {
-        let meaning = known(name).map_or("not in the kernel's documentation", |(.., text)| text);
-        view.line(format!("  {name}: {meaning}"))?;
+    if all {
+        let line = |name: &String| {
+            let meaning = meaning(name).map_or("not in the kernel's documentation", |it| it.1);
+            format!("{name}: {meaning}")
+        };
+        view.list("Counters, since boot", shown.into_iter().map(line))?;
     }
     Ok(())
 }

@@ -1,14 +1,15 @@
 //! Rows under column titles, as wide as they are, or as narrow as a terminal: [`Grid`].
 //!
-//! In a pipe a row is one line, however long, so that a program can find it. On a terminal no line is longer than the terminal
-//! is wide: columns come closer together, then texts go on below themselves, and what is too wide even so is shown a line a cell.
+//! In a pipe a row is one line, however long, so that a program can find it. On a terminal no line
+//! is longer than the terminal is wide: columns come closer together, then texts go on below
+//! themselves, and what is too wide even so is shown a line a cell.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::{NONE, filled};
 
 /// No column of text becomes narrower than this.
-const NARROWEST: usize = 12;
+const NARROWEST: u16 = 12;
 
 /// A table to be.
 pub(super) struct Grid<'a> {
@@ -23,7 +24,8 @@ struct Column<'a> {
 }
 
 impl<'a> Grid<'a> {
-    /// `columns` are the titles with bars between them, each behind `<` (text, aligned to the left) or `>`.
+    /// `columns` are the titles with bars between them, each behind `<` (text, aligned to the left)
+    /// or `>`.
     pub(super) fn new(columns: &'a str, rows: Vec<Vec<String>>) -> Self {
         let column = |text: &'a str| {
             let (align, title) = text.split_at(1);
@@ -34,74 +36,66 @@ impl<'a> Grid<'a> {
         Self { columns, rows }
     }
 
-    /// Its lines, none wider than `width` where that is given, but for words of a table that is shown a line a cell.
+    /// Its lines, none wider than `width` where that is given, but for words of a table that is
+    /// shown a line a cell.
     pub(super) fn lines(&self, width: Option<usize>) -> Vec<String> {
-        let whole = self.layout(2, |title| title.to_owned(), &self.rows);
+        let whole = self.layout(2, str::to_owned, None);
         let Some(width) = width.filter(|width| !fit(&whole, *width)) else {
             return whole;
         };
-        self.narrow(width).unwrap_or_else(|| self.cells(width))
+        let title = |title: &str| title.replace(' ', "\n");
+        let close = self.layout(1, title, None);
+        if fit(&close, width) {
+            return close;
+        }
+        let narrow = self.layout(1, title, Some(width));
+        match fit(&narrow, width) {
+            true => narrow,
+            false => self.cells(width),
+        }
     }
 
+    /// The columns `apart`. Within a `width`, texts go on below themselves.
     fn layout(
         &self,
         apart: u16,
         title: impl Fn(&str) -> String,
-        rows: &[Vec<String>],
+        width: Option<usize>,
     ) -> Vec<String> {
         let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Disabled)
-            .add_rows(rows);
+        table.load_style(presets::NOTHING).add_rows(&self.rows);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        if let Some(width) = width {
+            table.set_content_arrangement(ContentArrangement::Dynamic);
+            table.set_width(u16::try_from(width).unwrap_or(u16::MAX));
+        }
         if self.columns.iter().any(|column| !column.title.is_empty()) {
             table.set_header(self.columns.iter().map(|column| title(column.title)));
         }
-        let columns = table.column_iter_mut().zip(&self.columns);
-        for (index, (column, Column { is_text, .. })) in columns.enumerate() {
-            column.set_padding((if index == 0 { 2 } else { apart }, 0));
+        let widths = table.column_max_content_widths();
+        let columns = table.column_iter_mut().zip(&self.columns).zip(widths);
+        for (index, ((column, Column { is_text, .. }), widest)) in columns.enumerate() {
+            let left = if index == 0 { 2 } else { apart };
+            column.set_padding((left, 0));
             column.set_cell_alignment(match is_text {
                 true => CellAlignment::Left,
                 false => CellAlignment::Right,
             });
+            let narrowest = if *is_text {
+                widest.min(NARROWEST)
+            } else {
+                widest
+            };
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
+                narrowest + left,
+            )));
         }
         let lines = table.lines();
         lines.map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// With columns close together, titles in several lines, and texts that go on below themselves. `None` where there is no
-    /// room for that either.
-    fn narrow(&self, width: usize) -> Option<Vec<String>> {
-        let title = |title: &str| title.replace(' ', "\n");
-        let close = self.layout(1, title, &self.rows);
-        if fit(&close, width) {
-            return Some(close);
-        }
-        let widest = |(index, column): (usize, &Column<'_>)| {
-            let cells = self.rows.iter().filter_map(|row| row.get(index));
-            let cells = cells.map(|cell| cell.chars().count());
-            let words = column.title.split(' ').map(|word| word.chars().count());
-            cells.chain(words).max().unwrap_or(0)
-        };
-        let mut widths: Vec<_> = self.columns.iter().enumerate().map(widest).collect();
-        let mut beyond = (widths.iter().sum::<usize>() + widths.len() + 1).saturating_sub(width);
-        while beyond > 0 {
-            let columns = widths.iter_mut().zip(&self.columns);
-            let texts = columns.filter(|(_, column)| column.is_text);
-            let (widest, _) = texts.max_by_key(|(width, _)| **width)?;
-            if *widest <= NARROWEST {
-                return None;
-            }
-            (*widest, beyond) = (*widest - 1, beyond - 1);
-        }
-        let cell = |(cell, width): (&String, &usize)| broken(cell, *width);
-        let row = |row: &Vec<String>| row.iter().zip(&widths).map(cell).collect();
-        let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
-        let lines = self.layout(1, title, &rows);
-        fit(&lines, width).then_some(lines)
-    }
-
-    /// A line for each cell, under the first of its row. One without a title follows the one before it.
+    /// A line for each cell, under the first of its row. One without a title follows the one before
+    /// it.
     fn cells(&self, width: usize) -> Vec<String> {
         let titles = self
             .columns
@@ -132,17 +126,6 @@ impl<'a> Grid<'a> {
 
 fn fit(lines: &[String], width: usize) -> bool {
     lines.iter().all(|line| line.chars().count() <= width)
-}
-
-/// In lines of `width` at most, also where a word is longer.
-fn broken(text: &str, width: usize) -> String {
-    let lines = filled("", text, 0, width);
-    let lines = lines.lines().flat_map(|line| {
-        let chars: Vec<_> = line.chars().collect();
-        let parts = chars.chunks(width.max(1)).map(|part| part.iter().collect());
-        parts.collect::<Vec<String>>()
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -12,21 +12,8 @@ use jumbo_host::knobs::Group;
 use jumbo_host::status::Missing;
 use serde::Serialize;
 
-use super::measure::{self, Cost};
 use crate::knobs::Kept;
 use crate::view::{self, NONE, View};
-
-/// Show whether HVO is on, what it saves, and what it could
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-
-    /// Measure what it costs on this kernel: 64 more pages of 2 MiB with HVO off and on, and all put back
-    #[arg(long)]
-    pub(super) measure: bool,
-}
 
 /// The JSON.
 #[derive(Serialize)]
@@ -35,29 +22,19 @@ struct Page {
     hvo: Option<bool>,
     /// Whether hotplugged memory holds its own descriptors; `None`: not in this kernel.
     memmap_on_memory: Option<bool>,
-    /// What page metadata takes.
+    /// The memory of page metadata.
     metadata: Option<Metadata>,
     savings: Savings,
-    /// What HVO costs, off and on, where that was measured.
-    costs: Option<[Cost; 2]>,
     #[serde(flatten)]
     kept: Kept,
     missing: Vec<Missing>,
 }
 
-pub(super) fn main(root: &Root, json: bool, is_measured: bool) -> anyhow::Result<ExitCode> {
-    let mut page = read(root);
-    if is_measured {
-        let Some(costs) = measure::measure(root)? else {
-            return Ok(ExitCode::FAILURE);
-        };
-        page.costs = Some(costs);
-    }
-    view::page(json, &page, |view, page| show(view, root, page))?;
-    Ok(ExitCode::SUCCESS)
+pub(super) fn main(root: &Root, json: bool) -> anyhow::Result<ExitCode> {
+    view::page(json, &read(root), |view, page| show(view, root, page))
 }
 
-/// What HVO saves now and could, by what can be read.
+/// The memory that HVO saves now and could save, as far as the counters tell.
 pub(super) fn savings(root: &Root, missing: &mut Vec<Missing>) -> (Option<Metadata>, Savings) {
     let base = kernel::base_page(root);
     let pools = Missing::or_default(hugetlb::pools(root), "the pools", missing);
@@ -77,7 +54,6 @@ fn read(root: &Root) -> Page {
         memmap_on_memory: Missing::or_default(hvo::memmap_on_memory(root), "memmap_on_memory", m),
         metadata,
         savings,
-        costs: None,
         kept: Kept::read(root, &[Group::hvo()], m),
         missing,
     }
@@ -111,9 +87,6 @@ fn show(view: &mut View, root: &Root, page: &Page) -> io::Result<()> {
             ">SIZE|>PAGES|>FREED OF EACH|>SAVED NOW|>COULD BE|>MADE WITHOUT",
             pools.iter().map(row),
         )?,
-    }
-    if let Some(costs) = &page.costs {
-        measure::show(view, costs)?;
     }
     page.kept.show(view, root)?;
     view::missing(view, "Not shown", &page.missing)

@@ -15,41 +15,23 @@ use crate::knobs::{How, failed, undo};
 
 /// Free most of the metadata of hugetlb pages that are made from now on
 ///
-/// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page, 4 KiB of 16 MiB
-/// for one of 1 GiB. Pages that are there stay as they are; --convert gives the free ones back and makes them
-/// anew. Before Linux 7.3 each surplus page waits milliseconds for it.
+/// Of the metadata of each page the kernel then keeps one base page: 4 of 32 KiB for a 2 MiB page,
+/// 4 KiB of 16 MiB for one of 1 GiB. Pages that are there stay as they are; --convert gives the
+/// free ones back and makes them anew. Before Linux 7.3 each surplus page waits milliseconds for
+/// it.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("force", |force| force.help("With --convert: give back pages that may not come again; with --undo: put back \
     even what another program has changed since")))]
 pub(super) struct OnArgs {
     /// Give back the free pages that were made before, of one size or of all, and make them anew
     #[arg(long, value_name = "SIZE", num_args = 0..=1, conflicts_with = "undo")]
-    convert: Option<Option<PageSize>>,
+    pub(super) convert: Option<Option<PageSize>>,
 
     #[command(flatten)]
-    how: How,
+    pub(super) how: How,
 }
 
-/// Keep all metadata of hugetlb pages that are made from now on
-///
-/// Pages made while HVO was on stay as they are. To give one back the kernel needs memory for its metadata first:
-/// where there is none the page stays in its pool.
-#[derive(Debug, clap::Args)]
-#[command(mut_arg("force", |force| force.requires("undo")))]
-pub(super) struct OffArgs {
-    #[command(flatten)]
-    how: How,
-}
-
-pub(super) fn on(root: &Root, args: &OnArgs) -> anyhow::Result<ExitCode> {
-    switch(root, true, args.convert, &args.how)
-}
-
-pub(super) fn off(root: &Root, args: &OffArgs) -> anyhow::Result<ExitCode> {
-    switch(root, false, None, &args.how)
-}
-
-fn switch(
+pub(super) fn switch(
     root: &Root,
     on: bool,
     converted: Option<Option<PageSize>>,
@@ -63,11 +45,8 @@ fn switch(
         let values = [(Knob::hvo(), u64::from(on).into())];
         let mut plan = Plan::of(root, group.clone(), values.clone()).map_err(failed)?;
         let mut notes = Vec::new();
-        let boot = match (how.persist, how.forget) {
-            (true, _) => at_boot(root, on, &group)?,
-            (_, true) => boot::forget(root, &group, None)?,
-            _ => Boot::default(),
-        };
+        let forget = || Ok(boot::forget(root, &group, None)?);
+        let boot = how.boot(|| at_boot(root, on, &group), forget)?;
         let pools = hugetlb::pools(root)?.unwrap_or_default();
         let slow = on && hvo::waits_for_rcu(root);
         if slow && let Some(pool) = pools.iter().find(|pool| pool.overcommit.0 > 0) {
@@ -122,7 +101,8 @@ fn at_boot(root: &Root, on: bool, group: &Group) -> anyhow::Result<Boot> {
     Ok(boot)
 }
 
-/// Plans to give back free pages of `pools` and to make as many, once HVO is on. Why that takes --force, where it does.
+/// Plans to give back free pages of `pools` and to make as many, once HVO is on. Why that takes
+/// --force, where it does.
 fn convert(
     root: &Root,
     pools: &[&Pool],
@@ -169,8 +149,8 @@ fn convert(
     risky
 }
 
-/// A pool by node: its persistent pages, and how many of them cannot be given back now. Reservations belong to no node, so
-/// each keeps room for all of them.
+/// A pool by node: its persistent pages, and how many of them cannot be given back now.
+/// Reservations belong to no node, so each keeps room for all of them.
 fn parts(pool: &Pool) -> Vec<(Option<NodeId>, Pages, Pages)> {
     let part = |node, persistent: Pages, used: Pages| {
         let keep = used.0.saturating_add(pool.reserved.0);

@@ -187,7 +187,8 @@ fn the_core_is_whole() {
     let core = std::fs::read(core.unwrap().path()).unwrap();
     let pages = core
         .chunks(4096)
-        .filter(|page| page.starts_with(b"J\0\0\0"));
+        // Python has pages of its own that begin alike.
+        .filter(|page| page.starts_with(b"J") && page[1..].iter().all(|byte| *byte == 0));
     assert_eq!(pages.count() as u64, SIZE / 4096);
 }
 

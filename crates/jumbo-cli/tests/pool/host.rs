@@ -169,7 +169,7 @@ fn a_change_that_cannot_be_recorded_as_done_is_put_back() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         stderr(&output),
-        "jumbo: cannot write /run/jumbo/knobs/pool-2M/next.toml: \
+        "jumbo: cannot write /run/jumbo/knobs/pool-2M/changes.toml: \
          No space left on device (os error 28); everything was put back\n"
     );
     assert_as(&before, "put back");

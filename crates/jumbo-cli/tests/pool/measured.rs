@@ -9,15 +9,13 @@ use serde_json::Value;
 use crate::support::{Before, Host, POOL, assert_as, now, skip, stderr, until};
 
 /// As small and short as it can be.
-const BENCH: [&str; 8] = [
+const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
     "pool",
     "--json",
     "--rounds=1",
     "--size=48M",
-    "--threads",
-    "1,2",
 ];
 
 /// False, with the skip announced, where the sides cannot be what they claim to be.

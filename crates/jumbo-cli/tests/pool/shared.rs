@@ -4,14 +4,13 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::measured::{assert_ratios, is_measurable, table};
-use crate::support::{Before, Host, assert_as, now, skip, until};
+use crate::support::{Before, Host, assert_as, now, until};
 
-/// As small and short as it can be; with PostgreSQL where `--quick` is not added.
+/// As small and short as it can be.
 const BENCH: [&str; 6] = [
     env!("CARGO_BIN_EXE_jumbo"),
     "bench",
@@ -94,13 +93,6 @@ fn shared_memory_is_measured_in_each_way_and_all_is_as_it_was() {
     if !is_missing(&table, "--shm=user") {
         assert_ratios(&table, &["user_64k", "user_64k_32_threads"]);
     }
-    if is_missing(&table, "PostgreSQL") {
-        return skip(
-            test,
-            &format!("PostgreSQL is not measured: {:#}", table["missing"]),
-        );
-    }
-    assert_ratios(&table, &["pgbench_aa", "pgbench", "pgbench_vs_own"]);
 }
 
 #[test]
@@ -128,7 +120,6 @@ fn without_the_right_to_set_the_controls_the_rest_is_measured() {
         is_missing(&table, "folio sizes") && is_missing(&table, "hugetlb"),
         "{table:#}"
     );
-    assert!(is_missing(&table, "PostgreSQL"), "{table:#}");
     assert_ratios(&table, &ANY_USER);
     assert!(table["ratios"]["kernel_64k"].is_null(), "{table:#}");
 }
@@ -139,27 +130,21 @@ fn a_killed_measurement_leaves_the_controls_as_they_were() {
         return;
     };
     let (before, set) = (Before::now(), controls());
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut bench = host
         .command(&BENCH)
-        .env("TMPDIR", folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It is made with the controls and the pool as the last way needs them.
-    let left = || fs::read_dir(folder.path()).unwrap().count();
-    // All other ways are measured before it, however long that takes.
-    while left() == 0 && bench.try_wait().unwrap().is_none() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(left(), 1, "it ended before there was a database");
-    assert!(controls() != set && now().persistent() > before.pool.persistent());
+    // The last way that is tried out needs both.
+    until("the controls and the pool to be set", || {
+        let is_set = controls() != set && now().persistent() > before.pool.persistent();
+        is_set.then_some(())
+    });
     bench.kill().unwrap();
     bench.wait().unwrap();
     until("the controls to be as they were", || {
         (controls() == set).then_some(())
     });
     assert_as(&before, "killed");
-    until("the database to be gone", || (left() == 0).then_some(()));
 }

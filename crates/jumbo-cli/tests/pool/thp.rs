@@ -76,7 +76,10 @@ fn a_dry_run_writes_nothing() {
         assert!(plan.contains(expected), "{expected}: {plan}");
     }
     let plan = fake.says(&["vmemmap", "on", "--persist", "--dry-run"]);
-    assert!(plan.contains("vm.hugetlb_optimize_vmemmap = 1"), "{plan}");
+    assert!(
+        plan.contains("/vm/hugetlb_optimize_vmemmap - - - - 1"),
+        "{plan}"
+    );
     assert_eq!(fake.everything(), before);
 }
 
@@ -296,7 +299,7 @@ fn what_is_of_shared_memory_alone_and_what_no_table_rules_is_said() {
 
 #[test]
 fn hvo_is_switched_kept_and_undone_as_a_pool_is() {
-    const BOOT: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
+    const BOOT: &str = "etc/tmpfiles.d/jumbo-hvo.conf";
     let fake = fake();
     fake.pool(2048, [3, 3, 0, 0, 0]);
     let on = fake.says(&["vmemmap", "on", "--persist"]);

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::cut_short::{at_every_step, can_trace, cut};
+use crate::cut_short::{at_every_step, can_trace};
 use crate::support::{Before, Fake, Host, assert_as, now, skip, stderr};
 
 const HVO: &str = "proc/sys/vm/hugetlb_optimize_vmemmap";
@@ -64,38 +64,6 @@ fn what_does_not_follow_is_not_known() {
     fake.write(knob, "Y\n");
     assert_eq!(shown(&fake)["savings"]["now"], Value::Null);
     assert!(fake.says(&["vmemmap"]).contains("memmap_on_memory yes"));
-}
-
-#[test]
-fn a_tib_is_estimated_in_four_ways() {
-    let fake = Fake::new();
-    let words = ["vmemmap", "estimate", "--pool", "1T"];
-    let text = fake.says(&words);
-    let row = |size: &str| {
-        let line = text.lines().find(|line| line.trim().starts_with(size));
-        let cells = line.unwrap().split("  ").map(str::trim);
-        cells.filter(|cell| !cell.is_empty()).collect::<Vec<_>>()
-    };
-    let huge = ["2M", "16384 MiB", "4096 MiB", "2048 MiB", "16 MiB"];
-    let gigantic = ["1G", "16384 MiB", "8 MiB", "4 MiB", "16 MiB"];
-    let in_mib = |cell: &str| cell.replace("16 GiB", "16384 MiB");
-    let in_mib = |cell: &str| {
-        in_mib(cell)
-            .replace("4 GiB", "4096 MiB")
-            .replace("2 GiB", "2048 MiB")
-    };
-    let cells = |size| row(size).into_iter().map(in_mib).collect::<Vec<_>>();
-    assert_eq!(
-        (cells("2M"), cells("1G")),
-        (
-            huge.map(str::to_owned).to_vec(),
-            gigantic.map(str::to_owned).to_vec()
-        )
-    );
-    for refused in ["0", "1536M", "much"] {
-        let output = fake.any(&["vmemmap", "estimate", "--pool", refused]);
-        assert_eq!({ output }.output().unwrap().status.code(), Some(2));
-    }
 }
 
 #[test]
@@ -267,46 +235,4 @@ fn killed_at_any_step_a_conversion_can_be_undone() {
         fs::write(pool, "0").unwrap();
         fs::write(pool, &has).unwrap();
     });
-}
-
-#[test]
-fn what_was_measured_is_put_back() {
-    const TEST: &str = "what_was_measured_is_put_back";
-    let Some(host) = Host::take(TEST) else {
-        return;
-    };
-    let Some(switch) = Switch::now(TEST) else {
-        return;
-    };
-    let before = Before::now();
-    let measure = ["vmemmap", "show", "--measure", "--json"];
-    let output = host.any(&measure).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let saved = |at: usize| page["costs"][at]["saved"].as_u64();
-    if metadata().is_some() {
-        // Of 64 pages; nothing else of this kind happens meanwhile.
-        let all = 64 * 7 * 4096;
-        assert!(saved(0).unwrap() * 20 < all && saved(1).unwrap() * 20 > all * 19);
-    }
-    let is_put_back = |step: &str| {
-        assert_as(&before, step);
-        let now = fs::read_to_string(format!("/{HVO}")).unwrap();
-        assert_eq!(now.trim(), switch.0.trim(), "{step}");
-    };
-    is_put_back("measured");
-    assert_eq!(host.records(), 0);
-    // Killed between the two, each undo puts back its own.
-    if !can_trace(TEST) {
-        return;
-    }
-    for nth in [5, 20, 40, 60, 80] {
-        cut(&host, &measure[..3], "fsync", nth, "KILL");
-        let step = &format!("killed at fsync number {nth}");
-        for undo in [&["pool", "--undo"][..], &["vmemmap", "--undo"]] {
-            let undone = host.any(undo).output().unwrap();
-            assert!(undone.status.success(), "{step}: {undone:?}");
-        }
-        is_put_back(step);
-    }
 }

@@ -59,6 +59,9 @@ fn a_command_alone_puts_its_library_down_once() {
     // One that was installed goes first.
     fs::copy(library(), root.join("bin/libjumbo_preload.so")).unwrap();
     assert_eq!(preloaded(&root), root.join("bin/libjumbo_preload.so"));
+    // But not one of another version.
+    fs::write(root.join("bin/libjumbo_preload.so"), "").unwrap();
+    assert_eq!(preloaded(&root), path);
 }
 
 #[test]

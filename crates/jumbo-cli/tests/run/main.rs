@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod config;
 mod environment;
 mod exit;
 mod hosts;

@@ -42,6 +42,7 @@ pub(crate) fn jumbo() -> Command {
         "GLIBC_TUNABLES",
         "JUMBO_ORDERS",
         "JUMBO_PRELOAD",
+        "JUMBO",
     ] {
         jumbo.env_remove(variable);
     }
@@ -103,8 +104,8 @@ impl Drop for Running {
     }
 }
 
-/// What a Python program does until the jumbo above it has looked at it for a while, as it is now: jumbo sleeps
-/// between two looks, and samples when a few looks later there is clearly more than before.
+/// The end of a Python program that stays until jumbo has sampled it as it is now. Jumbo sleeps
+/// between two looks; after a sample it may look up to some 100 times until the next one.
 pub(crate) const LOOKED_AT: &str = "
 import os, time
 def above(pid):
@@ -115,7 +116,7 @@ while open(f'/proc/{jumbo}/comm').read() != 'jumbo\\n':
 def sleeps():
     status = open(f'/proc/{jumbo}/status').read()
     return int(status.split('\\nvoluntary_ctxt_switches:')[1].split()[0])
-enough, end = sleeps() + 50, time.monotonic() + 60
+enough, end = sleeps() + 300, time.monotonic() + 60
 while sleeps() < enough and time.monotonic() < end:
     time.sleep(0.005)
 ";

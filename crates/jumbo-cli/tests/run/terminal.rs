@@ -104,7 +104,7 @@ fn on_a_terminal_a_process_that_is_not_there_is_said() {
         );
         return;
     };
-    session.expect("cannot wait for 2000000000: there never was a process of that ID");
+    session.expect("there is no process 2000000000; waiting");
 }
 
 /// As in a container, though there the filter refuses rather than kills: to ask for the terminal's settings is the end.

@@ -99,31 +99,3 @@ fn files_that_cannot_be_huge_are_said_and_the_others_are() {
     assert!(why("program").contains("p_align") && why("program").contains("text align"));
     assert!(why("none").contains("No such file") && why("main.c").contains("no ELF"));
 }
-
-#[test]
-fn a_unit_primes_at_boot_until_it_is_forgotten() {
-    let test = "a_unit_primes_at_boot_until_it_is_forgotten";
-    if !has(test, &["gcc"]) || !has_huge_folios(test) {
-        return;
-    }
-    let folder = Folder::new();
-    let program = folder.program("program", &["-no-pie"], false);
-    let copy = folder.path("copy");
-    json(0, &["align", &program, "-o", &copy]);
-    // A host of its own, for the unit: /proc and /sys are those of this one.
-    let host = folder.path("host");
-    fs::create_dir_all(folder.path("host/lib/systemd")).unwrap();
-    fs::write(folder.path("host/lib/systemd/systemd"), "").unwrap();
-    for name in ["proc", "sys"] {
-        std::os::unix::fs::symlink(format!("/{name}"), folder.path(&format!("host/{name}")))
-            .unwrap();
-    }
-    let page = json(0, &["prime", &copy, "--persist", "--root", &host]);
-    let unit = fs::read_to_string(page["unit"].as_str().unwrap()).unwrap();
-    assert!(unit.contains(&format!("text prime \"{copy}\"\n")), "{unit}");
-    assert_eq!(
-        json(0, &["prime", "--forget", &copy, "--root", &host])["forgotten"],
-        1
-    );
-    assert!(!std::path::Path::new(page["unit"].as_str().unwrap()).exists());
-}

@@ -1,6 +1,6 @@
 //! What of a pool is set at the next boot.
 //!
-//! The default page size on all nodes together is a sysctl. Pages larger than the page allocator's largest block need
+//! Pages larger than the page allocator's largest block need
 //! memory that is still in one piece, and a boot script may be too late for that: the kernel command line is what
 //! they need, which is the boot loader's and is printed, not written.
 
@@ -27,18 +27,18 @@ pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boo
         let here = wish.node.and_then(|node| pool.nodes.get(&node));
         let now = here.map_or(pool.persistent(), hugetlb::NodePool::persistent);
         let to = to(&Knob::persistent(size, wish.node)).unwrap_or(now);
-        values.push((file(root, size, wish.node, "nr_hugepages")?, to.into()));
+        values.push((hugetlb::file(size, wish.node, "nr_hugepages"), to.into()));
         pages = Some(to);
         // A total and a part of it would be written in an order that is not defined.
         instead = match wish.node {
-            Some(_) => vec![file(root, size, None, "nr_hugepages")?],
+            Some(_) => vec![hugetlb::file(size, None, "nr_hugepages")],
             None => pool.nodes.keys().map(of_node).collect(),
         };
     }
     let both = wish.persistent.is_none() && wish.node.is_none() && pool.overcommit > Pages(0);
     if wish.overcommit.is_some() || both {
         let to = to(&Knob::overcommit(size)).unwrap_or(pool.overcommit);
-        let file = file(root, size, None, "nr_overcommit_hugepages")?;
+        let file = hugetlb::file(size, None, "nr_overcommit_hugepages");
         values.push((file, to.into()));
     }
     let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
@@ -59,20 +59,6 @@ pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot,
     let mut boot = boot::forget(root, &Group::pool(size), only)?;
     boot.notes.extend(command_line_sets(root, size));
     Ok(boot)
-}
-
-/// What is written at boot: the sysctl, where it means this pool.
-fn file(
-    root: &Root,
-    size: PageSize,
-    node: Option<NodeId>,
-    name: &str,
-) -> Result<String, FileError> {
-    let is_default = hugetlb::default_size(root)? == Some(size);
-    Ok(match node {
-        None if is_default => format!("proc/sys/vm/{name}"),
-        node => hugetlb::file(size, node, name),
-    })
 }
 
 /// `hugepagesz=1G hugepages=4`, which the kernel does before anything has broken memory up. Nodes can
@@ -96,12 +82,6 @@ mod tests {
     use super::*;
     use crate::kernel::fake::{self, host, write};
     use crate::kernel::hugetlb::NodePool;
-
-    fn with(readers: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let (folder, root) = host(readers);
-        write(&root, "proc/meminfo", MEMINFO);
-        (folder, root)
-    }
 
     fn persisted(root: &Root, size: PageSize, node: Option<u32>, pages: u64) -> Boot {
         let pool = pool(size);
@@ -128,11 +108,7 @@ mod tests {
         settings.map(|line| (line.knob, line.value)).collect()
     }
 
-    const MEMINFO: &str = "MemTotal: 1 kB\nMemFree: 1 kB\nBuffers: 0 kB\nCached: 0 kB\nSwapCached: 0 kB\n\
-        Active: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\n\
-        Mapped: 0 kB\nSlab: 0 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\n\
-        VmallocChunk: 0 kB\nHugepagesize: 2048 kB\n";
-    const BOTH: &[(&str, &str)] = &[("usr/bin/systemd-tmpfiles", ""), ("sbin/sysctl", "")];
+    const READER: &[(&str, &str)] = &[("usr/bin/systemd-tmpfiles", "")];
 
     /// Without pages, on two nodes.
     fn pool(size: PageSize) -> Pool {
@@ -146,15 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn the_default_size_is_a_sysctl_and_others_are_files_of_sys() {
-        let (_folder, root) = with(BOTH);
+    fn the_total_and_a_node_are_files_of_sys() {
+        let (_folder, root) = host(READER);
         assert_eq!(
             persisted(&root, PageSize::SIZE_2M, None, 512).command_line,
             None
         );
         persisted(&root, PageSize::SIZE_1G, Some(1), 7);
         let set = set(&root);
-        assert_eq!(set[0], ("proc/sys/vm/nr_hugepages".into(), "512".into()));
+        assert!(
+            set[0]
+                .0
+                .ends_with("/mm/hugepages/hugepages-2048kB/nr_hugepages")
+        );
+        assert_eq!(set[0].1, "512");
         assert!(
             set[1]
                 .0
@@ -164,7 +145,7 @@ mod tests {
 
     #[test]
     fn gigantic_pages_are_for_the_command_line_too() {
-        let (_folder, root) = with(BOTH);
+        let (_folder, root) = host(READER);
         let boot = persisted(&root, PageSize::SIZE_1G, Some(1), 4);
         let arguments = boot.command_line.unwrap();
         assert_eq!(arguments, "hugepagesz=1G hugepages=1:4");
@@ -178,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_host_that_reads_neither_is_told_the_command_line() {
-        let (_folder, root) = with(&[]);
+        let (_folder, root) = host(&[]);
         let boot = persisted(&root, PageSize::SIZE_2M, None, 4);
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
         let arguments = boot.command_line.unwrap();
@@ -187,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_node_replaces_the_total_and_forgetting_leaves_nothing() {
-        let (_folder, root) = with(BOTH);
+        let (_folder, root) = host(READER);
         persisted(&root, PageSize::SIZE_2M, None, 512);
         persisted(&root, PageSize::SIZE_1G, None, 1);
         let boot = persisted(&root, PageSize::SIZE_2M, Some(0), 3);

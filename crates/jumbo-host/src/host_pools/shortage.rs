@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::kernel::memory::{Memory, Zone};
 use crate::kernel::task::Status;
-use crate::kernel::zones::{Blocks, Watermarks};
+use crate::kernel::zones;
 use crate::kernel::{self, Root, hugetlb};
 use crate::knobs::Step;
 use crate::units::{Bytes, NodeId, PageSize, Pages, counted};
@@ -71,12 +71,11 @@ pub(super) fn zones(root: &Root, size: PageSize, node: Option<NodeId>) -> Vec<Zo
     let base = kernel::base_page(root);
     let gigantic = is_gigantic(root, size);
     let allowed = allowed_nodes(root);
-    let marks = Watermarks::read_all(root).unwrap_or_default();
-    let blocks = Blocks::read_all(root).unwrap_or_default();
+    let marks = zones::watermarks(root).unwrap_or_default();
+    let blocks = zones::blocks(root).unwrap_or_default();
     let room = |zone: Zone| {
-        let here = |node: NodeId, name: &str| node == zone.node && name == zone.name;
-        let marks = marks.iter().find(|marks| here(marks.node, &marks.zone));
-        let blocks = blocks.iter().find(|blocks| here(blocks.node, &blocks.zone));
+        let here = (zone.node, zone.name.clone());
+        let (marks, blocks) = (marks.get(&here), blocks.get(&here));
         let is_allowed = |nodes: &BTreeSet<NodeId>| nodes.contains(&zone.node);
         let closed = if !allowed.as_ref().is_none_or(is_allowed) {
             Some("not in this process's cpuset".to_owned())

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::hugetlb::Pool;
 use super::memory::{DESCRIPTOR, Metadata};
 use super::thp::optional;
-use super::zones::Watermarks;
+use super::zones;
 use super::{FileError, Root};
 use crate::units::{Bytes, PageSize, Pages};
 
@@ -45,11 +45,7 @@ pub fn in_words(is_on: Option<bool>) -> &'static str {
 /// True where every page that HVO is for waits for a grace period of RCU: the kernel is one before 7.3, or does not say.
 pub fn waits_for_rcu(root: &Root) -> bool {
     let release = root.read("proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok());
-    number()
-        .zip(number())
-        .is_none_or(|release| release < (7, 3))
+    super::version(&release).is_none_or(|release| release < (7, 3))
 }
 
 /// True where every surplus page waits for a grace period of RCU, milliseconds each.
@@ -195,8 +191,8 @@ fn saved(root: &Root, metadata: Option<Metadata>, base: PageSize) -> Result<Byte
     let blocks = names.iter().filter(is_block).count() as u64;
     let memory = Bytes(blocks.saturating_mul(block));
     if block > SECTION.0 {
-        let zones = Watermarks::read_all(root).map_err(in_words)?;
-        let present = Pages(zones.iter().map(|zone| zone.present.0).sum());
+        let zones = zones::watermarks(root).map_err(in_words)?;
+        let present = Pages(zones.values().map(|zone| zone.present.0).sum());
         // A section that is absent is so much that is not present.
         if memory.0.saturating_sub(present.bytes(base).0) >= SECTION.0 {
             return Err(format!(

@@ -36,3 +36,21 @@ pub use jumbo::kernel::{FileError, Root, base_page, folios, memory, smaps, thp};
 pub use probe::{Probe, probe};
 
 use jumbo::kernel::parse;
+
+/// The major and the minor number of a kernel's release (uname(2)).
+pub fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn a_release_begins_with_its_version() {
+        assert_eq!(version("6.18.3-1-generic"), Some((6, 18)));
+        assert_eq!(version("7.3-rc1"), Some((7, 3)));
+        assert_eq!(version("unknown"), None);
+    }
+}

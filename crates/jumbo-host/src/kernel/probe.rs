@@ -142,7 +142,7 @@ pub fn probe(root: &Root) -> Probe {
     let limits = Limits::read(root, &sizes);
     let thp = Thp::read(root);
     let base_page = base_page(root);
-    let pmd_size = thp::pmd_size(root).unwrap_or(PageSize::SIZE_2M);
+    let pmd_size = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base_page));
     Probe {
         base_page,
         pmd_size,

@@ -3,37 +3,26 @@
 //! Beside [`Zone`](super::memory::Zone), which counts the free blocks. Together they tell why a huge
 //! page could not be made.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
 
 use super::{FileError, Root};
 use crate::units::{NodeId, Pages};
 
-/// How much of a zone is free, and how much of that stays so. In base pages.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
+/// Something of each zone, by node and name (`DMA`, `DMA32`, `Normal`, `Movable`).
+pub type ByZone<T> = BTreeMap<(NodeId, String), T>;
+
+/// What zoneinfo says of a zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// The node it belongs to.
-    pub node: NodeId,
-    /// `DMA`, `DMA32`, `Normal`, `Movable`.
-    pub zone: String,
-    /// Free.
-    pub free: Pages,
     /// What an allocation that may wait leaves free.
     pub min: Pages,
-    /// What the page allocator manages.
-    pub managed: Pages,
     /// What there is of memory, without the holes between.
     pub present: Pages,
 }
 
-/// The pageblocks of a zone by what may lie in them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
+/// The pageblocks of a zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// The node it belongs to.
-    pub node: NodeId,
-    /// The zone's name.
-    pub zone: String,
     /// All of them.
     pub total: u64,
     /// Those of kernel memory that cannot be moved (`Unmovable`, `Reclaimable`, `HighAtomic`): no
@@ -41,76 +30,54 @@ pub struct Blocks {
     pub fixed: u64,
 }
 
-impl Watermarks {
-    /// Reads /proc/zoneinfo: every zone that has memory.
-    ///
-    /// # Errors
-    /// [`FileError::Io`].
-    pub fn read_all(root: &Root) -> Result<Vec<Self>, FileError> {
-        let text = root.read("proc/zoneinfo")?;
-        let mut zones: Vec<Self> = Vec::new();
-        for line in text.lines() {
-            if let Some((node, zone)) = header(line) {
-                zones.push(Self {
-                    node,
-                    zone: zone.to_owned(),
-                    free: Pages(0),
-                    min: Pages(0),
-                    managed: Pages(0),
-                    present: Pages(0),
-                });
-            } else if let Some(zone) = zones.last_mut() {
-                // Fields of the same names that come later belong to CPUs, and have a colon.
-                let mut words = line
-                    .trim_start()
-                    .trim_start_matches("pages ")
-                    .split_whitespace();
-                let (name, value) = (words.next(), words.next());
-                let value = Pages(value.and_then(|value| value.parse().ok()).unwrap_or(0));
-                match name {
-                    Some("free") => zone.free = value,
-                    Some("min") => zone.min = value,
-                    Some("managed") => zone.managed = value,
-                    Some("present") => zone.present = value,
-                    _ => {}
-                }
+/// Reads /proc/zoneinfo: every zone that has memory.
+///
+/// # Errors
+/// [`FileError::Io`].
+pub fn watermarks(root: &Root) -> Result<ByZone<Watermarks>, FileError> {
+    let text = root.read("proc/zoneinfo")?;
+    let (mut zones, mut current) = (ByZone::new(), None);
+    for line in text.lines() {
+        if let Some((node, zone)) = header(line) {
+            current = Some((node, zone.to_owned()));
+        }
+        // Fields of the same names that come later belong to CPUs, and have a colon.
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let (Some(zone), [name @ ("min" | "present"), value]) = (&current, &words[..]) {
+            let zone: &mut Watermarks = zones.entry(zone.clone()).or_default();
+            let value = Pages(value.parse().unwrap_or(0));
+            match *name {
+                "min" => zone.min = value,
+                _ => zone.present = value,
             }
         }
-        zones.retain(|zone| zone.managed > Pages(0));
-        Ok(zones)
     }
+    zones.retain(|_, zone| zone.present > Pages(0));
+    Ok(zones)
 }
 
-impl Blocks {
-    /// Reads /proc/pagetypeinfo, which is for root alone.
-    ///
-    /// # Errors
-    /// [`FileError::Io`], EACCES where this process is not root.
-    pub fn read_all(root: &Root) -> Result<Vec<Self>, FileError> {
-        let text = root.read("proc/pagetypeinfo")?;
-        let mut lines = text.lines();
-        let Some(types) = lines.find_map(|line| line.strip_prefix("Number of blocks type")) else {
-            return Ok(Vec::new());
-        };
-        let types: Vec<_> = types.split_whitespace().collect();
-        let blocks = |line| {
-            let (node, rest) = header(line)?;
-            let mut words = rest.split_whitespace();
-            let zone = words.next()?.to_owned();
-            let counts: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-            let fixed = types
-                .iter()
-                .zip(&counts)
-                .filter(|(name, _)| matches!(**name, "Unmovable" | "Reclaimable" | "HighAtomic"));
-            Some(Self {
-                node,
-                zone,
-                total: counts.iter().sum(),
-                fixed: fixed.map(|(_, count)| count).sum(),
-            })
-        };
-        Ok(lines.filter_map(blocks).collect())
-    }
+/// Reads /proc/pagetypeinfo, which is for root alone.
+///
+/// # Errors
+/// [`FileError::Io`], EACCES where this process is not root.
+pub fn blocks(root: &Root) -> Result<ByZone<Blocks>, FileError> {
+    let text = root.read("proc/pagetypeinfo")?;
+    let mut lines = text.lines();
+    let types = lines.find_map(|line| line.strip_prefix("Number of blocks type"));
+    let types: Vec<_> = types.unwrap_or_default().split_whitespace().collect();
+    let blocks = |line| {
+        let (node, rest) = header(line)?;
+        let (zone, counts) = rest.split_once(char::is_whitespace)?;
+        let counts = counts.split_whitespace().map(|word| word.parse().ok());
+        let counts: Vec<u64> = counts.collect::<Option<_>>()?;
+        let fixed = types
+            .iter()
+            .zip(&counts)
+            .filter(|(name, _)| matches!(**name, "Unmovable" | "Reclaimable" | "HighAtomic"));
+        let (total, fixed) = (counts.iter().sum(), fixed.map(|(_, count)| count).sum());
+        Some(((node, zone.to_owned()), Blocks { total, fixed }))
+    };
+    Ok(lines.filter_map(blocks).collect())
 }
 
 /// `Node 0, zone   Normal …`: the node, and what follows `zone`.
@@ -135,16 +102,12 @@ mod tests {
         };
         let text = zone("  Normal", 100, 200) + &zone(" Movable", 0, 0);
         let (_folder, root) = host(&[("proc/zoneinfo", &text)]);
-        let zones = Watermarks::read_all(&root).unwrap();
         let expected = Watermarks {
-            node: NodeId(1),
-            zone: "Normal".to_owned(),
-            free: Pages(100),
             min: Pages(9),
-            managed: Pages(200),
             present: Pages(200),
         };
-        assert_eq!(zones, [expected]);
+        let key = (NodeId(1), "Normal".to_owned());
+        assert_eq!(watermarks(&root).unwrap(), [(key, expected)].into());
     }
 
     #[test]
@@ -154,8 +117,11 @@ mod tests {
             Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate \n\
             Node 0, zone   Normal           41         2378           77            2            0 \n";
         let (_folder, root) = host(&[("proc/pagetypeinfo", text)]);
-        let blocks = Blocks::read_all(&root).unwrap();
-        assert_eq!((blocks[0].total, blocks[0].fixed), (2498, 120));
-        assert_eq!(blocks[0].zone, "Normal");
+        let key = (NodeId(0), "Normal".to_owned());
+        let expected = Blocks {
+            total: 2498,
+            fixed: 120,
+        };
+        assert_eq!(blocks(&root).unwrap(), [(key, expected)].into());
     }
 }

@@ -144,7 +144,7 @@ pub fn apply(
     }
     plan.writable(root)?;
     stands_on(root, plan)?;
-    let mut record = Record::of(plan, command, locked);
+    let mut record = Record::of(plan, command);
     locked.add(&record)?;
     let mut work = Work::new(root, locked, compact, watcher);
     let mut done = work.all(&mut record).map_err(ApplyError::from);
@@ -227,9 +227,7 @@ pub fn undo(
     }
     if record.finished {
         // From here on its values may be anywhere, should this be cut short too.
-        let mut begun = record.clone();
-        begun.finished = false;
-        locked.put(&begun)?;
+        locked.reopen()?;
     }
     Work::new(root, locked, compact, watcher).put_back(record)
 }
@@ -376,7 +374,7 @@ impl<'a> Work<'a> {
         let is_back = |step: &Step| step.after.as_ref() == Some(&step.to);
         undone.complete = undone.steps.iter().all(is_back);
         if undone.complete {
-            self.locked.remove(record)?;
+            self.locked.forget_last()?;
         }
         Ok(undone)
     }
@@ -515,7 +513,7 @@ mod tests {
         assert!(error.leaves_changes(), "{error}");
         let text = error.to_string();
         assert!(
-            text.contains("next.toml: File exists") && text.contains("not everything"),
+            text.contains("changes.toml: File exists") && text.contains("not everything"),
             "{text}"
         );
         assert!(!fake.locked.last().unwrap().unwrap().finished);

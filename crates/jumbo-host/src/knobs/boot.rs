@@ -1,8 +1,8 @@
 //! The setting for the next boot, in the form of the host: [`Boot`].
 //!
-//! `sysctl.d` holds what is a sysctl; every other knob is a file of /sys, which `tmpfiles.d` can write early in the
-//! boot. Both are whole files of ours, so that removing the setting leaves nothing behind and touches nothing of
-//! any other program. Each [`Group`] has files of its own, as it has a lock and records of its own: putting one group back
+//! Every knob is a file of /proc or /sys, which `tmpfiles.d` can write early in the boot (tmpfiles.d(5)). Its files are
+//! whole files of ours, so that removing the setting leaves nothing behind and touches nothing of any other program. Each
+//! [`Group`] has a file of its own, as it has a lock and records of its own: putting one group back
 //! does not touch what was set for another since.
 
 use std::collections::BTreeMap;
@@ -14,18 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::knob::Value;
 use super::known::Group;
 use crate::kernel::thp::optional;
-use crate::kernel::{FileError, Root};
+use crate::kernel::{FileError, Root, hugetlb};
 use crate::whole_file::{self, Existing};
 
 /// What the host has that reads such files: any of these.
-const SYSCTL_READERS: [&str; 5] = [
-    "usr/lib/systemd/systemd-sysctl",
-    "lib/systemd/systemd-sysctl",
-    "usr/sbin/sysctl",
-    "sbin/sysctl",
-    "bin/sysctl",
-];
-const TMPFILES_READERS: [&str; 4] = [
+const READERS: [&str; 4] = [
     "usr/bin/systemd-tmpfiles",
     "bin/systemd-tmpfiles",
     "usr/sbin/tmpfiles",
@@ -33,9 +26,6 @@ const TMPFILES_READERS: [&str; 4] = [
 ];
 
 const HEADER: &str = "# Written by `jumbo ... --persist`; `--forget` removes it.\n";
-
-/// Where sysctls are, below a [`Root`].
-const SYSCTLS: &str = "proc/sys/";
 
 /// A file with its content before and after; `None`: no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,8 +101,7 @@ pub fn persist(
     values: &[(String, Value)],
     instead: &[String],
 ) -> Result<Boot, FileError> {
-    let any = |files: &[&str]| files.iter().any(|file| root.path(file).exists());
-    let (sysctls, tmpfiles) = (any(&SYSCTL_READERS), any(&TMPFILES_READERS));
+    let is_read = READERS.iter().any(|file| root.path(file).exists());
     let mut lines = read(root, group)?;
     let mut boot = Boot::default();
     for knob in instead {
@@ -122,19 +111,14 @@ pub fn persist(
         }
     }
     for (knob, value) in values {
-        let [sysctl_file, tmpfiles_file] = files(group);
-        let file = if sysctls && knob.starts_with(SYSCTLS) {
-            sysctl_file
-        } else if tmpfiles {
-            tmpfiles_file
-        } else {
+        if !is_read {
             boot.notes.push(format!(
-                "nothing on this host sets /{knob} at boot: neither sysctl nor systemd-tmpfiles is here for it"
+                "nothing on this host sets /{knob} at boot: systemd-tmpfiles is not here for it"
             ));
             boot.unset.push(knob.clone());
             continue;
-        };
-        let (knob, value) = (knob.clone(), value.to_string());
+        }
+        let (knob, value, file) = (knob.clone(), value.to_string(), file(group));
         lines.insert(knob.clone(), Setting { knob, value, file });
     }
     boot.files = changes(root, group, &lines)?;
@@ -170,64 +154,49 @@ pub fn settings(root: &Root, groups: &[Group]) -> Result<Vec<Setting>, FileError
     Ok(settings)
 }
 
-/// Of sysctls, and of everything else.
-fn files(group: &Group) -> [String; 2] {
-    let id = &group.id;
-    [
-        format!("etc/sysctl.d/60-jumbo-{id}.conf"),
-        format!("etc/tmpfiles.d/jumbo-{id}.conf"),
-    ]
+fn file(group: &Group) -> String {
+    format!("etc/tmpfiles.d/jumbo-{}.conf", group.id)
 }
 
-/// `vm.nr_hugepages` for `proc/sys/vm/nr_hugepages`.
-fn sysctl(knob: &str) -> Option<String> {
-    Some(knob.strip_prefix(SYSCTLS)?.replace('/', "."))
+/// The sysctl that sets the same: `vm.nr_hugepages` for the pool of the default size.
+fn sysctl(root: &Root, knob: &str) -> Option<String> {
+    if let Some(name) = knob.strip_prefix("proc/sys/") {
+        return Some(name.replace('/', "."));
+    }
+    let (size, node) = hugetlb::of_file(knob)?;
+    let is_default = node.is_none() && hugetlb::default_size(root).ok()? == Some(size);
+    is_default.then(|| format!("vm.{}", knob.rsplit('/').next().unwrap_or_default()))
 }
 
 /// The lines about `group`.
 fn read(root: &Root, group: &Group) -> Result<Lines, FileError> {
-    let mut lines = Lines::new();
-    for file in files(group) {
-        let text = optional(root.read(&file))?.unwrap_or_default();
-        for line in text.lines() {
-            let words: Vec<_> = line.split_whitespace().collect();
-            let (knob, value) = match words.as_slice() {
-                // w /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages - - - - 4
-                ["w", knob, _, _, _, _, value] => (knob.trim_start_matches('/').to_owned(), value),
-                // vm.nr_hugepages = 512
-                [name, "=", value] => (format!("{SYSCTLS}{}", name.replace('.', "/")), value),
-                _ => continue,
-            };
-            let (value, file) = ((*value).to_owned(), file.clone());
-            lines.insert(knob.clone(), Setting { knob, value, file });
-        }
-    }
-    Ok(lines)
+    let file = file(group);
+    let text = optional(root.read(&file))?.unwrap_or_default();
+    let setting = |line: &str| {
+        // w /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages - - - - 4
+        let ["w", knob, _, _, _, _, value] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let (knob, value) = (knob.trim_start_matches('/').to_owned(), value.to_owned());
+        let file = file.clone();
+        Some((knob.clone(), Setting { knob, value, file }))
+    };
+    Ok(text.lines().filter_map(setting).collect())
 }
 
-/// The files of `group` with these lines in them, where that is not what they are.
+/// The file of `group` with these lines in it, where that is not what it is.
 fn changes(root: &Root, group: &Group, lines: &Lines) -> Result<Vec<FileChange>, FileError> {
-    let mut changes = Vec::new();
-    for file in files(group) {
-        let before = optional(root.read(&file))?;
-        let is_sysctl = file.starts_with("etc/sysctl.d");
-        let here = lines.values().filter(|line| line.file == file);
-        let written: String = here
-            .map(|Setting { knob, value, .. }| match sysctl(knob) {
-                Some(name) if is_sysctl => format!("{name} = {value}\n"),
-                _ => format!("w /{knob} - - - - {value}\n"),
-            })
-            .collect();
-        let after = (!written.is_empty()).then(|| format!("{HEADER}{written}"));
-        if before != after {
-            changes.push(FileChange {
-                file,
-                before,
-                after,
-            });
-        }
-    }
-    Ok(changes)
+    let file = file(group);
+    let before = optional(root.read(&file))?;
+    let line = |Setting { knob, value, .. }: &Setting| format!("w /{knob} - - - - {value}\n");
+    let written: String = lines.values().map(line).collect();
+    let after = (!written.is_empty()).then(|| format!("{HEADER}{written}"));
+    let change = (before != after).then_some(FileChange {
+        file,
+        before,
+        after,
+    });
+    Ok(change.into_iter().collect())
 }
 
 /// Files of others that set the same: which of them wins at boot is the order of their names.
@@ -242,7 +211,8 @@ fn others<'a>(
         let name = line.split('=').next().unwrap_or("").trim();
         let name = name.replace('/', ".");
         let is_set = |knob: &&String| {
-            line.contains(&format!("/{knob}")) || sysctl(knob).is_some_and(|sysctl| sysctl == name)
+            line.contains(&format!("/{knob}"))
+                || sysctl(root, knob).is_some_and(|sysctl| sysctl == name)
         };
         !line.starts_with(['#', ';']) && knobs.iter().any(is_set)
     };
@@ -258,7 +228,7 @@ fn others<'a>(
     }
     found.push("etc/sysctl.conf".to_owned());
     let is_set = |file: &String| root.read(file).is_ok_and(|text| text.lines().any(sets));
-    found.retain(|file| !files(group).contains(file) && is_set(file));
+    found.retain(|found| *found != file(group) && is_set(found));
     let name = &group.name;
     let note = |file| format!("/{file} sets {name} too, and may win at boot");
     found.into_iter().map(note).collect()
@@ -271,9 +241,8 @@ mod tests {
     use crate::kernel::fake::{host, write};
     use crate::units::PageSize;
 
-    const HVO: &str = "etc/sysctl.d/60-jumbo-hvo.conf";
+    const HVO: &str = "etc/tmpfiles.d/jumbo-hvo.conf";
     const THP: &str = "etc/tmpfiles.d/jumbo-thp.conf";
-    const SYSCTL: (&str, &str) = ("sbin/sysctl", "");
     const TMPFILES: (&str, &str) = ("usr/bin/systemd-tmpfiles", "");
 
     fn set(root: &Root, group: &Group, knob: Knob, value: impl Into<Value>) -> Boot {
@@ -289,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn sysctls_and_files_of_sys_are_persisted_and_forgotten() {
-        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
+    fn knobs_are_persisted_and_forgotten() {
+        let (_folder, root) = host(&[TMPFILES]);
         set(&root, &Group::hvo(), Knob::hvo(), 1);
         set(&root, &Group::thp(), small(), "always");
         set(&root, &Group::thp(), Knob::thp(None, "defrag"), "defer");
         let text = |file| root.read(file).unwrap();
         assert_eq!(
             text(HVO),
-            format!("{HEADER}vm.hugetlb_optimize_vmemmap = 1\n")
+            format!("{HEADER}w /proc/sys/vm/hugetlb_optimize_vmemmap - - - - 1\n")
         );
         let folder = "w /sys/kernel/mm/transparent_hugepage";
         assert_eq!(
@@ -324,14 +293,14 @@ mod tests {
         let (_folder, root) = host(&[TMPFILES]);
         set(&root, &Group::hvo(), Knob::hvo(), 0);
         assert_eq!(settings(&root, &[Group::hvo()]).unwrap()[0].value, "0");
-        let (_folder, root) = host(&[SYSCTL]);
+        let (_folder, root) = host(&[]);
         let boot = set(&root, &Group::thp(), small(), "always");
         assert!(boot.files.is_empty() && boot.notes.len() == 1, "{boot:?}");
     }
 
     #[test]
     fn what_others_set_is_named() {
-        let (_folder, root) = host(&[TMPFILES, SYSCTL]);
+        let (_folder, root) = host(&[TMPFILES]);
         let line = "# x\nvm.hugetlb_optimize_vmemmap=1\n";
         write(&root, "etc/sysctl.d/99-database.conf", line);
         let other = line.replace("vm", "#vm");

@@ -56,7 +56,7 @@ impl Fake {
 
     /// Has no record written any more, as on a full disk.
     pub(crate) fn fill(&self) {
-        let record = "jumbo/pool-2M/next.toml.jumbo-new";
+        let record = "jumbo/pool-2M/changes.toml.jumbo-new";
         let _ = fs::create_dir(self.folder.path().join(record));
     }
 }

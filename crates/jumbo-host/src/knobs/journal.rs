@@ -1,13 +1,13 @@
 //! What was before a change, kept until it is undone: [`Journal`].
 //!
-//! A folder for each [`Group`] has three places for records: `next.toml` is of a change that is under way or was cut
-//! short, `last.toml` of the last one that was done, `first.toml` of all before that, which have become one. `--undo` puts
-//! back the latest of them, so that two undos bring back what was before any change of ours. A record is whole before
-//! the first knob is written ([`whole_file`]). So it survives SIGKILL at every point, and a change that was cut short
-//! leaves a record like any other.
+//! A folder for each [`Group`] has one file with its changes, the latest last: all changes before the last one, which have
+//! become one, the last one that was done, and while it is under way, or was cut short, another one. `--undo` puts back the
+//! latest of them, so that two undos bring back what was before any change of ours. The file is whole before the first knob
+//! is written ([`whole_file`]). So it survives SIGKILL at every point, and a change that was cut short leaves a record like
+//! any other.
 //!
 //! The folder is in /run, which is empty after a boot, and so is what the records are about. Where /run outlives the
-//! boot (a container) the boot's ID, which stands in each record, tells.
+//! boot (a container) the boot's ID, which stands in the file, tells.
 //!
 //! Invariant: a process that writes a record or a knob of a group holds the lock of that group.
 
@@ -44,22 +44,27 @@ pub struct Locked {
     _lock: File,
 }
 
+/// The file of a group.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Changes {
+    /// Its form.
+    version: u32,
+    /// The boot's ID (proc_sys_kernel(5)).
+    boot: Option<String>,
+    /// The latest last.
+    #[serde(default)]
+    changes: Vec<Record>,
+}
+
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The form of the file.
-    version: u32,
-    /// Its place, of [`PLACES`].
-    #[serde(skip)]
-    place: usize,
     /// What was changed.
     pub group: Group,
     /// What made it, in words: the command.
     pub command: String,
     /// The process.
     pub pid: u32,
-    /// The boot's ID (proc_sys_kernel(5)).
-    boot: Option<String>,
     /// When, in nanoseconds since boot.
     pub since_boot_ns: u64,
     /// False from before the first write until after the last: what is not finished may be anywhere
@@ -101,14 +106,11 @@ pub enum JournalError {
 
 impl Record {
     /// A record of what `plan` will do, not finished.
-    pub(super) fn of(plan: &Plan, command: &str, locked: &Locked) -> Self {
+    pub(super) fn of(plan: &Plan, command: &str) -> Self {
         Self {
-            version: VERSION,
-            place: NEXT,
             group: plan.group.clone(),
             command: command.to_owned(),
             pid: std::process::id(),
-            boot: locked.boot.clone(),
             since_boot_ns: since_boot_ns(),
             finished: false,
             steps: plan.steps.clone(),
@@ -146,16 +148,15 @@ impl Record {
     }
 }
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What the command of a record ends with that has absorbed others.
 const FOLLOWED: &str = ", and what followed";
 
-/// The places of records, the latest last.
-const PLACES: [&str; 3] = ["first.toml", "last.toml", "next.toml"];
-const FIRST: usize = 0;
-const LAST: usize = 1;
-const NEXT: usize = 2;
+/// The name of the file.
+const FILE: &str = "changes.toml";
+/// How many changes that were done are kept apart.
+const KEPT: usize = 2;
 
 fn since_boot_ns() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
@@ -217,9 +218,7 @@ impl Journal {
             }
         }
         // What a process left behind that was killed while it wrote a record.
-        for name in PLACES {
-            whole_file::clear(&folder.join(name));
-        }
+        whole_file::clear(&folder.join(FILE));
         // For the process that is refused; that it cannot be written does no harm.
         let _ = lock.set_len(0);
         let _ = lock.rewind();
@@ -230,10 +229,7 @@ impl Journal {
             group: group.clone(),
             _lock: lock,
         };
-        if locked.last()?.is_some_and(|last| last.finished) {
-            // What a process did not come to that was killed.
-            locked.make_room()?;
-        }
+        locked.last()?;
         Ok(locked)
     }
 
@@ -267,62 +263,64 @@ impl Locked {
 
     /// Makes the record the latest; it is on disk when this returns.
     pub(super) fn add(&self, record: &Record) -> Result<(), JournalError> {
-        self.make_room()?;
-        self.put(record)
+        self.change(|changes| {
+            fold(changes);
+            changes.push(record.clone());
+        })
     }
 
-    /// All of it is done: the record says so.
+    /// All of it is done: the record, the latest, says so.
     pub(super) fn finish(&self, record: &mut Record) -> Result<(), JournalError> {
         record.finished = true;
-        self.put(record)?;
-        // Where that fails now, the next one does it.
-        let _ = self.make_room();
-        Ok(())
+        self.change(|changes| {
+            changes.pop();
+            changes.push(record.clone());
+            fold(changes);
+        })
     }
 
-    /// Moves the record in the place of the next one to that of the last, and what was there into the first. To be
-    /// killed in between does no harm: to absorb a change once more alters nothing.
-    fn make_room(&self) -> Result<(), JournalError> {
-        let mut places = PLACES.map(|_| None);
-        for record in records(&self.folder, self.boot.as_deref())? {
-            let place = record.place;
-            places[place] = Some(record);
-        }
-        let [first, last, next] = places;
-        if next.is_none() {
-            return Ok(());
-        }
-        match (first, last) {
-            (Some(mut first), Some(last)) => {
-                first.absorb(last);
-                self.put(&first)?;
+    /// What the latest record says may be anywhere again.
+    pub(super) fn reopen(&self) -> Result<(), JournalError> {
+        self.change(|changes| {
+            if let Some(last) = changes.last_mut() {
+                last.finished = false;
             }
-            (None, Some(_)) => self.rename(LAST, FIRST)?,
-            (_, None) => {}
+        })
+    }
+
+    /// Forgets the latest record: it is undone.
+    pub(super) fn forget_last(&self) -> Result<(), JournalError> {
+        self.change(|changes| drop(changes.pop()))
+    }
+
+    /// Writes the file anew.
+    fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), JournalError> {
+        let path = self.folder.join(FILE);
+        let mut changes = records(&self.folder, self.boot.as_deref())?;
+        change(&mut changes);
+        if changes.is_empty() {
+            return Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?);
         }
-        self.rename(NEXT, LAST)
-    }
-
-    fn rename(&self, from: usize, to: usize) -> Result<(), JournalError> {
-        let [from, to] = [from, to].map(|place| self.folder.join(PLACES[place]));
-        Ok(fs::rename(&from, to).map_err(FileError::io("rename", &from))?)
-    }
-
-    /// Writes the record anew.
-    pub(super) fn put(&self, record: &Record) -> Result<(), JournalError> {
-        let path = self.folder.join(PLACES[record.place]);
-        let text = toml::to_string(record).map_err(|error| FileError::Content {
+        let boot = self.boot.clone();
+        let text = toml::to_string(&Changes {
+            version: VERSION,
+            boot,
+            changes,
+        });
+        let text = text.map_err(|error| FileError::Content {
             path: path.clone(),
             what: error.to_string(),
         })?;
         let written = whole_file::write(&path, text.as_bytes(), 0o600, Existing::Replace);
         Ok(written.map_err(FileError::io("write", &path))?)
     }
+}
 
-    /// Forgets the record: it is undone.
-    pub(super) fn remove(&self, record: &Record) -> Result<(), JournalError> {
-        let path = self.folder.join(PLACES[record.place]);
-        Ok(whole_file::remove(&path).map_err(FileError::io("remove", &path))?)
+/// Makes all changes but the last of them one.
+fn fold(changes: &mut Vec<Record>) {
+    while changes.len() > KEPT {
+        let second = changes.remove(1);
+        changes[0].absorb(second);
     }
 }
 
@@ -355,33 +353,34 @@ fn check_folder(folder: &Path) -> Result<(), JournalError> {
 
 /// The records of this boot, the latest last; none where the folder is not there.
 fn records(folder: &Path, boot: Option<&str>) -> Result<Vec<Record>, JournalError> {
-    let mut records = Vec::new();
     if folder.exists() {
         check_folder(folder)?;
     }
-    for (place, name) in PLACES.into_iter().enumerate() {
-        let path = folder.join(name);
-        let text = match fs::read_to_string(&path) {
-            Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
-            read => read.map_err(FileError::io("read", &path))?,
-        };
-        let mut record = match toml::from_str::<Record>(&text) {
-            Ok(record) if record.version == VERSION => Ok(record),
-            Ok(record) => Err(format!("it is of version {}", record.version)),
-            Err(error) => Err(error.to_string()),
+    let path = folder.join(FILE);
+    let text = match fs::read_to_string(&path) {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(FileError::io("read", &path))?,
+    };
+    let changes = match toml::from_str::<Changes>(&text) {
+        Ok(changes) if changes.version == VERSION => changes,
+        Ok(Changes { version, .. }) => {
+            let what = format!("it is of version {version}");
+            return Err(FileError::Content { path, what }.into());
         }
-        .map_err(|what| FileError::Content { path, what })?;
-        record.place = place;
-        if record.boot.as_deref() == boot {
-            records.push(record);
+        Err(error) => {
+            let what = error.to_string();
+            return Err(FileError::Content { path, what }.into());
         }
-    }
-    Ok(records)
+    };
+    Ok(match changes.boot.as_deref() == boot {
+        true => changes.changes,
+        false => Vec::new(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::knob::{Knob, Value};
+    use super::super::knob::Knob;
     use super::*;
     use crate::units::{NodeId, PageSize};
     use std::os::unix::fs::PermissionsExt as _;
@@ -422,7 +421,7 @@ mod tests {
 
     /// A record of a change, begun.
     fn begun(locked: &Locked, from: u64, to: u64) -> Record {
-        let record = Record::of(&plan(from, to), "jumbo", locked);
+        let record = Record::of(&plan(from, to), "jumbo");
         locked.add(&record).unwrap();
         record
     }
@@ -444,9 +443,9 @@ mod tests {
             assert_eq!(last(SIZE).as_ref(), Some(&record));
         }
         assert_eq!((last(PageSize::SIZE_1G), count(&locked)), (None, 2));
-        locked.remove(&locked.last().unwrap().unwrap()).unwrap();
+        locked.forget_last().unwrap();
         assert_eq!(last(SIZE).unwrap().steps[0].to, 2.into());
-        let file = locked.folder.join("last.toml");
+        let file = locked.folder.join(FILE);
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
@@ -463,7 +462,7 @@ mod tests {
         }
         let last = locked.last().unwrap().unwrap();
         assert_eq!(last.saved[0].value, 7.into());
-        locked.remove(&last).unwrap();
+        locked.forget_last().unwrap();
         let first = locked.last().unwrap().unwrap();
         assert_eq!(
             (&first.saved[0].value, &first.steps[0].to),
@@ -473,30 +472,6 @@ mod tests {
         assert_eq!(first.command, "jumbo, and what followed");
         assert_eq!(first.files[0].before, None);
         assert!(first.files[0].after.as_ref().unwrap().contains('7'));
-    }
-
-    #[test]
-    fn killed_while_records_move_nothing_is_lost() {
-        let folder = tempfile::tempdir().unwrap();
-        let locked = lock(&folder);
-        for to in 1..4 {
-            locked.finish(&mut begun(&locked, to - 1, to)).unwrap();
-        }
-        let mut next = begun(&locked, 3, 4);
-        next.finished = true;
-        locked.put(&next).unwrap();
-        let kept = records(&locked.folder, None).unwrap();
-        let mut first = kept[0].clone();
-        first.absorb(kept[1].clone());
-        locked.put(&first).unwrap();
-        drop(locked);
-        let now = records(&lock(&folder).folder, None).unwrap();
-        let changes = now
-            .iter()
-            .map(|record| (&record.saved[0].value, &record.steps[0].to));
-        let numbers = [[0, 3], [3, 4]].map(|pair| pair.map(Value::from));
-        let expected = numbers.iter().map(|[before, to]| (before, to));
-        assert!(changes.eq(expected), "{now:?}");
     }
 
     #[test]
@@ -520,7 +495,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let locked = lock(&folder);
         begun(&locked, 1, 2);
-        let left = locked.folder.join("first.toml.jumbo-new");
+        let left = locked.folder.join("changes.toml.jumbo-new");
         fs::write(&left, "version = ").unwrap();
         drop(locked);
         let locked = lock(&folder);

@@ -55,7 +55,7 @@ impl<'a> Steering<'a> {
         plan.saved = saved;
         plan.writable(root)?;
         stands_on(root, &plan)?;
-        let record = Record::of(&plan, command, locked);
+        let record = Record::of(&plan, command);
         locked.add(&record)?;
         Ok(Self {
             root,

@@ -76,8 +76,8 @@ impl Executable {
         }
     }
 
-    /// True where the loader is glibc's, whose LD_PRELOAD takes libjumbo_preload.so.
-    pub fn has_glibc_loader(&self) -> bool {
+    /// True where the loader is glibc's or musl's, whose LD_PRELOAD takes libjumbo_preload.so.
+    pub fn has_known_loader(&self) -> bool {
         let Some(name) = self
             .loader
             .as_deref()
@@ -86,7 +86,8 @@ impl Executable {
             return false;
         };
         // ld-linux-x86-64.so.2, ld-linux-aarch64.so.1, ld-linux.so.2; ld64.so.1 on s390x and ppc64.
-        name.starts_with("ld-linux") || name.starts_with("ld64.so")
+        let known = ["ld-linux", "ld64.so", "ld-musl-"];
+        known.iter().any(|known| name.starts_with(known))
     }
 }
 

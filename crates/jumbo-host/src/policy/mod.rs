@@ -13,8 +13,8 @@ mod reach;
 pub mod variables;
 
 pub use jumbo_inside::orders::{
-    DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, Mode, Orders,
-    PoolOrder, ReaperMode, ShmMode, TextMode,
+    DataMode, FreeMode, HeapMode, Keep, KeepError, MAX_FREE_WORKERS, MAX_POOL, MaxWaste,
+    MaxWasteError, Mode, Orders, PoolOrder, ReaperMode, ShmMode, TextMode,
 };
 pub use plan::{Host, Memory, Plan, Tunable};
 pub use pool::{PoolError, PoolRequest};

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::{DataMode, HeapMode, Orders, PoolRequest, Reach, ShmMode, TextMode, variables};
+use super::{
+    DataMode, HeapMode, MaxWaste, Orders, PoolRequest, Reach, ShmMode, TextMode, variables,
+};
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
@@ -173,10 +175,11 @@ impl Plan {
             Ok(how) => advised(small, heap, "--heap", how),
             Err(why) => Memory::left(small, why),
         };
-        let maps = format!(
-            "mmap, aligned and advised where a whole huge page fits; at most {} % wasted",
-            self.orders.max_waste
-        );
+        let wasted = match self.orders.max_waste {
+            MaxWaste::Percent(percent) => format!("at most {percent} % wasted"),
+            MaxWaste::Unbounded => String::from("whatever is touched of it"),
+        };
+        let maps = format!("mmap, aligned and advised where a whole huge page fits; {wasted}");
         vec![
             advised("large allocations", heap, "--heap", self.large()),
             small,
@@ -437,7 +440,7 @@ mod tests {
 
     #[test]
     fn another_loader_gets_no_library() {
-        let reach = Reach::Loader(String::from("/lib/ld-musl-x86_64.so.1"));
+        let reach = Reach::Loader(String::from("/system/bin/linker64"));
         assert!(!plan(&reach).preload);
     }
 }

@@ -1,6 +1,7 @@
 //! Whether LD_PRELOAD gets into a program: [`Reach`].
 
 use super::elf::{Executable, Machine};
+use crate::units::PageSize;
 
 /// Whether LD_PRELOAD gets into a program's memory, and what stands in between: then it runs untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,12 @@ pub enum Reach {
     Privileged(&'static str),
     /// Its file does not show what it is.
     Unknown(String),
+    /// The seccomp filters that it inherits kill for advice.
+    Filtered,
+    /// The kernel's base pages have another size than the one that libjumbo_preload.so is written for.
+    BasePage(PageSize),
+    /// The user switched jumbo off for it (JUMBO=off).
+    Off,
 }
 
 impl Reach {
@@ -46,10 +53,15 @@ impl Reach {
             (None, _) => Self::Static {
                 glibc: is_static_glibc(),
             },
-            (Some(loader), _) if !executable.has_glibc_loader() => Self::Loader(loader.clone()),
+            (Some(loader), _) if !executable.has_known_loader() => Self::Loader(loader.clone()),
             (Some(_), Some(privilege)) => Self::Privileged(privilege),
             (Some(_), None) => Self::Reached,
         }
+    }
+
+    /// The reach of every program on a kernel with base pages of that size; `None` where it depends on the program.
+    pub fn on_base_pages(size: PageSize) -> Option<Self> {
+        (size != PageSize::SIZE_4K).then_some(Self::BasePage(size))
     }
 
     /// True where nothing stands in the way.
@@ -72,24 +84,42 @@ impl Reach {
                 format!("it is built for {machine}, which libjumbo_preload.so is not")
             }
             Self::Loader(loader) => format!(
-                "its loader {loader} is not glibc's, which libjumbo_preload.so is built for"
+                "its loader {loader} is neither glibc's nor musl's, which libjumbo_preload.so is built for"
             ),
             Self::Privileged(what) => {
                 format!("{what}: the loader takes no LD_PRELOAD from who starts it")
             }
             Self::Unknown(reason) => reason.clone(),
+            Self::Filtered => {
+                String::from("a seccomp filter here would end it for jumbo's madvise(2) calls")
+            }
+            Self::BasePage(size) => format!(
+                "the base pages of this kernel are of {size}, and libjumbo_preload.so needs {}",
+                PageSize::SIZE_4K
+            ),
+            Self::Off => String::from("JUMBO=off is in the environment"),
         })
     }
 
     /// True where LD_PRELOAD in the environment does no harm to the program itself: its loader takes the
     /// library or never looks. A loader of another kind would complain on the program's stderr.
     pub fn tolerates_preload(&self) -> bool {
-        !matches!(self, Self::Machine(_) | Self::Loader(_))
+        !matches!(
+            self,
+            Self::Machine(_) | Self::Loader(_) | Self::Filtered | Self::BasePage(_) | Self::Off
+        )
     }
 
     /// True where GLIBC_TUNABLES changes nothing in a program that is to run untouched.
     pub fn tolerates_tunables(&self) -> bool {
-        !matches!(self, Self::Machine(_) | Self::Static { glibc: true })
+        !matches!(
+            self,
+            Self::Machine(_)
+                | Self::Static { glibc: true }
+                | Self::Filtered
+                | Self::BasePage(_)
+                | Self::Off
+        )
     }
 }
 
@@ -118,10 +148,12 @@ mod tests {
     const GLIBC: Option<&str> = Some("/lib64/ld-linux-x86-64.so.2");
 
     #[test]
-    fn a_dynamic_glibc_program_is_reached() {
-        let reach = reach(&executable(GLIBC, false));
-        assert!(reach.is_reached() && reach.tolerates_preload() && reach.tolerates_tunables());
-        assert_eq!(reach.reason(), None);
+    fn a_dynamic_program_of_glibc_or_musl_is_reached() {
+        for loader in [GLIBC, Some("/lib/ld-musl-x86_64.so.1")] {
+            let reach = reach(&executable(loader, false));
+            assert!(reach.is_reached() && reach.tolerates_preload() && reach.tolerates_tunables());
+            assert_eq!(reach.reason(), None);
+        }
     }
 
     #[test]
@@ -141,8 +173,8 @@ mod tests {
 
     #[test]
     fn another_loader_would_complain() {
-        let reach = reach(&executable(Some("/lib/ld-musl-x86_64.so.1"), false));
-        assert!(reach.reason().unwrap().contains("ld-musl"));
+        let reach = reach(&executable(Some("/system/bin/linker64"), false));
+        assert!(reach.reason().unwrap().contains("linker64"));
         assert!(!reach.tolerates_preload());
     }
 
@@ -167,11 +199,19 @@ mod tests {
     }
 
     #[test]
-    fn this_test_is_an_executable_with_glibc_s_loader() {
+    fn other_base_pages_leave_the_program_untouched() {
+        assert_eq!(Reach::on_base_pages(PageSize::SIZE_4K), None);
+        let reach = Reach::on_base_pages(PageSize::new(16 << 10).unwrap()).unwrap();
+        assert!(reach.reason().unwrap().contains("of 16K, "));
+        assert!(!reach.tolerates_preload() && !reach.tolerates_tunables());
+    }
+
+    #[test]
+    fn this_test_is_an_executable_with_a_known_loader() {
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         let executable = Executable::read(&bytes[..]).unwrap();
         assert!(
-            executable.has_glibc_loader() && !executable.go,
+            executable.has_known_loader() && !executable.go,
             "{executable:?}"
         );
         assert!(Reach::of(Ok(&executable), executable.machine, None, || false).is_reached());

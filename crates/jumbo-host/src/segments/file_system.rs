@@ -8,6 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstatfs, openat};
 
 use super::Sizes;
 use crate::kernel::page_cache::{Cached, PageCache};
+use crate::kernel::version;
 
 /// The major and the minor number of a Linux version.
 type Version = (u32, u32);
@@ -56,13 +57,8 @@ pub fn huge_folios(file: &File, path: &Path, sizes: Sizes) -> Result<(), String>
 
 /// The version of the running kernel.
 pub(super) fn running_kernel() -> Version {
-    let release = rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_default();
-    (next(), next())
+    let release = rustix::system::uname();
+    version(&release.release().to_string_lossy()).unwrap_or_default()
 }
 
 /// What the page cache has of a new file in the folder of `path`, after it was written, dropped and read again.

@@ -1,7 +1,7 @@
 //! Map the program: its text on huge pages, seen and prepared from outside.
 //!
 //! - [`elf`]: the segments of a file. [`rungs`]: what each rung of the ladder would give it, and why not.
-//! - [`prime`]: a file's text into the page cache in huge folios. [`boot`]: the same at each boot.
+//! - [`prime`]: a file's text into the page cache in huge folios.
 //! - [`mapped`]: the text of a process as it is.
 //! - [`images`]: the copies that processes share.
 //! - [`align`]: a copy whose segments lie as huge folios do.
@@ -9,11 +9,10 @@
 //!
 //! It uses `kernel`, of `policy` the reading of ELF headers, and `whole_file`. See `docs/design/segments.md`.
 //!
-//! Invariant: no file is written but the copy and the unit for the next boot, each whole or not at all; what a process maps is
+//! Invariant: no file is written but the copy, whole or not at all; what a process maps is
 //! never taken from it.
 
 pub mod align;
-pub mod boot;
 pub mod elf;
 #[cfg(test)]
 mod fake;

@@ -203,9 +203,9 @@ fn moved(root: &Root, object: &Object, sizes: Sizes) -> Result<Vec<String>, Erro
         (_, None) => {
             Some("it is statically linked: the preload library does not get in".to_owned())
         }
-        (_, Some(_)) if executable.has_glibc_loader() => None,
+        (_, Some(_)) if executable.has_known_loader() => None,
         (_, Some(loader)) => Some(format!(
-            "the preload library takes glibc's loader, and this has {loader}"
+            "the preload library takes the loader of glibc or musl, and this has {loader}"
         )),
     };
     why_not.extend(loader);

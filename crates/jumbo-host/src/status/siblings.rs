@@ -102,11 +102,8 @@ fn is_named(root: &Root, pid: u32) -> bool {
 
 /// The process ID of a reaper as its program has it, which may be in a namespace; `None` where it is none.
 fn confined(root: &Root, pid: u32) -> Option<u32> {
-    let text = is_named(root, pid).then(|| root.read(format!("proc/{pid}/status")).ok())??;
-    let value = |key: &str| {
-        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-        lines.find_map(|(found, value)| (found == key).then_some(value.trim()))
-    };
+    let status = is_named(root, pid).then(|| task::Status::read(root, pid).ok())??;
+    let value = |name| status.get(name);
     let is_confined = value("NoNewPrivs") == Some("1") && value("Seccomp") == Some("2");
     let inside = value("NSpid").and_then(|pids| pids.split_whitespace().next_back()?.parse().ok());
     let user = value("Uid").and_then(|users| users.split_whitespace().nth(1)?.parse().ok());

@@ -6,7 +6,7 @@ use object::read::ReadCache;
 use serde::Serialize;
 
 use crate::kernel::process::Standing;
-use crate::kernel::{FileError, Root, aside, task};
+use crate::kernel::{FileError, Root, aside, base_page, task};
 use crate::policy::Reach;
 use crate::policy::elf::Executable;
 use crate::units::Bytes;
@@ -207,6 +207,9 @@ fn is_measured(root: &Root, mut pid: u32) -> bool {
 
 /// The reason why LD_PRELOAD does not get into the program that `pid` runs; what cannot be read is taken for one that it gets into.
 fn unreached(root: &Root, pid: u32) -> Option<String> {
+    if let Some(reach) = Reach::on_base_pages(base_page(root)) {
+        return reach.reason();
+    }
     let read = |path: String| {
         let file = std::fs::File::open(root.path(path)).ok()?;
         Executable::read(&ReadCache::new(file)).ok()

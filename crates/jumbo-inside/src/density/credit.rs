@@ -7,13 +7,17 @@
 //!
 //! In a memory cgroup with a limit the floor is all there is. And the waste is never more than a
 //! quarter of what the group, or the host, has left.
+//!
+//! A block is charged only while the host has free huge pages. Where it has none the kernel would move
+//! other memory in the program's page fault, which takes milliseconds; such a block is collapsed later.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::headroom::{Enough, headroom};
+use super::PMD_BYTES;
+use crate::headroom::{Enough, free_in_pieces, headroom, host_memory};
 
 /// The credit of a program of any size.
-const FLOOR_BYTES: usize = 16 << 20;
+pub(super) const FLOOR_BYTES: usize = 16 << 20;
 
 static PERCENT: AtomicUsize = AtomicUsize::new(0);
 /// The waste that is possible: the sum of the charges, in bytes.
@@ -26,6 +30,13 @@ static RESIDENT: AtomicUsize = AtomicUsize::new(0);
 static GROUP: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The memory that the host has available, in bytes.
 static HOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// The memory that the host has free in blocks, less what was charged since that was asked, in bytes.
+static FREE_BLOCKS: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The memory in free blocks below which they are scarce, in bytes: a part of the host's memory, since each zone keeps a part
+/// back from requests that another zone could serve (`lowmem_reserve_ratio`).
+static MIN_FREE_BYTES: AtomicUsize = AtomicUsize::new(0);
+const MIN_FREE_PART: usize = 64;
 
 pub(super) fn start(percent: usize) {
     PERCENT.store(percent, Ordering::Relaxed);
@@ -69,8 +80,28 @@ pub(super) fn take(bytes: usize, block: usize) -> bool {
     });
     if taken.is_ok() {
         HUGE.fetch_add(block, Ordering::Relaxed);
+        let less = |free: usize| (free != usize::MAX).then(|| free.saturating_sub(bytes));
+        let relaxed = Ordering::Relaxed;
+        let _ = FREE_BLOCKS.fetch_update(relaxed, relaxed, less);
     }
     taken.is_ok()
+}
+
+/// Charges a block that is about to be advised; false where that much is not left, or huge pages are scarce.
+pub(super) fn take_block() -> bool {
+    let block = PMD_BYTES.load(Ordering::Relaxed);
+    !is_scarce() && take(block, block)
+}
+
+/// Whether the host has few free huge pages, or none.
+pub(super) fn is_scarce() -> bool {
+    FREE_BLOCKS.load(Ordering::Relaxed) < MIN_FREE_BYTES.load(Ordering::Relaxed)
+}
+
+/// Charges so many bytes, for a block of `block`, whether they are left or not.
+pub(super) fn insist(bytes: usize, block: usize) {
+    CHARGED.fetch_add(bytes, Ordering::Relaxed);
+    HUGE.fetch_add(block, Ordering::Relaxed);
 }
 
 /// Replaces a charge, for what was found out.
@@ -109,4 +140,9 @@ pub(super) fn ask_for_room() {
     let (group, host) = headroom(all).map_or((0, 0), |room| (room.group(), room.host()));
     GROUP.store(group, Ordering::Relaxed);
     HOST.store(host, Ordering::Relaxed);
+    let free = free_in_pieces(PMD_BYTES.load(Ordering::Relaxed));
+    // What is charged already will be taken from it.
+    let free = free.map_or(usize::MAX, |free| free.saturating_sub(charged()));
+    FREE_BLOCKS.store(free, Ordering::Relaxed);
+    MIN_FREE_BYTES.store(host_memory() / MIN_FREE_PART, Ordering::Relaxed);
 }

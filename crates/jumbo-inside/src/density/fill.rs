@@ -1,12 +1,9 @@
-//! Huge pages as a program earns them: [`claim`] at an allocation, and the thread's [`scan`] while
-//! memory fills.
+//! Huge pages as a program earns them: [`claim`] at an allocation.
 //!
 //! A program begins with the credit of [`credit`]. The first blocks of new memory are advised as far
 //! as it goes; the others wait on base pages. A look at what was advised ([`look`]) finds it
-//! touched, and gives the credit back for the next blocks:
-//! - at the next allocation that asks for more than there is, without a thread;
-//! - by the thread, each [`TICK`] while something changes, which also advises the blocks ahead of
-//!   those that fill up, in one allocation of any size.
+//! touched, and gives the credit back for the next blocks: at the next allocation that asks for more
+//! than there is, or by the thread (`ahead`).
 //!
 //! A block that filled up on base pages is collapsed. A block that stays sparse keeps its charge, so
 //! sparse programs have no more than the credit.
@@ -19,43 +16,27 @@ use core::time::Duration;
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
+use super::ahead::hurry;
 use super::blocks::{self, Blocks, Seen, State};
 use super::look::{Touched, look};
 use super::table::PAGE_BYTES;
-use super::{PMD_BYTES, Policy, collapse, credit};
+use super::{PMD_BYTES, credit, program_break};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
 use crate::sync::millis;
-use crate::sys::Pagemap;
-use crate::watch::{self, Job, Stop, Without, used};
+use crate::sys;
 
-/// The wait between two scans while memory fills.
-const TICK: Duration = Duration::from_millis(1);
-/// The longest wait.
-const MAX_WAIT: Duration = Duration::from_secs(1);
-/// The CPU time of one scan in which blocks are collapsed.
-const MAX_SCAN: Duration = Duration::from_millis(4);
-/// The wait after a scan is so many times its CPU time, at least: where it found something to do,
-/// and where it did not.
-const BUSY_RATIO: u32 = 3;
-const IDLE_RATIO: u32 = 50;
 /// The time between two questions for the memory that is left.
 const ROOM_AGE: Duration = Duration::from_millis(100);
 /// The most blocks that one allocation looks at.
 const MAX_LOOKS: usize = 16;
-/// The most blocks that one call collapses: for each call the kernel asks all CPUs for the pages
-/// that they keep apart.
-const BATCH_BLOCKS: usize = 8;
-/// Memory that is left when blocks are collapsed: a huge page is taken before the base pages go
-/// back.
-const MIN_ROOM_BYTES: usize = 64 << 20;
-
-static BLOCKS: Blocks = Blocks::new();
-static JOB: Job = Job::new(2, scan, without_thread);
-static WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+pub(super) static BLOCKS: Blocks = Blocks::new();
+/// The rows of blocks that are advised: each is a mapping to the kernel, and so is what lies between.
+pub(super) static RUNS: AtomicUsize = AtomicUsize::new(0);
+/// A quarter of what `vm.max_map_count` allows by default, 65 530.
+const MAX_RUNS: usize = 1 << 13;
 static HAS_ASKED: AtomicBool = AtomicBool::new(false);
-
 /// The blocks that were advised last, for [`settle`].
 static RECENT: [AtomicUsize; RECENT_COUNT] = [const { AtomicUsize::new(0) }; RECENT_COUNT];
 const RECENT_COUNT: usize = 256;
@@ -68,22 +49,22 @@ static PASSES: AtomicUsize = AtomicUsize::new(0);
 static NEXT_PASSES: AtomicUsize = AtomicUsize::new(0);
 const MAX_PASSES: usize = 1024;
 
-fn pmd() -> usize {
+pub(super) fn pmd() -> usize {
     PMD_BYTES.load(Ordering::Relaxed)
 }
 
 /// The bytes of so many sixteenths of a block.
-fn bytes(sixteenths: usize) -> usize {
+pub(super) fn bytes(sixteenths: usize) -> usize {
     pmd() / usize::from(blocks::SIXTEENTHS) * sixteenths
 }
 
-fn charge(state: State) -> usize {
+pub(super) fn charge(state: State) -> usize {
     bytes(state.charge())
 }
 
 /// Whether the calls may be made that look at memory.
-fn may_look() -> bool {
-    !sandbox::is_entered_later() && !sandbox::is_untried() && !super::has_left()
+pub(super) fn may_look() -> bool {
+    !sandbox::is_entered() && !super::has_left()
 }
 
 /// The numbers of the whole blocks in a range; with `is_part` from the one that its start is in.
@@ -94,6 +75,13 @@ fn numbers(range: &Range<usize>, is_part: bool) -> Range<usize> {
         false => (range.start.saturating_add(pmd() - 1)) >> shift,
     };
     first..(range.end >> shift).max(first)
+}
+
+/// The start of the first whole block from an address on.
+pub(super) fn next_block(address: usize) -> usize {
+    address
+        .checked_next_multiple_of(pmd())
+        .unwrap_or(usize::MAX)
 }
 
 /// Tracks a block that is advised and charged already, or waits. False where it cannot be tracked.
@@ -115,7 +103,7 @@ fn end(before: State) {
 }
 
 /// Notes what was found out about a block; false where it has changed since.
-fn find(block: usize, seen: Seen, now: State) -> bool {
+pub(super) fn find(block: usize, seen: Seen, now: State) -> bool {
     let is_current = BLOCKS.replace(block, seen, now);
     if is_current {
         match (seen.state(), now) {
@@ -128,16 +116,28 @@ fn find(block: usize, seen: Seen, now: State) -> bool {
     is_current
 }
 
+/// Asks what memory is left, but not too often.
+pub(super) fn ask_for_room() {
+    static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
+    let now = millis(crate::sync::now());
+    let asked = ASKED_MILLIS.load(Ordering::Relaxed);
+    if Duration::from_millis(now.saturating_sub(asked)) > ROOM_AGE {
+        ASKED_MILLIS.store(now, Ordering::Relaxed);
+        credit::ask_for_room();
+    }
+}
+
 /// Begins the blocks of new memory: gives the range that may be advised, at its start. The rest
 /// waits. `is_part`: the block that its start is in is the caller's too.
 pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     let numbers = numbers(range, is_part);
     let first = numbers.start * pmd();
-    if numbers.is_empty() {
+    // The program may have told the kernel that it wants none.
+    if numbers.is_empty() || may_look() && sys::is_without_thp() {
         return first..first;
     }
-    if !HAS_ASKED.swap(true, Ordering::Relaxed) && may_look() {
-        credit::ask_for_room();
+    if may_look() && (!HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
+        ask_for_room();
     }
     let wanted = numbers.len() * pmd();
     if credit::left() < wanted {
@@ -151,22 +151,91 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     };
     let most = (most / pmd()).max(1);
     let mut advised = numbers.start;
+    let most = if is_crowded() { 0 } else { most };
     for block in numbers.clone().take(most) {
-        if !credit::take(pmd(), pmd()) {
+        if !credit::take_block() {
             break;
         }
         if !begin(block, State::ADVISED) {
             credit::give(pmd(), pmd());
             break;
         }
-        let place = ADVISED.fetch_add(1, Ordering::Relaxed);
-        if let Some(recent) = RECENT.get(place % RECENT_COUNT) {
-            recent.store(block, Ordering::Relaxed);
-        }
+        note(block);
         advised = block + 1;
     }
+    if advised > numbers.start {
+        count_run(numbers.start);
+    }
     wait(advised..numbers.end);
+    publish();
     first..advised * pmd()
+}
+
+/// Counts what is charged, for the report.
+pub(super) fn publish() {
+    let untouched = &stats::slot().untouched;
+    untouched.store(credit::charged() as u64, Ordering::Relaxed);
+}
+
+/// Notes a block that was advised, for [`settle`].
+fn note(block: usize) {
+    let place = ADVISED.fetch_add(1, Ordering::Relaxed);
+    if let Some(recent) = RECENT.get(place % RECENT_COUNT) {
+        recent.store(block, Ordering::Relaxed);
+    }
+}
+
+/// The blocks of a step by which glibc grows its heap.
+const MAX_STEP_BLOCKS: usize = 2;
+
+/// Charges a block beforehand, for a step of the break that glibc will advise.
+pub(super) fn charge_ahead() -> bool {
+    if credit::left() < pmd() {
+        settle();
+    }
+    credit::take_block()
+}
+
+/// Gives back what was charged beforehand.
+pub(super) fn give_ahead() {
+    credit::give(pmd(), pmd());
+}
+
+/// Begins the blocks of a step of the break that glibc has advised, of which the first is charged. False where it has no
+/// whole block.
+pub(super) fn begin_charged(range: &Range<usize>) -> bool {
+    let numbers = numbers(range, true);
+    // glibc grows by a block or two; what is more is the program's own (sbrk(2)).
+    let last = numbers
+        .end
+        .saturating_sub(MAX_STEP_BLOCKS)
+        .max(numbers.start);
+    wait(numbers.start..last);
+    for block in last..numbers.end {
+        if block > last {
+            credit::insist(pmd(), pmd());
+        }
+        if begin(block, State::ADVISED) {
+            note(block);
+        } else {
+            credit::give(pmd(), pmd());
+        }
+    }
+    !numbers.is_empty()
+}
+
+/// Begins the blocks of a step of the break on base pages.
+pub(super) fn begin_break(range: &Range<usize>) {
+    wait(numbers(range, true));
+}
+
+/// Whether the block in front of an address is huge.
+pub(super) fn is_behind_huge(address: usize) -> bool {
+    is_huge(
+        BLOCKS
+            .seen((address >> pmd().trailing_zeros()).saturating_sub(1))
+            .state(),
+    )
 }
 
 /// Has new memory begin on base pages.
@@ -181,14 +250,6 @@ fn wait(numbers: Range<usize>) {
     }
     if is_any {
         hurry();
-    }
-}
-
-/// Has the thread scan soon.
-fn hurry() {
-    if may_look() {
-        WAIT_MILLIS.store(0, Ordering::Relaxed);
-        watch::begin(&JOB, TICK);
     }
 }
 
@@ -216,13 +277,24 @@ pub(super) fn dropped(range: &Range<usize>) {
         numbers.start = block + 1;
         if BLOCKS.seen(block).state() == State::Filled {
             begin(block, State::Waiting);
-        } else if credit::take(pmd(), pmd()) {
+        } else if credit::take_block() {
+            begin(block, State::ADVISED);
+        } else if is_crowded() {
+            credit::insist(pmd(), pmd());
             begin(block, State::ADVISED);
         } else {
+            RUNS.fetch_add(1, Ordering::Relaxed);
             begin(block, State::Waiting);
             let _ = withdraw(&(block * pmd()..(block + 1) * pmd()));
         }
     }
+}
+
+/// Whether a block of a range is tracked, so that advice may have cut its mapping.
+pub(super) fn is_cut(range: &Range<usize>) -> bool {
+    let shift = pmd().trailing_zeros();
+    let parts = range.start >> shift..range.end.div_ceil(pmd());
+    BLOCKS.next(parts, |_| true).is_some()
 }
 
 /// Before a range moves, or grows: mremap(2) takes one mapping alone before Linux 6.17, so the
@@ -230,9 +302,7 @@ pub(super) fn dropped(range: &Range<usize>) {
 pub(super) fn moving(range: &Range<usize>) {
     let mut numbers = numbers(range, false);
     // Also the advice of a block that the range has a part of goes with it.
-    let shift = pmd().trailing_zeros();
-    let parts = range.start >> shift..range.end.div_ceil(pmd());
-    if BLOCKS.next(parts, is_huge).is_none() {
+    if !is_cut(range) {
         return;
     }
     let is_open = |state: State| state.charge() > 0;
@@ -341,9 +411,9 @@ fn settle() {
 }
 
 /// Looks at a block that is charged. Gives what was found.
-fn settle_block(block: usize) -> Option<Touched> {
+pub(super) fn settle_block(block: usize) -> Option<Touched> {
     let seen = BLOCKS.seen(block);
-    let touched = look(block * pmd(), pmd()).ok()?;
+    let touched = may_look().then(|| look(block * pmd(), pmd()).ok())??;
     let now = match touched {
         Touched::Gone => State::Untracked,
         Touched::Nothing => State::ADVISED,
@@ -359,7 +429,8 @@ fn settle_block(block: usize) -> Option<Touched> {
 
 /// In the child of a fork, before anything else.
 pub(super) fn forked() {
-    let (mut charged, mut huge) = (0, 0);
+    let ahead = program_break::charged_ahead();
+    let (mut charged, mut huge) = (ahead, ahead);
     let mut numbers = blocks::ALL;
     while let Some(block) = BLOCKS.next(numbers.clone(), |_| true) {
         numbers.start = block + 1;
@@ -371,80 +442,21 @@ pub(super) fn forked() {
     credit::recount(charged, huge);
 }
 
-/// No thread can scan. Where the bound is not asked for, what waits is advised as other memory is.
-fn without_thread(_why: Without) {
-    if super::is_bounded() || !sandbox::allows_advice() {
-        return;
-    }
-    let mut numbers = blocks::ALL;
-    while let Some(block) = BLOCKS.next(numbers.clone(), |state| state == State::Waiting) {
-        numbers.start = block + 1;
-        let seen = BLOCKS.seen(block);
-        if BLOCKS.replace(block, seen, State::Untracked) {
-            let _ = ask(&(block * pmd()..(block + 1) * pmd()));
-        }
-    }
+/// Whether so many mappings differ in their advice that more could reach `vm.max_map_count`.
+pub(super) fn is_crowded() -> bool {
+    RUNS.load(Ordering::Relaxed) > MAX_RUNS
 }
 
-/// The thread's scan of all blocks that wait or are charged.
-fn scan(stop: &Stop) -> Option<Duration> {
-    if !may_look() {
-        return None;
-    }
-    let began = used();
-    let mut scan = Scan {
-        stop,
-        pagemap: Pagemap::open().ok(),
-        began,
-        has_changed: false,
-        is_filling: false,
-        is_waiting: false,
-    };
-    static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
-    let now = crate::sync::now();
-    let asked = Duration::from_millis(ASKED_MILLIS.load(Ordering::Relaxed));
-    if now.saturating_sub(asked) > ROOM_AGE {
-        ASKED_MILLIS.store(millis(now), Ordering::Relaxed);
-        credit::ask_for_room();
-    }
-    if let Some(resident) = resident() {
-        credit::set_resident(resident);
-    }
-    scan.look_at_all();
-    if !scan.is_filling && scan.collapse_filled() && !super::is_bounded() {
-        advise_dense();
-    }
-    if !scan.is_waiting {
-        return None;
-    }
-    let took = used().saturating_sub(began);
-    let before = Duration::from_millis(WAIT_MILLIS.load(Ordering::Relaxed));
-    let (next, ratio) = match (scan.is_filling, scan.has_changed) {
-        (true, _) => (TICK, 1),
-        (false, true) => (TICK, BUSY_RATIO),
-        (false, false) => ((before * 2).clamp(TICK, MAX_WAIT), IDLE_RATIO),
-    };
-    let next = next.max(took.saturating_mul(ratio));
-    WAIT_MILLIS.store(millis(next), Ordering::Relaxed);
-    Some(next)
-}
-
-/// Advises memory of which all blocks are huge: what is dropped of it is huge again from its touch.
-fn advise_dense() {
-    let mut at = 0;
-    while let Some(first) = BLOCKS.next(at..blocks::ALL.end, |_| true) {
-        let state = |block: &usize| BLOCKS.seen(*block).state();
-        let is_tracked = |block: &usize| state(block) != State::Untracked;
-        at = (first..).take_while(is_tracked).last().unwrap_or(first) + 1;
-        if (first..at).all(|block| is_huge(state(&block))) {
-            let _ = ask_for(&(first..at));
-        }
+/// Counts a run of blocks whose advice differs from that of the block in front.
+pub(super) fn count_run(first: usize) {
+    if !is_huge(BLOCKS.seen(first.saturating_sub(1)).state()) {
+        RUNS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// MADV_HUGEPAGE of blocks that are tracked as huge. The program's own word is the last: what it has
 /// taken from huge pages meanwhile is taken from them again.
-fn ask_for(run: &Range<usize>) -> Result<()> {
+pub(super) fn ask_for(run: &Range<usize>) -> Result<()> {
     let gone = |block: &usize| !is_huge(BLOCKS.seen(*block).state());
     if run.clone().any(|block| gone(&block)) {
         return Err(Errno::AGAIN);
@@ -456,225 +468,14 @@ fn ask_for(run: &Range<usize>) -> Result<()> {
     answer
 }
 
-fn is_huge(state: State) -> bool {
+pub(super) fn is_huge(state: State) -> bool {
     matches!(state, State::Huge { .. })
 }
 
-/// Whether the block in front of an address is huge.
-pub(super) fn is_behind_huge(address: usize) -> bool {
-    is_huge(
-        BLOCKS
-            .seen((address >> pmd().trailing_zeros()).saturating_sub(1))
-            .state(),
-    )
-}
-
-/// The resident memory of the process. proc_pid_statm(5).
-fn resident() -> Option<usize> {
+/// The resident memory of the process, in bytes. proc_pid_statm(5).
+pub(crate) fn resident_memory() -> Option<usize> {
     let mut text = [0u8; 128];
     let text = headroom::read(c"/proc/self/statm", &mut text).ok()?;
     let second = text.split(|byte| *byte == b' ').nth(1)?;
     headroom::number(second)?.checked_mul(PAGE_BYTES)
-}
-
-/// A scan that is under way.
-struct Scan<'s> {
-    stop: &'s Stop,
-    pagemap: Option<Pagemap>,
-    began: Duration,
-    /// Something was found that was not so before.
-    has_changed: bool,
-    /// Blocks were advised ahead of what the program fills.
-    is_filling: bool,
-    /// A block waits.
-    is_waiting: bool,
-}
-
-impl Scan<'_> {
-    /// Looks at all blocks that wait or are charged, and advises those ahead of what fills.
-    fn look_at_all(&mut self) {
-        let mut at = 0;
-        let mut filled = None;
-        let is_open = |state: State| state == State::Waiting || state.charge() > 0;
-        while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_open) {
-            if self.stop.check_before_wait().is_err() {
-                break;
-            }
-            let front = block.saturating_sub(1);
-            let is_ahead = filled == Some(front)
-                || matches!(
-                    BLOCKS.seen(front).state(),
-                    State::Filled | State::Huge { empty: 0 }
-                );
-            at = self.visit(block, is_ahead, &mut filled);
-        }
-    }
-
-    /// Visits a block, of which the one in front is filled where `is_ahead`. Gives the next.
-    fn visit(&mut self, block: usize, is_ahead: bool, filled: &mut Option<usize>) -> usize {
-        let seen = BLOCKS.seen(block);
-        let address = block * pmd();
-        if seen.state() != State::Waiting {
-            let touched = settle_block(block);
-            self.has_changed |= BLOCKS.seen(block).state() != seen.state();
-            if let Some(Touched::Some { empty, resident }) = touched
-                && empty <= blocks::SIXTEENTHS / 2
-                && resident >= pmd() / 2
-            {
-                *filled = Some(block);
-            }
-            return block + 1;
-        }
-        self.is_waiting = true;
-        match look(address, pmd()) {
-            Ok(Touched::Gone) => {
-                find(block, seen, State::Untracked);
-                block + 1
-            }
-            Ok(Touched::Nothing) if is_ahead => self.advance(block),
-            Ok(Touched::Nothing) => self.next_touched(block + 1),
-            Ok(Touched::Some { resident, .. }) => {
-                if resident >= pmd() / 2 {
-                    *filled = Some(block);
-                }
-                if resident >= pmd() - bytes(1) {
-                    self.has_changed |= find(block, seen, State::Filled);
-                }
-                block + 1
-            }
-            Err(_) => block + 1,
-        }
-    }
-
-    /// Collapses blocks that are filled, for as long as one scan may take. True where it did.
-    fn collapse_filled(&mut self) -> bool {
-        let mut has_collapsed = false;
-        let is_filled = |state: State| state == State::Filled;
-        let mut at = 0;
-        let mut has_room = None;
-        while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_filled) {
-            self.is_waiting = true;
-            let has_room = *has_room.get_or_insert_with(|| headroom::has_room(MIN_ROOM_BYTES));
-            let is_late = used().saturating_sub(self.began) > MAX_SCAN;
-            if !has_room || self.stop.check_before_wait().is_err() {
-                break;
-            }
-            if is_late {
-                // There is more to do than time.
-                self.has_changed = true;
-                break;
-            }
-            let Some(next) = self.collapse_from(block, &mut has_collapsed) else {
-                break;
-            };
-            at = next;
-        }
-        has_collapsed
-    }
-
-    /// Advises the blocks that the program is about to fill. Gives the next.
-    fn advance(&mut self, first: usize) -> usize {
-        let most = (credit::left() / pmd()).max(1);
-        let mut end = first;
-        while end < first + most {
-            let seen = BLOCKS.seen(end);
-            let is_next = seen.state() == State::Waiting
-                && (end == first || look(end * pmd(), pmd()) == Ok(Touched::Nothing));
-            if !is_next || !credit::take(pmd(), pmd()) {
-                break;
-            }
-            if !BLOCKS.replace(end, seen, State::ADVISED) {
-                credit::give(pmd(), pmd());
-                break;
-            }
-            end += 1;
-        }
-        if end == first {
-            return first + 1;
-        }
-        let run = first..end;
-        let answer = ask_for(&run);
-        stats::advised(run.len() * pmd(), answer.err());
-        self.is_filling = true;
-        end
-    }
-
-    /// The next block from one on of which a page is there, or that does not wait.
-    fn next_touched(&self, from: usize) -> usize {
-        let end = BLOCKS
-            .next(from..blocks::ALL.end, |state| state != State::Waiting)
-            .unwrap_or(blocks::ALL.end);
-        let last = (from..end)
-            .take_while(|block| BLOCKS.seen(*block).state() == State::Waiting)
-            .last();
-        let Some(last) = last else { return from };
-        let range = from * pmd()..(last + 1) * pmd();
-        let next = self.pagemap.as_ref().map(|map| map.next_present(range));
-        match next {
-            Some(Ok(Some(address))) => address / pmd(),
-            Some(Ok(None)) => last + 1,
-            _ => from,
-        }
-    }
-
-    /// Collapses the blocks from one on that are filled. Gives the next; `None`: there is no huge
-    /// page.
-    fn collapse_from(&mut self, first: usize, has_collapsed: &mut bool) -> Option<usize> {
-        let mut run = first..first;
-        while run.len() < BATCH_BLOCKS {
-            let block = run.end;
-            let seen = BLOCKS.seen(block);
-            if seen.state() != State::Filled {
-                break;
-            }
-            // It may be another process's too, or have been dropped in part: later, if at all.
-            let Some(empty) = self.missing(block) else {
-                break;
-            };
-            let state = State::Huge { empty };
-            if !credit::take(charge(state), pmd()) {
-                break;
-            }
-            if !BLOCKS.replace(block, seen, state) {
-                credit::give(charge(state), pmd());
-                break;
-            }
-            run.end += 1;
-        }
-        if run.is_empty() {
-            return Some(first + 1);
-        }
-        (self.has_changed, *has_collapsed) = (true, true);
-        if self.collapse(&run).is_err() {
-            for block in run.clone() {
-                let answer = self.collapse(&(block..block + 1));
-                let seen = BLOCKS.seen(block);
-                if answer.is_err() && matches!(seen.state(), State::Huge { .. }) {
-                    find(block, seen, State::Waiting);
-                }
-                if answer == Err(Errno::NOMEM) {
-                    return None;
-                }
-            }
-        }
-        Some(run.end)
-    }
-
-    fn collapse(&self, run: &Range<usize>) -> Result<()> {
-        let range = run.start * pmd()..run.end * pmd();
-        match collapse(&range, Policy::Mapping) {
-            // The advice was withdrawn once.
-            Err(Errno::INVAL) if ask_for(run).is_ok() => collapse(&range, Policy::Mapping),
-            answer => answer,
-        }
-    }
-
-    /// The sixteenths that are missing of a block; `None` where they are too many, or the
-    /// pages are another process's too.
-    fn missing(&self, block: usize) -> Option<u8> {
-        let range = block * pmd()..(block + 1) * pmd();
-        let there = self.pagemap.as_ref()?.exclusive(range, PAGE_BYTES).ok()?;
-        let missing = (pmd() - there.min(pmd())).div_ceil(bytes(1));
-        u8::try_from(missing).ok().filter(|missing| *missing <= 1)
-    }
 }

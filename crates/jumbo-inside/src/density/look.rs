@@ -50,25 +50,13 @@ fn random() -> usize {
 /// Those of mincore(2) and process_vm_readv(2), where they say nothing.
 pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
     let each = pmd / SAMPLES;
-    let mut resident = 0;
     let mut places = [0; SAMPLES];
     let mut count = 0;
-    for part in (address..address + pmd).step_by(MAX_PAGES * PAGE_BYTES) {
-        let mut pages = [0u8; MAX_PAGES];
-        let length = (MAX_PAGES * PAGE_BYTES).min(address + pmd - part);
-        match mincore(part, length, &mut pages) {
-            Err(Errno::NOMEM) => return Ok(Touched::Gone),
-            answer => answer?,
-        }
-        let there = pages.iter().filter(|page| **page & 1 != 0).count();
-        resident += there * PAGE_BYTES;
-        if there == 0 {
-            continue;
-        }
-        for sample in (part..part + length).step_by(each) {
+    let resident = parts(address, pmd, |part, there| {
+        for sample in (part..part + there.len() * PAGE_BYTES).step_by(each) {
             let random = random();
             let page = sample + random % (each / PAGE_BYTES).max(1) * PAGE_BYTES;
-            let is_there = pages.get((page - part) / PAGE_BYTES);
+            let is_there = there.get((page - part) / PAGE_BYTES);
             if is_there.is_some_and(|page| page & 1 != 0)
                 && let Some(place) = places.get_mut(count)
             {
@@ -76,15 +64,48 @@ pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
                 count += 1;
             }
         }
-    }
-    if resident == 0 {
-        return Ok(Touched::Nothing);
-    }
+    })?;
     let places = places.get(..count).unwrap_or_default();
-    Ok(Touched::Some {
-        resident,
-        empty: empty(places)?,
+    Ok(match resident {
+        None => Touched::Gone,
+        Some(0) => Touched::Nothing,
+        Some(resident) => Touched::Some {
+            resident,
+            empty: empty(places)?,
+        },
     })
+}
+
+/// The bytes of a block that are there; `None`: a part of it is not mapped.
+///
+/// # Errors
+/// Those of mincore(2).
+pub(super) fn resident(address: usize, pmd: usize) -> Result<Option<usize>, Errno> {
+    parts(address, pmd, |_, _| ())
+}
+
+/// As [`resident`]; `visit` has the pages of each part of which some are there.
+fn parts(
+    address: usize,
+    pmd: usize,
+    mut visit: impl FnMut(usize, &[u8]),
+) -> Result<Option<usize>, Errno> {
+    let mut resident = 0;
+    for part in (address..address + pmd).step_by(MAX_PAGES * PAGE_BYTES) {
+        let mut pages = [0u8; MAX_PAGES];
+        let length = (MAX_PAGES * PAGE_BYTES).min(address + pmd - part);
+        match mincore(part, length, &mut pages) {
+            Err(Errno::NOMEM) => return Ok(None),
+            answer => answer?,
+        }
+        let pages = pages.get(..length / PAGE_BYTES).unwrap_or_default();
+        let there = pages.iter().filter(|page| **page & 1 != 0).count();
+        resident += there * PAGE_BYTES;
+        if there > 0 {
+            visit(part, pages);
+        }
+    }
+    Ok(Some(resident))
 }
 
 /// How many of the pages at some places hold nothing but zeroes. At first a glimpse of each is read.

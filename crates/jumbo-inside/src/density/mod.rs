@@ -2,12 +2,13 @@
 //! that give them: `advise`, `collapse`.
 //!
 //! Every MADV_HUGEPAGE and MADV_COLLAPSE inside the program comes through here, with a `Policy`
-//! that names the memory. Huge pages are earned: of memory that the program makes of reservations, and
-//! with `--bounded` of all private memory:
+//! that names the memory. Private memory earns its huge pages, but with `--max-waste=unbounded`:
 //! - `credit` bounds the memory that is huge and untouched, over all of the process;
 //! - `blocks` has a state for each block of private memory: it waits on base pages, or is huge;
 //! - `look` finds out how much of a block was touched;
-//! - `fill` advises blocks as far as the credit goes, and those ahead of what fills up.
+//! - `fill` advises blocks as far as the credit goes;
+//! - `ahead` has a thread advise those ahead of what fills up, and collapse what filled up;
+//! - [`program_break`] has glibc's own heap do so.
 //!
 //! Shared memory has the folios that the kernel's controls give it. It stands in one `table`, which
 //! the thread of [`crate::watch`] scans (`scan`). Of processes that share a mapping one scans it
@@ -16,11 +17,13 @@
 //! Invariant: nothing here depends on a range being what it was. Advice and a collapse change no
 //! byte, whatever is mapped there by now; and what was unmapped is in no range from `forget` on.
 
+mod ahead;
 mod blocks;
 mod credit;
 mod fill;
 mod look;
 mod owners;
+pub mod program_break;
 mod scan;
 pub(crate) mod table;
 
@@ -31,11 +34,13 @@ use rustix::io::{Errno, Result};
 
 use crate::events::Mechanism;
 use crate::ledger::{Slot, stats};
+use crate::orders::MaxWaste;
 use crate::sync::{millis, now};
 use crate::{sandbox, sys, watch};
 use owners::Owner;
 use table::{PAGE_BYTES, Span, Table};
 
+pub(crate) use fill::resident_memory;
 pub use scan::leave;
 pub(crate) use scan::{has_left, share, start_sharing};
 
@@ -49,8 +54,8 @@ pub(crate) enum Policy {
     /// Addresses that the program has reserved: no memory, and not counted. They wait until the
     /// program makes memory of them.
     Reservation,
-    /// Memory that the program makes of reserved addresses: on base pages until it is dense, if it
-    /// can be scanned.
+    /// Memory that the program makes of reserved addresses: without a bound it is on base pages until
+    /// it is dense, if it is large and can be scanned.
     Committed,
     /// Pages of the pool, whose size the user has set.
     Pool,
@@ -117,23 +122,35 @@ static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// The size of a block: what one PMD maps. 0: not started.
 static PMD_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Whether memory has to earn its huge pages.
 static IS_BOUNDED: AtomicBool = AtomicBool::new(false);
 /// How much of a block may be missing when it is collapsed.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Blocks of `pmd` bytes. Huge pages may take `max_waste` percent more than was touched: of the heap
-/// and mappings where it `is_bounded` (`--bounded`), and of what is made of reservations.
-pub(crate) fn start(pmd: usize, max_waste: usize, is_bounded: bool) {
-    IS_BOUNDED.store(is_bounded, Ordering::Relaxed);
-    let missing = (pmd / PAGE_BYTES).saturating_mul(max_waste.min(100)) / 100;
+/// Blocks of `pmd` bytes.
+pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
+    IS_BOUNDED.store(max_waste != MaxWaste::Unbounded, Ordering::Relaxed);
+    let percent = max_waste.percent();
+    let missing = (pmd / PAGE_BYTES).saturating_mul(percent) / 100;
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
-    credit::start(max_waste);
+    credit::start(percent);
     PMD_BYTES.store(pmd, Ordering::Release);
+    if max_waste != MaxWaste::Unbounded {
+        program_break::start();
+    }
 }
 
-/// Whether huge pages of the heap and of mappings have to be earned.
-#[inline(always)]
+/// The memory that the heap may hold beyond what is live in it, in bytes: as much as may be huge and
+/// untouched, and 16 MiB in any case. `usize::MAX`: no limit.
+pub fn allowance() -> usize {
+    match IS_BOUNDED.load(Ordering::Relaxed) {
+        true => credit::limit().max(credit::FLOOR_BYTES),
+        false => usize::MAX,
+    }
+}
+
+/// Whether memory has to earn its huge pages.
 pub(crate) fn is_bounded() -> bool {
     IS_BOUNDED.load(Ordering::Relaxed)
 }
@@ -148,49 +165,53 @@ fn is_any() -> bool {
 pub(crate) fn decide(range: &Range<usize>, policy: Policy) -> (Decision, Range<usize>) {
     let pmd = PMD_BYTES.load(Ordering::Relaxed);
     let nothing = range.start..range.start;
+    let is_bounded = IS_BOUNDED.load(Ordering::Relaxed);
     let has_block = || {
         let first = range.start.next_multiple_of(pmd.max(1));
         pmd != 0 && first.saturating_add(pmd) <= range.end
     };
     match policy {
         _ if !sandbox::allows_advice() => (Decision::Never, nothing),
-        Policy::Mapping | Policy::Reservation | Policy::Text if !has_block() => {
+        Policy::Mapping | Policy::Committed | Policy::Reservation | Policy::Text
+            if !has_block() =>
+        {
             (Decision::Never, nothing)
         }
-        Policy::Reservation if is_bounded() => {
+        Policy::Committed if !is_bounded && may_wait(range, pmd) => {
+            fill::begin_on_base_pages(range);
+            (Decision::BaseForNow, nothing)
+        }
+        Policy::Heap | Policy::Mapping | Policy::Committed | Policy::Reservation if !is_bounded => {
+            (Decision::Advise, range.clone())
+        }
+        Policy::Reservation => {
             if range.len() <= MAX_RESERVATION_BYTES {
                 fill::begin_on_base_pages(range);
             }
             (Decision::BaseForNow, nothing)
         }
-        Policy::Committed if !is_bounded() => match may_wait(range, pmd) {
-            true => {
-                fill::begin_on_base_pages(range);
-                (Decision::BaseForNow, nothing)
-            }
-            false => (Decision::Advise, range.clone()),
-        },
-        Policy::Heap | Policy::Mapping | Policy::Committed if is_bounded() => {
+        Policy::Heap | Policy::Mapping | Policy::Committed => {
             let advised = fill::claim(range, policy == Policy::Heap);
             match advised.is_empty() {
                 true => (Decision::BaseForNow, advised),
                 false => (Decision::Advise, advised),
             }
         }
-        _ => (Decision::Advise, range.clone()),
+        Policy::Pool | Policy::Shared | Policy::Text | Policy::Segment => {
+            (Decision::Advise, range.clone())
+        }
     }
 }
 
 /// Whether a range that may stay sparse can be scanned, and is large enough.
 fn may_wait(range: &Range<usize>, pmd: usize) -> bool {
     range.len() >= MIN_COMMITTED_BLOCKS * pmd
-        && pmd != 0
         && !watch::is_anothers()
         && !sandbox::is_entered()
         && !fill::is_behind_huge(range.start)
 }
 
-/// Smaller parts of reservations are advised at once, without `--bounded`.
+/// A database lays out the headers of a buffer pool long before it fills it. What is smaller is advised at once.
 const MIN_COMMITTED_BLOCKS: usize = 8;
 
 /// The largest reservation of which parts may be huge later.
@@ -235,6 +256,11 @@ pub(crate) fn opened(range: &Range<usize>) {
     if PMD_BYTES.load(Ordering::Relaxed) != 0 {
         fill::opened(range);
     }
+}
+
+/// Whether advice may have cut the mapping that a private range is.
+pub(crate) fn is_cut(range: &Range<usize>) -> bool {
+    PMD_BYTES.load(Ordering::Relaxed) != 0 && fill::is_cut(range)
 }
 
 /// Before a private range moves or grows by mremap(2).
@@ -384,7 +410,7 @@ mod tests {
     #[test]
     fn memory_without_a_whole_block_is_left_alone() {
         let pmd = 2 << 20;
-        start(pmd, 5, true);
+        start(pmd, MaxWaste::Percent(5));
         // Another test may be about to install a filter.
         let is_advised = |range: Range<usize>, policy| {
             (0..1000).any(|_| decide(&range, policy).0 == Decision::Advise)

@@ -157,7 +157,7 @@ impl Gather {
         self.freed.bytes += batch.bytes() as u64;
         let most = self.tunables.max_active;
         let later = self.tunables.mode == Mode::Background;
-        let shared = !sandbox::is_untried() && (later || most > 1) && pays(&batch);
+        let shared = !sandbox::is_entered() && (later || most > 1) && pays(&batch);
         if !shared {
             return self.book(alone(batch));
         }

@@ -8,7 +8,7 @@ use core::ptr::{self, with_exposed_provenance_mut as at};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::io::Result;
-use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MremapFlags, MsyncFlags, ProtFlags};
 
 use super::batch::{Batch, Entry, FreeError, Operation};
 use super::handover::Executor;
@@ -102,6 +102,14 @@ pub(crate) fn is_whole_and_unlocked(address: usize, length: usize) -> Result<()>
     let flags = MsyncFlags::ASYNC | MsyncFlags::INVALIDATE;
     // SAFETY: nothing is read or written.
     unsafe { mm::msync(at(address), length, flags) }
+}
+
+/// Whether the mapping at `address` may be moved: a sealed one (mseal(2), Linux 6.10) is refused, where Linux is 6.17 or
+/// later. mremap(2) to the same size and place.
+pub(super) fn may_change(address: usize) -> bool {
+    let page = rustix::param::page_size();
+    // SAFETY: nothing moves or changes its size.
+    unsafe { mm::mremap(at(address), page, page, MremapFlags::empty()) }.is_ok()
 }
 
 /// Whether the kernel counts the page at `address` among its own: it refuses (`EINVAL`) what a driver has

@@ -10,7 +10,6 @@
 //!   ours first.
 //! - `queue` is the book of what is being freed, `handover` the lock and the sleep around it, `workers` the
 //!   threads, `memory` the leaf that frees; background mode asks [`crate::headroom`] beforehand.
-//! - [`rehearse`] makes all those calls once, in a process that may die of it.
 //!
 //! A range that is small or huge-mapped is left to the kernel, on the caller's thread: threads must never
 //! make a free slower. So is everything that is not one private anonymous mapping, of which the kernel could
@@ -28,7 +27,6 @@ mod memory;
 #[cfg(test)]
 mod model;
 mod queue;
-mod rehearse;
 mod staging;
 mod unmap;
 mod workers;
@@ -46,7 +44,6 @@ use crate::{headroom, sandbox};
 pub use batch::{FreeError, Operation};
 pub use collect::{Freed, Gather, Mode, Tunables};
 pub(crate) use memory::is_whole_and_unlocked;
-pub use rehearse::rehearse;
 pub(crate) use unmap::alignment;
 pub use unmap::{Leaving, discard, prepare, unmap};
 
@@ -147,7 +144,7 @@ fn default_threads() -> u32 {
 ///
 /// Behind a filter there is none, and no call is made: [`confine`] has ended them.
 pub fn end_workers() -> bool {
-    sandbox::is_untried() || confine()
+    sandbox::is_entered() || confine()
 }
 
 /// [`end_workers`], at the moment when a filter is about to be installed.
@@ -158,7 +155,7 @@ pub fn confine() -> bool {
 /// [`end_workers`], and no worker is made any more: the main thread is about to end by itself
 /// (pthread_exit(3)), and the process is to end with its own last thread.
 pub fn end_workers_for_good() -> bool {
-    if sandbox::is_untried() {
+    if sandbox::is_entered() {
         return true;
     }
     workers::end(true)
@@ -206,7 +203,7 @@ pub fn about_to_map_at(address: usize, length: usize) {
 
 #[cold]
 fn clear(address: usize, length: usize) {
-    if FROM.load(Ordering::Relaxed) == usize::MAX || sandbox::is_untried() || !is_own() {
+    if FROM.load(Ordering::Relaxed) == usize::MAX || sandbox::is_entered() || !is_own() {
         return;
     }
     let _blocked = Blocked::new();

@@ -3,8 +3,9 @@
 //! The range is moved, page tables and all, to addresses of ours. From then on the old ones fault and can
 //! be mapped again by any thread, as munmap(2) has it, while the memory is given back with several threads, or
 //! later. Nothing is destroyed before the kernel has accepted the move; where it refuses, the range is as it
-//! was, and the caller has the kernel unmap it, with the kernel's own answer. So it is one mapping: of several,
-//! Linux moves some and refuses others since 6.17, and another thread may have mapped what it left by then.
+//! was, and the caller has the kernel unmap it, with the kernel's own answer. Of several mappings, which advice makes of one,
+//! each is moved by itself. Once one has moved there is no way back, since another thread may have mapped what was left;
+//! the kernel does not refuse to unmap the rest, which are whole mappings.
 //!
 //! Old and new address are alike modulo 1 GiB, so that whole page tables change hands: 0.1 ms for 8 GiB.
 //! The addresses are between 52 and 64 TiB, where the kernel places nothing by itself and no sanitizer keeps
@@ -34,7 +35,8 @@ const SAMPLES: usize = 8;
 const ORDER: [usize; SAMPLES] = [0, 4, 7, 2, 6, 1, 5, 3];
 /// If so many, the first ones, are in huge pages, so are most.
 const ENOUGH: usize = 3;
-/// Where it cannot be seen how a range is mapped, the ones from this size on are taken to be on base pages.
+/// Where it cannot be seen how a range is mapped, and it may be huge, the ones from this size on are taken to be on base
+/// pages.
 const UNSEEN: usize = 1 << 30;
 
 /// The next place, and the lock that keeps forks away from what is half done.
@@ -45,38 +47,72 @@ pub(super) struct Staging {
 
 pub(super) static STAGING: Lock<Staging> = Lock::new(Staging { next: BASE });
 
-/// What a range lies in, as far as the kernel tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lies {
-    /// In one mapping, which is private and has no file behind it: no driver's, and no hugetlb pages.
-    Plainly,
-    /// Not in such a one.
-    Elsewhere,
+/// The mappings of a range that are all private and have no file behind them: no driver's, and no hugetlb pages.
+#[derive(Debug)]
+pub(super) struct Plain {
+    ends: [usize; MAX_MAPPINGS],
+    count: usize,
+}
+
+/// The reason why the mappings of a range are not known to be plain.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NotPlain {
+    /// Some are not, or there are too many of them.
+    Other,
     /// A kernel older than 6.11 cannot say, but neither end of the range is a driver's or of hugetlb pages.
     Unknown,
 }
 
-/// What a range lies in.
-pub(super) fn lies(_held: &mut Staging, address: usize, length: usize) -> Lies {
+/// The most mappings of a range: to ask for one takes a microsecond.
+const MAX_MAPPINGS: usize = 64;
+
+/// The mappings of a range without a hole. If there are several, they are as advice makes them: writable, and not sealed.
+pub(super) fn mappings(
+    _held: &mut Staging,
+    address: usize,
+    length: usize,
+) -> Result<Plain, NotPlain> {
+    let end = address + length;
     // With the lock held, so that no fork(2) copies the descriptor.
-    let within = match Maps::open().and_then(|maps| maps.mapping(address)) {
-        Ok(mapping) => mapping.is_private_anonymous && address + length <= mapping.range.end,
-        Err(Errno::NOTTY) => {
-            let page = rustix::param::page_size();
-            let ends = [address, address + length - page];
-            let are_ordinary = ends.iter().all(|at| memory::is_ordinary(*at, page).is_ok());
-            if are_ordinary {
-                return Lies::Unknown;
-            }
-            false
-        }
-        Err(_) => false,
+    let Ok(maps) = Maps::open() else {
+        return Err(NotPlain::Other);
     };
-    if within {
-        Lies::Plainly
-    } else {
-        Lies::Elsewhere
+    let mut ends = [end; MAX_MAPPINGS];
+    let mut at = address;
+    for count in 0..MAX_MAPPINGS {
+        let mapping = match maps.mapping(at) {
+            Ok(mapping) if mapping.is_private_anonymous => mapping,
+            Err(Errno::NOTTY) => {
+                let page = rustix::param::page_size();
+                let are_ordinary = [address, end - page]
+                    .iter()
+                    .all(|at| memory::is_ordinary(*at, page).is_ok());
+                return match are_ordinary {
+                    true => Err(NotPlain::Unknown),
+                    false => Err(NotPlain::Other),
+                };
+            }
+            _ => return Err(NotPlain::Other),
+        };
+        let is_last = mapping.range.end >= end;
+        let is_several = count > 0 || !is_last;
+        // The kernel may refuse to cut the last one, after others have moved.
+        let is_cut = is_last && mapping.range.end > end;
+        if is_several && (is_cut || !mapping.is_writable || !memory::may_change(at)) {
+            return Err(NotPlain::Other);
+        }
+        if is_last {
+            return Ok(Plain {
+                ends,
+                count: count + 1,
+            });
+        }
+        at = mapping.range.end;
+        if let Some(end) = ends.get_mut(count) {
+            *end = at;
+        }
     }
+    Err(NotPlain::Other)
 }
 
 /// True where it pays to free a range with several threads: most of it is there, on base pages, which are
@@ -84,8 +120,9 @@ pub(super) fn lies(_held: &mut Staging, address: usize, length: usize) -> Lies {
 pub(super) fn pays(_held: &mut Staging, address: usize, length: usize, anonymous: bool) -> bool {
     let page = rustix::param::page_size();
     // With the lock held, so that no fork(2) copies the descriptor.
+    let unseen = length >= UNSEEN || super::unmap::are_pages_small();
     let Ok(pagemap) = Pagemap::open() else {
-        return length >= UNSEEN;
+        return unseen;
     };
     let step = length / SAMPLES;
     let mut base = 0;
@@ -94,7 +131,7 @@ pub(super) fn pays(_held: &mut Staging, address: usize, length: usize, anonymous
         match pagemap.is_base(at, page, anonymous) {
             Ok(true) => base += 1,
             Ok(false) => {}
-            Err(Errno::NOTTY) => return length >= UNSEEN,
+            Err(Errno::NOTTY) => return unseen,
             Err(_) => return false,
         }
         // Half of them is reached, or cannot be any more, or is not to be expected: each look takes microseconds.
@@ -145,23 +182,36 @@ impl Staging {
     unsafe fn take(&mut self, address: usize, length: usize) -> Option<Range<usize>> {
         // First what most ranges fail. A kernel that cannot say moves one mapping or none.
         let suits = pays(self, address, length, true)
-            && memory::is_whole_and_unlocked(address, length).is_ok()
-            && lies(self, address, length) != Lies::Elsewhere;
+            && memory::is_whole_and_unlocked(address, length).is_ok();
+        let Plain { ends, count } = match suits.then(|| mappings(self, address, length))? {
+            Ok(plain) => plain,
+            Err(NotPlain::Unknown) => Plain {
+                ends: [address + length; MAX_MAPPINGS],
+                count: 1,
+            },
+            Err(NotPlain::Other) => return None,
+        };
         // Until the memory is free, the staging range counts as the range did. Where that is limited, another
         // thread could be refused what it was not refused before.
         let is_limited = |resource| getrlimit(resource).current.is_some();
-        if !suits || [Resource::As, Resource::Data].into_iter().any(is_limited) {
+        if [Resource::As, Resource::Data].into_iter().any(is_limited) {
             return None;
         }
         let place = self.reserve(address % ALIKE, length)?;
-        // SAFETY: the caller's promise; the place is a reservation of our own.
-        let moved = unsafe { sys::move_mapping(address, place, length) };
-        if moved.is_err() {
-            // The reservation, or what another thread split off the mapping meanwhile and has moved all the
-            // same: it was to be unmapped.
-            // SAFETY: the place is ours, and what has come there was the caller's to unmap.
-            let _ = unsafe { memory::unmap(place, length) };
-            return None;
+        let mut at = address;
+        for end in ends.into_iter().take(count) {
+            // SAFETY: the caller's promise; the place is a reservation of our own.
+            let moved = unsafe { sys::move_mapping(at, place + at - address, end - at) };
+            if moved.is_err() && at == address {
+                // SAFETY: the place is ours, and nothing has come there.
+                let _ = unsafe { memory::unmap(place, length) };
+                return None;
+            }
+            if moved.is_err() {
+                // SAFETY: the caller's promise.
+                let _ = unsafe { memory::unmap(at, end - at) };
+            }
+            at = end;
         }
         // SAFETY: only this module knows the place, and in a child nothing of it is freed.
         if unsafe { memory::keep_from_children(place, length) }.is_err() {

@@ -9,13 +9,12 @@ use super::batch::{Batch, Entry, Operation};
 use super::handover::Executor;
 use super::memory::{self, Kernel};
 use super::queue::{Id, Outcome, Terms};
-use super::staging::Lies;
 use super::{BACKGROUND, HANDOVER, MERGED, MOST, SMALL_PAGES, is_large, is_own, staging, workers};
 use crate::headroom::{self, Enough};
 use crate::ledger::{Slot, stats};
 use crate::sandbox;
 use crate::sync::{Linux, Platform};
-use crate::sys::Blocked;
+use crate::sys::{self, Blocked};
 
 /// A piece is a fraction of the whole, so that threads finish together, within these bounds: about 5 ms'
 /// worth of base pages at most, and never so little that claiming it shows.
@@ -32,7 +31,7 @@ pub(super) const MAY_BE_HUGE: usize = 16;
 
 /// How many threads may free a range of `length`; `None` where that is not ours.
 fn threads(length: usize) -> Option<u32> {
-    let ours = is_large(length) && !sandbox::is_untried();
+    let ours = is_large(length) && !sandbox::is_entered();
     let looks = ours && (are_pages_small() || is_large(length / MAY_BE_HUGE));
     (looks && is_own()).then(|| MOST.load(Ordering::Relaxed))
 }
@@ -70,15 +69,13 @@ pub(crate) fn alignment(bytes: usize) -> usize {
 
 /// Whether a block of `bytes` will be freed in the background, as far as can be known beforehand.
 fn is_later(bytes: usize) -> bool {
-    let later = is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && !sandbox::is_untried();
+    let later = is_large(bytes) && BACKGROUND.load(Ordering::Relaxed) && !sandbox::is_entered();
     later && are_pages_small() && is_own()
 }
 
-/// Memory comes in base pages: the host's THP are off, or this process was told not to use them (PR_GET_THP_DISABLE,
-/// Linux 3.15).
-fn are_pages_small() -> bool {
-    SMALL_PAGES.load(Ordering::Relaxed)
-        || rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
+/// Memory comes in base pages: the host's THP are off, or this process was told not to use them.
+pub(super) fn are_pages_small() -> bool {
+    SMALL_PAGES.load(Ordering::Relaxed) || sys::is_without_thp()
 }
 
 /// A size of pieces for `bytes` that `threads` share.
@@ -290,7 +287,7 @@ pub unsafe fn discard(address: usize, length: usize) -> Option<Result<(), Errno>
     let suits = staging::STAGING.with(|staging| {
         staging::pays(staging, address, length, true)
             && memory::is_whole_and_unlocked(address, length).is_ok()
-            && staging::lies(staging, address, length) == Lies::Plainly
+            && staging::mappings(staging, address, length).is_ok()
     });
     if suits == Some(false) {
         Slot::add(&stats::slot().free_inline, length as u64);

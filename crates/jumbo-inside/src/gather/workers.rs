@@ -84,12 +84,14 @@ impl Place {
             stack => stack,
         };
         self.stack.store(stack, Ordering::Relaxed);
-        let flags = Thread::FLAGS | libc::CLONE_SETTLS.cast_unsigned();
         let made = stack != 0 && {
             let _blocked = Blocked::all();
             // SAFETY: signals are blocked. No other thread is on the stack, nor is one made here meanwhile; both are never
             // unmapped, and neither is what it does.
-            unsafe { self.thread.start(flags, (stack, STACK), &(work as fn())) }
+            unsafe {
+                self.thread
+                    .start(Thread::FLAGS, (stack, STACK), &(work as fn()))
+            }
         };
         self.is_taken.store(false, Ordering::Release);
         made
@@ -113,7 +115,7 @@ pub(super) fn make(count: u32) {
         return;
     }
     // A filter may be on its way whose installer saw no worker before and will see none after.
-    let may = !BACK_OFF.holds() && !sandbox::is_untried();
+    let may = !BACK_OFF.holds() && !sandbox::is_entered();
     let mut made = 0;
     if may {
         MAKER.store(process(), Ordering::Relaxed);

@@ -2,9 +2,8 @@
 //!
 //! glibc's `hugetlb=1` tunable advises the main heap only: a thread's arena grows by mprotect(2) in
 //! small steps, and the kernel forms no huge page across the end of what is accessible. So, once an arena
-//! has used up its first huge page, all of it is made accessible and advised in one go, and what was
-//! touched already is collapsed. It is still touched in order, from its start, so nothing becomes
-//! resident that would not have been, but for the one huge page that is being filled.
+//! has used up its first huge page, all of it is made accessible in one go. What was touched already is
+//! collapsed when it is dense; the rest is touched in order, and earns its huge pages.
 //!
 //! An arena's heap is found as glibc finds it (malloc/arena.c, `heap_for_ptr`): a chunk whose header
 //! has NON_MAIN_ARENA set lies in a heap of HEAP_MAX_SIZE bytes, aligned to its size.
@@ -12,7 +11,6 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::{ARENAS, LOCKED, PMD, memory};
-use crate::density;
 use crate::ledger::Slot;
 use crate::ledger::stats;
 
@@ -74,14 +72,9 @@ unsafe fn look(pointer: usize) {
     let unprotect = || unsafe { memory::unprotect(base, HEAP_MAX) };
     // ENOMEM: parts of it are not mapped, so it is no arena's heap after all.
     let filled = (pointer + 1).next_multiple_of(pmd);
-    if density::is_bounded() {
-        if unprotect().is_ok() {
-            memory::begin_on_base_pages(base, filled - base);
-            let _ = memory::advise(filled, base + HEAP_MAX - filled);
-            Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
-        }
-    } else if memory::advise(base, HEAP_MAX).is_ok() && unprotect().is_ok() {
-        let _ = memory::collapse(base, filled - base);
+    if unprotect().is_ok() {
+        memory::begin_on_base_pages(base, filled - base);
+        let _ = memory::advise(filled, base + HEAP_MAX - filled);
         Slot::add(&stats::slot().arenas_advised, HEAP_MAX as u64);
     }
 }

@@ -3,13 +3,8 @@
 //! Memory is handed out seamlessly, page by page, so that no space is lost between neighbours and
 //! nothing needs to be aligned: what lies inside the window is huge wherever it begins. Only the last
 //! chunk (one PMD's worth) is partly handed out, and touching it on a huge page would make all of it
-//! resident. So it is mapped whole only if what that adds stays within the allowed waste. Otherwise it is
-//! mapped as far as it is handed out, which the kernel cannot put a huge page across the end of, and
-//! collapsed when it has filled up.
-//!
-//! With `--bounded` the chunk is mapped whole, and [`crate::density`] decides whether it may be huge.
-//! Otherwise all of it is advised, always, before it is touched: so the kernel keeps it as one mapping, and what
-//! is handed out never lies across two (mremap(2) would refuse it).
+//! resident: [`crate::density`] decides whether it may be huge. Where memory is locked, it is mapped as
+//! far as it is handed out, which the kernel cannot put a huge page across the end of.
 //!
 //! What a block that has to begin at a chunk would leave of the one before is not mapped either: such blocks' ends stay on base pages.
 //!
@@ -22,7 +17,6 @@ use rustix::io::{Errno, Result};
 
 use super::backing::Backing;
 use super::memory;
-use crate::density;
 
 /// The growing end of a range of addresses.
 #[derive(Debug)]
@@ -70,13 +64,12 @@ impl Frontier {
         };
     }
 
-    /// Hands out the next `size` bytes, fresh and zero. `allowed` is how many bytes may become resident
-    /// beyond what is handed out.
+    /// Hands out the next `size` bytes, fresh and zero. With `is_exact` nothing beyond them is mapped.
     ///
     /// # Errors
     /// `EEXIST` where a mapping of the program's is in the way ([`Frontier::skip`] passes it); `ERANGE`
     /// at the end of the range; else the kernel's, `ENOMEM` mostly. Nothing has changed then.
-    pub(super) fn take(&mut self, size: usize, allowed: usize) -> Result<Growth> {
+    pub(super) fn take(&mut self, size: usize, is_exact: bool) -> Result<Growth> {
         let start = self.next;
         let end = start
             .checked_add(size)
@@ -88,15 +81,11 @@ impl Frontier {
             mapped: self.mapped,
         };
         if end > self.mapped {
-            let upto = if whole - end > allowed { end } else { whole };
-            let advised = self.backing.map(self.mapped, upto - self.mapped)?;
+            let upto = if is_exact { end } else { whole };
+            self.backing.map(self.mapped, upto - self.mapped)?;
             let chunk = self.mapped & !(self.pmd - 1);
             if self.pieces && upto >= chunk + self.pmd {
-                if density::is_bounded() {
-                    memory::begin_on_base_pages(chunk, self.pmd);
-                } else if advised {
-                    let _ = memory::collapse(chunk, self.pmd);
-                }
+                memory::begin_on_base_pages(chunk, self.pmd);
             }
             self.pieces = !upto.is_multiple_of(self.pmd);
             self.mapped = upto;

@@ -8,9 +8,11 @@
 //! Invariant: of each page `USED` has a bit for each piece that the allocator may use.
 
 use core::ops::Range;
+use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::{Errno, Result};
+use rustix::mm;
 
 use super::memory::Mapped;
 use super::supply::{self, SUPPLY};
@@ -18,6 +20,7 @@ use super::{LOCKED, MANAGED_BASE, OWN_BASE, PMD, POOLED, RESERVED_BASE, RESERVED
 use crate::density;
 use crate::ledger::{Slot, stats};
 use crate::orders::PoolOrder;
+use crate::sandbox;
 use crate::sync::Lock;
 
 /// What is asked for and given up at a time, at least.
@@ -38,7 +41,6 @@ static OPENED: Bits = [const { AtomicU64::new(0) }; MAX_RESERVED_BYTES >> 27];
 /// So many addresses are reserved, at most.
 const MAX_RESERVED_BYTES: usize = 512 << 30;
 /// Nothing was reserved yet. The first huge pages' worth is not advised.
-static FIRST: AtomicBool = AtomicBool::new(true);
 const FIRST_PMDS: usize = 2;
 /// How often another place is tried when a mapping of the program's is in the way.
 const DETOURS: u32 = 8;
@@ -198,6 +200,13 @@ pub fn own_place(length: usize) -> Option<usize> {
     (at + length <= MANAGED_BASE).then_some(at)
 }
 
+/// Whether an address is where the allocator's memory is, as a rule: its pool, its reservations, and
+/// [own places](own_place).
+#[inline(always)]
+pub const fn may_hold(address: usize) -> bool {
+    address.wrapping_sub(OWN_BASE) < RESERVED_END - OWN_BASE
+}
+
 pub(super) fn place(pmd: usize, random: usize) {
     // Not at the start of a huge page: tables of little more than one would be given one where THP is always on.
     let tables = OWN_BASE + random % (TABLES / pmd) * pmd + pmd / 2;
@@ -221,6 +230,30 @@ pub fn dropped(address: usize, length: usize) {
     density::dropped(&(address..address + length));
 }
 
+/// Drops base pages of the allocator's memory. The huge pages that they are in have to be earned again.
+///
+/// # Errors
+/// EPERM: a filter; else the kernel's, where nothing has changed (EINVAL: locked memory).
+///
+/// # Safety
+/// They were [opened](open) for the caller, and nothing uses what they hold.
+#[expect(unsafe_code, reason = "drops what memory holds")]
+pub unsafe fn thin(address: usize, length: usize) -> Result<()> {
+    if !sandbox::allows_advice() || sandbox::is_entered_later() || sandbox::is_entered() {
+        return Err(Errno::PERM);
+    }
+    let pmd = PMD.load(Ordering::Relaxed).max(1);
+    let start = address & !(pmd - 1);
+    dropped(start, (address + length).next_multiple_of(pmd) - start);
+    // The kernel frees a part of a huge page only once it splits it, which it puts off until memory is short. Advice for
+    // one base page of it has it split now.
+    let first = with_exposed_provenance_mut(address);
+    // SAFETY: it changes how memory is backed, never what it holds.
+    let _ = unsafe { mm::madvise(first, rustix::param::page_size(), mm::Advice::LinuxCold) };
+    // SAFETY: the caller's promise.
+    unsafe { memory::discard(address, length) }
+}
+
 /// Addresses for the allocator to [`open`]: whole huge pages, which count as memory nowhere yet
 /// (RLIMIT_DATA, vm.overcommit_memory, core dumps). `None` where less is asked for, or none can be
 /// had.
@@ -231,19 +264,8 @@ pub fn reserve(length: usize) -> Option<usize> {
     }
     let find = || (0..DETOURS).find_map(|_| reserve_next(length));
     let is_closed = || CLOSED.load(Ordering::Relaxed);
-    let address = LOCK
-        .with(|()| if is_closed() { None } else { find() })
-        .flatten()?;
-    // A program that needs little has it on base pages.
-    let few = match FIRST.swap(false, Ordering::Relaxed) {
-        true => length.min(FIRST_PMDS * pmd),
-        false => 0,
-    };
-    // Advised before any of it is accessible, so that what is opened piece by piece stays one mapping.
-    if length > few && !density::is_bounded() {
-        let _ = memory::advise(address + few, length - few);
-    }
-    Some(address)
+    LOCK.with(|()| if is_closed() { None } else { find() })
+        .flatten()
 }
 
 /// Called with the lock held.
@@ -312,11 +334,9 @@ pub unsafe fn open(address: usize, length: usize) -> Result<()> {
         unsafe { memory::unprotect(first, end - first)? };
         set(&OPENED, first..end);
         // A program that needs little has it on base pages.
-        if density::is_bounded() {
-            let few = (BEGIN.load(Ordering::Relaxed) + FIRST_PMDS * pmd).clamp(first, end);
-            memory::begin_on_base_pages(first, few - first);
-            let _ = memory::advise(few, end - few);
-        }
+        let few = (BEGIN.load(Ordering::Relaxed) + FIRST_PMDS * pmd).clamp(first, end);
+        memory::begin_on_base_pages(first, few - first);
+        let _ = memory::advise(few, end - few);
         beyond(end - first);
         Ok(())
     })

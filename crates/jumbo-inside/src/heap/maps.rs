@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::backing::Backing;
 use super::frontier::Frontier;
 use super::{BASE_PAGE, LOCKED, MAPS_BASE, MAPS_END, PLACED, PMD, Settings, memory};
-use crate::density::{self, Decision, Policy, decide};
+use crate::density::{self, Decision, Policy};
 use crate::gather;
 use crate::ledger::Slot;
 use crate::ledger::stats;
@@ -35,13 +35,12 @@ const PACKED_AFTER_PMDS: usize = 4;
 pub(super) struct Pack {
     frontier: Frontier,
     asked: usize,
-    max_waste: usize,
     pmd: usize,
 }
 
 impl Pack {
-    fn take(&mut self, length: usize, allowed: usize) -> Option<usize> {
-        match self.frontier.take(length, allowed) {
+    fn take(&mut self, length: usize) -> Option<usize> {
+        match self.frontier.take(length, false) {
             Ok(growth) => Some(growth.start),
             // The program takes an address of its own this once, and the next one is found elsewhere.
             Err(Errno::EXIST) => {
@@ -65,7 +64,6 @@ impl Pack {
 pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
     frontier: Frontier::new(Backing::Advised),
     asked: 0,
-    max_waste: 0,
     pmd: 0,
 });
 /// Where the next large mapping goes.
@@ -121,7 +119,6 @@ pub(super) fn place(settings: Settings, random: usize) {
     PACK.with(|pack| {
         pack.frontier
             .place(MAPS_BASE + offset(PACK_END - MAPS_BASE), PACK_END, pmd);
-        pack.max_waste = settings.max_waste;
         pack.pmd = pmd;
     });
     LARGE.place(random, pmd);
@@ -133,19 +130,21 @@ pub const fn is_placed(address: usize) -> bool {
     address.wrapping_sub(MAPS_BASE) < LARGE_END - MAPS_BASE
 }
 
-/// Whether a range lies where mappings that are too small to be huge alone are packed, and is of one kind: readable, writable,
-/// private, without a file, a hole or a lock. False where that is not known.
-pub fn is_packed(address: usize, length: usize) -> bool {
-    if address < MAPS_BASE || length >= PMD.load(Ordering::Relaxed) {
-        return false;
-    }
+/// Whether the mapping of the program's that a range is may be several to the kernel by our doing: advice has cut it, or it
+/// is packed behind others. And it is of one kind: readable, writable, private, without a file, a hole or a lock. Behind a
+/// filter of the program's own that cannot be looked at, and is taken for true of memory that advice may have cut.
+pub fn is_several(address: usize, length: usize) -> bool {
     let length = length.next_multiple_of(BASE_PAGE);
-    let end = address + length;
-    let is_whole = || gather::is_whole_and_unlocked(address, length).is_ok();
-    if end > PACK_END || sandbox::is_entered_later() || !is_whole() {
+    let Some(end) = address.checked_add(length).filter(|_| length > 0) else {
         return false;
+    };
+    let is_packed =
+        || address >= MAPS_BASE && end <= PACK_END && length < PMD.load(Ordering::Relaxed);
+    let is_cut = density::is_cut(&(address..end));
+    if sandbox::is_entered_later() || !is_cut && !is_packed() {
+        return is_cut;
     }
-    let mut is_plain = true;
+    let mut is_plain = gather::is_whole_and_unlocked(address, length).is_ok();
     let looked = proc::each_mapping(|line| {
         if line.start < end && address < line.end {
             is_plain &= line.writable && !line.executable && line.is_private_anonymous();
@@ -180,11 +179,7 @@ pub fn take_small(length: usize) -> Option<usize> {
         if pack.asked < PACKED_AFTER_PMDS * pack.pmd {
             return None;
         }
-        let allowed = match density::is_bounded() {
-            true => usize::MAX,
-            false => (pack.asked / 100).saturating_mul(pack.max_waste),
-        };
-        pack.take(length, allowed)
+        pack.take(length)
     })
     .flatten()
     .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
@@ -200,10 +195,20 @@ pub fn advise_mapping(address: usize, length: usize, is_accessible: bool) {
     let _ = density::advise(&whole(address, length), policy);
 }
 
-/// Advises a mapping that has grown: with `--bounded` what is new, for the rest is known already.
+/// The program has made memory of a part of what it had reserved (MAP_FIXED). True where it begins on base pages, and is
+/// scanned; else it is to be advised as any other.
+///
+/// A database lays out the headers of a buffer pool, 2 MiB apart or more, long before it fills it.
+pub fn commit(address: usize, length: usize) -> bool {
+    let range = address..address.saturating_add(length);
+    // With a bound it is a mapping like any other.
+    let is_special = !LOCKED.load(Ordering::Relaxed) && !density::is_bounded();
+    is_special && density::decide(&range, Policy::Committed).0 == Decision::BaseForNow
+}
+
+/// Advises what a mapping has grown by.
 pub fn advise_grown(address: usize, old: usize, new: usize) {
-    let known = if density::is_bounded() { old } else { 0 };
-    advise_mapping(address + known, new - known, true);
+    advise_mapping(address + old, new - old, true);
 }
 
 /// Advises text that the program has just mapped from a file, if a whole huge page fits in it: what is not cached yet is
@@ -250,19 +255,79 @@ pub unsafe fn move_grown(address: usize, old: usize, new: usize) -> Option<usize
     Some(target)
 }
 
+/// Does by hand what mremap(2) refuses because a mapping of the program's is several to the kernel ([`is_several`]): moves it
+/// in units, and the last one to its new size. `to`: the place that the program wants, where what is mapped goes.
+///
+/// # Errors
+/// Those of mremap(2); ENOMEM: no place is found.
+///
+/// # Safety
+/// The caller may move the `old` bytes at `address`: nothing uses them there from now on. What is at `to` is the caller's to
+/// lose.
+#[expect(unsafe_code, reason = "takes memory away from under its pointers")]
+pub unsafe fn move_cut(
+    address: usize,
+    old: usize,
+    new: usize,
+    to: Option<usize>,
+) -> Result<usize, Errno> {
+    let (old, new) = (
+        old.next_multiple_of(BASE_PAGE),
+        new.next_multiple_of(BASE_PAGE),
+    );
+    if new < old {
+        // SAFETY: the caller's promise.
+        unsafe { memory::unmap(address + new, old - new) }?;
+    }
+    let old = old.min(new);
+    let pmd = PMD.load(Ordering::Relaxed);
+    let target = match to {
+        Some(to) => to,
+        None => {
+            let place = new.checked_add(pmd).and_then(place_large);
+            let target = place.ok_or(Errno::NOMEM)? + address % pmd;
+            sys::reserve(target, new).map_err(|_| Errno::NOMEM)?;
+            target
+        }
+    };
+    // What is packed meets anywhere.
+    let unit = if old < pmd { BASE_PAGE } else { pmd };
+    let most = old - BASE_PAGE;
+    // SAFETY: the caller's promise; the target was reserved above, or is the caller's.
+    let answer = unsafe { sys::move_units(address, target, most, unit) }.and_then(|()| {
+        // The last page grows by the rest.
+        let length = BASE_PAGE + new - old;
+        // SAFETY: as above.
+        let last = unsafe { memory::move_grown(address + most, target + most, BASE_PAGE, length) };
+        if last.is_err() {
+            // SAFETY: it came from there.
+            unsafe { sys::move_units(target, address, most, unit) }?;
+        }
+        last
+    });
+    if answer.is_err() && to.is_none() {
+        // SAFETY: reserved above.
+        let _ = unsafe { memory::unmap(target, new) };
+    }
+    answer.map(|()| target)
+}
+
+/// Has such a mapping grow where it is, by its last page. Gives its address.
+///
+/// # Errors
+/// Those of mremap(2).
+pub fn grow_cut(address: usize, old: usize, new: usize) -> Result<usize, Errno> {
+    let old = old.next_multiple_of(BASE_PAGE);
+    let more = new
+        .next_multiple_of(BASE_PAGE)
+        .checked_sub(old)
+        .filter(|_| old > 0)
+        .ok_or(Errno::FAULT)?;
+    let last = (address + old).checked_sub(BASE_PAGE).ok_or(Errno::FAULT)?;
+    memory::grow(last, BASE_PAGE, BASE_PAGE + more).map(|()| address)
+}
+
 fn active() -> bool {
     let advised = PLACED.load(Ordering::Acquire) && sandbox::allows_advice();
     advised && !LOCKED.load(Ordering::Relaxed)
-}
-/// The program has made memory of a part of what it had reserved. True where it is left on base pages for now, and scanned;
-/// else it is to be advised as any other.
-///
-/// A program that reserves addresses, and makes memory of parts of them later (MAP_FIXED over PROT_NONE), often touches them
-/// here and there: a database lays out the headers of a buffer pool, 2 MiB apart or more, long before it fills it.
-pub fn commit(address: usize, length: usize) -> bool {
-    let range = address..address.saturating_add(length);
-    let is_locked = super::LOCKED.load(Ordering::Relaxed);
-    // Otherwise it is a mapping like any other.
-    let is_special = !is_locked && !density::is_bounded();
-    is_special && decide(&range, Policy::Committed).0 == Decision::BaseForNow
 }

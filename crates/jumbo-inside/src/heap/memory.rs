@@ -128,6 +128,12 @@ pub(super) unsafe fn move_grown(from: usize, to: usize, old: usize, new: usize) 
     unsafe { mm::mremap_fixed(at(from), old, new, flags, at(to)).map(drop) }
 }
 
+/// Has a mapping that ends behind `length` bytes grow to `new`, where it is: nothing moves.
+pub(super) fn grow(address: usize, length: usize, new: usize) -> Result<()> {
+    // SAFETY: it takes addresses that nothing is mapped at.
+    unsafe { mm::mremap(at(address), length, new, MremapFlags::empty()).map(drop) }
+}
+
 /// Copies between two ranges.
 ///
 /// # Safety

@@ -11,6 +11,7 @@
 //!   allocator with addresses of its own; `warm` makes them resident beforehand;
 //! - [`maps`] places and advises the program's own anonymous mappings;
 //! - [`arena`] advises glibc's thread arenas;
+//! - `demand` gives back what stayed for the program's next allocations;
 //! - `memory` is the one leaf that touches memory.
 //!
 //! Blocks are freed through [`gather`], pages counted by the rules of [`crate::pool`], and what was done is counted in
@@ -21,6 +22,7 @@
 
 pub mod arena;
 mod backing;
+mod demand;
 mod extents;
 mod frontier;
 pub mod managed;
@@ -37,8 +39,9 @@ use crate::events::{Held, Mechanism, Side};
 use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
-use crate::orders::PoolOrder;
+use crate::orders::{MaxWaste, PoolOrder};
 use crate::sync::{Lock, thread_pointer};
+use crate::sys;
 use crate::watch;
 use backing::Backing;
 use memory::Deferred;
@@ -49,7 +52,7 @@ use window::{Site, Window};
 pub const LARGE: usize = 128 << 10;
 
 /// The base page that this module is written for. Elsewhere it stays out of the way.
-const BASE_PAGE: usize = 4096;
+pub const BASE_PAGE: usize = 4096;
 
 /// The window: 8 TiB of blocks, 7 TiB of mappings, then the table. The kernel places mappings from the
 /// top of the address space down and the program break at its bottom end; this is in the middle,
@@ -75,10 +78,8 @@ const RESERVED_END: usize = 0x3800_0000_0000;
 pub struct Settings {
     /// What one PMD maps, in bytes.
     pub pmd: usize,
-    /// How much may be resident beyond what was asked for, in percent.
-    pub max_waste: usize,
-    /// Whether that holds at every moment: huge pages are earned (`--bounded`).
-    pub is_bounded: bool,
+    /// The memory that may be huge and untouched.
+    pub max_waste: MaxWaste,
     /// How much freed memory stays, where the user says so.
     pub keep: Option<Keep>,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
@@ -161,7 +162,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         HEAP.window.with(|window| {
             window.place(
                 settings.pmd,
-                settings.max_waste,
+                settings.max_waste.percent(),
                 settings.keep,
                 random,
                 table,
@@ -169,7 +170,7 @@ pub unsafe fn start(settings: Settings) -> bool {
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
-        density::start(settings.pmd, settings.max_waste, settings.is_bounded);
+        density::start(settings.pmd, settings.max_waste);
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);
@@ -205,7 +206,7 @@ pub fn warm(order: PoolOrder) {
             let mut free = blocks.iter_mut();
             while warmed < order.size && ask >= order.page {
                 let Some(block) = free.next() else { break };
-                match pool.take(ask.min(order.size - warmed), order.page) {
+                match pool.take(ask.min(order.size - warmed), order.page, false) {
                     Ok((address, _)) => {
                         *block = address;
                         warmed += ask.min(order.size - warmed);
@@ -251,7 +252,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     gather::about_to_allocate(size);
     let take = || {
         (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
-            .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
+            .then(|| HEAP.with(|window, _| window.take_aligned(size, align, zeroed)))
             .flatten()
     };
     let mut taken = take();
@@ -287,7 +288,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     // sticks to pages would stick to those of the pool.
     let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
     let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
-        .then(|| POOL.with(|pool, _| pool.take(size, align)))
+        .then(|| POOL.with(|pool, _| pool.take(size, align, false)))
         .flatten();
     let Some(Ok(taken)) = taken else {
         Slot::add(&stats::slot().pool_beyond, size as u64);
@@ -529,9 +530,9 @@ pub unsafe fn forked(pid: u32) {
     SUPPLY.recount();
 }
 
-/// True where this process was told not to use THP. PR_GET_THP_DISABLE, Linux 3.15; see prctl(2).
+/// True where this process was told not to use THP.
 pub fn thp_disabled() -> bool {
-    rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false)
+    sys::is_without_thp()
 }
 
 /// The part that an address of ours lies in.
@@ -557,6 +558,7 @@ impl Part {
     /// this thread is inside of it already.
     fn with<R>(&self, work: impl FnOnce(&mut Window, &mut Leaving) -> R) -> Option<R> {
         let mut leaving = Leaving::new();
+        let mut is_demand = false;
         let result = self.window.with(|window| {
             let keep = self.keeps();
             self.deferred.drain(|address| {
@@ -566,9 +568,15 @@ impl Part {
                     window.release(address, keep, &mut leaving);
                 }
             });
-            work(window, &mut leaving)
+            let before = window.keeps_by_demand();
+            let result = work(window, &mut leaving);
+            is_demand = !before && window.keeps_by_demand();
+            result
         });
         leaving.finish();
+        if is_demand {
+            demand::begin();
+        }
         result
     }
 }
@@ -622,6 +630,7 @@ impl Mechanism for Events {
 
     fn about_to_fork() {
         about_to_fork();
+        demand::end();
         gather::end_idle_workers();
     }
 

@@ -28,7 +28,7 @@ use crate::pool::Quota;
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6237;
+const MAGIC: u32 = 0x6a6d_6238;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -57,6 +57,8 @@ counters! {
     large_fallback: AtomicU64 as u64, sum;
     /// Memory newly put under MADV_HUGEPAGE, over the whole life (allocations and mappings).
     advised: AtomicU64 as u64, sum;
+    /// Advised memory that was not known to be touched at the last scan: what may be huge for nothing.
+    untouched: AtomicU64 as u64, sum;
     /// Memory whose MADV_HUGEPAGE the kernel refused.
     refused: AtomicU64 as u64, sum;
     /// The errno of the last refusal.

@@ -204,10 +204,7 @@ pub(super) fn advise(range: &Range<usize>) -> Result<()> {
 
 /// The same for memory that may stay sparse: bss.
 pub(super) fn advise_sparse(range: &Range<usize>) -> Result<()> {
-    match density::is_bounded() {
-        true => density::advise(range, Policy::Mapping),
-        false => advise(range),
-    }
+    density::advise(range, Policy::Mapping)
 }
 
 /// Reads a word of each `step` of a range, where it is mapped, so that it is mapped by what the page cache has.

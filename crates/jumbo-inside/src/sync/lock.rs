@@ -118,11 +118,23 @@ impl<T, P: Platform> Lock<T, P> {
         }
     }
 
+    /// As [`Lock::acquire`], and false where any thread holds it.
+    pub fn try_acquire(&self) -> bool {
+        self.word
+            .compare_exchange(FREE, P::me(), Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Whether this thread holds it.
+    pub fn is_own(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & !ASLEEP == P::me()
+    }
+
     /// Gives back what [`Lock::acquire`] took.
     ///
     /// # Safety
-    /// The calling thread, or the thread that it is the copy of after a fork(2), took the lock with [`Lock::acquire`],
-    /// and has not given it back since.
+    /// The calling thread, or the thread that it is the copy of after a fork(2), took the lock with [`Lock::acquire`]
+    /// or [`Lock::try_acquire`], and has not given it back since.
     #[expect(unsafe_code, reason = "another thread may be at the value afterwards")]
     pub unsafe fn release(&self) {
         if self.word.swap(FREE, Ordering::Release) & ASLEEP != 0 {

@@ -26,7 +26,7 @@ pub trait Platform: Debug {
     type Word: Word;
     /// How often a taken lock is looked at before its asker sleeps.
     const SPINS: u32;
-    /// This thread: neither 0 nor odd, and not the same for two that live (but see [`Lock`]).
+    /// This thread: the second lowest bit is set and the lowest is not, and not the same for two that live (but see [`Lock`]).
     fn me() -> u32;
 }
 

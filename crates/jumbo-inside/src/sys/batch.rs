@@ -1,7 +1,12 @@
-//! A thread that lets the others go first: [`stand_back`].
+//! How a thread of ours shares its CPU: [`stand_back`] lets the others go first, [`stay_prompt`] runs
+//! for moments, when they are due.
 #![expect(unsafe_code, reason = "system calls")]
 
 use super::call;
+
+/// The shortest slice that there is: a task that wakes with less left to run than the running one
+/// preempts it (`do_preempt_short` in kernel/sched/fair.c, Linux 6.12).
+const SHORT_SLICE_NANOSECONDS: u64 = 100_000;
 
 /// The longest slice that there is, 100 ms: a task with a shorter one that wakes up preempts at
 /// once (`do_preempt_short` in kernel/sched/fair.c, Linux 6.12), where otherwise it waits for the
@@ -29,24 +34,34 @@ struct Attributes {
 /// # References
 /// sched_setattr(2); Linux 3.14.
 pub fn stand_back(policies: &[libc::c_int]) -> bool {
+    schedule(policies, libc::SCHED_BATCH, SLICE_NANOSECONDS)
+}
+
+/// Puts the calling thread under SCHED_OTHER with a short slice: it runs soon after it wakes, also
+/// on a busy CPU, and has a fair share of it at most. Else as [`stand_back`].
+pub fn stay_prompt(policies: &[libc::c_int]) -> bool {
+    schedule(policies, libc::SCHED_OTHER, SHORT_SLICE_NANOSECONDS)
+}
+
+fn schedule(policies: &[libc::c_int], policy: libc::c_int, slice_nanoseconds: u64) -> bool {
     // SAFETY: questions about this thread.
-    let (policy, priority) = unsafe {
+    let (before, priority) = unsafe {
         (
             call(libc::SYS_sched_getscheduler, [0; 6]),
             call(libc::SYS_getpriority, [0; 6]),
         )
     };
-    if !policies.iter().any(|known| *known as isize == policy) {
+    if !policies.iter().any(|known| *known as isize == before) {
         return true;
     }
     let attributes = Attributes {
         size: 48,
-        policy: libc::SCHED_BATCH.cast_unsigned(),
+        policy: policy.cast_unsigned(),
         flags: 0,
         // The kernel answers with 20 less the nice value.
         nice: i32::try_from(20 - priority).unwrap_or(0),
         priority: 0,
-        runtime: SLICE_NANOSECONDS,
+        runtime: slice_nanoseconds,
         deadline: 0,
         period: 0,
     };

@@ -1,4 +1,4 @@
-//! Making THPs out of memory that is already there.
+//! Making THPs out of memory that is already there, and which advice of later kernels this one knows.
 
 use rustix::fd::{AsFd, AsRawFd};
 
@@ -44,4 +44,37 @@ pub fn collapse_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<us
     let arguments = [fd, range, 1, MADV_COLLAPSE, 0, 0];
     // SAFETY: the vector has one element and outlives the call; as for the advice, see `collapse`.
     unsafe { request(libc::SYS_process_madvise, arguments) }
+}
+
+/// Whether this kernel has MADV_COLLAPSE: Linux 6.1.
+pub fn has_collapse() -> bool {
+    knows(MADV_COLLAPSE)
+}
+
+/// Whether this kernel has MADV_POPULATE_WRITE: Linux 5.14.
+pub fn has_populate() -> bool {
+    knows(libc::MADV_POPULATE_WRITE.unsigned_abs() as usize)
+}
+
+/// madvise(2) refuses an advice that it does not know also for a range without a page.
+#[expect(unsafe_code, reason = "a system call")]
+fn knows(advice: usize) -> bool {
+    // SAFETY: the range has no page.
+    unsafe { request(libc::SYS_madvise, [0, 0, advice, 0, 0, 0]) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The advice of no page is refused exactly where the advice of a page is.
+    #[test]
+    fn an_advice_is_known_if_the_kernel_takes_it() {
+        let scratch = [0u8; 1 << 13];
+        let page = rustix::param::page_size();
+        let at = scratch.as_ptr().expose_provenance().next_multiple_of(page);
+        let answer = crate::pool::populate(at, page, page);
+        assert_eq!(has_populate(), answer.is_ok());
+        assert!(!knows(9999));
+    }
 }

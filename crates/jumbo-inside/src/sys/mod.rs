@@ -3,12 +3,12 @@
 //!
 //! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
 //! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
-//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_back`]: mappings that move. [`insist`]: a call that has to succeed.
+//! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_units`]: mappings that move. [`insist`]: a call that has to succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
 //! - [`Userfault`]: page faults that a thread of ours answers.
 //! - [`Thread`], [`clone3`]: tasks that the C library does not know; [`call`], [`wait`], [`wake`]: how they call the kernel.
 //!
-//! - [`stand_back`], [`leave_descriptors`]: what a thread of ours begins with.
+//! - [`stand_back`], [`stay_prompt`], [`leave_descriptors`]: what a thread of ours begins with.
 //! - [`process`]: the caller's ID. [`request`]: any other system call.
 //!
 //! It uses no other module. Invariant: no call here changes errno.
@@ -24,12 +24,12 @@ mod task;
 mod userfault;
 mod vma;
 
-pub use batch::stand_back;
-pub use collapse::{collapse, collapse_in};
+pub use batch::{stand_back, stay_prompt};
+pub use collapse::{collapse, collapse_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
 pub use pagemap::{Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
-pub use remap::{insist, is_mapped, move_back, move_mapping};
+pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;
 pub use task::{Entry, Thread, Wait, call, clone3, wait, wake};
 pub use userfault::Userfault;
@@ -51,6 +51,20 @@ pub unsafe fn request(number: libc::c_long, arguments: [usize; 6]) -> Result<usi
         let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(libc::EIO);
         Errno::from_raw_os_error(errno)
     })
+}
+
+/// Whether this process gets no huge page, also of advised memory. With PR_THP_DISABLE_EXCEPT_ADVISED (Linux 6.18) advised memory
+/// does.
+///
+/// # References
+/// PR_GET_THP_DISABLE in prctl(2); Linux 3.15.
+pub fn is_without_thp() -> bool {
+    const COMPLETELY: usize = 1;
+    let question = libc::PR_GET_THP_DISABLE.cast_unsigned() as usize;
+    #[expect(unsafe_code, reason = "a system call")]
+    // SAFETY: it only asks.
+    let answer = unsafe { request(libc::SYS_prctl, [question, 0, 0, 0, 0, 0]) };
+    answer == Ok(COMPLETELY)
 }
 
 /// getpid(2).

@@ -1,4 +1,4 @@
-//! Moving a mapping by its page tables, and taking back a move that stopped half way, or having it succeed.
+//! Moving a mapping by its page tables: whole, or in units where it may be several to the kernel. Having a call succeed.
 
 use core::ptr::with_exposed_provenance_mut;
 
@@ -15,7 +15,7 @@ use rustix::mm::{self, MremapFlags};
 /// # Errors
 /// EFAULT: not one mapping (before Linux 6.17), or nothing mapped there; ENOMEM: too many mappings
 /// (vm.max_map_count) or no memory for page tables; EPERM: sealed (mseal(2)); EINVAL: a mapping that
-/// cannot move. Before Linux 6.17 nothing has moved then; since, [`move_back`] has to be called. `to` may
+/// cannot move. Nothing has moved then of what is one mapping; of several, Linux may have moved some since 6.17. `to` may
 /// have been unmapped in any case.
 ///
 /// # Safety
@@ -28,31 +28,37 @@ pub unsafe fn move_mapping(from: usize, to: usize, length: usize) -> Result<()> 
     unsafe { mm::mremap_fixed(at(from), length, length, flags, at(to)).map(drop) }
 }
 
-/// Puts the pages back that a failed [`move_mapping`] may have moved: they are the ones at the start.
+/// As [`move_mapping`], one unit after the other, which end at multiples of `unit`: of a range that may be several mappings
+/// which meet at such addresses. So no file is read, and what is refused has not moved.
 ///
-/// If they cannot be put back, which only a lack of memory for page tables can keep them from, the program ends by SIGSEGV where it
-/// needs them: see [`insist`].
+/// # Errors
+/// That of the first unit that is refused. Those in front of it are back then. If they cannot be put back, which only a lack
+/// of memory for page tables can keep them from, the program ends by SIGSEGV where it needs them: see [`insist`].
 ///
 /// # Safety
-/// The arguments are those of a [`move_mapping`] that has just failed, and no thread has mapped anything in
-/// either range since.
+/// As for [`move_mapping`]; and no thread maps anything in the range meanwhile.
 #[expect(unsafe_code, reason = "as above")]
-pub unsafe fn move_back(from: usize, to: usize, length: usize) {
-    let page = rustix::param::page_size();
-    let (mut moved, mut whole) = (0, length);
-    // The first page that is still at its old place, by bisection.
-    while moved < whole {
-        let middle = moved + (whole - moved) / 2 / page * page;
-        if is_mapped(from + middle) {
-            whole = middle;
-        } else {
-            moved = middle + page;
+pub unsafe fn move_units(from: usize, to: usize, length: usize, unit: usize) -> Result<()> {
+    let rest =
+        |moved: usize| ((from + moved + 1).next_multiple_of(unit) - from).min(length) - moved;
+    let mut moved = 0;
+    while moved < length {
+        // SAFETY: the caller's promise, for a part of the range.
+        let answer = unsafe { move_mapping(from + moved, to + moved, rest(moved)) };
+        if answer.is_err() {
+            let end = moved;
+            moved = 0;
+            while moved < end {
+                let (at, length) = (moved, rest(moved));
+                // SAFETY: it came from there.
+                let _ = insist(|| unsafe { move_mapping(to + at, from + at, length) });
+                moved += length;
+            }
+            return answer;
         }
+        moved += rest(moved);
     }
-    if moved > 0 {
-        // SAFETY: these pages came from there.
-        let _ = insist(|| unsafe { move_mapping(to, from, moved) });
-    }
+    Ok(())
 }
 
 /// Makes a call until it succeeds, each millisecond for 10 s: one without which the program has a hole in its memory, and that

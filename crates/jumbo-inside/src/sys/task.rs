@@ -211,8 +211,9 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word, operation, all, 0, 0, 0]) };
 }
 
-/// A thread that the C library does not know: it runs on the thread pointer of the one that made it or on one that the C
-/// library has nothing at, and may call nothing but the kernel.
+/// A thread that the C library does not know. Its thread pointer is at zeroes of its own, where the C library has nothing: a
+/// function that is compiled with a stack protector reads there, and the thread that made this one may have ended. It may call
+/// nothing that has an answer there (errno).
 #[derive(Debug)]
 pub struct Thread {
     /// Not 0 until the kernel has let go of it.
@@ -222,8 +223,21 @@ pub struct Thread {
 }
 
 impl Thread {
+    /// The zeroes at its thread pointer, in bytes, behind two words that are the pointer itself, as the ABI of x86-64 and the C
+    /// libraries want it.
+    const BLOCK_BYTES: usize = 1 << 10;
+    /// The zeroes below its thread pointer, where the C libraries have their block of a thread on arm64.
+    const BELOW_BYTES: usize = if cfg!(target_arch = "aarch64") {
+        4 << 10
+    } else {
+        0
+    };
+    /// As of a thread block of the C library's: its address tells threads apart.
+    const ALIGN_BYTES: usize = 64;
+
     /// The flags of such a thread.
     pub const FLAGS: u32 = (libc::CLONE_VM
+        | libc::CLONE_SETTLS
         | libc::CLONE_FS
         | libc::CLONE_FILES
         | libc::CLONE_SIGHAND
@@ -242,11 +256,11 @@ impl Thread {
 
     /// Has the thread do `work` on `stack`, which begins there and has that size. False where none can be made.
     ///
-    /// clone(2), whose flags a filter can check, where clone3(2) has them in memory. With CLONE_SETTLS the thread has a thread
-    /// pointer of its own: the beginning of its stack, where the ABI of x86-64 wants the pointer itself.
+    /// clone(2), whose flags a filter can check, where clone3(2) has them in memory. The block at the thread pointer is at the
+    /// beginning of the stack.
     ///
     /// # Safety
-    /// `flags` are [`Thread::FLAGS`], and CLONE_PIDFD and CLONE_SETTLS or not. All signals are blocked: no handler may run on such a thread.
+    /// `flags` are [`Thread::FLAGS`], and CLONE_PIDFD or not. All signals are blocked: no handler may run on such a thread.
     /// Until [`Thread::join`] has returned the stack, which is large enough for `work`, is the thread's alone, and this value
     /// and `work` stay where they are. The thread that was made before has been joined.
     pub unsafe fn start<W: Fn() + Sync>(
@@ -259,14 +273,20 @@ impl Thread {
         let descriptor = self.descriptor.as_ptr().expose_provenance();
         // Flags, the top of the stack, and where to tell descriptor and end.
         let (flags, top) = (flags as usize, stack + size);
-        if flags & libc::CLONE_SETTLS.cast_unsigned() as usize != 0 {
-            // SAFETY: the stack is the thread's alone, and it is not there yet.
-            unsafe { core::ptr::with_exposed_provenance_mut::<usize>(stack).write(stack) };
+        let first = stack.next_multiple_of(Self::ALIGN_BYTES);
+        let block = first + Self::BELOW_BYTES;
+        let bytes = core::ptr::with_exposed_provenance_mut::<u8>(first);
+        let words = core::ptr::with_exposed_provenance_mut::<usize>(block);
+        // SAFETY: the stack is the thread's alone, and it is not there yet.
+        unsafe {
+            bytes.write_bytes(0, Self::BELOW_BYTES + Self::BLOCK_BYTES);
+            words.write(block);
+            words.add(2).write(block);
         }
         let arguments = if cfg!(target_arch = "aarch64") {
-            [flags, top, descriptor, stack, alive]
+            [flags, top, descriptor, block, alive]
         } else {
-            [flags, top, descriptor, alive, stack]
+            [flags, top, descriptor, alive, block]
         };
         let entry = Entry {
             function: run::<W>,

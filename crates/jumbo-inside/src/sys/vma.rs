@@ -33,6 +33,7 @@ struct Query {
 /// `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: Opcode = opcode::read_write::<Query>(b'f', 17);
 
+const VMA_WRITABLE: u64 = 1 << 1;
 const VMA_SHARED: u64 = 1 << 3;
 
 /// /proc/self/maps, open for as long as this lives.
@@ -46,6 +47,8 @@ pub struct Vma {
     pub range: Range<usize>,
     /// Private, and with no file behind it: not even /dev/zero or a hugetlb one.
     pub is_private_anonymous: bool,
+    /// The program may write to it.
+    pub is_writable: bool,
 }
 
 impl Maps {
@@ -82,6 +85,7 @@ impl Maps {
             range: at(query.vma_start)..at(query.vma_end),
             is_private_anonymous: query.vma_flags & VMA_SHARED == 0
                 && (query.inode, query.dev_major, query.dev_minor) == (0, 0, 0),
+            is_writable: query.vma_flags & VMA_WRITABLE != 0,
         })
     }
 }

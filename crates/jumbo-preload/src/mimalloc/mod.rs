@@ -12,17 +12,19 @@ use core::ops::Range;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
+use jumbo_inside::density;
 use jumbo_inside::gather;
 use jumbo_inside::heap::{self, managed};
 use jumbo_inside::orders::PoolOrder;
 use jumbo_inside::sandbox;
+use jumbo_inside::sync::Lock;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::alloc::ALIGN;
 use crate::end::invalid;
+use crate::next;
 use crate::reaper::auto;
-use crate::{glibc, next};
 
 unsafe extern "C" {
     fn jumbo_mimalloc_start(pool: *mut c_void, size: usize);
@@ -35,10 +37,11 @@ unsafe extern "C" {
     fn jumbo_mimalloc_aligned(align: usize, size: usize) -> *mut c_void;
     fn jumbo_mimalloc_free(block: *mut c_void) -> bool;
     fn jumbo_mimalloc_room(block: *const c_void) -> usize;
+    fn jumbo_mimalloc_beside(size: usize, zeroed: bool) -> *mut c_void;
     fn jumbo_mimalloc_trim() -> bool;
     fn jumbo_mimalloc_confine();
     fn jumbo_mimalloc_unconfine();
-    fn jumbo_mimalloc_before_fork(thread: c_int, is_alone: bool);
+    fn jumbo_mimalloc_before_fork(is_alone: bool);
     fn jumbo_mimalloc_after_fork();
     fn jumbo_mimalloc_forked();
 }
@@ -64,6 +67,8 @@ const SMALL: usize = 128 + 1;
 pub(crate) const IS_THERE: bool = true;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+/// It has memory elsewhere than [`managed::may_hold`] says.
+static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 /// What mimalloc reserves for an arena is so large, at least: MI_ARENA_MIN_SIZE. Its tables are smaller.
 const ARENA: usize = 32 << 20;
@@ -88,7 +93,8 @@ const FOR_EACH: usize = 20 << 20;
 pub(crate) fn divert(pool: Option<PoolOrder>) -> bool {
     FIRST.store(heap::thread(), Ordering::Relaxed);
     let Some(pool) = pool else {
-        serve_below(SMALL);
+        // musl's malloc takes its memory in pieces that no huge page fits in.
+        serve_below(if next::is_glibc() { SMALL } else { heap::LARGE });
         return true;
     };
     // SAFETY: no promise is asked for.
@@ -129,6 +135,58 @@ pub(crate) fn before_thread() {
 #[unsafe(no_mangle)]
 extern "C" fn jumbo_mimalloc_corrupted() -> ! {
     invalid("malloc(): corrupted free list")
+}
+
+/// A lock of mimalloc's: the C side has its one word.
+type Mutex = Lock<()>;
+const _: () = assert!(size_of::<Mutex>() == size_of::<u32>());
+
+/// As pthread_mutex_lock(3) does, it waits for ever where this thread holds the lock.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_lock(lock: &Mutex) -> c_int {
+    while !lock.acquire() {
+        core::hint::spin_loop();
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_try_lock(lock: &Mutex) -> c_int {
+    if lock.try_acquire() { 0 } else { libc::EBUSY }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_unlock(lock: &Mutex) -> c_int {
+    // SAFETY: mimalloc gives back what this thread has taken.
+    unsafe { lock.release() };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_holds(lock: &Mutex) -> bool {
+    lock.is_own()
+}
+
+/// Has `done` called with `value` at the end of this thread. Where no key can be had, it is not: the process has one thread, as
+/// a rule.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_at_end(
+    value: *const c_void,
+    done: unsafe extern "C" fn(*mut c_void),
+) -> c_int {
+    static KEY: Lock<Option<libc::pthread_key_t>> = Lock::new(None);
+    let make = |key: &mut Option<libc::pthread_key_t>| {
+        let mut new = 0;
+        // SAFETY: the number is written to `new`.
+        if key.is_none() && unsafe { (next::pthread_key_create.get())(&raw mut new, done) } == 0 {
+            *key = Some(new);
+        }
+        *key
+    };
+    KEY.with(make).flatten().map_or(libc::ENOMEM, |key| {
+        // SAFETY: a key that is never deleted.
+        unsafe { (next::pthread_setspecific.get())(key, value) }
+    })
 }
 
 /// Whether one more thread is served by mimalloc.
@@ -196,7 +254,7 @@ pub(crate) fn before_fork() {
     }
     // SAFETY: `after_fork` follows, in both processes.
     unsafe {
-        jumbo_mimalloc_before_fork(glibc::thread().cast_signed(), next::is_single_threaded());
+        jumbo_mimalloc_before_fork(next::is_single_threaded());
     }
     HOLDER.store(heap::thread(), Ordering::Relaxed);
     // The program's own handlers may allocate, which mimalloc cannot serve meanwhile.
@@ -287,10 +345,53 @@ extern "C" fn jumbo_mimalloc_asked() {
     }
 }
 
+/// Threads of which mimalloc keeps more than it may around the objects that are left.
+static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// One more thread, or one less.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_sparse(now: bool) {
+    match now {
+        true => SPARSE_THREADS.fetch_add(1, Ordering::Relaxed),
+        false => SPARSE_THREADS.fetch_sub(1, Ordering::Relaxed),
+    };
+}
+
+/// The memory that may be held beyond live objects.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_allowance() -> usize {
+    density::allowance()
+}
+
+/// Drops base pages in which nothing is live. False where they stay.
+#[unsafe(no_mangle)]
+extern "C" fn jumbo_mimalloc_thin(addr: *mut c_void, len: usize) -> bool {
+    // SAFETY: mimalloc drops memory of its own, without blocks in it.
+    unsafe { managed::thin(addr.addr(), len) }.is_ok()
+}
+
+/// A block of another size than mimalloc's: from what mimalloc keeps, where it can be had there; else null.
+#[cold]
+fn beside(size: usize, align: usize, zeroed: bool) -> *mut c_void {
+    // After a retreat, and while a fork is under way, nothing is looked at.
+    if !is_small(0) || align != ALIGN {
+        return null_mut();
+    }
+    // SAFETY: no promise is asked for; this thread is not inside of mimalloc.
+    unsafe { jumbo_mimalloc_beside(size, zeroed) }
+}
+
+/// Whether a block may be mimalloc's: most blocks of others are told by their address alone.
+#[inline(always)]
+fn may_own(block: *const c_void) -> bool {
+    (managed::may_hold(block.addr()) || IS_ELSEWHERE.load(Ordering::Relaxed))
+        && STARTED.load(Ordering::Acquire)
+}
+
 /// Whether a block is mimalloc's.
 fn owns(block: *const c_void) -> bool {
     // SAFETY: any address may be asked about.
-    STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_owns(block) }
+    may_own(block) && unsafe { jumbo_mimalloc_owns(block) }
 }
 
 /// A block that is mimalloc's to give; null where it is not, or where mimalloc finds no memory (a limit, or [`retreat`]
@@ -298,7 +399,10 @@ fn owns(block: *const c_void) -> bool {
 #[inline(always)]
 pub(crate) fn allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     if !is_small(size) {
-        return null_mut();
+        return match SPARSE_THREADS.load(Ordering::Relaxed) {
+            0 => null_mut(),
+            _ => beside(size, align, zeroed),
+        };
     }
     if align != ALIGN {
         return aligned(size, align);
@@ -332,7 +436,7 @@ fn aligned(size: usize, align: usize) -> *mut c_void {
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut c_void) -> bool {
     // SAFETY: the caller's promise; a block that is not mimalloc's is left alone.
-    STARTED.load(Ordering::Acquire) && unsafe { jumbo_mimalloc_free(block) }
+    may_own(block) && unsafe { jumbo_mimalloc_free(block) }
 }
 
 /// malloc_usable_size(3) of a block that is mimalloc's.
@@ -393,6 +497,9 @@ extern "C" fn jumbo_mimalloc_map(
     // SAFETY: mimalloc maps at addresses of the kernel's choice, or over memory of its own. A hint replaces nothing.
     match unsafe { mm::mmap_anonymous(addr, len, prot, flags) } {
         Ok(address) => {
+            if !managed::may_hold(address.addr()) {
+                IS_ELSEWHERE.store(true, Ordering::Relaxed);
+            }
             // Its tables, at the start, are no matter.
             if prot.contains(ProtFlags::WRITE) && STARTED.load(Ordering::Relaxed) {
                 managed::beyond(len);

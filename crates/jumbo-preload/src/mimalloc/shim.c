@@ -12,6 +12,7 @@
 #define MI_NO_GETENV 1
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -25,6 +26,12 @@
 #include <time.h>
 #include <unistd.h>
 
+/* arm64 has no such system calls: of these numbers mimalloc makes them all the same, and jumbo_syscall answers. */
+#ifndef SYS_open
+#define SYS_open (-1)
+#define SYS_access (-2)
+#endif
+
 /* In mod.rs, and no business of the program's. A negative errno where they fail. */
 #pragma GCC visibility push(hidden)
 intptr_t jumbo_mimalloc_map(void *addr, size_t len, int prot, int flags);
@@ -33,9 +40,32 @@ int jumbo_mimalloc_advise(void *addr, size_t len, int advice);
 int jumbo_mimalloc_protect(void *addr, size_t len, int prot);
 bool jumbo_mimalloc_commit(bool commit, void *start, size_t size, bool *is_zero, void *argument);
 void jumbo_mimalloc_asked(void);
+size_t jumbo_mimalloc_taken(void);
+size_t jumbo_mimalloc_threads(void);
+void *jumbo_mimalloc_beside(size_t size, bool zeroed);
+void jumbo_mimalloc_sparse(bool now);
 bool jumbo_mimalloc_admits(void);
+size_t jumbo_mimalloc_allowance(void);
+bool jumbo_mimalloc_thin(void *addr, size_t len);
 _Noreturn void jumbo_mimalloc_corrupted(void);
+int jumbo_mimalloc_lock(uint32_t *lock);
+int jumbo_mimalloc_try_lock(uint32_t *lock);
+int jumbo_mimalloc_unlock(uint32_t *lock);
+bool jumbo_mimalloc_holds(const uint32_t *lock);
+int jumbo_mimalloc_at_end(void *value, void (*done)(void *));
 #pragma GCC visibility pop
+
+/* mimalloc's locks are jumbo's: C libraries differ in what they have in one, and in which library they are. */
+#define pthread_mutex_t uint32_t
+#undef PTHREAD_MUTEX_INITIALIZER
+#define PTHREAD_MUTEX_INITIALIZER 0
+#define pthread_mutex_lock(lock) jumbo_mimalloc_lock(lock)
+#define pthread_mutex_trylock(lock) jumbo_mimalloc_try_lock(lock)
+#define pthread_mutex_unlock(lock) jumbo_mimalloc_unlock(lock)
+#define pthread_mutex_destroy(lock) (void)(lock)
+/* The key that has it hear of a thread's end is made for the second thread: there may be no libpthread before. */
+#define pthread_key_create(key, done) (void)(*(key) = 0)
+#define pthread_setspecific(key, value) jumbo_mimalloc_at_end(value, &mi_pthread_done)
 
 #undef errno
 static __thread int own_errno;
@@ -108,6 +138,9 @@ static long jumbo_syscall(long number, ...) {
 #include "mimalloc.h"
 #include "mimalloc/internal.h"
 
+/* What is here relies on what is static there. Before another version is built with it, read all of it again: sweep.h first. */
+_Static_assert(MI_MALLOC_VERSION == 30302, "the shim was written for mimalloc 3.3.2");
+
 /* The thread that has memory given back, one at a time, by the address of a variable of its own: the child of a fork beside it
  * does not have that thread, and would never have its turn. */
 static _Atomic(uintptr_t) purging;
@@ -179,10 +212,45 @@ static mi_decl_noinline void give_beyond(void) {
   if (now <= before) atomic_store_explicit(&stuck, now, memory_order_relaxed);
 }
 
+/* Every thread that mimalloc serves has a slice of 64 KiB for each size class that it asks for, on huge pages. So only those are
+ * served that ask for much, and only so many at a time (jumbo_mimalloc_admits): the others are glibc's. */
+#define MUCH (1024 * 1024)
+#define ADMITTED SIZE_MAX
+/* No fresh pages for it (look). */
+#define REFUSED (SIZE_MAX - 1)
+static __thread size_t thread_asked;
+static bool admits_all;
+
+#include "sweep.h"
+
+static mi_decl_noinline bool admit(size_t size) {
+  if (thread_asked == REFUSED) {
+    mi_theap_t *theap = _mi_theap_default();
+    return mi_theap_is_initialized(theap) && has_room(theap, at_least(size));
+  }
+  thread_asked += size;
+  if (!admits_all) {
+    if (thread_asked < MUCH) return false;
+    thread_asked = 0;
+    if (!jumbo_mimalloc_admits()) return false;
+  }
+  thread_asked = ADMITTED;
+  return true;
+}
+
+static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
+
 /* Every thousandth malloc(3) that finds nothing at hand. */
 static void at_thousandth(bool force, unsigned long long heartbeat, void *argument) {
-  (void)force, (void)heartbeat, (void)argument;
+  (void)heartbeat, (void)argument;
   give_due();
+  /* Else it may be the thread's end. */
+  if (force) {
+    set_sparse(false);
+    free_held();
+  } else {
+    look_if_due();
+  }
   jumbo_mimalloc_asked();
 }
 
@@ -224,26 +292,6 @@ static void freed(size_t size, mi_memid_t memid) {
   give_due();
 }
 
-/* Every thread that mimalloc serves has a slice of 64 KiB for each size class that it asks for, on huge pages. So only those are
- * served that ask for much, and only so many at a time (jumbo_mimalloc_admits): the others are glibc's. */
-#define MUCH (1024 * 1024)
-#define ADMITTED SIZE_MAX
-static __thread size_t thread_asked;
-static bool admits_all;
-
-static mi_decl_noinline bool admit(size_t size) {
-  thread_asked += size;
-  if (!admits_all) {
-    if (thread_asked < MUCH) return false;
-    thread_asked = 0;
-    if (!jumbo_mimalloc_admits()) return false;
-  }
-  thread_asked = ADMITTED;
-  return true;
-}
-
-static inline bool is_admitted(size_t size) { return mi_likely(thread_asked == ADMITTED) || admit(size); }
-
 /* What mimalloc finds broken. Any other error is an answer of the function that was called. */
 static void on_error(int error, void *argument) {
   (void)argument;
@@ -278,7 +326,8 @@ bool jumbo_mimalloc_owns(const void *block) { return mi_is_in_heap_region(block)
 /* What mimalloc has taken from its arenas and the system, touched at least once. */
 size_t jumbo_mimalloc_taken(void) {
   const int64_t taken = mi_atomic_loadi64_relaxed((_Atomic(int64_t) *)&subproc_main.stats.committed.current);
-  return taken > 0 ? (size_t)taken : 0;
+  const int64_t dropped = (int64_t)atomic_load_explicit(&dropped_bytes, memory_order_relaxed);
+  return taken > dropped ? (size_t)(taken - dropped) : 0;
 }
 
 /* Takes note of a large block that mimalloc gave. */
@@ -288,8 +337,8 @@ static inline void *given(void *block, size_t size) {
 }
 
 static mi_decl_noinline void *allocate(size_t size, bool zeroed) {
-  if (!is_admitted(size)) return NULL;
   size = at_least(size);
+  if (!is_admitted(size)) return thread_asked == REFUSED ? jumbo_mimalloc_beside(size, zeroed) : NULL;
   return given(zeroed ? mi_zalloc(size) : mi_malloc(size), size);
 }
 
@@ -313,21 +362,50 @@ static mi_decl_noinline void free_large(void *block, const mi_page_t *page) {
   freed(size, memid);
 }
 
-/* False where the block is not mimalloc's. */
-bool jumbo_mimalloc_free(void *block) {
-  mi_page_t *page = _mi_safe_ptr_page(block);
+/* The page of an address; NULL where it is not mimalloc's. _mi_safe_ptr_page, without a call. */
+static inline mi_page_t *page_of(const void *block) {
+  size_t at;
+  const size_t first = _mi_page_map_index(block, &at);
+  if (mi_unlikely(block >= mi_page_map_max_address || !mi_page_map_is_committed(first, NULL))) return NULL;
+  const mi_submap_t pages = _mi_page_map_at(first);
+  return mi_unlikely(pages == NULL) ? NULL : pages[at];
+}
+
+static mi_decl_noinline bool free_otherwise(void *block, mi_page_t *page) {
   if (page == NULL) return false;
-  if (mi_unlikely(mi_page_block_size(page) >= LARGE)) {
+  if (mi_page_block_size(page) >= LARGE) {
     free_large(block, page);
     return true;
   }
-  if (mi_unlikely(++small_frees % EACH == 0)) give_beyond();
+  if (++small_frees % EACH == 0) {
+    give_beyond();
+    look_at_freed(EACH, mi_page_block_size(page));
+  }
+  if (mi_page_has_interior_pointers(page) && free_special(page, block)) return true;
   /* mi_free, without another look for the page. */
   mi_free_ex(block, NULL, page);
   return true;
 }
 
-size_t jumbo_mimalloc_room(const void *block) { return mi_usable_size(block); }
+/* False where the block is not mimalloc's. */
+bool jumbo_mimalloc_free(void *block) {
+  mi_page_t *page = page_of(block);
+  /* The thread's own page, without flags: mi_free_block_local. */
+  const bool is_plain = mi_likely(page != NULL) && mi_page_xthread_id(page) == _mi_prim_thread_id();
+  if (mi_unlikely(!is_plain || page->used <= 1 || mi_page_block_size(page) >= LARGE || (small_frees + 1) % EACH == 0))
+    return free_otherwise(block, page);
+  small_frees++;
+  mi_block_set_next(page, block, page->local_free);
+  page->local_free = block;
+  page->used--;
+  return true;
+}
+
+size_t jumbo_mimalloc_room(const void *block) {
+  const mi_page_t *page = _mi_safe_ptr_page(block);
+  const size_t count = mi_page_has_interior_pointers(page) ? joined(page, block) : 1;
+  return count > 1 ? count * mi_page_block_size(page) : mi_usable_size(block);
+}
 
 bool jumbo_mimalloc_trim(void) {
   if (is_confined()) return false;
@@ -369,14 +447,11 @@ static mi_lock_t *const fork_locks[] = {
 /* Which of them the fork under way has taken. */
 static unsigned taken_locks;
 
-/* glibc writes down who holds a lock. */
-static bool holds(int thread, const mi_lock_t *lock) { return lock->mutex.__data.__owner == thread; }
-
-/* `thread` is the ID of this one. It may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
+/* This thread may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
  * none then, least of all for itself. Nor does it where it is the only one: what is locked is its own. */
-void jumbo_mimalloc_before_fork(int thread, bool is_alone) {
+void jumbo_mimalloc_before_fork(bool is_alone) {
   bool waits = !is_alone;
-  for (size_t at = 0; at < FORK_LOCKS; at++) waits = waits && !holds(thread, fork_locks[at]);
+  for (size_t at = 0; at < FORK_LOCKS; at++) waits = waits && !jumbo_mimalloc_holds(&fork_locks[at]->mutex);
   unsigned taken = 0;
   for (size_t at = 0; at < FORK_LOCKS; at++) {
     if (waits) mi_lock_acquire(fork_locks[at]);

@@ -3,13 +3,14 @@
 
 pub(crate) mod auto;
 
-use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use jumbo_inside::orders::ReaperMode;
 use jumbo_inside::reaper::{self, Ids, State};
 use jumbo_inside::sandbox;
+
+use crate::symbols;
 
 /// What was ordered: [`ON`], [`AUTO`], or 0.
 static MODE: AtomicU8 = AtomicU8::new(0);
@@ -147,36 +148,11 @@ fn workers() -> usize {
 
 /// The addresses of this library, from its first segment to the end of its last.
 fn image() -> Option<Range<usize>> {
-    let mut found = None;
-    // SAFETY: `look` is given the pointer to `found`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
-    found
-}
-
-/// # Safety
-/// Called by dl_iterate_phdr(3) with an object and with what [`image`] passes.
-unsafe extern "C" fn look(
-    object: *mut libc::dl_phdr_info,
-    _size: usize,
-    found: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let (object, found) = unsafe { (&*object, &mut *found.cast::<Option<Range<usize>>>()) };
-    let base = usize::try_from(object.dlpi_addr).unwrap_or(0);
-    // SAFETY: an object's table has as many entries as it says.
-    let segments =
-        (0..usize::from(object.dlpi_phnum)).map(|at| unsafe { &*object.dlpi_phdr.add(at) });
-    let (mut first, mut last) = (usize::MAX, 0);
-    for segment in segments.filter(|segment| segment.p_type == libc::PT_LOAD) {
-        let start = base + usize::try_from(segment.p_vaddr).unwrap_or(0);
-        let end = start + usize::try_from(segment.p_memsz).unwrap_or(0);
-        (first, last) = (first.min(start), last.max(end));
-    }
     let page = rustix::param::page_size();
-    let range = first & !(page - 1)..last.next_multiple_of(page);
-    if range.contains(&(look as *const () as usize)) {
-        *found = Some(range);
-        return 1;
-    }
-    0
+    let mut found = None;
+    symbols::each(&mut |object| {
+        found = object.is_this_library().then(|| object.image());
+        found.is_some()
+    });
+    found.map(|image| image.start & !(page - 1)..image.end.next_multiple_of(page))
 }

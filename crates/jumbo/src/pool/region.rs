@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::error::SourceError;
 use super::frame::{Frame, List};
-use super::source;
 use super::window::OwnedRange;
 use super::{Error, Pool, Reservation, lock};
 use crate::units::{NodeId, Pages};
@@ -104,11 +103,7 @@ impl Region<'_> {
             let Some(frame) = self.reservation.take_frame() else {
                 break;
             };
-            let place = source::Slot {
-                mapping,
-                offset: at * self.page,
-            };
-            if let Err(error) = pool.source.place(&frame, &place) {
+            if let Err(error) = pool.source.place(&frame, mapping, at * self.page) {
                 self.reservation.put_back(frame);
                 return Err(Error::Source(error));
             }
@@ -152,11 +147,7 @@ impl Drop for Region<'_> {
         let mut home = List::new();
         for (at, frame) in self.frames.iter_mut().enumerate() {
             let Some(frame) = frame.take() else { continue };
-            let place = source::Slot {
-                mapping: &mapping,
-                offset: at * self.page,
-            };
-            match pool.source.unplace(&frame, &place) {
+            match pool.source.unplace(&frame, &mapping, at * self.page) {
                 Ok(()) => home.push(links, frame),
                 // Its memory goes with the region's addresses.
                 Err(_) => {

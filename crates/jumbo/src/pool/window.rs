@@ -13,7 +13,8 @@
 use std::ffi::{CStr, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -30,7 +31,7 @@ use crate::units::{Bytes, PageSize, Pages};
 /// A range of addresses of its own; unmapped when dropped, but for one with parts that a child of fork(2) has not
 /// inherited, in such a child.
 #[derive(Debug)]
-pub(super) struct OwnedRange {
+pub struct OwnedRange {
     start: usize,
     length: usize,
     /// The first address that is aligned as was asked.
@@ -334,46 +335,26 @@ impl Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin(u32);
 
-/// Where the word is that a child of fork(2) finds empty: the number of this process; 0 until it is there.
-static WORD: AtomicUsize = AtomicUsize::new(0);
-/// The last number that this process or one before it in the line was given. A child has it from its parent, so
-/// its own is another one.
-static LAST: AtomicU32 = AtomicU32::new(0);
+/// How many fork(2)s lie between the first process that counted them and this one, and one more: 0 is no process.
+static FORKS: AtomicU32 = AtomicU32::new(1);
 
 impl Origin {
-    /// This process. MADV_WIPEONFORK, Linux 4.14.
+    /// This process, which counts its forks from now on (pthread_atfork(3)).
     pub(super) fn mark() -> Result<Self> {
-        if WORD.load(Ordering::Acquire) == 0 {
-            let page = rustix::param::page_size();
-            let mapping = OwnedRange::zeroed(page)?;
-            // SAFETY: the advice changes nothing in this process.
-            unsafe { mm::madvise(at(mapping.address), page, Advice::LinuxWipeOnFork)? };
-            let first =
-                WORD.compare_exchange(0, mapping.address, Ordering::AcqRel, Ordering::Acquire);
-            if first.is_ok() {
-                // For good: there is one, and every thread may look at it at any time.
-                std::mem::forget(mapping);
-            }
+        static REGISTERED: OnceLock<i32> = OnceLock::new();
+        extern "C" fn forked() {
+            FORKS.fetch_add(1, Ordering::Relaxed);
         }
-        let Some(word) = Self::word() else {
-            return Err(Errno::NOMEM);
-        };
-        if word.load(Ordering::Acquire) == 0 {
-            let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-            let _ = word.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+        // SAFETY: the handler adds to a number, which may be done at any point of a child.
+        let register = || unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        match REGISTERED.get_or_init(register) {
+            0 => Ok(Self(FORKS.load(Ordering::Relaxed))),
+            code => Err(Errno::from_raw_os_error(*code)),
         }
-        Ok(Self(word.load(Ordering::Acquire)))
-    }
-
-    fn word() -> Option<&'static AtomicU32> {
-        let address = WORD.load(Ordering::Acquire);
-        // SAFETY: once it is set, the address is one of zeroed, aligned memory that is never unmapped, in this
-        // process and in its children.
-        (address != 0).then(|| unsafe { &*at(address).cast::<AtomicU32>() })
     }
 
     /// True in the process that this is.
     pub(super) fn is_here(self) -> bool {
-        Self::word().is_some_and(|word| word.load(Ordering::Acquire) == self.0)
+        FORKS.load(Ordering::Relaxed) == self.0
     }
 }

@@ -92,64 +92,50 @@ pub(super) fn stand(
     mut refused: Vec<(Rung, Why)>,
 ) -> (Standing, Advice) {
     let wanted = |size: PageSize| sizes.is_none_or(|sizes| sizes.contains(&size));
-    let mut on = |rung, sizes, why: Option<(Rung, Why)>| {
-        refused.extend(why);
-        let refused = std::mem::take(&mut refused);
-        Standing {
-            rung,
-            sizes,
-            refused,
-        }
-    };
-    if up_to == Rung::Base {
-        return (on(Rung::Base, Vec::new(), None), Advice::NoHuge);
-    }
-    let controls = match controls {
-        Ok(controls) => controls,
-        Err(unknown) => {
-            let why = Why::Unknown(unknown.to_owned());
-            return (on(Rung::Base, Vec::new(), Some((up_to, why))), Advice::Huge);
-        }
-    };
-    let start = mapped.range.start;
-    let with = |advice| Mapped {
-        advice,
-        ..mapped.clone()
-    };
-    let tried = |advice| controls.tried(&with(advice), start);
-    let collapses = match (up_to >= Rung::Collapse, wanted(controls.pmd)) {
-        (true, true) => controls
-            .collapses(&with(Advice::Huge), start)
-            .map_err(Why::from),
-        (_, false) => Err(Why::Size(controls.pmd)),
-        (false, _) => Err(Why::Controls),
-    };
-    // The advice under which a first touch brings a size that was asked for.
-    let fits = |advice: &Advice| tried(*advice).first().is_some_and(|size| wanted(*size));
-    let advice = [Advice::Huge, Advice::None].into_iter().find(fits);
-    if let Some(advice) = advice
-        && (tried(advice).first() == Some(&controls.pmd)
-            || collapses.is_err()
-            || up_to < Rung::Collapse)
-    {
-        let why = match collapses {
-            Ok(()) => Why::Needless(controls.pmd),
-            Err(why) => why,
-        };
-        let why = (up_to >= Rung::Collapse).then_some((Rung::Collapse, why));
-        return (on(Rung::Kernel, tried(advice), why), advice);
-    }
-    let why = match (collapses, up_to) {
-        (Ok(()), _) => return (on(Rung::Collapse, tried(Advice::Huge), None), Advice::Huge),
-        (Err(why), Rung::Collapse | Rung::Hugetlb) => Some((Rung::Collapse, why)),
-        (Err(_), _) => None,
-    };
-    let mut standing = on(Rung::Base, Vec::new(), why);
-    standing.refused.push((Rung::Kernel, Why::Controls));
     // What was not asked for is not to come either.
-    let advice = match sizes {
-        Some(_) => Advice::NoHuge,
-        None => Advice::Huge,
+    let advice = match (up_to, sizes) {
+        (Rung::Base, _) | (_, Some(_)) => Advice::NoHuge,
+        (_, None) => Advice::Huge,
     };
-    (standing, advice)
+    let (mut rung, mut tried, mut given) = (Rung::Base, Vec::new(), advice);
+    match controls {
+        _ if up_to == Rung::Base => {}
+        Err(unknown) => {
+            refused.push((up_to, Why::Unknown(unknown.to_owned())));
+            given = Advice::Huge;
+        }
+        Ok(controls) => {
+            let (pmd, start) = (controls.pmd, mapped.range.start);
+            let with = |advice| Mapped {
+                advice,
+                ..mapped.clone()
+            };
+            let tries = |advice| controls.tried(&with(advice), start);
+            // The advice under which a first touch brings a size that was asked for.
+            let fits = |advice: &Advice| tries(*advice).first().is_some_and(|size| wanted(*size));
+            let touch = [Advice::Huge, Advice::None].into_iter().find(fits);
+            let brings_pmd = touch.is_some_and(|advice| tries(advice).first() == Some(&pmd));
+            let against = match controls.collapses(&with(Advice::Huge), start) {
+                _ if !wanted(pmd) => Some(Why::Size(pmd)),
+                Err(refusal) => Some(Why::from(refusal)),
+                Ok(()) => brings_pmd.then_some(Why::Needless(pmd)),
+            };
+            let collapses = up_to >= Rung::Collapse && against.is_none();
+            let against = against.filter(|_| up_to >= Rung::Collapse);
+            refused.extend(against.map(|why| (Rung::Collapse, why)));
+            match touch {
+                _ if collapses => {
+                    (rung, tried, given) = (Rung::Collapse, tries(Advice::Huge), Advice::Huge);
+                }
+                Some(advice) => (rung, tried, given) = (Rung::Kernel, tries(advice), advice),
+                None => refused.push((Rung::Kernel, Why::Controls)),
+            }
+        }
+    }
+    let standing = Standing {
+        rung,
+        sizes: tried,
+        refused,
+    };
+    (standing, given)
 }

@@ -15,10 +15,10 @@ use std::ops::Range;
 use crate::kernel::thp::Thp;
 use crate::units::{Bytes, PageSize};
 
-/// When huge folios may be used: what the top-level value and the value of a size have in common.
+/// A value of `shmem_enabled`, at the top or of one size (6.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Always.
+    /// Huge folios always.
     Always,
     /// Where the whole folio is within the object's size. At the top also where it was advised.
     WithinSize,
@@ -26,26 +26,12 @@ pub enum Rule {
     Advise,
     /// Never.
     Never,
-}
-
-/// `shmem_enabled` at the top.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Top {
-    /// No huge folio anywhere, whatever a size says.
-    Deny,
-    /// Huge folios everywhere, in the sizes that are at `inherit`.
-    Force,
-    /// The value of sizes at `inherit`.
-    Rule(Rule),
-}
-
-/// `hugepages-*kB/shmem_enabled` (6.12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OfSize {
-    /// As the top-level value says.
+    /// Of a size: as the top-level value says.
     Inherit,
-    /// As this says.
-    Rule(Rule),
+    /// At the top: no huge folio anywhere, whatever a size says.
+    Deny,
+    /// At the top: huge folios everywhere, in the sizes that are at `inherit`.
+    Force,
 }
 
 /// What was advised for the mapping.
@@ -77,9 +63,9 @@ pub struct Mapped {
 #[non_exhaustive]
 pub struct Controls {
     /// At the top.
-    pub top: Top,
+    pub top: Rule,
     /// By size.
-    pub sizes: BTreeMap<PageSize, OfSize>,
+    pub sizes: BTreeMap<PageSize, Rule>,
     /// What one PMD maps.
     pub pmd: PageSize,
     /// The base page.
@@ -123,28 +109,10 @@ impl Rule {
             "within_size" => Self::WithinSize,
             "advise" => Self::Advise,
             "never" => Self::Never,
-            _ => return None,
-        })
-    }
-}
-
-impl Top {
-    /// By the kernel's word.
-    pub fn of(word: &str) -> Option<Self> {
-        Some(match word {
+            "inherit" => Self::Inherit,
             "deny" => Self::Deny,
             "force" => Self::Force,
-            word => Self::Rule(Rule::of(word)?),
-        })
-    }
-}
-
-impl OfSize {
-    /// By the kernel's word.
-    pub fn of(word: &str) -> Option<Self> {
-        Some(match word {
-            "inherit" => Self::Inherit,
-            word => Self::Rule(Rule::of(word)?),
+            _ => return None,
         })
     }
 }
@@ -169,15 +137,15 @@ impl Controls {
     /// Those of a table that was read on a host with base pages of `base`. `None` where the kernel has no huge folios for
     /// shared memory, or a word that is not known here.
     pub fn of(thp: &Thp, base: PageSize) -> Option<Self> {
-        let top = Top::of(&thp.shmem_enabled.as_ref()?.current)?;
+        let top = Rule::of(&thp.shmem_enabled.as_ref()?.current)?;
         let sizes = thp.sizes.iter().filter_map(|(size, control)| {
             let word = &control.shmem_enabled.as_ref()?.current;
-            Some(OfSize::of(word).map(|value| (*size, value)))
+            Some(Rule::of(word).map(|value| (*size, value)))
         });
         let mut sizes: BTreeMap<_, _> = sizes.collect::<Option<_>>()?;
         if sizes.is_empty() {
             // Before 6.12 the top-level value rules the PMD size, and there is no other.
-            sizes.insert(thp.pmd_size, OfSize::Inherit);
+            sizes.insert(thp.pmd_size, Rule::Inherit);
         }
         let pmd = thp.pmd_size;
         Some(Self {
@@ -198,29 +166,32 @@ impl Controls {
     /// Whether the controls allow a folio of `size` where the byte at `address` is touched first; whether it fits there is
     /// another matter.
     pub fn allows(&self, mapped: &Mapped, size: PageSize, address: u64) -> bool {
-        let place = mapped.place(address);
-        if mapped.advice == Advice::NoHuge {
+        let own = self.of_size(size);
+        let advised = mapped.advice == Advice::Huge;
+        let is_overruled = self.top == Rule::Force && own != Rule::Inherit;
+        if mapped.advice == Advice::NoHuge || self.top == Rule::Deny || is_overruled {
             return false;
         }
-        let advised = mapped.advice == Advice::Huge;
         // The top-level value is about the PMD size alone, whichever size inherits it; and it takes advice for an object that
         // is too small, which a size does not.
-        let inherited = match self.top {
-            Top::Deny => return false,
-            Top::Force | Top::Rule(Rule::Always) => true,
-            Top::Rule(Rule::WithinSize) => advised || self.holds(mapped, self.pmd, place),
-            Top::Rule(Rule::Advise) => advised,
-            Top::Rule(Rule::Never) => false,
+        let inherits = own == Rule::Inherit;
+        let (rule, size) = match inherits {
+            true => (self.top, self.pmd),
+            false => (own, size),
         };
-        match self.sizes.get(&size) {
-            None => false,
-            Some(OfSize::Inherit) => inherited,
-            Some(OfSize::Rule(_)) if self.top == Top::Force => false,
-            Some(OfSize::Rule(Rule::Always)) => true,
-            Some(OfSize::Rule(Rule::WithinSize)) => self.holds(mapped, size, place),
-            Some(OfSize::Rule(Rule::Advise)) => advised,
-            Some(OfSize::Rule(Rule::Never)) => false,
+        match rule {
+            Rule::Always | Rule::Force => true,
+            Rule::WithinSize => {
+                (inherits && advised) || self.holds(mapped, size, mapped.place(address))
+            }
+            Rule::Advise => advised,
+            Rule::Never | Rule::Inherit | Rule::Deny => false,
         }
+    }
+
+    /// The value of a size; one that the kernel has no file for is never used.
+    fn of_size(&self, size: PageSize) -> Rule {
+        self.sizes.get(&size).copied().unwrap_or(Rule::Never)
     }
 
     /// The sizes that a fault at `address` tries, the first one first. It takes the first for which memory is free in one piece,
@@ -239,36 +210,19 @@ impl Controls {
     /// # Errors
     /// [`Refusal`]: the kernel answers EINVAL.
     pub fn collapses(&self, mapped: &Mapped, address: u64) -> Result<(), Refusal> {
-        let pmd = self.pmd;
-        if mapped.advice == Advice::NoHuge {
-            return Err(Refusal::NoHuge);
-        }
-        if self.top == Top::Deny {
-            return Err(Refusal::Deny);
-        }
-        let advised = mapped.advice == Advice::Huge;
+        let (pmd, own) = (self.pmd, self.of_size(self.pmd));
         // A collapse of any block of a mapping counts as one at its beginning.
         let within = self.holds(mapped, pmd, mapped.offset);
-        let own = match self.sizes.get(&pmd) {
-            Some(OfSize::Inherit) => None,
-            Some(OfSize::Rule(_)) if self.top == Top::Force => {
-                return Err(Refusal::NotInherited(pmd));
-            }
-            Some(OfSize::Rule(rule)) => Some(*rule),
-            None => Some(Rule::Never),
-        };
-        match own {
-            None | Some(Rule::Always) => {}
-            Some(Rule::WithinSize) if within => {}
-            Some(Rule::WithinSize) => return Err(Refusal::Small(pmd)),
-            Some(Rule::Advise) if advised => {}
-            Some(Rule::Advise) => return Err(Refusal::NotAdvised(pmd)),
-            Some(Rule::Never) => return Err(Refusal::Never(pmd)),
-        }
-        match mapped.suits(pmd, address) {
-            true => Ok(()),
-            false => Err(Refusal::Misaligned(pmd)),
-        }
+        Err(match own {
+            _ if mapped.advice == Advice::NoHuge => Refusal::NoHuge,
+            _ if self.top == Rule::Deny => Refusal::Deny,
+            own if self.top == Rule::Force && own != Rule::Inherit => Refusal::NotInherited(pmd),
+            Rule::WithinSize if !within => Refusal::Small(pmd),
+            Rule::Advise if mapped.advice != Advice::Huge => Refusal::NotAdvised(pmd),
+            Rule::Never => Refusal::Never(pmd),
+            _ if !mapped.suits(pmd, address) => Refusal::Misaligned(pmd),
+            _ => return Ok(()),
+        })
     }
 }
 
@@ -335,7 +289,7 @@ mod tests {
     #[test]
     fn a_kernel_without_sizes_has_the_top_level_value() {
         let old = controls("within_size", &[]).unwrap();
-        assert_eq!(old.sizes, [(PMD, OfSize::Inherit)].into());
+        assert_eq!(old.sizes, [(PMD, Rule::Inherit)].into());
         let large = mapped(4 << 20, Advice::None);
         assert_eq!(old.tried(&large, large.range.start), [PMD]);
         assert_eq!(controls("sometimes", &[]), None);

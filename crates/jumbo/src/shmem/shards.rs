@@ -6,9 +6,10 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{self, FallocateFlags, SealFlags, SeekFrom};
 use rustix::io::{Errno, Result};
 
+use crate::kernel::sys::memfd;
 use crate::units::PageSize;
 
 /// Files of `each` bytes, the last of which ends with the region.
@@ -43,16 +44,9 @@ impl Shards {
         self.files.iter().map(AsFd::as_fd)
     }
 
-    /// One more file, empty. memfd_create(2), Linux 3.17; of huge pages 4.14.
+    /// One more file, empty.
     pub(super) fn add(&mut self) -> Result<BorrowedFd<'_>> {
-        // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
-        const SIZE_SHIFT: u32 = 26;
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if let Some(size) = self.hugetlb {
-            let log2 = size.bytes().trailing_zeros();
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(log2 << SIZE_SHIFT);
-        }
-        self.files.push(fs::memfd_create(c"jumbo-region", flags)?);
+        self.files.push(memfd(c"jumbo-region", self.hugetlb)?);
         self.files.last().map(AsFd::as_fd).ok_or(Errno::BADF)
     }
 

@@ -36,29 +36,6 @@ pub fn exists(root: &Root, pid: u32) -> bool {
     root.path(format!("proc/{pid}")).exists()
 }
 
-/// The last process ID that the kernel gave, where `pid` was never given: it is beyond the largest one there can be, or above the
-/// last one on a host that has not come round to small IDs again. `None` where `pid` may have been a process.
-///
-/// # References
-/// proc_loadavg(5), proc_stat(5), `/proc/sys/kernel/pid_max`
-pub fn never_was(root: &Root, pid: u32) -> Option<u32> {
-    // Read before the last ID: one that is given meanwhile is not above that.
-    if exists(root, pid) {
-        return None;
-    }
-    let most = root.read_u64("proc/sys/kernel/pid_max").ok()?;
-    let forks = root.read("proc/stat").ok()?;
-    let forks = forks
-        .lines()
-        .find_map(|line| line.strip_prefix("processes "));
-    let forks: u64 = forks?.trim().parse().ok()?;
-    let last = root.read("proc/loadavg").ok()?;
-    let last: u32 = last.split_ascii_whitespace().next_back()?.parse().ok()?;
-    // A fork that fails takes an ID as well, and is not counted: half of them is a wide margin.
-    let came_round = forks >= most / 2;
-    (u64::from(pid) >= most || (pid > last && !came_round)).then_some(last)
-}
-
 /// The resident memory of `pid` that is neither file nor shared, as the kernel's counters have it (they
 /// lag behind by a few pages per thread). Zero for a zombie.
 ///
@@ -86,28 +63,6 @@ pub fn shares_memory(one: u32, other: u32) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_id_above_the_last_was_never_given_until_they_come_round() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        let write = |path: &str, text: &str| {
-            let path = folder.path().join("proc").join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        assert_eq!(never_was(&root, 700), None, "nothing says so");
-        write("sys/kernel/pid_max", "32768\n");
-        write("loadavg", "0.1 0.2 0.3 1/80 600\n");
-        write("stat", "cpu 1\nprocesses 900\nprocs_running 1\n");
-        assert_eq!(never_was(&root, 700), Some(600));
-        assert_eq!(never_was(&root, 600), None);
-        write("700/stat", "");
-        assert_eq!(never_was(&root, 700), None);
-        write("stat", "cpu 1\nprocesses 90000\n");
-        assert_eq!(never_was(&root, 800), None);
-        assert_eq!(never_was(&root, 32768), Some(600));
-    }
 
     #[test]
     fn a_child_is_seen_with_memory_of_its_own() {

@@ -3,8 +3,8 @@
 use super::{Cost, Finding, LARGE, Snapshot};
 use crate::kernel::cgroup::Limit;
 use crate::kernel::hugetlb::{self, Pool};
-use crate::kernel::hvo;
 use crate::kernel::task::quoted;
+use crate::kernel::{hvo, version};
 use crate::units::{Bytes, PageSize};
 
 /// Making the pools again disturbs the programs that use them, so saving less than this is not worth it.
@@ -207,7 +207,7 @@ fn described(snapshot: &Snapshot) -> Option<Finding> {
 /// Before Linux 7.3 every page that HVO makes or gives back waits for a grace period of RCU, so that
 /// surplus pages cost milliseconds each.
 fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
-    if snapshot.host.optimize_vmemmap != Some(true) || release(&snapshot.host.kernel)? >= (7, 3) {
+    if snapshot.host.optimize_vmemmap != Some(true) || version(&snapshot.host.kernel)? >= (7, 3) {
         return None;
     }
     let pools = || snapshot.host.pools.iter().flatten();
@@ -227,11 +227,6 @@ fn slow_surplus(snapshot: &Snapshot) -> Option<Finding> {
             pool.size
         )),
     )
-}
-
-fn release(kernel: &str) -> Option<(u32, u32)> {
-    let mut numbers = kernel.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// A program that maps so much of a smaller size that a whole number of larger pages would serve it.
@@ -261,16 +256,4 @@ fn larger(snapshot: &Snapshot, pool: &Pool) -> Option<Finding> {
                 holder.memory.hugetlb.whole_pages(next.size)
             ))
         })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn releases_are_compared_as_numbers() {
-        assert_eq!(release("6.18.3-1-generic"), Some((6, 18)));
-        assert_eq!(release("7.3-rc1"), Some((7, 3)));
-        assert_eq!(release("unknown"), None);
-    }
 }

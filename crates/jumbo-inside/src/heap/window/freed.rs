@@ -7,20 +7,37 @@ use super::Window;
 use crate::gather::Leaving;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
+use crate::heap::demand;
 use crate::heap::extents::State;
 use crate::heap::supply::SUPPLY;
+use crate::sync::{millis, now};
 
 /// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
 const KEEP_BLOCK: usize = 32 << 20;
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
+/// The pieces that the watching thread gives back while it holds the lock once.
+const MAX_PIECES: usize = 8;
 
 impl Window {
     /// Gives free memory back until at most `keep` bytes of it may be resident; true if any was. Large ranges are handed
     /// to `leaving`, where there is one, to be freed without the heap's lock.
-    pub(super) fn purge(&mut self, keep: usize, mut leaving: Option<&mut Leaving>) -> bool {
+    pub(super) fn purge(&mut self, keep: usize, leaving: Option<&mut Leaving>) -> bool {
+        self.purge_pieces(keep, usize::MAX, leaving)
+    }
+
+    /// As [`Window::purge`], but no more than so many pieces.
+    fn purge_pieces(
+        &mut self,
+        keep: usize,
+        pieces: usize,
+        mut leaving: Option<&mut Leaving>,
+    ) -> bool {
         let (before, backing) = (self.dirty, self.site.backing);
-        while self.dirty > keep {
+        for _ in 0..pieces {
+            if self.dirty <= keep {
+                break;
+            }
             let Some((page, pages)) = self.extents.take_largest(State::Dirty) else {
                 break;
             };
@@ -56,7 +73,7 @@ impl Window {
 
     /// Pages in the middle of a live extent were unmapped: `inner`, whole chunks. They become
     /// `Unmapped`, and what is around them is handed to `edge`.
-    fn carve(
+    pub(super) fn carve(
         &mut self,
         page: u32,
         pages: u32,
@@ -104,7 +121,38 @@ impl Window {
             self.largest_kept = self.largest_kept.max(length);
         }
         self.add_dirty(page, pages);
-        self.purge(self.keep(), Some(leaving));
+        let before = self.dirty;
+        if before > self.keep() && self.purge(self.keep(), Some(leaving)) && self.is_by_demand() {
+            self.demand.returned(before - self.dirty, millis(now()));
+        }
+    }
+
+    /// Whether the program's demand says what stays, beside the usual.
+    fn is_by_demand(&self) -> bool {
+        self.site.backing == Backing::Advised && self.keep.is_none() && demand::is_on()
+    }
+
+    /// Records an allocation of `bytes` that no free memory served.
+    pub(super) fn missed(&mut self, bytes: usize) {
+        if self.is_by_demand() && self.demand.has_returned() {
+            self.demand.missed(bytes, millis(now()));
+        }
+    }
+
+    /// Whether memory stays by demand.
+    pub(in crate::heap) fn keeps_by_demand(&self) -> bool {
+        self.demand.kept() > 0
+    }
+
+    /// Lets what stays by demand become less, none at all with `is_over`, and gives back a part of what is beyond. True
+    /// where there is more.
+    pub(in crate::heap) fn age(&mut self, is_over: bool, leaving: Option<&mut Leaving>) -> bool {
+        match is_over {
+            true => self.demand.end(),
+            false => self.demand.age(self.dirty, self.usual(), millis(now())),
+        }
+        let keep = self.keep();
+        self.purge_pieces(keep, MAX_PIECES, leaving) && self.dirty > keep
     }
 
     pub(super) fn add_dirty(&mut self, page: u32, pages: u32) {
@@ -128,9 +176,19 @@ impl Window {
         }
     }
 
+    /// The free memory that stays, in bytes.
+    pub(super) fn keep(&self) -> usize {
+        let by_demand = match self.demand.kept() {
+            0 => 0,
+            kept if self.is_by_demand() => kept,
+            _ => 0,
+        };
+        self.usual().saturating_add(by_demand)
+    }
+
     /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
     /// the allowed waste on top. Of the pool all but its surplus.
-    pub(super) fn keep(&self) -> usize {
+    fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.most_live),

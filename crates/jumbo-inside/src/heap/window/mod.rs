@@ -13,13 +13,17 @@
 //! uses.
 #![expect(unsafe_code, reason = "gives memory back, and moves it")]
 
+mod demand;
 mod freed;
 mod place;
+mod recycle;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
+
+use demand::Demand;
 
 use super::backing::Backing;
 use super::extents::{Extents, Placement, Record, State};
@@ -72,6 +76,8 @@ pub(super) struct Window {
     clean: usize,
     /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
     largest_kept: usize,
+    /// Free memory that stays by demand, beside [`Window::usual`].
+    demand: Demand,
 }
 
 /// The bytes that the block at `address` has room for, looked up without the lock.
@@ -104,6 +110,7 @@ impl Window {
             dirty: 0,
             clean: 0,
             largest_kept: 0,
+            demand: Demand::new(),
         }
     }
 
@@ -132,7 +139,8 @@ impl Window {
         self.site.start.store(self.start, Ordering::Release);
     }
 
-    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
+    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it. A block
+    /// that `is_zeroed` later is not made of recycled memory: its zeroes would have to be written.
     ///
     /// # Errors
     /// As [`Window::take`].
@@ -140,11 +148,13 @@ impl Window {
         &mut self,
         size: usize,
         align: usize,
+        is_zeroed: bool,
     ) -> Result<(usize, bool), Errno> {
         self.is_exact = align >= self.pmd;
         let better = gather::alignment(size).max(align);
-        let taken = match self.take(size, better) {
-            Err(_) if better > align => self.take(size, align),
+        let is_recycled = !is_zeroed;
+        let taken = match self.take(size, better, is_recycled) {
+            Err(_) if better > align => self.take(size, align, is_recycled),
             taken => taken,
         };
         self.is_exact = false;
@@ -155,17 +165,22 @@ impl Window {
     ///
     /// # Errors
     /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
-    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
+    pub(super) fn take(
+        &mut self,
+        size: usize,
+        align: usize,
+        is_recycled: bool,
+    ) -> Result<(usize, bool), Errno> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
         if align > MOST_ALIGN {
             return Err(Errno::RANGE);
         }
         let place = self.placement(align, 0);
-        let mut taken = self.take_pages(pages, place);
+        let mut taken = self.take_pages(pages, place, is_recycled);
         if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
             self.purge(self.spared(pages), None);
-            taken = self.take_pages(pages, place);
+            taken = self.take_pages(pages, place, is_recycled);
         }
         let (page, zero) = taken?;
         self.count(pages, true);
@@ -260,6 +275,7 @@ impl Window {
         let bytes = extra as usize * BASE_PAGE;
         if self.extents.grow(page, extra, State::Dirty) {
             self.dirty -= bytes;
+            self.demand.used(self.dirty);
             return true;
         }
         if self.extents.grow(page, extra, State::Clean) {
@@ -279,19 +295,13 @@ impl Window {
         }
         let from = self.address(page);
         let place = self.placement(self.pmd, from % self.pmd);
-        let (target, _) = self.take_pages(new, place).ok()?;
+        let (target, _) = self.take_pages(new, place, false).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
         // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.
-        unsafe {
-            if sys::move_mapping(from, to, length).is_err() {
-                // Whether the target is still mapped is not known (mremap(2) unmaps it first): it stays
-                // taken for good. Since Linux 6.17 a move may also stop between two mappings; then the
-                // pages that have moved already go back.
-                sys::move_back(from, to, length);
-                return None;
-            }
-        }
+        // Whether the target is still mapped after a refusal is not known (mremap(2) unmaps it first): it stays
+        // taken for good.
+        unsafe { sys::move_units(from, to, length, self.pmd) }.ok()?;
         density::moved(from, to, length);
         self.count(new - old, true);
         self.unmapped(page, old);

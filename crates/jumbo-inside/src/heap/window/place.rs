@@ -1,9 +1,9 @@
 //! Where a block comes from: what was freed and is resident or mapped, then addresses that were unmapped, then new ones.
+#![expect(unsafe_code, reason = "unmaps a block that it could not make")]
 
 use rustix::io::Errno;
 
 use super::Window;
-use crate::density;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::extents::{Placement, State};
@@ -25,17 +25,40 @@ enum Beyond {
 }
 
 impl Window {
-    /// Pages for a block, and whether they are zero.
+    /// Pages for a block, and whether they are zero. Free memory moves to them where it is to be
+    /// recycled.
     pub(super) fn take_pages(
         &mut self,
         pages: u32,
         place: Placement,
+        is_recycled: bool,
     ) -> Result<(u32, bool), Errno> {
+        let bytes = pages as usize * BASE_PAGE;
         if let Some(page) = self.extents.take(State::Dirty, pages, place) {
-            self.dirty -= pages as usize * BASE_PAGE;
+            self.dirty -= bytes;
+            self.demand.used(self.dirty);
             return Ok((page, false));
         }
-        self.make_way(pages as usize * BASE_PAGE);
+        if !is_recycled || self.dirty < self.pmd || bytes < self.pmd {
+            self.missed(bytes);
+            self.make_way(bytes);
+            return self.take_zeroes(pages, place);
+        }
+        let (page, is_zero) = self.take_zeroes(pages, place)?;
+        let Ok(moved) = self.recycle(page, pages) else {
+            // SAFETY: it was taken above, and nothing uses it.
+            let _ = unsafe { self.site.backing.unmap(self.address(page), bytes, None) };
+            self.unmapped(page, pages);
+            return Err(Errno::NOMEM);
+        };
+        self.demand.used(self.dirty);
+        self.missed(bytes - moved);
+        self.make_way(bytes);
+        Ok((page, is_zero && moved == 0))
+    }
+
+    /// Pages that are mapped, or become so, and are zero.
+    fn take_zeroes(&mut self, pages: u32, place: Placement) -> Result<(u32, bool), Errno> {
         if let Some(page) = self.extents.take(State::Clean, pages, place) {
             self.clean -= pages as usize * BASE_PAGE;
             return Ok((page, true));
@@ -198,12 +221,7 @@ impl Window {
             .filter(|end| *end < 1 << 31);
         let end = end.ok_or(Errno::NOMEM)?;
         let size = pages as usize * BASE_PAGE;
-        let allowed = match self.is_exact {
-            true => 0,
-            false if density::is_bounded() => usize::MAX,
-            false => self.allowed(size).saturating_sub(self.clean),
-        };
-        let growth = self.frontier.take(size, allowed)?;
+        let growth = self.frontier.take(size, self.is_exact)?;
         if let Err(errno) = self.reach(end) {
             // SAFETY: no part of it has become an extent.
             unsafe { self.frontier.undo(growth) };

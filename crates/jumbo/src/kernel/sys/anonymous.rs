@@ -1,12 +1,15 @@
-//! What is asked of anonymous memory that rustix has no call for: [`discard`], [`name`].
+//! What is asked of anonymous memory that rustix has no call for: [`discard`], [`name`], [`memfd`].
 
 use std::ffi::CStr;
+use std::os::fd::OwnedFd;
 use std::ptr::with_exposed_provenance_mut;
 
+use jumbo_inside::sys::request;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice};
 
-use super::request;
+use crate::units::PageSize;
 
 /// MADV_DONTNEED: gives the memory back, locked or not. The range holds zeroes from then on.
 ///
@@ -46,4 +49,22 @@ pub(crate) fn name(address: usize, length: usize, name: &CStr) {
     let arguments = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, address, length, name, 0];
     // SAFETY: the kernel copies the name; a name changes no byte of the memory.
     let _ = unsafe { request(libc::SYS_prctl, arguments) };
+}
+
+/// A memfd that can be sealed, of huge pages where their size is given.
+///
+/// # References
+/// memfd_create(2), Linux 3.17; with MFD_HUGETLB 4.14, with MFD_ALLOW_SEALING too 4.16.
+///
+/// # Errors
+/// ENODEV or EINVAL where the kernel has no pool of that size.
+pub(crate) fn memfd(name: &CStr, huge: Option<PageSize>) -> Result<OwnedFd> {
+    // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
+    const SIZE_SHIFT: u32 = 26;
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if let Some(size) = huge {
+        let log2 = size.bytes().trailing_zeros();
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(log2 << SIZE_SHIFT);
+    }
+    memfd_create(name, flags)
 }

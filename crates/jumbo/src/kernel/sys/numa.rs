@@ -1,8 +1,8 @@
 //! Which nodes memory may come from, and which it is to come from.
 
+use jumbo_inside::sys::request;
 use rustix::io::Result;
 
-use super::result;
 use crate::units::NodeId;
 
 /// The nodes that these functions can speak of: as many as a word has bits.
@@ -29,20 +29,22 @@ pub(crate) enum PolicyMode {
 
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 fn get_mempolicy(flags: u32) -> Result<(i32, u64)> {
-    let mut mode = 0i32;
-    let mut mask = [0u64; WORDS];
+    let (mut mode, mut mask) = (0i32, [0u64; WORDS]);
+    let addresses = [
+        (&raw mut mode).expose_provenance(),
+        mask.as_mut_ptr().expose_provenance(),
+    ];
+    let arguments = [
+        addresses[0],
+        addresses[1],
+        WORDS * NODES,
+        0,
+        flags as usize,
+        0,
+    ];
     // SAFETY: the kernel writes one int and WORDS words, and there is room for both; no address is asked about.
-    let returned = unsafe {
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut mode,
-            mask.as_mut_ptr(),
-            WORDS * NODES,
-            0usize,
-            flags,
-        )
-    };
-    result(returned).map(|_| (mode, mask[0]))
+    unsafe { request(libc::SYS_get_mempolicy, arguments)? };
+    Ok((mode, mask[0]))
 }
 
 /// `get_mempolicy(NULL, mask, MPOL_F_MEMS_ALLOWED)`: the nodes of the thread's cpuset, a bit each, of
@@ -87,22 +89,13 @@ pub(crate) fn memory_policy() -> Result<(PolicyMode, u64)> {
 /// EINVAL: a node that is not there or not in the cpuset; ENOSYS: a kernel without NUMA.
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
-    const MPOL_BIND: u32 = 2;
+    const MPOL_BIND: usize = 2;
     let mut mask = [0u64; WORDS];
     mask[0] = nodes;
+    let mask = mask.as_ptr().expose_provenance();
+    let arguments = [address, length, MPOL_BIND, mask, WORDS * NODES, 0];
     // SAFETY: the kernel reads WORDS words, which are there, and a policy changes no byte of memory.
-    let returned = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            address,
-            length,
-            MPOL_BIND,
-            mask.as_ptr(),
-            WORDS * NODES,
-            0u32,
-        )
-    };
-    result(returned).map(drop)
+    unsafe { request(libc::SYS_mbind, arguments) }.map(drop)
 }
 
 /// `getcpu(NULL, node)`: the node that the thread runs on at this moment.
@@ -115,8 +108,8 @@ pub(crate) fn bind(address: usize, length: usize, nodes: u64) -> Result<()> {
 #[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub(crate) fn local_node() -> Result<NodeId> {
     let mut node = 0u32;
-    let null = std::ptr::null_mut::<u32>();
+    let arguments = [0, (&raw mut node).expose_provenance(), 0, 0, 0, 0];
     // SAFETY: the kernel writes one unsigned int, for which there is room.
-    let returned = unsafe { libc::syscall(libc::SYS_getcpu, null, &raw mut node, null) };
-    result(returned).map(|_| NodeId(node))
+    unsafe { request(libc::SYS_getcpu, arguments)? };
+    Ok(NodeId(node))
 }

@@ -13,14 +13,14 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
-use super::super::window::{Origin, Window};
-use super::{Slot, Source};
+use super::super::window::{Origin, OwnedRange, Window};
+use super::{Source, failed};
 use crate::kernel::{Root, sys};
 use crate::units::{Bytes, NodeId, PageSize, Pages};
 
@@ -60,7 +60,7 @@ impl Hugetlb {
     /// As [`Hugetlb::new`].
     pub fn with_capacity(root: &Root, size: PageSize, capacity: Pages) -> Result<Self, SetupError> {
         let file =
-            memory_file(NAME, size).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
+            sys::memfd(NAME, Some(size)).map_err(SetupError::call("memfd_create(MFD_HUGETLB)"))?;
         Self::on(root, file, size, capacity)
     }
 
@@ -97,16 +97,14 @@ impl Hugetlb {
         let children = window.keep_from_children();
         children.map_err(SetupError::call("madvise(MADV_DONTFORK)"))?;
         bind_parts(&window).map_err(SetupError::call("mbind"))?;
-        let origin = Origin::mark().map_err(SetupError::call("madvise(MADV_WIPEONFORK)"))?;
+        let origin = Origin::mark().map_err(SetupError::call("pthread_atfork"))?;
         Ok(Self {
             window,
             file,
             origin,
         })
     }
-}
 
-impl Hugetlb {
     /// An error in a child of fork(2): the pages are the parent's, and other memory may be at their places.
     fn check_here(&self, frame: &Frame) -> Result<(), SourceError> {
         if self.is_here() {
@@ -128,18 +126,6 @@ const IN_MOUNT: &str = "open(O_TMPFILE) on hugetlbfs";
 fn unnamed_file(mount: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(mount, c".", flags, Mode::RUSR | Mode::WUSR)
-}
-
-/// A file of huge pages of `size`. memfd_create(2) with MFD_HUGETLB, Linux 4.14.
-fn memory_file(name: &CStr, size: PageSize) -> rustix::io::Result<OwnedFd> {
-    // MFD_HUGE_*: the binary logarithm of the size, from this bit on (<linux/memfd.h>).
-    const SIZE_SHIFT: u32 = 26;
-    let log2 = size.bytes().trailing_zeros();
-    let flags = MemfdFlags::CLOEXEC
-        | MemfdFlags::ALLOW_SEALING
-        | MemfdFlags::HUGETLB
-        | MemfdFlags::from_bits_retain(log2 << SIZE_SHIFT);
-    rustix::fs::memfd_create(name, flags)
 }
 
 /// The nodes that this process may have memory on; node 0 on a kernel without NUMA.
@@ -180,21 +166,16 @@ pub(super) fn bind_parts(window: &Window) -> rustix::io::Result<()> {
     })
 }
 
-fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceError {
-    move |errno| SourceError {
-        node,
-        operation,
-        errno,
-        why: match errno {
-            Errno::FAULT => {
-                "the kernel's pool and overcommit, a mount's size=, or a cgroup's hugetlb limit, are used up"
-            }
-            Errno::NOMEM => {
-                "the kernel's pool and overcommit, a mount's size=, or a cgroup's limit on reservations, are used up"
-            }
-            Errno::INVAL => "a kernel before Linux 5.14",
-            _ => "the kernel's answer",
-        },
+fn why(errno: Errno) -> &'static str {
+    match errno {
+        Errno::FAULT => {
+            "the kernel's pool and overcommit, a mount's size=, or a cgroup's hugetlb limit, are used up"
+        }
+        Errno::NOMEM => {
+            "the kernel's pool and overcommit, a mount's size=, or a cgroup's limit on reservations, are used up"
+        }
+        Errno::INVAL => "a kernel before Linux 5.14",
+        _ => "the kernel's answer",
     }
 }
 
@@ -205,7 +186,7 @@ impl Source for Hugetlb {
 
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         self.check_here(frame)?;
-        let failed = |operation| error(frame.node(), operation);
+        let failed = |operation| failed(frame.node(), operation, why);
         self.window.open(frame).map_err(failed("mprotect"))?;
         self.window
             .populate(frame, self.window.page())
@@ -230,22 +211,21 @@ impl Source for Hugetlb {
         self.origin.is_here()
     }
 
-    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
+    fn place(&self, frame: &Frame, region: &OwnedRange, offset: usize) -> Result<(), SourceError> {
         self.check_here(frame)?;
-        let failed = |operation| error(frame.node(), operation);
-        let (offset, length) = (self.window.offset(frame) as u64, self.window.page());
-        slot.mapping
-            .map_part(slot.offset, length, self.file.as_fd(), offset)
+        let failed = |operation| failed(frame.node(), operation, why);
+        let (from, length) = (self.window.offset(frame) as u64, self.window.page());
+        region
+            .map_part(offset, length, self.file.as_fd(), from)
             .map_err(failed("mmap into a region"))?;
         // The page is there already: this is the page table only.
-        slot.mapping
-            .populate(slot.offset, length, length)
+        region
+            .populate(offset, length, length)
             .map_err(failed("MADV_POPULATE_WRITE"))
     }
 
-    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
-        // The page never left its place. Should its second mapping stay, it goes with the region.
-        let _ = (frame, slot);
+    /// The page never left its place. Should its second mapping stay, it goes with the region.
+    fn unplace(&self, _: &Frame, _: &OwnedRange, _: usize) -> Result<(), SourceError> {
         Ok(())
     }
 }

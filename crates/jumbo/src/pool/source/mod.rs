@@ -14,9 +14,12 @@ pub use thp::Thp;
 
 use std::fmt::Debug;
 
+use rustix::io::Errno;
+
 use super::error::SourceError;
 use super::frame::Frame;
 use super::window::{OwnedRange, Window};
+use crate::units::NodeId;
 
 /// What makes pages. The implementations are in this module: a pool hands out references to the memory
 /// that they promise.
@@ -38,21 +41,48 @@ pub trait Source: Debug + Send + Sync + sealed::Sealed {
         true
     }
 
-    /// Makes the page appear in a private region.
+    /// Makes the page appear at `offset` of a private region: moves it there.
     #[doc(hidden)]
-    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError>;
+    fn place(&self, frame: &Frame, region: &OwnedRange, offset: usize) -> Result<(), SourceError> {
+        let moved = self.window().relocate(frame, region, offset, true);
+        moved.map_err(failed(
+            frame.node(),
+            "mremap",
+            |_| "the page cannot be moved",
+        ))
+    }
 
     /// Takes the page back out of it. On an error the page is lost, and its place is empty.
     #[doc(hidden)]
-    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError>;
+    fn unplace(
+        &self,
+        frame: &Frame,
+        region: &OwnedRange,
+        offset: usize,
+    ) -> Result<(), SourceError> {
+        let moved = self.window().relocate(frame, region, offset, false);
+        moved
+            .map_err(failed(
+                frame.node(),
+                "mremap",
+                |_| "the page cannot be moved back",
+            ))
+            .inspect_err(|_| self.release(frame))
+    }
 }
 
-/// The place of a page in a region.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Slot<'a> {
-    pub(super) mapping: &'a OwnedRange,
-    pub(super) offset: usize,
+/// The error that an errno of the `operation` is, with its meaning there.
+fn failed(
+    node: NodeId,
+    operation: &'static str,
+    why: fn(Errno) -> &'static str,
+) -> impl FnOnce(Errno) -> SourceError {
+    move |errno| SourceError {
+        node,
+        operation,
+        errno,
+        why: why(errno),
+    }
 }
 
 mod sealed {

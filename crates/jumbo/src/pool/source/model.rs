@@ -11,7 +11,7 @@ use super::super::NodeSet;
 use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
 use super::super::window::Window;
-use super::{Slot, Source};
+use super::Source;
 use crate::units::{NodeId, PageSize, Pages};
 
 /// Pages out of nothing.
@@ -68,15 +68,6 @@ impl Model {
     pub fn supply(&self) -> Arc<Supply> {
         Arc::clone(&self.supply)
     }
-
-    fn error(frame: &Frame, errno: Errno, why: &'static str) -> SourceError {
-        SourceError {
-            node: frame.node(),
-            operation: "model",
-            errno,
-            why,
-        }
-    }
 }
 
 impl Supply {
@@ -123,20 +114,25 @@ impl Source for Model {
     }
 
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
-        let error = |errno, why| Self::error(frame, errno, why);
+        let error = |errno, why| SourceError {
+            node: frame.node(),
+            operation: "model",
+            errno,
+            why,
+        };
         let Some(node) = self.supply.node(frame.node()) else {
             return Err(error(Errno::NODEV, "no such node"));
         };
         if self.supply.is_told() {
             return Err(error(Errno::NOMEM, "told to fail"));
         }
-        if node.left.fetch_sub(1, Ordering::SeqCst) <= 0 {
-            node.left.fetch_add(1, Ordering::SeqCst);
+        let open = self.window.open(frame);
+        open.map_err(|errno| error(errno, "the page cannot be opened"))?;
+        let order = Ordering::SeqCst;
+        let less = |left| (left > 0).then(|| left - 1);
+        if node.left.fetch_update(order, order, less).is_err() {
+            self.window.close(frame);
             return Err(error(Errno::NOMEM, "the node is empty"));
-        }
-        if let Err(errno) = self.window.open(frame) {
-            node.left.fetch_add(1, Ordering::SeqCst);
-            return Err(error(errno, "the page cannot be opened"));
         }
         node.out.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -149,20 +145,5 @@ impl Source for Model {
             node.left.fetch_add(1, Ordering::SeqCst);
             node.out.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-
-    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
-        self.window
-            .relocate(frame, slot.mapping, slot.offset, true)
-            .map_err(|errno| Self::error(frame, errno, "the page cannot be moved"))
-    }
-
-    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
-        self.window
-            .relocate(frame, slot.mapping, slot.offset, false)
-            .map_err(|errno| {
-                self.release(frame);
-                Self::error(frame, errno, "the page cannot be moved back")
-            })
     }
 }

@@ -15,7 +15,7 @@ use super::super::error::{SetupError, SourceError};
 use super::super::frame::Frame;
 use super::super::window::{self, Window};
 use super::hugetlb::{bind_parts, default_capacity, host_nodes};
-use super::{Slot, Source};
+use super::{Source, failed};
 use crate::kernel::Root;
 use crate::units::{NodeId, PageSize, Pages};
 
@@ -69,12 +69,6 @@ impl Thp {
         }
     }
 
-    fn make_huge(&self, node: NodeId, address: usize) -> Result<(), SourceError> {
-        let page = self.window.page();
-        make_huge(address, page, page, collapse)
-            .map_err(error(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE"))
-    }
-
     /// Kept until the page is there.
     fn room(&self, node: NodeId) -> Result<Claim<'_>, SourceError> {
         // The huge page, the base page that it replaces, and the page tables.
@@ -88,18 +82,13 @@ impl Thp {
     }
 }
 
-fn error(node: NodeId, operation: &'static str) -> impl FnOnce(Errno) -> SourceError {
-    move |errno| SourceError {
-        node,
-        operation,
-        errno,
-        why: match errno {
-            Errno::BUSY => "the memory cgroup is at its limit",
-            Errno::NOMEM => "no huge page can be formed, or the commit limit is reached",
-            Errno::AGAIN => "no huge page can be formed now",
-            Errno::INVAL => "a kernel before Linux 6.1, or THP is off for this process",
-            _ => "the kernel's answer",
-        },
+fn why(errno: Errno) -> &'static str {
+    match errno {
+        Errno::BUSY => "the memory cgroup is at its limit",
+        Errno::NOMEM => "no huge page can be formed, or the commit limit is reached",
+        Errno::AGAIN => "no huge page can be formed now",
+        Errno::INVAL => "a kernel before Linux 6.1, or THP is off for this process",
+        _ => "the kernel's answer",
     }
 }
 
@@ -111,28 +100,16 @@ impl Source for Thp {
     fn populate(&self, frame: &Frame) -> Result<(), SourceError> {
         let node = frame.node();
         let _claim = self.room(node)?;
-        self.window.open(frame).map_err(error(node, "mprotect"))?;
-        let made = self.make_huge(node, self.window.address(frame));
-        if made.is_err() {
-            self.release(frame);
-        }
-        made
+        let open = self.window.open(frame);
+        open.map_err(failed(node, "mprotect", why))?;
+        let (address, page) = (self.window.address(frame), self.window.page());
+        make_huge(address, page, page, collapse)
+            .map_err(failed(node, "MADV_POPULATE_WRITE and MADV_COLLAPSE", why))
+            .inspect_err(|_| self.release(frame))
     }
 
     fn release(&self, frame: &Frame) {
         let _ = self.window.discard(frame);
         self.window.close(frame);
-    }
-
-    fn place(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
-        self.window
-            .relocate(frame, slot.mapping, slot.offset, true)
-            .map_err(error(frame.node(), "mremap"))
-    }
-
-    fn unplace(&self, frame: &Frame, slot: &Slot<'_>) -> Result<(), SourceError> {
-        self.window
-            .relocate(frame, slot.mapping, slot.offset, false)
-            .map_err(error(frame.node(), "mremap"))
     }
 }

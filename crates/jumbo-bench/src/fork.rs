@@ -6,11 +6,6 @@
 //!
 //! Before it forks each side is checked: base pages only, or huge pages for all of the block.
 
-#[expect(unsafe_code, reason = "calls fork by name, as a program does")]
-mod worker;
-
-pub(crate) use worker::FORK;
-
 use jumbo::units::Bytes;
 use jumbo_host::kernel::Root;
 
@@ -18,6 +13,7 @@ use crate::group::{self, Group, rows};
 use crate::launch::Launch;
 use crate::memory::{footprint, room};
 use crate::table::Table;
+use crate::task::{By, Memory, Task, Then};
 use crate::{Error, Settings, claim};
 
 /// The least size: below, the program around it weighs as much.
@@ -48,29 +44,32 @@ pub fn measure(settings: &Settings, sizes: &[Bytes]) -> Result<Table, Error> {
 
 fn group_of(settings: &Settings, size: Bytes) -> Group<'_> {
     let mut group = Group::new(settings, "fork");
-    let mut side = |launch, base, claims| group.work(launch, (&FORK, &(size, base)), size, claims);
-    let base = side(Launch::Plain, true, claim::base(size));
-    let huge = side(Launch::JUMBO, false, claim::huge(size));
+    let task = |base| {
+        Task::Memory(Memory {
+            by: By::Malloc,
+            sizes: vec![size],
+            times: 1,
+            base,
+            then: Then::Fork,
+        })
+    };
+    let base = group.work(Launch::Plain, task(true), size, claim::base(size));
+    let huge = group.work(Launch::at_once(""), task(false), size, claim::huge(size));
+    // `fork_8g`.
+    let key = match size.0 % (1 << 30) {
+        0 => format!("fork_{}g", size.0 >> 30),
+        _ => format!("fork_{}m", size.0 >> 20),
+    };
     for (suffix, measure, figure) in [
         ("", "the call", "call_ms"),
         ("_writes", "1000 first writes", "writes_ms"),
         ("_both", "both", "call_ms+writes_ms"),
     ] {
-        let (name, measure) = (
-            format!("{}{suffix}", name(size)),
-            format!("{size}, {measure}"),
-        );
+        let (name, measure) = (format!("{key}{suffix}"), format!("{size}, {measure}"));
         rows! { group;
             format!("{name}_aa") => &measure, figure, base / base;
             name => measure, figure, base / huge;
         }
     }
     group
-}
-/// `fork_8g`.
-fn name(size: Bytes) -> String {
-    match size.0 % (1 << 30) {
-        0 => format!("fork_{}g", size.0 >> 30),
-        _ => format!("fork_{}m", size.0 >> 20),
-    }
 }

@@ -1,4 +1,4 @@
-//! Whether this process runs under a seccomp filter: [`is_entered`], [`is_untried`], [`allows_advice`].
+//! Whether this process runs under a seccomp filter: [`is_entered`], [`allows_advice`].
 //!
 //! A filter knows the system calls that its program makes, not ours: one that the program never made may
 //! end it. So code of ours asks here before a call that the program may never make, and
@@ -10,25 +10,29 @@
 //! asked beforehand ([`super::bpf`]), and only where it would not let advice pass is none given from then on. Everything
 //! else that the heap does, the C library's own allocator does too: mapping, unmapping, moving, protecting.
 //!
-//! Containers put a filter on all they start. Under one that was inherited, another program can make the calls
-//! first, in a process that may die of it: the launcher does, and says under how many filters they were
-//! harmless.
+//! Containers put a filter on all they start. Under one that was inherited, another process can make the calls
+//! first, and may die of it ([`ask()`]). The launcher does, and says under how many filters they were harmless; where no
+//! launcher did, the library does. A filter that is harmless to all calls is none: each mechanism takes a call that
+//! fails as that of a kernel that lacks it.
 //!
 //! A forked child inherits the answer, as it inherits the filter. So does, because it shares the memory,
 //! the parent of a vfork(2) child that installs one before it execs: too careful, and rightly so, since a
 //! child made by a bare clone(2) cannot be told from it.
 
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::bpf::{self, Call};
+use crate::bpf::{self, Call};
+
+mod ask;
+
+pub use ask::{Answer, ask};
 
 /// How many reasons there are to think so.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
-/// How many of them are filters that were there at the start and are known to be harmless: 0 or 1.
-static TRIED: AtomicU32 = AtomicU32::new(0);
 /// One of them was there at the start.
 static FROM_START: AtomicU32 = AtomicU32::new(0);
 
@@ -44,11 +48,6 @@ pub fn is_entered_later() -> bool {
 /// True where a filter is at work, or is being installed by another thread.
 pub fn is_entered() -> bool {
     FILTERS.load(Ordering::Acquire) != 0
-}
-
-/// True where a filter is at work under which the launcher has not tried the calls that give memory back.
-pub fn is_untried() -> bool {
-    FILTERS.load(Ordering::Acquire) > TRIED.load(Ordering::Relaxed)
 }
 
 /// True where madvise(2) is harmless, as far as is known.
@@ -103,23 +102,30 @@ fn lets_advice(filter: &[libc::sock_filter]) -> bool {
 
 /// Looks whether a filter was there before: `Seccomp` in /proc/self/status (proc_pid_status(5), Linux
 /// 3.8). Only where files may be opened, as at a program's start, when the dynamic loader has just done
-/// so. Where the file cannot be read there is taken to be one. `tried` is the number of filters under
-/// which the calls that give memory back were found harmless; where it is another, one was put on
-/// since. `launched_under` is how many the launcher has itself, tried or not: [`known`] there. Under these a program
-/// is advised; one that was put on since may not let that pass.
-pub fn detect(tried: u32, launched_under: u32) {
-    match inherited() {
-        Some(0) => {}
-        found => {
-            FILTERS.fetch_add(1, Ordering::AcqRel);
-            FROM_START.store(1, Ordering::Release);
-            TRIED.store(u32::from(found == Some(tried)), Ordering::Relaxed);
-            if found.unwrap_or(UNKNOWN) > launched_under {
-                SILENCING.fetch_add(1, Ordering::AcqRel);
-            }
-        }
+/// so. Where the file cannot be read there is taken to be one. `tried` is the number of filters that the launcher found
+/// harmless to all calls, and `launched_under` how many it has itself, tried or not: [`known`] there. Under these a program
+/// is advised. Where there are more, one was put on since, or there was no launcher: the filters are asked.
+pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
+    let found = inherited();
+    let answer = match found {
+        Some(0) => return,
+        Some(count) if count == tried => Answer::Harmless,
+        Some(count) if count <= launched_under => Answer::Advice,
+        None if launched_under == UNKNOWN => Answer::Advice,
+        _ => ask(false, is_container),
+    };
+    if answer == Answer::Harmless {
+        return;
+    }
+    FILTERS.fetch_add(1, Ordering::AcqRel);
+    FROM_START.store(1, Ordering::Release);
+    if answer != Answer::Advice {
+        SILENCING.fetch_add(1, Ordering::AcqRel);
     }
 }
+
+/// The variable that Kubernetes sets in its containers, which have no file that says so.
+pub const CONTAINER: &str = "KUBERNETES_SERVICE_HOST";
 
 /// A number of filters that is not known.
 const UNKNOWN: u32 = u32::MAX;
@@ -132,12 +138,16 @@ pub fn known() -> u32 {
 /// How many filters this process has: 0, or `Seccomp_filters` of /proc/self/status (Linux 5.9). `None`
 /// where it has some and cannot tell, and where the file cannot be read.
 pub fn inherited() -> Option<u32> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     let mut text = [0u8; 4096];
+    filters(status(c"/proc/self/status", &mut text)?)
+}
+
+fn status<'a>(path: &CStr, text: &'a mut [u8; 4096]) -> Option<&'a [u8]> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     // As the dynamic loader does it: not by open(2), which a filter may not let pass.
-    let length = rustix::fs::openat(CWD, c"/proc/self/status", flags, Mode::empty())
-        .and_then(|file| rustix::io::read(&file, &mut text));
-    filters(text.get(..length.ok()?)?)
+    let length = rustix::fs::openat(CWD, path, flags, Mode::empty())
+        .and_then(|file| rustix::io::read(&file, &mut *text));
+    text.get(..length.ok()?)
 }
 
 fn filters(status: &[u8]) -> Option<u32> {

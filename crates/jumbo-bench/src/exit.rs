@@ -1,0 +1,255 @@
+//! `jumbo bench exit`: how long a process waits for the end of a large one, and when its memory is back.
+//!
+//! A process with a large block in base pages exits, crashes or is killed, and is watched from outside: from the call
+//! or the signal until `waitpid` returns, and until the memory is free. That the memory is back is seen by one
+//! probe on all sides (`memory::Watch`). What `waitpid` takes is measured at two sizes, because it shall not
+//! depend on them.
+//!
+//! Before the end each side is checked: base pages only, and where the sibling is to give them back it sleeps.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jumbo::units::Bytes;
+use jumbo_host::kernel::Root;
+use jumbo_host::teardown::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
+
+use crate::claim::{self, DRY_RUN};
+use crate::figures::{Figures, figures};
+use crate::group::{self, Group, rows};
+use crate::launch::Launch;
+use crate::life::{PID, REAPER, now_ns};
+use crate::memory::{Watch, footprint, room};
+use crate::table::Table;
+use crate::talk::Talk;
+use crate::task::{self, By, End, Memory, Then};
+use crate::work::Worker;
+use crate::{Error, Settings};
+
+/// The least size: a quarter of it must still be more than the program around it.
+pub const MIN_SIZE: Bytes = Bytes(64 << 20);
+
+const PUBLISHED: &str = "more than 10 min for several TB";
+
+/// How long a process may take to end, and its sibling when the memory is back.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+/// The first look at the memory comes so late because a look takes longer than some ends do.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Measures the table, with processes of `size` bytes.
+///
+/// # Errors
+/// [`Error`].
+pub fn measure(settings: &Settings, size: Bytes) -> Result<Table, Error> {
+    room(&Root::host(), footprint(size))?;
+    let table = Table::new("exit", format!("{size} in base pages"), settings)?;
+    let ends = [
+        (End::Exit, "exit"),
+        (End::Crash, "crash"),
+        (End::Kill, "kill"),
+    ];
+    let groups = ends.map(|(end, key)| group_of(settings, end, key, size));
+    group::measure(settings, table, groups.into())
+}
+
+/// The end of one process: of what kind, of how many bytes, under which launch, and whether `jumbo
+/// kill` kills it.
+#[derive(Clone)]
+struct Ending<'a> {
+    settings: &'a Settings,
+    end: End,
+    size: Bytes,
+    launch: Launch,
+    by_kill: bool,
+}
+
+fn group_of<'a>(settings: &'a Settings, end: End, key: &'static str, size: Bytes) -> Group<'a> {
+    let mut group = Group::new(settings, key);
+    let quarter = Bytes(size.0 / 4);
+    let reaper = Launch::Jumbo("--reaper=on".to_owned());
+    let mut side = |launch: &Launch, size: Bytes, by_kill: bool| {
+        let name = match by_kill {
+            true => "jumbo kill".to_owned(),
+            false if size == quarter => format!("{} of {quarter}", launch.name()),
+            false => launch.name(),
+        };
+        let ending = Ending {
+            settings,
+            end,
+            size,
+            launch: launch.clone(),
+            by_kill,
+        };
+        group.side(name, size, move || ending.watch())
+    };
+    let [base, base_small] = [size, quarter].map(|size| side(&Launch::Plain, size, false));
+    let [sibling_small, sibling] = [quarter, size].map(|size| side(&reaper, size, false));
+    let killed = (end == End::Kill).then(|| side(&Launch::Plain, size, true));
+    let name = |what: &str| format!("{key}_{what}");
+    let [wait, back] = ["waitpid returns", "memory is back"].map(|t| format!("{key}, until {t}"));
+    if let Some(killed) = killed {
+        rows! { group; "jumbo_kill_memory_back" => &back, "back_ms", base / killed; }
+    }
+    rows! { group;
+        name("wait_aa") => &wait, "wait_ms", base / base;
+        name("wait") => &wait, "wait_ms", base / sibling, PUBLISHED;
+        name("memory_back_aa") => &back, "back_ms", base / base;
+        name("memory_back") => &back, "back_ms", base / sibling, PUBLISHED;
+        name("wait_growth_ms") => format!("{key}, wait at two sizes"), "wait_ms", sibling - sibling_small;
+    }
+    for (name, side) in [
+        (name("wait_ms"), sibling),
+        (name("wait_small_ms"), sibling_small),
+        (format!("plain_{key}_wait_ms"), base),
+        (format!("plain_{key}_wait_small_ms"), base_small),
+    ] {
+        group.value(name, "wait_ms", side);
+    }
+    group
+}
+
+impl Ending<'_> {
+    /// Starts a process, ends it, and says how long that took from the call of `exit` or `abort`, or from the signal: until
+    /// `waitpid` returned, and until the memory was free.
+    fn watch(&self) -> Result<Figures, Error> {
+        let (root, end) = (Root::host(), self.end);
+        let by_reaper = matches!(self.launch, Launch::Jumbo(_));
+        let task = task::Task::Memory(Memory {
+            by: By::Malloc,
+            sizes: vec![self.size],
+            times: 1,
+            base: true,
+            then: Then::End(end, by_reaper),
+        });
+        let worker = Worker::new(self.launch.clone(), task);
+        let (mut holder, ready) = worker.begin(self.settings, &claim::base(self.size))?;
+        let process = |name| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a process ID"
+            )]
+            let pid = ready.get(name).map(|pid| *pid as u32);
+            pid.map(|pid| Process::open(&root, pid)).transpose()
+        };
+        let (held, reaper) = (process(PID)?, process(REAPER)?);
+        if by_reaper && reaper.is_none() {
+            return Err(Error::claim("no reaper sleeps beside it", DRY_RUN));
+        }
+        // It may stand in front of the one that has the memory.
+        let first = Process::open(&root, holder.child.id())?;
+        let kill = |process: &Process| process.signal(Signal::KILL.as_raw());
+
+        let memory = Watch::new(&root, self.size)?;
+        // A second for each GiB, as the memory has.
+        let within = Timespec {
+            tv_sec: PATIENCE.tv_sec + (self.size.0 >> 30).cast_signed(),
+            ..PATIENCE
+        };
+        let (sent, clock) = (now_ns(), Instant::now());
+        let (waited, back) = thread::scope(|scope| {
+            let waited = scope.spawn(|| {
+                let ended = has_ended(&first, &within)?;
+                if ended {
+                    // It is waited for in earnest below, with its status.
+                    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                    waitid(WaitId::PidFd(first.as_fd()), options)?;
+                }
+                Ok::<_, Error>((ended, now_ns()))
+            });
+            let back = self.begin(held.as_ref(), &mut holder).and_then(|killer| {
+                thread::sleep(PAUSE);
+                memory.wait(clock)?;
+                Ok((now_ns(), killer))
+            });
+            if back.is_err() {
+                let _ = kill(&first);
+            }
+            (waited.join(), back)
+        });
+        let (back, killer) = back?;
+        let (ended, waited) = waited.map_err(|_| Error::Corrupt("a thread died".to_owned()))??;
+        if !ended {
+            let _ = kill(&first);
+            let found = "it goes on though its memory is free";
+            return Err(Error::claim(found, DRY_RUN));
+        }
+        killer.map_or(Ok(()), |mut killer| killer.end())?;
+        let status = holder.child.wait()?;
+        if !is_end(end, status) {
+            return Err(holder.failed(status));
+        }
+        // It says itself when it calls; a signal comes from here.
+        let started = match end {
+            End::Kill => sent,
+            End::Exit | End::Crash => holder.hear()?,
+        };
+        if let Some(reaper) = reaper {
+            // The sibling exits when all is free. Where it is a child of this process it is reaped as well.
+            if !has_ended(&reaper, &PATIENCE)? {
+                let found = "its reaper goes on though the memory is back";
+                return Err(Error::claim(found, DRY_RUN));
+            }
+            // ECHILD: another process is its parent.
+            let pid = Pid::from_raw(reaper.pid().cast_signed());
+            let _ = waitpid(pid, WaitOptions::NOHANG);
+        }
+        let since = |at: u64| at.saturating_sub(started) as f64 / 1e6;
+        Ok(figures([
+            ("wait_ms", since(waited)),
+            ("back_ms", since(back)),
+        ]))
+    }
+
+    /// Has the process end; what kills it, where that is a process.
+    fn begin(&self, held: Option<&Process>, holder: &mut Talk) -> Result<Option<Talk>, Error> {
+        match (self.end, held) {
+            (End::Kill, Some(held)) if self.by_kill => {
+                let mut command = Command::new(&self.settings.jumbo);
+                command.args(["kill", "--signal", "KILL", &held.pid().to_string()]);
+                return Talk::start(command, Stdio::piped()).map(Some);
+            }
+            (End::Kill, Some(held)) => held.signal(Signal::KILL.as_raw())?,
+            _ => holder.say(&())?,
+        }
+        Ok(None)
+    }
+}
+
+/// Whether it ends within that time.
+fn has_ended(process: &Process, within: &Timespec) -> Result<bool, Error> {
+    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(within))? > 0)
+}
+
+/// Whether a process ended this way.
+fn is_end(end: End, status: ExitStatus) -> bool {
+    match end {
+        End::Exit => status.success(),
+        End::Crash => status.signal() == Some(libc::SIGABRT),
+        End::Kill => status.signal() == Some(libc::SIGKILL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_ended_in_another_way_is_seen() {
+        for (end, raw) in [(End::Exit, 0), (End::Kill, 9), (End::Crash, 6)] {
+            for other in [0, 9, 6, 15, 0x100] {
+                let status = ExitStatus::from_raw(other);
+                assert_eq!(is_end(end, status), raw == other, "{end:?} {other}");
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The configuration files, jumbo.toml: [`layered`], and `--show-config`: [`show`].
+//!
+//! The order, of which the last counts: the system's file, the user's, a profile that is typed, the
+//! command line. In a file, options for all programs come before those of the program, and a
+//! profile that the file names before both of its options around it. One profile is used: the last
+//! that is named.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches};
+use rustix::process::geteuid;
+use serde_json::json;
+
+use super::args::{Args, command};
+use super::profile::{self, Entry};
+use super::{Failure, OFF};
+use crate::view::{self, View};
+
+/// The options that files set for a program, each once, in the order in which they count; without a
+/// program those for all programs. `typed` is the profile of the command line.
+pub(super) fn layered(
+    folders: impl Iterator<Item = PathBuf>,
+    program: Option<&OsStr>,
+    typed: Option<&Path>,
+) -> Result<Vec<Entry>, Failure> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let file = folder.join("jumbo.toml");
+        let failed = |why: String| {
+            let file = file.display();
+            Failure::own(format!(
+                "cannot use {file}: {why}\nhint: mend it, or leave it out with jumbo run --no-config"
+            ))
+        };
+        let Some(text) = profile::read(&file).map_err(|error| failed(error.to_string()))? else {
+            continue;
+        };
+        // HOME may be another user's (sudo -E): options of this user's name files to write.
+        let owner = fs::metadata(&file).map_or(0, |file| file.uid());
+        if folder != Path::new("/etc") && ![0, geteuid().as_raw()].contains(&owner) {
+            return Err(failed(String::from("another user owns it")));
+        }
+        let name = file.display().to_string();
+        let parse = |counts: &dyn Fn(&str) -> bool| profile::parse(&name, &text, Some(counts));
+        if program.is_none() {
+            // The files as a whole are what is looked at: an error in any section counts.
+            parse(&|_| true).map_err(failed)?;
+        }
+        let counts = |section: &str| program.is_some_and(|program| program == section);
+        found.extend(parse(&counts).map_err(failed)?);
+    }
+    let last = found.iter().rposition(|entry| entry.key == "profile");
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut add = |entry: Entry| {
+        entries.retain(|earlier| earlier.key != entry.key);
+        entries.push(entry);
+    };
+    for (index, entry) in found.into_iter().enumerate() {
+        if typed.is_none()
+            && Some(index) == last
+            && let Some(name) = entry.word.as_ref().and_then(|word| word.to_str())
+        {
+            let name = name.trim_start_matches("--profile=");
+            profile::entries(Path::new(name))?
+                .into_iter()
+                .for_each(&mut add);
+        }
+        add(entry);
+    }
+    if let Some(typed) = typed {
+        profile::entries(typed)?.into_iter().for_each(&mut add);
+    }
+    Ok(entries)
+}
+
+/// Prints each option with its value and where that comes from.
+pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
+    let typed = || std::env::args_os().skip(2);
+    let words = entries.iter().filter_map(|entry| entry.word.clone());
+    let words: Vec<OsString> = words.chain(typed()).collect();
+    let (all, typed) = (matches(words)?, matches(typed().collect())?);
+    let is_set =
+        |matches: &ArgMatches, id| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let mut rows = Vec::new();
+    for option in command().get_arguments() {
+        let (id, Some(name)) = (option.get_id().as_str(), option.get_long()) else {
+            continue;
+        };
+        // These are about a run, and not options of one.
+        if ["help", "show-config", "no-config", "dry-run", "json"].contains(&name) {
+            continue;
+        }
+        let file = entries.iter().rfind(|entry| entry.key == name);
+        let from = match file {
+            _ if is_set(&typed, id) => "command line",
+            Some(entry) => &entry.from,
+            None => "default",
+        };
+        let help = option
+            .get_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let usual = help
+            .split_once("[default: ")
+            .map(|(_, usual)| usual.trim_end_matches(']'));
+        let value = match option.get_action() {
+            ArgAction::SetTrue => all.get_flag(id).to_string(),
+            _ => match all.get_raw(id).and_then(Iterator::last) {
+                Some(value) => value.to_string_lossy().into_owned(),
+                None => usual.unwrap_or(view::NONE).to_owned(),
+            },
+        };
+        rows.push((name.to_owned(), value, from.to_owned()));
+    }
+    if super::is_off() {
+        view::tell(&format!(
+            "{OFF}: jumbo run starts the program without all of this"
+        ));
+    }
+    if args.is_json() {
+        let row = |(name, value, from)| (name, json!({ "value": value, "from": from }));
+        return view::json(&rows.into_iter().map(row).collect::<BTreeMap<_, _>>());
+    }
+    let mut view = View::stdout();
+    view.table(
+        "<option|<value|<from",
+        rows.into_iter().map(|row| [row.0, row.1, row.2]),
+    )?;
+    Ok(view.finish()?)
+}
+
+fn matches(words: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
+    command().try_get_matches_from(words)
+}

@@ -1,0 +1,235 @@
+//! The configuration files, `--show-config`, and `JUMBO=off`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{MODES, jumbo, output, run, skip, stderr, stdout};
+
+const FILE: &str = "max-waste = 6
+no-follow = true
+keep = \"1G\"
+
+[printenv]
+maps = \"off\"
+max-waste = 3
+profile = \"node\"
+
+[other]
+max-waste = 9
+";
+
+/// `jumbo run` with `text` as the user's file.
+fn configured(folder: &Path, text: &str) -> Command {
+    fs::write(folder.join("jumbo.toml"), text).unwrap();
+    let mut jumbo = jumbo();
+    jumbo.env("XDG_CONFIG_HOME", folder).arg("run");
+    jumbo
+}
+
+fn shown(command: &mut Command) -> BTreeMap<String, serde_json::Value> {
+    serde_json::from_str(&stdout(command)).unwrap()
+}
+
+#[test]
+fn options_come_from_the_file_by_program_and_the_command_line_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let orders = |options: &[&str]| {
+        let mut run = configured(folder.path(), FILE);
+        stdout(run.args(options).args(["printenv", "JUMBO_ORDERS"]))
+    };
+    // `text` is the profile's; keep is that of all programs, since the section has none.
+    let whole = folder.path().join("own.toml");
+    fs::write(&whole, "data = \"off\"\nno-follow = false\n").unwrap();
+    let own = whole.to_str().unwrap();
+    let found = orders(&["--profile", own, "--max-waste=4"]);
+    for (word, is_there) in [
+        ("maps=0", true),
+        ("max_waste=4", true),
+        ("data=off", true),
+        ("keep=1073741824", true),
+        // The profile of the file is not used beside one that is typed.
+        ("text=file", false),
+        ("follow=1", true),
+    ] {
+        assert_eq!(found.contains(word), is_there, "{word}: {found}");
+    }
+    // Not followed: the library takes the orders out of the environment, but only after the start.
+    let mut run = configured(folder.path(), FILE);
+    let plan = stdout(run.args(["--dry-run", "--json", "printenv"]));
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    let orders = plan["environment"]["JUMBO_ORDERS"].as_str().unwrap();
+    for word in ["follow=0", "max_waste=3", "maps=0"] {
+        assert!(orders.contains(word), "{word}: {orders}");
+    }
+    // Of another program, by its file's name; and without the files.
+    for (options, waste) in [(&[][..], "6"), (&["--no-config"], "5")] {
+        let mut run = configured(folder.path(), FILE);
+        let shown = shown(
+            run.args(options)
+                .args(["--show-config", "--json", "/bin/true"]),
+        );
+        assert_eq!(shown["max-waste"]["value"], waste);
+    }
+}
+
+#[test]
+fn show_config_says_where_each_value_comes_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jumbo.toml");
+    let mut run = configured(folder.path(), FILE);
+    run.args(["--heap=glibc", "--show-config", "--json"]);
+    let shown = shown(run.args(["--", "/usr/bin/printenv"]));
+    for (option, value, from) in [
+        ("heap", "glibc", "command line".to_owned()),
+        ("max-waste", "3", format!("{}, line 7", file.display())),
+        ("keep", "1G", format!("{}, line 3", file.display())),
+        ("no-follow", "true", format!("{}, line 2", file.display())),
+        ("profile", "node", format!("{}, line 8", file.display())),
+        ("text", "file", "profile node, line 7".to_owned()),
+        ("data", "auto", "default".to_owned()),
+    ] {
+        assert_eq!(shown[option]["value"], value, "{option}");
+        assert_eq!(shown[option]["from"], from, "{option}");
+    }
+    let table = stdout(configured(folder.path(), FILE).arg("--show-config"));
+    assert!(
+        table
+            .lines()
+            .any(|line| line.trim_start().starts_with("max-waste ")
+                && line.contains(" 6 ")
+                && line.trim_end().ends_with("line 1"))
+    );
+}
+
+#[test]
+fn the_user_s_file_counts_over_the_system_s() {
+    let name = "the_user_s_file_counts_over_the_system_s";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    for part in ["etc", "upper", "work"] {
+        fs::create_dir(path.join(part)).unwrap();
+    }
+    fs::write(
+        path.join("etc/jumbo.toml"),
+        "quiet = true\nkeep = \"1M\"\n[true]\nmax-waste = 7\n",
+    )
+    .unwrap();
+    // An overlay on tmpfs, in a mount namespace that ends with its process.
+    let script = "mount -t overlay overlay -o lowerdir=$0/etc:/etc /etc && exec \"$@\"";
+    let below = |command: &[&str]| {
+        let mut below = Command::new("unshare");
+        below.args(["-m", "sh", "-c", script]).arg(path);
+        below.args(command).env("XDG_CONFIG_HOME", path);
+        below
+    };
+    if !output(&mut below(&["true"])).status.success() {
+        return skip(name, "no overlay can be mounted here");
+    }
+    fs::write(path.join("jumbo.toml"), "max-waste = 8\nquiet = false\n").unwrap();
+    let command = [
+        env!("CARGO_BIN_EXE_jumbo"),
+        "run",
+        "--show-config",
+        "--json",
+        "true",
+    ];
+    let shown = shown(&mut below(&command));
+    for (option, value, from) in [
+        (
+            "max-waste",
+            "8",
+            format!("{}/jumbo.toml, line 1", path.display()),
+        ),
+        (
+            "quiet",
+            "false",
+            format!("{}/jumbo.toml, line 2", path.display()),
+        ),
+        ("keep", "1M", "/etc/jumbo.toml, line 2".to_owned()),
+    ] {
+        assert_eq!(shown[option]["value"], value, "{option}");
+        assert_eq!(shown[option]["from"], from, "{option}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_used_names_itself_and_nothing_is_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    for (text, line, key) in [
+        ("heap = \"off\"\nmax-wast = 3\n", "line 2", "'--max-waste'"),
+        ("[touch]\n\nheap = \"maybe\"\n", "line 3", "'--heap <MODE>'"),
+        ("heap = \n", "line 1", ""),
+        ("[touch]\ndry-run = true\n", "line 2", "'--dry-run"),
+        ("[touch.x]\ny = 1\n", "line 1", "x is neither"),
+        ("profile = \"nothing\"\n", "`nothing`", ""),
+    ] {
+        let mut run = configured(folder.path(), text);
+        let output = output(run.args(["--quiet", "touch"]).arg(&started));
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        let file = folder.path().join("jumbo.toml");
+        let names_file = said.contains(&file.display().to_string()) || key.is_empty();
+        assert!(
+            names_file && said.contains(line) && said.contains(key),
+            "{said}"
+        );
+        assert!(!started.exists(), "{text}");
+    }
+    // It is no reason not to start the program without.
+    for (name, value, option) in [("JUMBO", "off", "--quiet"), ("X", "", "--no-config")] {
+        let mut run = configured(folder.path(), "heap = ");
+        stdout(run.env(name, value).args([option, "touch"]).arg(&started));
+        fs::remove_file(&started).unwrap();
+    }
+    let file = folder.path().join("jumbo.toml");
+    let mut run = configured(folder.path(), "");
+    if std::os::unix::fs::chown(&file, Some(4711), None).is_ok() {
+        let output = output(run.args(["--quiet", "touch"]).arg(&started));
+        assert_eq!(output.status.code(), Some(125));
+        assert!(stderr(&output).contains("another user owns it"));
+    }
+    let mut run = configured(folder.path(), "");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    let output = output(run.args(["--quiet", "touch"]).arg(&started));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        stderr(&output).contains("jumbo.toml: "),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!started.exists());
+}
+
+#[test]
+fn jumbo_off_starts_the_program_plainly() {
+    let plain = stdout(Command::new("env").arg("-0").env("JUMBO", "off"));
+    for mode in MODES {
+        assert_eq!(
+            stdout(run(mode).args(["env", "-0"]).env("JUMBO", "off")),
+            plain
+        );
+    }
+    let mut quiet = jumbo();
+    quiet.args(["run", "--report=json", "--pool=64M", "true"]);
+    assert_eq!(stderr(&output(quiet.env("JUMBO", "off"))), "");
+}
+
+#[test]
+fn jumbo_off_switches_the_library_off() {
+    // Advice is to be seen whatever the host makes of it.
+    let script = "import mmap
+a = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+print(sum('VmFlags' in line and ' hg' in line for line in open('/proc/self/smaps')))";
+    let advised = |off: &str| {
+        let program = ["env", off, "/usr/bin/python3", "-c", script];
+        let mut jumbo = jumbo();
+        // glibc's tunable would stay at work.
+        stdout(jumbo.args(["run", "--quiet", "--heap=off"]).args(program))
+    };
+    assert_ne!(advised("JUMBO=on"), "0\n");
+    assert_eq!(advised("JUMBO=off"), "0\n");
+}

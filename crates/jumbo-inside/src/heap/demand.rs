@@ -1,0 +1,120 @@
+//! Gives back what stays in the heap by demand ([`super::window`]), once it is not used, and before it
+//! makes the process larger than it ever was: [`begin`], [`end`].
+//!
+//! The heap itself never holds more than it once handed out. But the program may free blocks and fill
+//! other memory then. So while something stays by demand, a job of [`crate::watch`] compares the resident
+//! memory of the process with its peak, and looks at the room that cgroups and host leave.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::time::Duration;
+
+use super::HEAP;
+use crate::density;
+use crate::headroom::{self, Enough, headroom};
+use crate::sandbox;
+use crate::watch::{self, Job, Stop, Without};
+
+/// The wait between two looks.
+const TICK: Duration = Duration::from_millis(5);
+/// Memory that the process may have beyond its peak before all goes back.
+const SLACK_BYTES: usize = 4 << 20;
+/// Memory that the cgroups and the host leave at least.
+const MIN_ROOM_BYTES: usize = 32 << 20;
+/// Looks from one question for the room to the next, where no cgroup has a limit.
+const ROOM_LOOKS: u32 = 20;
+
+static JOB: Job = Job::new(3, look, without_thread);
+/// The resident memory at its peak, in bytes; 0: not known yet.
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// Looks until the next question for the room.
+static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
+
+/// There is no thread that could look.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
+
+/// Whether memory may stay by demand.
+pub(super) fn is_on() -> bool {
+    density::is_bounded()
+        && !IS_OFF.load(Ordering::Relaxed)
+        && !sandbox::is_entered_later()
+        && !sandbox::is_entered()
+}
+
+/// Something stays by demand from now on.
+pub(super) fn begin() {
+    PEAK.store(0, Ordering::Relaxed);
+    watch::begin(&JOB, TICK);
+}
+
+/// Nothing stays by demand any more.
+pub(super) fn end() {
+    if HEAP.with(|window, _| window.keeps_by_demand()) == Some(true) {
+        while HEAP.with(|window, leaving| window.age(true, Some(leaving))) == Some(true) {}
+    }
+}
+
+/// Nothing looks at it, so nothing stays.
+fn without_thread(_why: Without) {
+    IS_OFF.store(true, Ordering::Relaxed);
+    // This may be the watching thread. Where the lock is not to be had, the next free gives it back.
+    while HEAP.window.with_soon(|window| window.age(true, None)) == Some(true) {}
+}
+
+fn look(stop: &Stop) -> Option<Duration> {
+    let is_over = has_grown() || is_short();
+    loop {
+        let aged = HEAP.window.with_soon(|window| {
+            let is_more = window.age(is_over, None);
+            (is_more, window.keeps_by_demand())
+        });
+        // Who has the lock may wait for this thread to end (setuid(2) in a signal handler).
+        let Some((is_more, keeps)) = aged else {
+            return Some(TICK);
+        };
+        if !is_more || stop.check_before_wait().is_err() {
+            return keeps.then_some(TICK);
+        }
+    }
+}
+
+/// Whether the process has become larger than it was when the demand began.
+fn has_grown() -> bool {
+    let Some(resident) = density::resident_memory() else {
+        return true;
+    };
+    let before = match PEAK.load(Ordering::Relaxed) {
+        0 => peak().unwrap_or(resident).max(resident),
+        peak => peak,
+    };
+    let has_grown = resident > before + SLACK_BYTES;
+    // Small steps count together.
+    let peak = if has_grown { resident } else { before };
+    PEAK.store(peak, Ordering::Relaxed);
+    has_grown
+}
+
+/// The resident memory of the process at its peak, in bytes: `VmHWM` of proc_pid_status(5).
+fn peak() -> Option<usize> {
+    let mut text = [0u8; 2048];
+    let text = headroom::read(c"/proc/self/status", &mut text).ok()?;
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(b"VmHWM:"))?;
+    headroom::number(line)?.checked_mul(1024)
+}
+
+/// Whether the cgroups or the host have little left.
+fn is_short() -> bool {
+    let left = LOOKS_LEFT.load(Ordering::Relaxed);
+    if left > 0 {
+        LOOKS_LEFT.store(left - 1, Ordering::Relaxed);
+        return false;
+    }
+    let room = headroom(Enough {
+        host: MIN_ROOM_BYTES,
+        group: MIN_ROOM_BYTES,
+    });
+    if room.is_some_and(|room| room.is_of_no_group()) {
+        LOOKS_LEFT.store(ROOM_LOOKS, Ordering::Relaxed);
+    }
+    room.is_none_or(|room| room.least() < MIN_ROOM_BYTES)
+}

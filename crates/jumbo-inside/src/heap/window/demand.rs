@@ -1,0 +1,149 @@
+//! Freed memory that the program wants again within a moment: [`Demand`].
+//!
+//! A program that works in rounds frees memory and allocates as much again. What was given back in
+//! between faults in anew, page by page. So memory that is wanted again within [`MOMENT_MILLIS`] of
+//! its return raises the amount that stays. A low-water mark lowers it: free memory that was not used
+//! for a whole [`WINDOW_MILLIS`] goes back.
+//!
+//! Pure: times are arguments, in milliseconds. Invariant: nothing stays by demand that was not given
+//! back and wanted again before.
+
+/// Memory that is wanted again so soon should have stayed.
+const MOMENT_MILLIS: u64 = 1000;
+/// Free memory that was not used for so long is given back.
+const WINDOW_MILLIS: u64 = 1000;
+/// Less is not worth a thread's looks.
+const MIN_KEPT_BYTES: usize = 1 << 20;
+
+/// The freed memory that stays by demand, in bytes.
+#[derive(Debug)]
+pub(super) struct Demand {
+    kept: usize,
+    /// The bytes given back of late, and the time of the last return.
+    returned: usize,
+    returned_millis: u64,
+    /// The least free memory of this window, and when that began.
+    least: usize,
+    began_millis: u64,
+}
+
+impl Demand {
+    pub(super) const fn new() -> Self {
+        Self {
+            kept: 0,
+            returned: 0,
+            returned_millis: 0,
+            least: 0,
+            began_millis: 0,
+        }
+    }
+
+    /// The bytes that stay.
+    pub(super) const fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// Whether anything was given back, ever so long ago.
+    pub(super) const fn has_returned(&self) -> bool {
+        self.returned > 0
+    }
+
+    /// Records a return of `bytes` to the kernel.
+    pub(super) fn returned(&mut self, bytes: usize, now: u64) {
+        self.forget_old(now);
+        self.returned = self.returned.saturating_add(bytes);
+        self.returned_millis = now;
+    }
+
+    /// Records an allocation of `bytes` that no free memory served.
+    pub(super) fn missed(&mut self, bytes: usize, now: u64) {
+        self.forget_old(now);
+        let again = bytes.min(self.returned);
+        if again > 0 {
+            if self.kept == 0 {
+                self.begin(0, now);
+            }
+            self.returned -= again;
+            self.kept = self.kept.saturating_add(again);
+        }
+    }
+
+    /// Records that `free` bytes are left after an allocation from free memory.
+    pub(super) fn used(&mut self, free: usize) {
+        self.least = self.least.min(free);
+    }
+
+    /// Lowers the bytes that stay, where `usual` would stay in any case and `free` are free. Now and then.
+    pub(super) fn age(&mut self, free: usize, usual: usize, now: u64) {
+        self.least = self.least.min(free);
+        if now.saturating_sub(self.began_millis) >= WINDOW_MILLIS {
+            let unused = self.least.saturating_sub(usual);
+            // All that stays may be in use for a while, and not come back.
+            let most = free.saturating_sub(usual).max(self.kept / 2);
+            self.kept = self.kept.saturating_sub(unused).min(most);
+            if self.kept < MIN_KEPT_BYTES {
+                self.kept = 0;
+            }
+            self.begin(free, now);
+        }
+    }
+
+    /// Nothing stays by demand until there is a new one.
+    pub(super) fn end(&mut self) {
+        *self = Self::new();
+    }
+
+    fn begin(&mut self, free: usize, now: u64) {
+        self.least = free;
+        self.began_millis = now;
+    }
+
+    fn forget_old(&mut self, now: u64) {
+        if now.saturating_sub(self.returned_millis) > MOMENT_MILLIS {
+            self.returned = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn what_is_wanted_again_at_once_stays() {
+        let mut demand = Demand::new();
+        demand.missed(100 * MIB, 0);
+        assert_eq!(demand.kept(), 0, "it was never given back");
+        demand.returned(100 * MIB, 10);
+        demand.missed(60 * MIB, 20);
+        demand.missed(60 * MIB, 30);
+        assert_eq!(demand.kept(), 100 * MIB);
+    }
+
+    #[test]
+    fn what_is_wanted_later_does_not() {
+        let mut demand = Demand::new();
+        demand.returned(100 * MIB, 0);
+        demand.missed(100 * MIB, MOMENT_MILLIS + 1);
+        assert_eq!(demand.kept(), 0);
+    }
+
+    #[test]
+    fn what_is_not_used_for_a_window_goes() {
+        let mut demand = Demand::new();
+        demand.returned(100 * MIB, 0);
+        demand.missed(100 * MIB, 1);
+        // In use, then free; and used again down to 30 MiB.
+        demand.age(80 * MIB, 10 * MIB, 100);
+        demand.used(30 * MIB);
+        demand.age(110 * MIB, 10 * MIB, 1 + WINDOW_MILLIS);
+        demand.used(30 * MIB);
+        demand.age(110 * MIB, 10 * MIB, 1 + 2 * WINDOW_MILLIS);
+        assert_eq!(demand.kept(), 80 * MIB, "20 of 30 are beyond the usual");
+        demand.age(90 * MIB, 10 * MIB, 1 + 3 * WINDOW_MILLIS);
+        demand.age(10 * MIB, 10 * MIB, 1 + 4 * WINDOW_MILLIS);
+        assert!(demand.kept() < 10 * MIB, "{}", demand.kept());
+    }
+}

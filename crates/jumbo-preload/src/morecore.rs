@@ -1,0 +1,81 @@
+//! The heap of glibc before 2.34 in steps of whole huge pages: [`start`].
+//!
+//! That glibc has no tunable to advise its heap, and grows it by 132 KiB: the first touch of a step comes before the huge page
+//! around it is memory. But it has a hook (`__morecore`, malloc(3)'s sbrk(2)). Ours moves the break to the end of a huge page,
+//! as the tunable of later versions does, advises the step, and gives glibc what it asks for of that.
+//!
+//! glibc calls the hook with the lock of its main arena held, or while there is one thread.
+
+use core::ffi::c_void;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use jumbo_inside::density::program_break;
+use jumbo_inside::events::Mechanism as _;
+use jumbo_inside::heap::maps;
+use libc::MAP_FAILED;
+
+use crate::mechanisms::All;
+use crate::{next, symbols};
+
+/// The PMD size in bytes.
+static PMD: AtomicUsize = AtomicUsize::new(0);
+/// The break as glibc has it, and as it is.
+static GIVEN: AtomicUsize = AtomicUsize::new(0);
+static BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Takes the hook, unless the C library has none or the program has taken it.
+pub(crate) fn start(pmd: usize) {
+    let mut hook = null_mut::<*mut c_void>();
+    let mut default = null_mut();
+    symbols::each(&mut |object| {
+        let find = |name| object.symbol(name).map_or(null_mut(), |(at, _)| at);
+        (hook, default) = (find(c"__morecore").cast(), find(c"__default_morecore"));
+        !hook.is_null() && !default.is_null()
+    });
+    // SAFETY: glibc's variable; the process has one thread as it starts, and glibc reads it when its heap grows.
+    unsafe {
+        if !hook.is_null() && hook.read() == default {
+            PMD.store(pmd, Relaxed);
+            hook.write(more as *mut c_void);
+            program_break::is_followed_otherwise();
+        }
+    }
+}
+
+/// sbrk(2) for glibc's malloc, but for a failure, which is null.
+unsafe extern "C" fn more(increment: isize) -> *mut c_void {
+    // SAFETY: glibc's heap alone ends there, or nothing that was given is given back.
+    let sbrk = |by| unsafe { (next::sbrk.get())(by) };
+    let now = sbrk(0).addr();
+    if now != BREAK.load(Relaxed) {
+        // The first call, or the program has moved it.
+        GIVEN.store(now, Relaxed);
+        BREAK.store(now, Relaxed);
+    }
+    let before = GIVEN.load(Relaxed);
+    let pmd = PMD.load(Relaxed);
+    let Some(after) = before.checked_add_signed(increment) else {
+        return null_mut();
+    };
+    if after > now {
+        let step = |to: usize| sbrk((to - now).cast_signed()) != MAP_FAILED;
+        let end = after.next_multiple_of(pmd);
+        let end = match step(end) {
+            true => end,
+            // A limit.
+            false if step(after) => after,
+            false => return null_mut(),
+        };
+        BREAK.store(end, Relaxed);
+        maps::advise_mapping(now, end - now, true);
+    } else if now - after >= 2 * pmd {
+        let end = after.next_multiple_of(pmd);
+        All::unmapping(end, now - end);
+        if sbrk((end.wrapping_sub(now)).cast_signed()) != MAP_FAILED {
+            BREAK.store(end, Relaxed);
+        }
+    }
+    GIVEN.store(after, Relaxed);
+    with_exposed_provenance_mut(before)
+}

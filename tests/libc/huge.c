@@ -1,0 +1,41 @@
+/* Fills 1 GiB in one of three ways, and prints the share of the process that is on huge pages: the kernel's own count. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define SIZE (1UL << 30)
+
+static void fill(const char *how)
+{
+    if (strcmp(how, "mapped") == 0) {
+        char *block = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (block != MAP_FAILED)
+            memset(block, 1, SIZE);
+        return;
+    }
+    size_t block = strcmp(how, "large") == 0 ? 4 << 20 : 1000;
+    for (size_t have = 0; have < SIZE; have += block) {
+        char *at = malloc(block);
+        if (at != NULL)
+            memset(at, 1, block);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    if (count != 2)
+        return 2;
+    fill(arguments[1]);
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    unsigned long resident = 0, huge = 0;
+    char line[200];
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        sscanf(line, "Rss: %lu", &resident);
+        sscanf(line, "AnonHugePages: %lu", &huge);
+    }
+    if (resident < SIZE >> 10)
+        return 1;
+    printf("%lu\n", huge * 100 / resident);
+    return 0;
+}
