@@ -81,11 +81,32 @@ pub(crate) fn is_unused() -> bool {
     let start = Instant::now();
     while kernel_counters() != [0; 4] {
         if start.elapsed() > MOMENT {
+            say_who_uses_it();
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     true
+}
+
+/// Prints the kernel's counts, and the processes that have hugetlb pages mapped.
+fn say_who_uses_it() {
+    let mut err = std::io::stderr();
+    let _ = writeln!(
+        err,
+        "[total, free, reserved, surplus]: {:?}",
+        kernel_counters()
+    );
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let status = fs::read_to_string(process.path().join("status")).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        if let Some(mapped) = field("HugetlbPages:")
+            && mapped.trim() != "0 kB"
+        {
+            let (pid, name) = (process.file_name(), field("Name:").unwrap_or_default());
+            let _ = writeln!(err, "{}{name}: {}", pid.display(), mapped.trim());
+        }
+    }
 }
 
 /// (total, free, reserved, surplus) of the kernel's pool of 2 MiB pages.
