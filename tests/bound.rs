@@ -18,6 +18,8 @@ const LEAST_WASTE: u64 = 16 * MIB;
 const OWN: u64 = 4 * MIB;
 /// More than a program's peak in plain, for a limit in which it lives.
 const ROOM: u64 = 24 * MIB;
+/// The most runs of a program.
+const RUNS: usize = 5;
 /// Programs that run at the same time: most of them wait, and the largest take some GiB under no bound.
 const AT_ONCE: usize = 3;
 
@@ -108,7 +110,7 @@ fn cases(files: &Compiled) -> Vec<Case> {
     listed.lines().map(of_mode).chain([bss]).collect()
 }
 
-/// Runs the cases, each a few times, and fails where one takes more than is allowed.
+/// Runs the cases, and fails where one takes more than is allowed.
 fn check_bound(cases: &[Case]) {
     let rows = at_once(cases, compare);
     let mut table = format!(
@@ -169,14 +171,22 @@ fn check_limits(cases: &[Case]) {
     assert!(killed.is_empty(), "lived in plain: {killed:#?}");
 }
 
-/// The peak, plain and under jumbo; the files are in the page cache before.
+/// The peak, plain and under jumbo; the files are in the page cache before. Programs of many threads have another peak in
+/// each run: where one is over, both sides run again, and their highest peaks are compared.
 fn compare(case: &Case) -> Row {
     case.program.plain().ok();
-    let peaks = [Program::plain, jumbo].map(|how| {
-        let (ran, peak) = run(case, u64::MAX >> 4, how);
-        ran.ok();
-        peak
-    });
+    let mut peaks = [0; 2];
+    for _ in 0..RUNS {
+        for (peak, how) in peaks.iter_mut().zip([Program::plain, jumbo]) {
+            let (ran, this) = run(case, u64::MAX >> 4, how);
+            ran.ok();
+            *peak = this.max(*peak);
+        }
+        let row = Row::new(&case.name, peaks);
+        if row.jumbo <= row.allowed {
+            break;
+        }
+    }
     Row::new(&case.name, peaks)
 }
 

@@ -1,6 +1,6 @@
 //! Memory is on huge pages, and no more of it is resident than the program asked for.
 
-use crate::support::{MIB, Program, Report, Source, compile, host, smaps};
+use crate::support::{MIB, Program, Report, Source, compile, host, smaps, wait};
 
 #[test]
 fn a_heap_is_on_huge_pages_by_the_kernels_own_count() {
@@ -36,6 +36,10 @@ fn the_report_agrees_with_the_kernel() {
         .args(["512", "stay"])
         .start_reported(&[]);
     running.wait_for_line("ready");
+    // The last of it becomes huge afterwards.
+    wait::until("a heap that is huge", wait::MOMENT, || {
+        (smaps::resident(running.child()).huge_share() > 0.98).then_some(())
+    });
     running.wait_until_looked_at();
     let seen = smaps::resident(running.child());
     let report = report.read(&running.wait().ok());

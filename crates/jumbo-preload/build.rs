@@ -68,18 +68,42 @@ fn mimalloc() {
         .compile("jumbo_mimalloc");
 }
 
-/// What is changed in mimalloc's sources: text in its `internal.h`, and what stands there instead. An address in
-/// a free list is encoded by one exclusive or, as glibc's safe-linking does, with the random key of its page. It
-/// is looked up only where it is in another slice. So a write into a freed object is found as before, and
-/// an allocation takes less time.
 #[cfg(feature = "mimalloc")]
-const CHANGES: [(&str, &str); 3] = [
+const INTERNAL: &str = "include/mimalloc/internal.h";
+/// What is changed in mimalloc's sources: a file, its text, and what stands there instead.
+///
+/// An address in a free list is encoded by one exclusive or, as glibc's safe-linking does, with the random key of its
+/// page. It is looked up only where it is in another slice. So a write into a freed object is found as before, and an
+/// allocation takes less time. And a page is free where none but swept blocks is left (`src/mimalloc/sweep.h`).
+#[cfg(feature = "mimalloc")]
+const CHANGES: [(&str, &str, &str); 6] = [
     (
+        INTERNAL,
+        "return (page->used == 0);",
+        "return (page->used == 0 || jumbo_is_left((mi_page_t*)page));",
+    ),
+    (
+        INTERNAL,
+        "uint16_t frac = page->reserved / 8U;",
+        "uint16_t frac = (page->reserved - jumbo_swept(page)) / 8U;",
+    ),
+    (
+        "src/page.c",
+        "if (page->used == 1) {",
+        "if (page->used == 1 + jumbo_swept(page)) {",
+    ),
+    (
+        INTERNAL,
         "(mi_rotr(x - keys[0], keys[0]) ^ keys[1]);",
         "(x ^ keys[1]);",
     ),
-    ("mi_rotl(x ^ keys[1], keys[0]) + keys[0];", "x ^ keys[1];"),
     (
+        INTERNAL,
+        "mi_rotl(x ^ keys[1], keys[0]) + keys[0];",
+        "x ^ keys[1];",
+    ),
+    (
+        INTERNAL,
         "next!=NULL && !mi_is_in_same_page(block, next)",
         "next!=NULL && ((uintptr_t)block ^ (uintptr_t)next) >= MI_ARENA_SLICE_SIZE && !mi_is_in_same_page(block, next)",
     ),
@@ -93,16 +117,15 @@ fn changed_sources(include: &Path) -> Result<PathBuf, String> {
     for name in ["include", "src"] {
         copy(&include.join("..").join(name), &to.join(name)).map_err(|error| error.to_string())?;
     }
-    let path = to.join("include/mimalloc/internal.h");
-    let why = |error: std::io::Error| format!("{}: {error}", path.display());
-    let mut text = fs::read_to_string(&path).map_err(why)?;
-    for (old, new) in CHANGES {
+    for (file, old, new) in CHANGES {
+        let path = to.join(file);
+        let why = |error: std::io::Error| format!("{}: {error}", path.display());
+        let text = fs::read_to_string(&path).map_err(why)?;
         if text.matches(old).count() != 1 {
             return Err(format!("{}: not once: {old}", path.display()));
         }
-        text = text.replace(old, new);
+        fs::write(&path, text.replace(old, new)).map_err(why)?;
     }
-    fs::write(&path, text).map_err(why)?;
     Ok(to)
 }
 

@@ -210,6 +210,91 @@ static void *with_a_mapped_arena(void *number)
 
 static void mapped_arenas(void) { together(24, with_a_mapped_arena); }
 
+/* `bytes` in objects of one size, each touched; the array of them is the caller's to free. */
+static char **objects(size_t bytes, size_t size)
+{
+    char **all = (char **)map_usual(bytes / size * sizeof *all);
+    for (size_t i = 0; i < bytes / size; i++)
+        memset(all[i] = taken(malloc(size)), 1, size);
+    return all;
+}
+
+struct freed {
+    char **all;
+    size_t count, stays;
+};
+
+/* Frees all of a list but one in `stays`. */
+static void *free_most(void *list)
+{
+    struct freed *freed = list;
+    for (size_t i = 0; i < freed->count; i++)
+        if (freed->all[i] != NULL && i % freed->stays != 0)
+            free(freed->all[i]);
+    return NULL;
+}
+
+static void in_a_thread(void *(*work)(void *), void *argument)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, work, argument) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* A thread that allocates nothing frees what another has allocated, but for one object in a thousand. */
+static void freed_by_another(void)
+{
+    size_t count = 100 * MIB / 64;
+    struct freed freed = {objects(100 * MIB, 64), count, 1000};
+    in_a_thread(free_most, &freed);
+    objects(70 * MIB, 64);
+}
+
+/* The owner frees a few, another thread the rest; then objects of another size follow. */
+static void freed_in_turn(void)
+{
+    size_t count = 120 * MIB / 64;
+    char **all = objects(120 * MIB, 64);
+    for (size_t i = 3; i < count; i += 20) {
+        free(all[i]);
+        all[i] = NULL;
+    }
+    struct freed freed = {all, count, 1000000};
+    in_a_thread(free_most, &freed);
+    objects(80 * MIB, 96);
+}
+
+/* After a peak the memory is there already, and what is wasted in it counts all the same. */
+static void after_a_peak(void)
+{
+    struct freed peak = {objects(200 * MIB, 112), 200 * MIB / 112, 1000000};
+    free_most(&peak);
+    size_t count = 120 * MIB / 48;
+    char **all = objects(120 * MIB, 48);
+    for (size_t i = 0; i < count; i++)
+        if (i % 1365 >= 80)
+            free(all[i]);
+    objects(110 * MIB, 96);
+}
+
+static void *make_sparse(void *unused)
+{
+    (void)unused;
+    size_t count = 100 * MIB / 64, in_a_page = 1023;
+    char **all = objects(100 * MIB, 64);
+    for (size_t i = 0; i < count; i++)
+        if (i / in_a_page < 40 ? i % 32 != 0 : i % in_a_page != 7)
+            free(all[i]);
+    return NULL;
+}
+
+/* What a thread leaves at its end is nobody's: the first of it cannot be thinned, the rest can. */
+static void left_by_a_thread(void)
+{
+    in_a_thread(make_sparse, NULL);
+    objects(80 * MIB, 96);
+}
+
 static void *stressed(void *number)
 {
     uint64_t random = 99 + (uint64_t)number;
@@ -416,6 +501,10 @@ static const struct {
     {"arenas", arenas},
     {"mapped-arenas", mapped_arenas},
     {"stress", stress},
+    {"freed-by-another", freed_by_another},
+    {"freed-in-turn", freed_in_turn},
+    {"after-a-peak", after_a_peak},
+    {"left-by-a-thread", left_by_a_thread},
     {"go-protected", go_protected},
     {"go-fixed", go_fixed},
     {"go-scavenged", go_scavenged},

@@ -1,7 +1,8 @@
 //! Looking at the program while it runs: [`Sampler`].
 //!
 //! A *look* reads how much anonymous memory each process of the program holds; a *sample* walks
-//! their smaps, when there is clearly more than at the largest sample so far. Both are rationed by
+//! their smaps, when there is clearly more than at the largest sample so far; and a few times
+//! afterwards, while there is as much: memory becomes huge after it has grown. Both are rationed by
 //! what they cost, so that a program is not slowed down by being watched.
 //!
 //! Memory that several processes map is counted for each, as their resident sizes do.
@@ -29,6 +30,8 @@ const EARLY: Duration = Duration::from_secs(1);
 /// A sample is worth it when memory has grown by one part in so many, and by so much.
 const GROWTH: u64 = 50;
 const LEAST_GROWTH: u64 = 64 << 10;
+/// The pauses between the samples of memory that has stopped growing: the first, and from where on there is no other.
+const SETTLE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
 /// The moment of the largest heap.
 #[derive(Debug)]
@@ -80,7 +83,10 @@ pub(super) struct Sampler<'a> {
     slots_seen: usize,
     next_look: Instant,
     next_sample: Instant,
+    /// The last sample, and the pause until the next one of as much memory.
+    settling: (Instant, Duration),
     largest: Bytes,
+    largest_heap: Bytes,
     largest_rss: Bytes,
     cost: Duration,
     peak: Option<Peak>,
@@ -103,7 +109,9 @@ impl<'a> Sampler<'a> {
             slots_seen: 0,
             next_look: started,
             next_sample: started,
+            settling: (started, SETTLE.1),
             largest: Bytes(0),
+            largest_heap: Bytes(0),
             largest_rss: Bytes(0),
             cost: Duration::ZERO,
             peak: None,
@@ -130,8 +138,14 @@ impl<'a> Sampler<'a> {
         self.next_look = now + pause.clamp(INTERVAL.0, INTERVAL.1);
 
         let enough = self.largest.0 + (self.largest.0 / GROWTH).max(LEAST_GROWTH);
-        if total.0 >= enough && now >= self.next_sample {
+        let has_grown = total.0 >= enough;
+        let (last, settle) = self.settling;
+        let has_settled =
+            settle < SETTLE.1 && now >= last + settle && is_about(total, self.largest);
+        if (has_grown || has_settled) && now >= self.next_sample {
             self.sample(resident);
+            let settle = if has_grown { SETTLE.0 } else { settle * 2 };
+            self.settling = (Instant::now(), settle);
             let pause = (cpu_time() - looked) * self.times(PAUSE_AFTER_SAMPLE);
             self.next_sample = Instant::now() + pause;
         }
@@ -240,9 +254,9 @@ impl<'a> Sampler<'a> {
             return;
         }
         self.sampled.samples += 1;
-        let heap = |usage: &Usage| usage.kind(Kind::Heap).bytes;
-        let before = self.peak.as_ref().map(|peak| heap(&peak.usage));
-        if before.is_none_or(|before| heap(&usage) >= before) {
+        let heap = usage.kind(Kind::Heap).bytes;
+        self.largest_heap = self.largest_heap.max(heap);
+        if is_about(heap, self.largest_heap) {
             self.peak = Some(Peak {
                 at,
                 usage,
@@ -279,6 +293,11 @@ pub(super) fn rehearse(root: &Root) {
     sampler.look();
     sampler.sample(BTreeMap::from([(own, Bytes(0))]));
     share_memory(own, own);
+}
+
+/// Whether memory is as much as the most that was seen, but for what counts as growth.
+fn is_about(bytes: Bytes, most: Bytes) -> bool {
+    bytes.0 + (bytes.0 / GROWTH).max(LEAST_GROWTH) >= most.0
 }
 
 /// The CPU time this thread has used: what looking costs, without what it waited for.

@@ -43,7 +43,7 @@ unsafe extern "C" {
     fn jumbo_mimalloc_unconfine();
     fn jumbo_mimalloc_before_fork(is_alone: bool);
     fn jumbo_mimalloc_after_fork();
-    fn jumbo_mimalloc_forked();
+    fn jumbo_mimalloc_forked() -> bool;
 }
 
 /// Blocks smaller than this come from mimalloc: all ([`usize::MAX`]) on a pool, none (0) after a [`retreat`] and while a fork
@@ -281,7 +281,8 @@ pub(crate) fn after_fork() {
 pub(crate) fn forked() {
     if STARTED.load(Ordering::Acquire) {
         // SAFETY: this is the child, and holds no lock of mimalloc's that it had not before.
-        unsafe { jumbo_mimalloc_forked() };
+        let is_sparse = unsafe { jumbo_mimalloc_forked() };
+        SPARSE_THREADS.store(usize::from(is_sparse), Ordering::Relaxed);
     }
 }
 

@@ -135,6 +135,9 @@ static long jumbo_syscall(long number, ...) {
 }
 #define syscall jumbo_syscall
 
+struct mi_page_s;
+static bool jumbo_is_left(struct mi_page_s *page);
+static size_t jumbo_swept(const struct mi_page_s *page);
 #include "mimalloc.h"
 #include "mimalloc/internal.h"
 
@@ -151,6 +154,15 @@ static _Atomic(uintptr_t) purging;
        self != 0 && mi_atomic_cas_strong_acq_rel(&purging, &nobody, self);                 \
        mi_atomic_store_release(&purging, (uintptr_t)0), self = 0)
 
+#include "mimalloc/prim.h"
+/* A thread that has no theap, and frees a block of an abandoned page, leaves the page for others to find all the same. All that is
+ * asked of it is where to count, and whether it takes pages over: no. */
+static mi_theap_t no_theap;
+static inline mi_theap_t *associated(mi_page_t *page) {
+  mi_theap_t *theap = _mi_page_associated_theap_peek(page);
+  return theap == NULL ? &no_theap : theap;
+}
+#define _mi_page_associated_theap_peek(page) associated(page)
 #include "static.c"
 
 /* What glibc aligns every block to (MALLOC_ALIGNMENT); mimalloc aligns blocks of up to 8 bytes to 8. */
@@ -249,6 +261,8 @@ static void at_thousandth(bool force, unsigned long long heartbeat, void *argume
     set_sparse(false);
     free_held();
   } else {
+    /* Memory that was taken before, and came back, counts nowhere else: a base page for each of them, at the most. */
+    if (is_sparse) beside_bytes += 1000 * BASE;
     look_if_due();
   }
   jumbo_mimalloc_asked();
@@ -444,8 +458,9 @@ static mi_lock_t *const fork_locks[] = {
   &heap_main.arena_pages_lock, &subproc_main.arena_reserve_lock, &mi_page_map_lock,
 };
 #define FORK_LOCKS (sizeof fork_locks / sizeof fork_locks[0])
-/* Which of them the fork under way has taken. */
+/* Which of them the fork under way has taken, and whether other threads may have been amid something. */
 static unsigned taken_locks;
+static bool was_alone;
 
 /* This thread may be in a signal handler that interrupted mimalloc, with some of them held: it waits for
  * none then, least of all for itself. Nor does it where it is the only one: what is locked is its own. */
@@ -459,6 +474,7 @@ void jumbo_mimalloc_before_fork(bool is_alone) {
     taken |= 1u << at;
   }
   taken_locks = taken;
+  was_alone = is_alone;
 }
 
 void jumbo_mimalloc_after_fork(void) {
@@ -468,8 +484,25 @@ void jumbo_mimalloc_after_fork(void) {
   }
 }
 
-/* In the child: it has this thread alone. */
-void jumbo_mimalloc_forked(void) {
+/* A thread that is gone may have been about to claim a page: then the page is not on the map for a moment, and who frees its blocks
+ * waits until it is. */
+static bool map_again(size_t slice, size_t count, mi_arena_t *arena, void *pages) {
+  (void)count;
+  mi_page_t *page = mi_arena_page_at_slice(arena, slice);
+  if (!mi_page_is_abandoned_mapped(page) || mi_page_is_owned(page)) return true;
+  mi_bitmap_set(((mi_arena_pages_t *)pages)->pages_abandoned[_mi_bin(page->block_size)], slice);
+  return true;
+}
+
+/* In the child: it has this thread alone. Whether it is sparse. */
+bool jumbo_mimalloc_forked(void) {
   mi_atomic_store_relaxed(&subproc_main.thread_count, (size_t)0);
+  for (size_t at = 0; at < mi_arenas_get_count(&subproc_main) && !was_alone; at++) {
+    mi_arena_t *arena = mi_arena_from_index(&subproc_main, at);
+    mi_arena_pages_t *pages = arena == NULL ? NULL : mi_heap_arena_pages(&heap_main, arena);
+    if (pages != NULL) _mi_bitmap_forall_set(pages->pages, &map_again, arena, pages);
+  }
+  mi_option_set(mi_option_minimal_purge_size, 0);
   if (mi_atomic_load_relaxed(&purging) != (uintptr_t)&own_errno) mi_atomic_store_release(&purging, (uintptr_t)0);
+  return is_sparse;
 }

@@ -11,9 +11,9 @@
  * since the lists were collected. Which blocks are swept follows from `bases` of the note of the page's slice.
  *
  * Only the owner of a page reads and changes its blocks: the thread whose theap has it, or who claimed it while it was abandoned.
- * It alone writes the note. A page with swept blocks has the flag for interior pointers: so free(3) of one comes to free_swept,
- * which sees when no other block is left, and has mimalloc free the page as a whole. The page's next user finds slices that are
- * marked dirty as ever, and no note.
+ * It alone writes the note. A page with swept blocks has the flag for interior pointers: so free(3) of one comes to free_swept.
+ * Wherever mimalloc asks its owner whether a page is free, it asks jumbo_is_left too (build.rs), and frees the page as a whole. The
+ * page's next user finds slices that are marked dirty as ever, and no note.
  *
  * Behind a seccomp filter, and where the memory is locked, nothing is dropped, and the lists stay as they are. */
 
@@ -75,10 +75,15 @@ static size_t waste_in(const mi_page_t *page) {
   return live < there ? there - live : 0;
 }
 
-/* No block but swept ones is left in a page that the caller owns: to mimalloc it is free from now on. */
-static bool is_left(mi_page_t *page) {
-  const uint32_t note = noted(page);
-  if (note == 0 || page->used != blocks_of(note)) return false;
+/* The swept blocks of a page that the caller owns. */
+static size_t jumbo_swept(const mi_page_t *page) {
+  return mi_page_has_interior_pointers(page) ? blocks_of(noted(page)) : 0;
+}
+
+/* No block but swept ones is left in a page that the caller owns: to mimalloc it is free from now on, and it frees it then. */
+static bool jumbo_is_left(mi_page_t *page) {
+  const size_t swept = jumbo_swept(page);
+  if (swept == 0 || page->used != swept) return false;
   set_note(note_of(page, false), 0, 0);
   page->used = 0;
   return true;
@@ -148,7 +153,7 @@ static size_t link_free(mi_page_t *page, const uint64_t *is_free, uint32_t bases
 /* Sweeps a page of the thread's own. Gives the number of base pages that it dropped; all of them where the page is free. */
 static size_t sweep_page(mi_page_t *page, mi_page_queue_t *queue) {
   _mi_page_free_collect(page, true);
-  if (mi_page_all_free(page) || is_left(page)) {
+  if (mi_page_all_free(page)) {
     _mi_page_free(page, queue);
     return BASES;
   }
@@ -169,6 +174,8 @@ static size_t sweep_page(mi_page_t *page, mi_page_queue_t *queue) {
   const uint32_t gone = drop(slice, ~(live | before) & 0xffff);
   if (gone == 0) return 0;
   const size_t swept = link_free(page, is_free, before | gone);
+  /* Else mimalloc would keep the page for a while when it is empty. */
+  page->retire_expire = 0;
   set_note(note, before | gone, swept);
   mi_page_set_has_interior_pointers(page, true);
   return __builtin_popcount(gone);
@@ -176,38 +183,25 @@ static size_t sweep_page(mi_page_t *page, mi_page_queue_t *queue) {
 
 /* free(3) of a block of a page with swept ones. */
 static void free_swept(mi_page_t *page, void *p) {
-  if (mi_page_thread_id(page) == _mi_prim_thread_id()) {
-    mi_free_ex(p, NULL, page);
-    if (is_left(page)) _mi_page_free(page, mi_page_queue_of(page));
-    return;
-  }
-  /* The block keeps the page until it is freed. */
-  if (!mi_page_is_abandoned(page) || !mi_page_claim_ownership(page)) {
-    mi_free_ex(p, NULL, page);
-    return;
-  }
-  /* As mi_free_try_collect_mt, but for `is_left`. */
-  mi_block_t *block = _mi_page_ptr_unalign(page, p);
-  mi_block_set_next(page, block, page->local_free);
-  page->local_free = block;
-  page->used--;
-  _mi_page_free_collect(page, false);
-  is_left(page);
-  const long reclaims = _mi_option_get_fast(mi_option_page_reclaim_on_free);
-  if (mi_abandoned_page_try_free(page)) return;
-  if (reclaims >= 0 && mi_abandoned_page_try_reclaim(page, reclaims)) return;
-  if (mi_abandoned_page_try_reabandon_to_mapped(page)) return;
-  mi_abandoned_page_unown_from_free(page, NULL);
+  const bool is_own = mi_page_thread_id(page) == _mi_prim_thread_id();
+  mi_free_ex(p, NULL, page);
+  if (is_own && mi_page_all_free(page)) _mi_page_free(page, mi_page_queue_of(page));
 }
 
 #define FIRST_BIN (_mi_bin(LEAST))
 #define LAST_BIN (_mi_bin(SWEPT_MAX))
 
+/* How many pages the last look visited. */
+static __thread size_t walked;
 /* The bytes that are no live block's in all pages of a thread. */
-static size_t waste_of(const mi_theap_t *theap) {
+static size_t waste_of(mi_theap_t *theap) {
   size_t sum = 0;
+  walked = 0;
   for (size_t bin = FIRST_BIN; bin <= LAST_BIN; bin++) {
-    for (const mi_page_t *page = theap->pages[bin].first; page != NULL; page = page->next) sum += waste_in(page);
+    for (mi_page_t *page = theap->pages[bin].first; page != NULL; page = page->next, walked++) {
+      if (mi_page_thread_free(page) != NULL) _mi_page_free_collect(page, false);
+      sum += waste_in(page);
+    }
   }
   return sum;
 }
@@ -254,22 +248,30 @@ static size_t abandoned_pages(const mi_theap_t *theap) {
   return sum;
 }
 
+/* As sweep_each, of the pages behind the first `own` ones. */
+static void sweep_last(mi_page_queue_t *queue, size_t own, size_t each, struct yield *yield) {
+  size_t number = 0, left = queue->count - own;
+  for (mi_page_t *page = queue->last, *before; left > 0; page = before, left--) {
+    before = page->prev;
+    if (waste_in(page) >= LEAST_WASTE && number++ % each == 0) sweep_counted(page, queue, yield);
+  }
+}
+
 /* Sweeps pages that no thread owns, and leaves them for all again: in the meantime they are at the end of the thread's queue. */
 static bool sweep_abandoned(mi_theap_t *theap) {
   bool helps = false;
   for (size_t bin = FIRST_BIN; bin <= LAST_BIN; bin++) {
     struct yield yield = {0};
     mi_page_queue_t *queue = &theap->pages[bin];
-    size_t found = 0;
-    for (size_t left = mi_atomic_load_relaxed(&_mi_theap_heap(theap)->abandoned_count[bin]); left > 0 && !is_futile(&yield); left--) {
+    const size_t own = queue->count;
+    for (size_t left = mi_atomic_load_relaxed(&_mi_theap_heap(theap)->abandoned_count[bin]); left > 0; left--) {
       mi_page_t *page = mi_arenas_page_try_find_abandoned(theap, 1, queue->block_size);
       if (page == NULL) break;
       _mi_theap_page_reclaim(theap, page);
-      const size_t count = queue->count;
-      sweep_counted(page, queue, &yield);
-      if (queue->count == count) found++;
     }
-    for (; found > 0; found--) _mi_page_abandon(queue->last, queue);
+    sweep_last(queue, own, (queue->count - own) / SAMPLE + 1, &yield);
+    if (!is_futile(&yield)) sweep_last(queue, own, 1, &yield);
+    while (queue->count > own) _mi_page_abandon(queue->last, queue);
     helps = helps || yield.bases > 0;
   }
   return helps;
@@ -327,6 +329,9 @@ static __thread mi_block_t *held;
 /* A request failed: so many are not tried. */
 static __thread unsigned join_pause;
 #define JOIN_PAUSE 1000
+/* So many objects are worth the holding of a page; what is owed. */
+#define WORTH 8
+static __thread unsigned join_debt;
 /* A page with less free is not worth while. */
 #define LEAST_HELD (BASE / 2)
 #define MOST_VISITS 256
@@ -383,6 +388,7 @@ static void *join(mi_theap_t *theap, size_t size, bool zeroed) {
     if (held == NULL) {
       if (!hold_next(theap)) break;
       pages++;
+      join_debt += WORTH;
     }
     mi_page_t *page = held_page;
     const size_t needed = (size + page->block_size - 1) / page->block_size;
@@ -397,11 +403,13 @@ static void *join(mi_theap_t *theap, size_t size, bool zeroed) {
     if (count == needed) {
       set_joined(joins_of(page, false), page, first, count);
       if (zeroed) memset(first, 0, size);
+      if (join_debt > 0 && --join_debt > MOST_HELD * WORTH) join_pause = JOIN_PAUSE, join_debt = 0;
       return first;
     }
     while (count-- > 0) free_block(page, (uint8_t *)first + count * page->block_size);
   }
   join_pause = JOIN_PAUSE;
+  join_debt = 0;
   return NULL;
 }
 
@@ -431,8 +439,8 @@ static void set_sparse(bool now) {
 }
 
 static size_t step(void) {
-  const size_t share = jumbo_mimalloc_allowance() / 4;
-  return share > STEP ? share : STEP;
+  const size_t share = jumbo_mimalloc_allowance() / 4, pages = walked * (BASE / 4), most = share > pages ? share : pages;
+  return most > STEP ? most : STEP;
 }
 
 /* What a thread may waste, of what all may. */
@@ -481,7 +489,7 @@ static void look_if_due(void) {
 
 /* The program asks for a block that is not mimalloc's to give by its size, or for which it would take a fresh page. */
 void *jumbo_mimalloc_beside(size_t size, bool zeroed) {
-  beside_bytes += size;
+  beside_bytes += size < STEP / 16 ? size : STEP / 16;
   if (beside_bytes >= STEP) look_if_due();
   if (thread_asked != REFUSED || size > JOINED_MAX) return NULL;
   mi_theap_t *theap = _mi_theap_default();
