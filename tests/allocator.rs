@@ -44,6 +44,13 @@ fn children_forked_beside_a_thread_that_frees_give_memory_back() {
     assert_same(&program);
 }
 
+/// The child has one thread: it waits for none that its parent has.
+#[test]
+fn a_child_of_a_fork_beside_threads_that_take_memory_over_frees_it() {
+    let (_files, program) = program("fork_takes_over");
+    assert_same(&program);
+}
+
 /// fork(2) takes glibc's list of streams, which a thread may hold that waits for one that waits for the heap.
 #[test]
 fn a_fork_beside_threads_that_flush_and_read_goes_on() {
