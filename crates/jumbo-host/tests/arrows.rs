@@ -43,7 +43,7 @@ const INSIDE: Table = &[
     (
         "reaper",
         &[
-            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys",
+            "headroom", "ledger", "orders", "proc", "sandbox", "sync", "sys", "watch",
         ],
     ),
     (

@@ -56,7 +56,7 @@ static IS_PREPARED: AtomicBool = AtomicBool::new(false);
 /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
 static MAKER: AtomicI32 = AtomicI32::new(0);
 /// What there is to do: one for each mechanism.
-static JOBS: [AtomicPtr<Job>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
+static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
 /// It is to end, and to give up what it is at.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// It is to end before it waits again.

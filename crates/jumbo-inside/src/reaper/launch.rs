@@ -12,7 +12,7 @@ use core::time::Duration;
 use super::control::{CONTROL, MAX_WORKERS};
 use super::gate::Gate;
 use super::raw::{self, plain};
-use super::{State, identity, init, orphans, sibling};
+use super::{State, identity, init, orphans, sibling, survey};
 use crate::headroom;
 use crate::ledger::stats;
 use crate::sandbox;
@@ -77,6 +77,7 @@ pub unsafe fn forked() {
     BUSY.store(0, Ordering::Relaxed);
     GATE.reset();
     CONTROL.clear();
+    survey::forked();
     stats::slot().reaper_pid.store(0, Ordering::Relaxed);
     if sandbox::is_entered() {
         record(State::Seccomp);

@@ -1,9 +1,13 @@
-//! Locks and leases that belong to an open file, and so to its mappings: [`any`], [`is_locked`].
+//! Locks and leases that belong to an open file, and so to its mappings: [`any_listed`], [`any_of_descriptors`],
+//! [`is_locked`].
 //!
 //! flock(2), and F_OFD_SETLK and F_SETLEASE of fcntl(2). Locks of F_SETLK belong to the process, and end with
 //! it. /proc/locks (proc_locks(5)) tells those of all files, also of one whose descriptor was closed when it
 //! was mapped; but none whose taker has ended, or is in a PID namespace that is not seen from here. What
 //! /proc/PID/fdinfo tells of the caller's own descriptors is whole, also for a lock that another process took.
+//!
+//! To open /proc/locks takes ten milliseconds and more: the kernel waits until no CPU is amid a change of a lock
+//! (`percpu_down_write` in `locks_start`).
 
 use core::mem::MaybeUninit;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -21,19 +25,22 @@ const DETAILS: &core::ffi::CStr = c"/proc/thread-self/fdinfo";
 /// How a line of the details begins that tells of a lock; Linux 4.1. What follows is as in /proc/locks.
 const LOCK: &[u8] = b"lock:";
 
-/// Whether `asked` says so of any of the locked files, some of which are passed at a time.
+/// Whether `asked` says so of any of the locked files of all processes, some of which are passed at a time. Slow.
 ///
 /// # Errors
 /// /proc cannot be read, or what `asked` returns.
-pub(super) fn any(asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
-    let mut batch = Batch {
-        files: [((0, 0), 0); 32],
-        count: 0,
-        asked,
-    };
-    let enough = proc::each_line(proc::open(c"/proc/locks")?, |line| batch.add(line))?
-        || each_of_descriptors(|line| batch.add(line))?;
-    Ok(enough || batch.ask()?)
+pub(super) fn any_listed(asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+    let mut batch = Batch::new(asked);
+    Ok(proc::each_line(proc::open(c"/proc/locks")?, |line| batch.add(line))? || batch.ask()?)
+}
+
+/// The same of the files that the calling thread has descriptors of.
+///
+/// # Errors
+/// As for [`any_listed`].
+pub(super) fn any_of_descriptors(asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+    let mut batch = Batch::new(asked);
+    Ok(each_of_descriptors(|line| batch.add(line))? || batch.ask()?)
 }
 
 /// Whether the open file that a descriptor of the calling thread's stands for is locked. Where /proc does not
@@ -55,6 +62,14 @@ struct Batch<Asked> {
 }
 
 impl<Asked: FnMut(&[File]) -> Result<bool>> Batch<Asked> {
+    const fn new(asked: Asked) -> Self {
+        Self {
+            files: [((0, 0), 0); 32],
+            count: 0,
+            asked,
+        }
+    }
+
     fn add(&mut self, line: &[u8]) -> Result<bool> {
         if let (Some(file), Some(place)) = (locked_file(line), self.files.get_mut(self.count)) {
             *place = file;

@@ -58,4 +58,4 @@ pub use launch::{
 pub use locks::is_locked;
 pub use orphans::set_taken as orphans_are_taken;
 pub use state::State;
-pub use survey::{Survey, is_device, is_mapped, is_written, survey};
+pub use survey::{Survey, is_device, is_mapped, is_written, survey, survey_soon};

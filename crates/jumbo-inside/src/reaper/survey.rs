@@ -6,12 +6,15 @@
 //! thing is there. Read from /proc with buffers on the stack; where /proc cannot be read there is no
 //! sibling.
 
-use rustix::fd::BorrowedFd;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 
+use rustix::fd::BorrowedFd;
 use rustix::io::Result;
 
 use super::{State, locks};
 use crate::proc::{File, MapsLine, Path, each_mapping};
+use crate::watch::{self, Job, Stop};
 
 /// What [`survey`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,11 +31,39 @@ const LEDGER: &[u8] = b"/memfd:jumbo-led";
 /// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
-/// Lists this process's mappings, and the locks that its files may have.
+/// What the watching thread has found in the kernel's list of locks: nothing that is mapped here.
+static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
+static JOB: Job = Job::new(4, look_at_list, |_| ());
+
+/// Has the watching thread look at the kernel's list of locks, which takes long. The next [`survey()`] does without, if the answer
+/// is there by then. The caller hears of what is locked and mapped from now on.
+pub fn survey_soon() {
+    IS_LIST_FREE.store(false, Ordering::Relaxed);
+    watch::begin(&JOB, Duration::ZERO);
+}
+
+fn look_at_list(_stop: &Stop) -> Option<Duration> {
+    let is_free = locks::any_listed(are_mapped) == Ok(false);
+    IS_LIST_FREE.store(is_free, Ordering::Release);
+    None
+}
+
+/// In the child of a fork, which has heard of nothing.
+pub(super) fn forked() {
+    IS_LIST_FREE.store(false, Ordering::Relaxed);
+}
+
+fn is_any_locked() -> Result<bool> {
+    let is_free = IS_LIST_FREE.swap(false, Ordering::Acquire);
+    Ok(!is_free && locks::any_listed(are_mapped)? || locks::any_of_descriptors(are_mapped)?)
+}
+
+/// Lists this process's mappings, and the locks that its files may have; those only where there are `least` bytes of
+/// private memory.
 ///
 /// # Errors
 /// /proc cannot be read.
-pub fn survey() -> Result<Survey> {
+pub fn survey(least: usize) -> Result<Survey> {
     let mut found = Survey::default();
     let mut written = false;
     each_mapping(|mapping| {
@@ -46,7 +77,7 @@ pub fn survey() -> Result<Survey> {
         }
         false
     })?;
-    if found.outlives.is_none() && locks::any(are_mapped)? {
+    if found.outlives.is_none() && found.private >= least && is_any_locked()? {
         found.outlives = Some(State::LockedFile);
     }
     if found.outlives.is_none() && written {

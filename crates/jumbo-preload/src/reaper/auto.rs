@@ -4,7 +4,8 @@
 //! Counted is what is asked for, not what is touched, since we are not called when memory is touched: blocks
 //! of the heap now alive, regions that glibc's heaps grew into, what mimalloc has taken for its blocks, private
 //! writable mappings made. Past
-//! [`ENOUGH`] the kernel's list of mappings decides. Where something would outlive the program then, there
+//! [`ENOUGH`] the kernel's list of mappings decides; its list of locks, which takes long, was looked at beside the program
+//! by then. Where something would outlive the program then, there
 //! is no sibling for good; what is acquired later ends it: shmat(2), io_setup(2), mapping a device or a
 //! socket, mapping a file that is locked or open for writing, locking a mapped one or taking a lease of it. A lock that another process
 //! takes later, by an open file that it shares with this one, is not seen.
@@ -24,11 +25,15 @@ use crate::mimalloc;
 const ENOUGH: u64 = 1 << 30;
 /// After so much more, a process that was found too small is looked at again.
 const STEP: u64 = 256 << 20;
+/// So much before that, what takes long is begun beside the program.
+const AHEAD: u64 = STEP / 2;
 
 /// The process is looked at when it asks for memory: it has no sibling yet, and may get one.
 static WATCHING: AtomicBool = AtomicBool::new(false);
-/// It has one, which ends when something is acquired that would outlive the program.
+/// It has one.
 static GUARDING: AtomicBool = AtomicBool::new(false);
+/// It has one, or may get one: something that is acquired, and would outlive the program, is told.
+static LISTENING: AtomicBool = AtomicBool::new(false);
 /// The code of the [`State`] that says what was acquired.
 static ACQUIRED: AtomicU32 = AtomicU32::new(0);
 
@@ -37,7 +42,7 @@ static INHERITED: AtomicU64 = AtomicU64::new(0);
 /// Bytes in private writable mappings made, and in regions that glibc's heaps grew into.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 /// How much is to be asked for until the process is looked at.
-static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH);
+static UNTIL: AtomicU64 = AtomicU64::new(ENOUGH - AHEAD);
 
 /// What glibc's malloc has is not counted: it is the program's, and jumbo's heap is off.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
@@ -51,8 +56,9 @@ pub(super) fn count(counted: bool) {
 pub(super) fn watch() {
     INHERITED.store(blocks(), Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);
-    UNTIL.store(ENOUGH, Ordering::Relaxed);
+    UNTIL.store(ENOUGH - AHEAD, Ordering::Relaxed);
     GUARDING.store(false, Ordering::Relaxed);
+    LISTENING.store(false, Ordering::Relaxed);
     reaper::record(match UNCOUNTED.load(Ordering::Relaxed) {
         true => State::Uncounted,
         false => State::Waiting,
@@ -111,7 +117,8 @@ fn total() -> u64 {
 pub(super) fn wait_for_more() {
     if GUARDING.load(Ordering::SeqCst) && reaper::is_owner() {
         GUARDING.store(false, Ordering::SeqCst);
-        UNTIL.store(total().saturating_add(STEP), Ordering::Relaxed);
+        LISTENING.store(false, Ordering::SeqCst);
+        UNTIL.store(total().saturating_add(STEP - AHEAD), Ordering::Relaxed);
         WATCHING.store(true, Ordering::Release);
     }
 }
@@ -125,47 +132,61 @@ fn look() {
     }
     let asked = total();
     // A vfork(2) child runs in its parent's memory, and its parent's business is not its own.
-    if asked < UNTIL.load(Ordering::Relaxed) || !reaper::is_owner() {
+    let until = UNTIL.load(Ordering::Relaxed);
+    if asked < until || !reaper::is_owner() {
         return;
+    }
+    if asked < until.saturating_add(AHEAD) && !LISTENING.swap(true, Ordering::SeqCst) {
+        UNTIL.store(until.saturating_add(AHEAD), Ordering::Relaxed);
+        return reaper::survey_soon();
     }
     // One thread.
     if WATCHING.swap(false, Ordering::AcqRel) && !decide() {
-        UNTIL.store(asked.saturating_add(STEP), Ordering::Relaxed);
+        UNTIL.store(asked.saturating_add(STEP - AHEAD), Ordering::Relaxed);
         WATCHING.store(true, Ordering::Release);
     }
 }
 
 /// Starts the sibling, or finds out why there is to be none. False where it is too early to say.
 fn decide() -> bool {
-    let Ok(Survey { private, outlives }) = reaper::survey() else {
-        reaper::record(State::Kernel);
+    // From here on, what is acquired is told.
+    LISTENING.store(true, Ordering::SeqCst);
+    let Ok(Survey { private, outlives }) = reaper::survey(ENOUGH as usize) else {
+        decline(State::Kernel);
         return true;
     };
     if (private as u64) < ENOUGH {
+        LISTENING.store(false, Ordering::SeqCst);
         return false;
     }
     if let Some(state) = outlives.or(acquired()) {
-        reaper::record(state);
+        decline(state);
         return true;
     }
-    // From here on, what is acquired is told.
     GUARDING.store(true, Ordering::SeqCst);
     match reaper::start() {
-        State::Running => started(),
+        State::Running => end_for_acquired(),
         // A call of another thread's is in the way, which has it started after.
         State::Waiting => {}
-        _ => GUARDING.store(false, Ordering::SeqCst),
+        _ => {
+            GUARDING.store(false, Ordering::SeqCst);
+            LISTENING.store(false, Ordering::SeqCst);
+        }
     }
     true
 }
 
-/// After a start. What was acquired between the survey and the guard was not told: so there is another
-/// survey. And another thread may have acquired something before there was anything to end.
+/// After a start beside other threads' calls.
 pub(super) fn started() {
-    let outlives = reaper::survey().map_or(Some(State::Kernel), |survey| survey.outlives);
+    let outlives = reaper::survey(0).map_or(Some(State::Kernel), |survey| survey.outlives);
     if let Some(state) = outlives {
         acquire(state);
     }
+    end_for_acquired();
+}
+
+/// Another thread may have acquired something before there was anything to end.
+fn end_for_acquired() {
     if let Some(state) = acquired() {
         decline(state);
     }
@@ -174,6 +195,7 @@ pub(super) fn started() {
 /// There is to be none, whether there is one now or not.
 fn decline(state: State) {
     GUARDING.store(false, Ordering::SeqCst);
+    LISTENING.store(false, Ordering::SeqCst);
     if sandbox::is_entered() {
         reaper::dismiss(state);
     } else if !reaper::retire(state) {
@@ -191,7 +213,7 @@ fn acquired() -> Option<State> {
 pub(crate) fn acquire(state: State) {
     // Behind a filter no call is made to find out.
     let is_mine = || sandbox::is_entered() || reaper::is_owner();
-    if GUARDING.load(Ordering::SeqCst) && is_mine() {
+    if LISTENING.load(Ordering::SeqCst) && is_mine() {
         ACQUIRED.store(state as u32, Ordering::SeqCst);
         decline(state);
     }
@@ -200,7 +222,7 @@ pub(crate) fn acquire(state: State) {
 /// A file was mapped, or not.
 #[inline(always)]
 pub(crate) fn mapped_file(mapping: &Mapping) {
-    if GUARDING.load(Ordering::Relaxed) && is_made(mapping) {
+    if LISTENING.load(Ordering::Relaxed) && is_made(mapping) {
         look_at_mapped(mapping.descriptor);
     }
 }
@@ -226,7 +248,7 @@ fn look_at_mapped(descriptor: c_int) {
 
 /// A lock of an open file was taken, or a lease: flock(2), or fcntl(2) with F_OFD_SETLK or F_SETLEASE.
 pub(crate) fn locked(descriptor: c_int) {
-    if GUARDING.load(Ordering::SeqCst)
+    if LISTENING.load(Ordering::SeqCst)
         && !sandbox::is_entered()
         && stat(descriptor).is_some_and(|(_, stat)| reaper::is_mapped(&stat))
     {
