@@ -44,6 +44,13 @@ fn children_forked_beside_a_thread_that_frees_give_memory_back() {
     assert_same(&program);
 }
 
+/// What sticks to the pages of a block, and a stack of 8 KiB.
+#[test]
+fn blocks_that_were_freed_with_odd_pages_are_plain_memory_later() {
+    let (_files, program) = program("freed_as_it_was");
+    assert_same(&program);
+}
+
 /// The child has one thread: it waits for none that its parent has.
 #[test]
 fn a_child_of_a_fork_beside_threads_that_take_memory_over_frees_it() {

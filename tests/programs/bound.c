@@ -295,6 +295,77 @@ static void left_by_a_thread(void)
     objects(80 * MIB, 96);
 }
 
+/* Blocks that are filled and freed; each next one is a little larger, and only its first byte is touched. */
+static void larger_and_sparse(void)
+{
+    for (int i = 0; i < 30; i++) {
+        char *dense = taken(malloc(16 * MIB));
+        memset(dense, 1, 16 * MIB);
+        observe(dense);
+        free(dense);
+        *(volatile char *)taken(malloc(17 * MIB)) = 1;
+    }
+}
+
+/* Mappings that are touched once, and lose their last page. */
+static void cut_mappings(int by_mremap)
+{
+    for (int i = 0; i < 300; i++) {
+        char *memory = map_usual(2 * MIB);
+        memory[0] = 1;
+        if (by_mremap)
+            CHECK(mremap(memory, 2 * MIB, 2 * MIB - PAGE, 0) == memory);
+        else
+            CHECK(munmap(memory + 2 * MIB - PAGE, PAGE) == 0);
+    }
+    settle();
+}
+
+static void unmapped_ends(void) { cut_mappings(0); }
+static void shrunk_ends(void) { cut_mappings(1); }
+
+/* Dense mappings are unmapped in halves of a huge page, and leave no credit behind. */
+static void unmapped_in_halves(void)
+{
+    for (int i = 0; i < 60; i++) {
+        char *memory = map_usual(32 * MIB);
+        memset(memory, 1, 32 * MIB);
+        usleep(20000);
+        for (size_t at = 0; at < 32 * MIB; at += MIB)
+            CHECK(munmap(memory + at, MIB) == 0);
+    }
+    malloc_4m();
+}
+
+/* Three quarters of all pages are touched, at random. */
+static void three_quarters(void)
+{
+    uint64_t random = 7;
+    char *memory = map_usual(128 * MIB);
+    for (size_t at = 0; at < 128 * MIB; at += PAGE) {
+        if (next_random(&random) % 4 != 0)
+            memory[at] = 1;
+        if (at % (2 * MIB) == 0)
+            usleep(1000);
+    }
+    settle();
+}
+
+/* Full but for a part that is dropped; later all is dropped, and touched here and there. */
+static void dropped_twice(void)
+{
+    char *memory = map_usual(256 * MIB);
+    for (size_t at = 0; at < 256 * MIB; at += 2 * MIB) {
+        memset(memory + at, 1, 2 * MIB - 128 * KIB);
+        CHECK(madvise(memory + at + 2 * MIB - 128 * KIB, 128 * KIB, MADV_DONTNEED) == 0);
+        usleep(3000);
+    }
+    usleep(300000);
+    CHECK(madvise(memory, 256 * MIB, MADV_DONTNEED) == 0);
+    touch_each(memory, 256 * MIB, 2 * MIB);
+    settle();
+}
+
 static void *stressed(void *number)
 {
     uint64_t random = 99 + (uint64_t)number;
@@ -501,6 +572,12 @@ static const struct {
     {"arenas", arenas},
     {"mapped-arenas", mapped_arenas},
     {"stress", stress},
+    {"larger-and-sparse", larger_and_sparse},
+    {"unmapped-ends", unmapped_ends},
+    {"shrunk-ends", shrunk_ends},
+    {"unmapped-in-halves", unmapped_in_halves},
+    {"three-quarters", three_quarters},
+    {"dropped-twice", dropped_twice},
     {"freed-by-another", freed_by_another},
     {"freed-in-turn", freed_in_turn},
     {"after-a-peak", after_a_peak},

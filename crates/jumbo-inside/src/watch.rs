@@ -227,7 +227,7 @@ fn make() {
         return because(Without::Filter);
     }
     let few = getrlimit(Resource::Nproc).current;
-    if few.is_some_and(|most| most < MIN_PROCESSES) || !has_tasks() {
+    if few.is_some_and(|most| most < MIN_PROCESSES) {
         return because(Without::Room);
     }
     // No handler may find it busy; and a thread is born with its maker's mask.
@@ -366,6 +366,10 @@ pub unsafe fn forked() {
 fn look() {
     if standing::begin(c"jumbo-watch").is_err() {
         return because(Without::Kernel);
+    }
+    // Asked here: the stack of who makes the thread may be a small one.
+    if !has_tasks() {
+        return because(Without::Room);
     }
     // Whatever its maker has. It holds the lock of all mappings at times, which the program may wait
     // for: it must not wait for the program's threads to leave it a CPU.

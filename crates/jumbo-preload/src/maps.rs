@@ -43,6 +43,9 @@ pub(crate) unsafe fn map(
     fd: c_int,
     off: off_t,
 ) -> *mut c_void {
+    if flags & (MAP_LOCKED | MAP_POPULATE) != 0 {
+        heap::about_to_populate();
+    }
     let map = || any(&call, addr, len, prot, flags, fd, off);
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
         All::mapping_at(addr.addr(), len);

@@ -53,6 +53,10 @@ const MIN_ROOM_BYTES: usize = 64 << 20;
 
 static JOB: Job = Job::new(2, scan, without_thread);
 static WAIT_MICROS: AtomicU64 = AtomicU64::new(0);
+/// The next scan is not before that, whatever the program does: [`crate::sync::now`].
+static NEXT_SCAN_MILLIS: AtomicU64 = AtomicU64::new(0);
+/// The wait after a scan in which nothing was about to be filled is so many times its CPU time, at least.
+const REST_RATIO: u32 = 20;
 /// The places where the last scan advised blocks ahead: they share the credit.
 static FRONTS: AtomicUsize = AtomicUsize::new(0);
 /// When blocks were found filled last, when collapses may go on, and when the last one ended.
@@ -64,12 +68,17 @@ static COLLAPSED_MILLIS: AtomicU64 = AtomicU64::new(0);
 pub(super) fn hurry() {
     if may_look() {
         WAIT_MICROS.store(0, Ordering::Relaxed);
-        watch::begin(&JOB, TICK);
+        // However often that is: a scan looks at all that waits.
+        let next = Duration::from_millis(NEXT_SCAN_MILLIS.load(Ordering::Relaxed));
+        watch::begin(&JOB, next.saturating_sub(crate::sync::now()).max(TICK));
+    } else {
+        credit::without_room();
     }
 }
 
 /// No thread can scan: what waits stays on base pages, but without a bound, where it is advised as other memory is.
 fn without_thread(_why: Without) {
+    credit::without_room();
     if super::is_bounded() || !sandbox::allows_advice() {
         return;
     }
@@ -111,6 +120,13 @@ fn scan(stop: &Stop) -> Option<Duration> {
     FRONTS.store(scan.fronts, Ordering::Relaxed);
     let looked = used().saturating_sub(began);
     let mut wait = scan.wait(looked);
+    let ratio = if scan.is_filling {
+        BUSY_RATIO
+    } else {
+        REST_RATIO
+    };
+    let rest = crate::sync::now().saturating_add(looked.saturating_mul(ratio));
+    NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
     if scan.is_filling || scan.used_blocks > 0 {
         FILLED_MILLIS.store(millis(now), Ordering::Relaxed);
     }

@@ -28,8 +28,8 @@ static HUGE: AtomicUsize = AtomicUsize::new(0);
 static RESIDENT: AtomicUsize = AtomicUsize::new(0);
 /// The memory that the cgroups of this process leave it, in bytes; `usize::MAX`: no limit.
 static GROUP: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The memory that the host has available, in bytes.
-static HOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The memory that the host has available, in bytes; little until the thread has asked.
+static HOST: AtomicUsize = AtomicUsize::new(FLOOR_BYTES);
 
 /// The memory that the host has free in blocks, less what was charged since that was asked, in bytes.
 static FREE_BLOCKS: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -128,6 +128,13 @@ pub(super) fn recount(charged: usize, huge: usize) {
 /// Notes what the process has resident.
 pub(super) fn set_resident(resident: usize) {
     RESIDENT.store(resident, Ordering::Relaxed);
+}
+
+/// There is no thread that could ask: the waste is bounded by what the process has resident alone.
+pub(super) fn without_room() {
+    if HOST.load(Ordering::Relaxed) == FLOOR_BYTES {
+        HOST.store(usize::MAX, Ordering::Relaxed);
+    }
 }
 
 /// Asks what the cgroups and the host have left.

@@ -136,8 +136,9 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if numbers.is_empty() || may_look() && sys::is_without_thp() {
         return first..first;
     }
-    if may_look() && (!HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
-        ask_for_room();
+    // The thread asks: the stack here may be a small one.
+    if !HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce() {
+        hurry();
     }
     let wanted = numbers.len() * pmd();
     if credit::left() < wanted {
@@ -266,6 +267,23 @@ pub(super) fn forget(range: &Range<usize>) {
     while let Some(block) = BLOCKS.next(numbers.clone(), |_| true) {
         begin(block, State::Untracked);
         numbers.start = block + 1;
+    }
+}
+
+/// The program unmaps a part of the blocks at the ends of a range. What is left of them may be resident and untouched, or
+/// nothing: a block that is not looked at any more is looked at again.
+pub(super) fn forget_parts(range: &Range<usize>) {
+    for end in [range.start, range.end] {
+        let block = end >> pmd().trailing_zeros();
+        let seen = BLOCKS.seen(block);
+        let is_part = !end.is_multiple_of(pmd());
+        if is_part
+            && seen.state() == (State::Huge { empty: 0 })
+            && find(block, seen, State::Huge { empty: 1 })
+        {
+            note(block);
+            hurry();
+        }
     }
 }
 
@@ -421,8 +439,10 @@ pub(super) fn settle_block(block: usize) -> Option<Touched> {
         Touched::Some { empty: 0, resident } if resident < pmd() => State::Waiting,
         Touched::Some { empty, .. } => State::Huge { empty },
     };
-    if now != seen.state() {
-        find(block, seen, now);
+    if now != seen.state() && find(block, seen, now) && now == State::Waiting && !is_crowded() {
+        // Or what is dropped of it would be huge from its next touch, for no charge.
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        let _ = withdraw(&(block * pmd()..(block + 1) * pmd()));
     }
     Some(touched)
 }

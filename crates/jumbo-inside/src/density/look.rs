@@ -8,8 +8,6 @@
 //! memory is huge later.
 #![expect(unsafe_code, reason = "system calls that take addresses")]
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use rustix::io::Errno;
 
 use super::blocks::SIXTEENTHS;
@@ -36,12 +34,19 @@ pub(super) enum Touched {
     Some { resident: usize, empty: u8 },
 }
 
-/// A number that differs from call to call.
-fn random() -> usize {
-    static SEED: AtomicUsize = AtomicUsize::new(0x9e37_79b9);
-    let seed = SEED.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+/// A number that differs from place to place, and is the same each time: a look that is repeated finds out nothing by luck.
+fn random(place: usize) -> usize {
+    static SEED: u8 = 0;
+    let seed = place.wrapping_add(core::ptr::from_ref(&SEED).addr());
+    let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed ^ mixed >> 27
+}
+
+/// The page that is read in a sixteenth of a block, of `each` bytes, at an address. Its start is read first: that is
+/// where a page is written that is written at all, mostly.
+fn place_in(sixteenth: usize, each: usize) -> usize {
+    sixteenth + random(sixteenth) % (each / PAGE_BYTES).max(1) * PAGE_BYTES
 }
 
 /// Looks at the block of `pmd` bytes at an address.
@@ -52,15 +57,14 @@ pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
     let each = pmd / SAMPLES;
     let mut places = [0; SAMPLES];
     let mut count = 0;
-    let resident = parts(address, pmd, |part, there| {
+    let resident = parts(address, pmd, true, |part, there| {
         for sample in (part..part + there.len() * PAGE_BYTES).step_by(each) {
-            let random = random();
-            let page = sample + random % (each / PAGE_BYTES).max(1) * PAGE_BYTES;
-            let is_there = there.get((page - part) / PAGE_BYTES);
+            let sampled = place_in(sample, each);
+            let is_there = there.get((sampled - part) / PAGE_BYTES);
             if is_there.is_some_and(|page| page & 1 != 0)
                 && let Some(place) = places.get_mut(count)
             {
-                *place = page + (random >> 32) % (PAGE_BYTES / GLIMPSE_BYTES) * GLIMPSE_BYTES;
+                *place = sampled;
                 count += 1;
             }
         }
@@ -81,13 +85,14 @@ pub(super) fn look(address: usize, pmd: usize) -> Result<Touched, Errno> {
 /// # Errors
 /// Those of mincore(2).
 pub(super) fn resident(address: usize, pmd: usize) -> Result<Option<usize>, Errno> {
-    parts(address, pmd, |_, _| ())
+    parts(address, pmd, false, |_, _| ())
 }
 
 /// As [`resident`]; `visit` has the pages of each part of which some are there.
 fn parts(
     address: usize,
     pmd: usize,
+    may_have_holes: bool,
     mut visit: impl FnMut(usize, &[u8]),
 ) -> Result<Option<usize>, Errno> {
     let mut resident = 0;
@@ -95,6 +100,11 @@ fn parts(
         let mut pages = [0u8; MAX_PAGES];
         let length = (MAX_PAGES * PAGE_BYTES).min(address + pmd - part);
         match mincore(part, length, &mut pages) {
+            Err(Errno::NOMEM) if may_have_holes => {
+                if !sixteenths(part, length, &mut pages)? {
+                    return Ok(None);
+                }
+            }
             Err(Errno::NOMEM) => return Ok(None),
             answer => answer?,
         }
@@ -106,6 +116,26 @@ fn parts(
         }
     }
     Ok(Some(resident))
+}
+
+/// The pages of a part that has holes: what shares a sixteenth with a hole counts as missing. False: all do.
+fn sixteenths(part: usize, length: usize, pages: &mut [u8; MAX_PAGES]) -> Result<bool, Errno> {
+    *pages = [0; MAX_PAGES];
+    let each = (length / SAMPLES).max(PAGE_BYTES);
+    let mut is_any = false;
+    for (at, some) in (part..part + length)
+        .step_by(each)
+        .zip(pages.chunks_mut(each / PAGE_BYTES))
+    {
+        match mincore(at, each, some) {
+            Err(Errno::NOMEM) => some.fill(0),
+            answer => {
+                answer?;
+                is_any = true;
+            }
+        }
+    }
+    Ok(is_any)
 }
 
 /// How many of the pages at some places hold nothing but zeroes. At first a glimpse of each is read.
@@ -122,7 +152,7 @@ fn empty(places: &[usize]) -> Result<u8, Errno> {
         };
         for (place, glimpse) in rest.iter().zip(glimpses).take(read) {
             let is_zero = glimpse.iter().all(|word| *word == 0);
-            empty += u8::from(is_zero && is_page_zero(place & !(PAGE_BYTES - 1))?);
+            empty += u8::from(is_zero && is_page_zero(*place)?);
         }
         // A page that is protected was touched before.
         first += read + 1;
@@ -130,7 +160,7 @@ fn empty(places: &[usize]) -> Result<u8, Errno> {
     Ok(empty)
 }
 
-fn mincore(address: usize, length: usize, pages: &mut [u8; MAX_PAGES]) -> Result<(), Errno> {
+fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {
     let arguments = [
         address,
         length,

@@ -224,8 +224,12 @@ fn forget(address: usize, length: usize) {
     if is_any() {
         cut(address, length);
     }
+    let range = address..address.saturating_add(length);
     if length >= PMD_BYTES.load(Ordering::Relaxed) {
-        forget_private(&(address..address.saturating_add(length)));
+        forget_private(&range);
+    }
+    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
+        fill::forget_parts(&range);
     }
 }
 
@@ -356,7 +360,7 @@ impl Mechanism for Events {
         }
         let range = address..address.saturating_add(old);
         match old > new {
-            true => forget_private(&(range.start.saturating_add(new)..range.end)),
+            true => forget(range.start.saturating_add(new), old - new),
             false => moving(&range),
         }
     }

@@ -206,7 +206,7 @@ pub fn warm(order: PoolOrder) {
             let mut free = blocks.iter_mut();
             while warmed < order.size && ask >= order.page {
                 let Some(block) = free.next() else { break };
-                match pool.take(ask.min(order.size - warmed), order.page, false) {
+                match pool.take(ask.min(order.size - warmed), order.page) {
                     Ok((address, _)) => {
                         *block = address;
                         warmed += ask.min(order.size - warmed);
@@ -252,7 +252,7 @@ pub fn allocate(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     gather::about_to_allocate(size);
     let take = || {
         (PLACED.load(Ordering::Acquire) && !LOCKED.load(Ordering::Relaxed))
-            .then(|| HEAP.with(|window, _| window.take_aligned(size, align, zeroed)))
+            .then(|| HEAP.with(|window, _| window.take_aligned(size, align)))
             .flatten()
     };
     let mut taken = take();
@@ -288,7 +288,7 @@ fn take_from_pool(size: usize, align: usize, zeroed: bool) -> Option<usize> {
     // sticks to pages would stick to those of the pool.
     let left_alone = align >= BASE_PAGE || STICKY.load(Ordering::Relaxed);
     let taken = (!left_alone && !LOCKED.load(Ordering::Relaxed))
-        .then(|| POOL.with(|pool, _| pool.take(size, align, false)))
+        .then(|| POOL.with(|pool, _| pool.take(size, align)))
         .flatten();
     let Some(Ok(taken)) = taken else {
         Slot::add(&stats::slot().pool_beyond, size as u64);
@@ -581,6 +581,11 @@ impl Part {
     }
 }
 
+/// The kernel is about to make much memory resident in one call, during which nothing can be given back.
+pub fn about_to_populate() {
+    demand::end();
+}
+
 /// Whether advice changes pages for longer than the call (madvise(2)).
 pub fn sticks(advice: i32) -> bool {
     let passing = [
@@ -597,7 +602,18 @@ pub fn sticks(advice: i32) -> bool {
 pub struct Events;
 
 impl Mechanism for Events {
+    fn protected(address: usize, _length: usize, protection: i32) {
+        // As advice does, it sticks to the pages of a block when that is freed.
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        if protection & all != all {
+            changed(address);
+        }
+    }
+
     fn advising(address: usize, _length: usize, advice: i32) {
+        if advice == libc::MADV_POPULATE_WRITE {
+            about_to_populate();
+        }
         // It sticks to the pages of a block when that is freed.
         if sticks(advice) {
             changed(address);

@@ -16,7 +16,6 @@
 mod demand;
 mod freed;
 mod place;
-mod recycle;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -139,8 +138,7 @@ impl Window {
         self.site.start.store(self.start, Ordering::Release);
     }
 
-    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it. A block
-    /// that `is_zeroed` later is not made of recycled memory: its zeroes would have to be written.
+    /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
     ///
     /// # Errors
     /// As [`Window::take`].
@@ -148,13 +146,11 @@ impl Window {
         &mut self,
         size: usize,
         align: usize,
-        is_zeroed: bool,
     ) -> Result<(usize, bool), Errno> {
         self.is_exact = align >= self.pmd;
         let better = gather::alignment(size).max(align);
-        let is_recycled = !is_zeroed;
-        let taken = match self.take(size, better, is_recycled) {
-            Err(_) if better > align => self.take(size, align, is_recycled),
+        let taken = match self.take(size, better) {
+            Err(_) if better > align => self.take(size, align),
             taken => taken,
         };
         self.is_exact = false;
@@ -165,22 +161,17 @@ impl Window {
     ///
     /// # Errors
     /// `ENOMEM`, or that no place could be found (`EEXIST`, `ERANGE`).
-    pub(super) fn take(
-        &mut self,
-        size: usize,
-        align: usize,
-        is_recycled: bool,
-    ) -> Result<(usize, bool), Errno> {
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<(usize, bool), Errno> {
         let pages = page_count(size).ok_or(Errno::NOMEM)?;
         if align > MOST_ALIGN {
             return Err(Errno::RANGE);
         }
         let place = self.placement(align, 0);
-        let mut taken = self.take_pages(pages, place, is_recycled);
+        let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
             self.purge(self.spared(pages), None);
-            taken = self.take_pages(pages, place, is_recycled);
+            taken = self.take_pages(pages, place);
         }
         let (page, zero) = taken?;
         self.count(pages, true);
@@ -295,7 +286,7 @@ impl Window {
         }
         let from = self.address(page);
         let place = self.placement(self.pmd, from % self.pmd);
-        let (target, _) = self.take_pages(new, place, false).ok()?;
+        let (target, _) = self.take_pages(new, place).ok()?;
         let to = self.address(target);
         density::moving(&(from..from + length));
         // SAFETY: the block's user asked for the move, and the target was taken for it; the heap's lock is held.

@@ -25,13 +25,11 @@ enum Beyond {
 }
 
 impl Window {
-    /// Pages for a block, and whether they are zero. Free memory moves to them where it is to be
-    /// recycled.
+    /// Pages for a block, and whether they are zero.
     pub(super) fn take_pages(
         &mut self,
         pages: u32,
         place: Placement,
-        is_recycled: bool,
     ) -> Result<(u32, bool), Errno> {
         let bytes = pages as usize * BASE_PAGE;
         if let Some(page) = self.extents.take(State::Dirty, pages, place) {
@@ -39,22 +37,9 @@ impl Window {
             self.demand.used(self.dirty);
             return Ok((page, false));
         }
-        if !is_recycled || self.dirty < self.pmd || bytes < self.pmd {
-            self.missed(bytes);
-            self.make_way(bytes);
-            return self.take_zeroes(pages, place);
-        }
-        let (page, is_zero) = self.take_zeroes(pages, place)?;
-        let Ok(moved) = self.recycle(page, pages) else {
-            // SAFETY: it was taken above, and nothing uses it.
-            let _ = unsafe { self.site.backing.unmap(self.address(page), bytes, None) };
-            self.unmapped(page, pages);
-            return Err(Errno::NOMEM);
-        };
-        self.demand.used(self.dirty);
-        self.missed(bytes - moved);
+        self.missed(bytes);
         self.make_way(bytes);
-        Ok((page, is_zero && moved == 0))
+        self.take_zeroes(pages, place)
     }
 
     /// Pages that are mapped, or become so, and are zero.
