@@ -1,4 +1,4 @@
-//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`part`], and
+//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`parts`], and
 //! the mappings of a process: [`smaps`], [`maps`], [`rollup`].
 //!
 //! A process's command line, mappings and memory are read with its memory map locked, and out of its memory. A thread
@@ -9,7 +9,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use rustix::stdio::{dup2_stdin, dup2_stdout, stdin, stdout};
+use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
 use super::process::{Standing, fork};
 use super::smaps::Smaps;
@@ -104,18 +104,29 @@ pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "smaps_rollup").map(Smaps::of)
 }
 
-/// `length` bytes of an open file at `offset`.
+/// Of each of these open files so many bytes at an offset.
 ///
 /// # Errors
 /// The errno of pread(2); [`io::ErrorKind::UnexpectedEof`] where there are fewer.
-pub(crate) fn part(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> {
     // Off the standard descriptors, which the reader puts its own on.
-    let file = rustix::io::fcntl_dupfd_cloexec(file, 3)?;
-    match read(&[Source::Part(file, offset, length)]).pop() {
-        Some(Ok(bytes)) if bytes.len() < length => Err(io::ErrorKind::UnexpectedEof.into()),
-        Some(read) => read,
-        None => Err(Errno::IO.into()),
-    }
+    let source = |(file, offset, length): &(&File, u64, usize)| {
+        let file = rustix::io::fcntl_dupfd_cloexec(file, 3)?;
+        Ok(Source::Part(file, *offset, *length))
+    };
+    let sources = wanted.iter().map(source).collect::<io::Result<Vec<_>>>();
+    let read = match &sources {
+        Ok(sources) => read(sources),
+        Err(error) => {
+            let failed = |_| Err(io::Error::new(error.kind(), error.to_string()));
+            wanted.iter().map(failed).collect()
+        }
+    };
+    let whole = |(read, wanted): (io::Result<Vec<u8>>, &(&File, u64, usize))| match read {
+        Ok(bytes) if bytes.len() < wanted.2 => Err(io::ErrorKind::UnexpectedEof.into()),
+        read => read,
+    };
+    read.into_iter().zip(wanted).map(whole).collect()
 }
 
 /// What each source holds, or why that was not to be had.
@@ -144,13 +155,19 @@ impl Reader {
     fn start(sources: &[Source], patience: Duration) -> io::Result<Self> {
         let (pipe, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = rustix::io::fcntl_dupfd_cloexec(&write, 3)?;
+        let parts = sources.iter().filter_map(|source| match source {
+            Source::Part(file, ..) => Some(file.as_raw_fd().unsigned_abs()),
+            Source::File(_) => None,
+        });
+        let mut kept: Vec<_> = parts.collect();
+        kept.sort_unstable();
         match Pid::from_raw(fork()?) {
             Some(pid) => Ok(Self {
                 pid,
                 pipe,
                 patience,
             }),
-            None => serve(sources, &write),
+            None => serve(sources, &kept, &write),
         }
     }
 
@@ -222,36 +239,36 @@ impl Drop for Reader {
     }
 }
 
-/// What the child does. It makes system calls alone: another thread of its parent may have had any lock.
+/// What the child does, with the descriptors that are `kept`, by ascending number. It makes system calls alone: another thread of its parent may have had any lock.
 #[expect(
     unsafe_code,
     reason = "descriptors by number, in a process that has nothing else to do"
 )]
-fn serve(sources: &[Source], write: &OwnedFd) -> ! {
-    let part = sources.iter().find_map(|source| match source {
-        Source::Part(file, ..) => Some(file),
-        Source::File(_) => None,
-    });
+fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
     // Left behind it must hold nothing of its parent's: no pipe that is read to its end, no lock, no folder.
     let _ = dup2_stdout(write);
-    let _ = dup2_stdin(part.unwrap_or(write));
+    let _ = dup2_stdin(write);
     let _ = rustix::process::chdir(c"/");
-    // SAFETY: the descriptors are this process's own since the fork, and nothing here uses one above 1 any more: `part`
-    // and `write` are above 2, and have become 0 and 1.
-    unsafe {
-        if libc::syscall(libc::SYS_close_range, 2, libc::c_uint::MAX, 0) != 0 {
-            // Before 5.9.
-            for fd in 2..1024 {
-                libc::close(fd);
+    let mut next = 2;
+    for &fd in kept.iter().chain([&libc::c_uint::MAX]) {
+        // SAFETY: the descriptors are this process's own since the fork, and nothing here uses one above 1 any more that
+        // is not kept: `write` is 1 now.
+        unsafe {
+            if next < fd && libc::syscall(libc::SYS_close_range, next, fd - 1, 0) != 0 {
+                // Before 5.9.
+                for other in next..fd.min(1024) {
+                    libc::close(other.cast_signed());
+                }
             }
         }
+        next = fd.saturating_add(1);
     }
     for source in sources {
         let passed = match source {
             Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
                 .and_then(|file| pass_on(file, usize::MAX)),
-            Source::Part(_, offset, length) => rustix::fs::seek(stdin(), SeekFrom::Start(*offset))
-                .and_then(|_| pass_on(stdin(), *length)),
+            Source::Part(file, offset, length) => rustix::fs::seek(file, SeekFrom::Start(*offset))
+                .and_then(|_| pass_on(file, *length)),
         };
         let end: Head = passed.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
         if send(&end.to_ne_bytes()).is_err() {
@@ -314,12 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_read_where_it_is() {
-        let path = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(&path, "0123456789").unwrap();
-        let file = File::open(&path).unwrap();
-        assert_eq!(part(&file, 3, 4).unwrap(), b"3456");
-        let short = part(&file, 8, 4).unwrap_err();
+    fn parts_are_read_where_they_are() {
+        let [one, other] = ["0123456789", "abcdef"].map(|text| {
+            let path = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(&path, text).unwrap();
+            File::open(&path).unwrap()
+        });
+        let read = parts(&[(&one, 3, 4), (&other, 0, 2), (&one, 8, 4), (&one, 0, 1)]);
+        let [first, second, short, last] = &read[..] else {
+            panic!("four were asked for");
+        };
+        assert_eq!(first.as_ref().unwrap(), b"3456");
+        assert_eq!(second.as_ref().unwrap(), b"ab");
+        let short = short.as_ref().unwrap_err();
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(last.as_ref().unwrap(), b"0");
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
 //!   virtual machine gives back to its own.
+//! - [`groups`]: the control groups of units, pods and containers.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
@@ -21,6 +22,7 @@ pub mod cgroup;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod file_id;
+pub mod groups;
 pub mod hugetlb;
 pub mod hvo;
 pub mod mounts;
