@@ -4,7 +4,7 @@
 //! none of the mechanisms above it: only units, the files that `jumbo` reads itself, and from `jumbo-inside` the system calls and the
 //! reading of cgroup files that both worlds need.
 //!
-//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
+//! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
 //!   virtual machine gives back to its own.
 //! - [`groups`]: the control groups of units, pods and containers.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
@@ -28,6 +28,7 @@ pub mod hvo;
 pub mod mounts;
 pub mod page_cache;
 pub mod peek;
+pub mod pressure;
 pub mod probe;
 pub mod process;
 pub(crate) mod sys;
