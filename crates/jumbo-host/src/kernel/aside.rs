@@ -9,13 +9,13 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(100);
 /// How often the parent looks what the reader does.
 const SLICE: Duration = Duration::from_millis(20);
-/// What a reader passes on at a time.
-const CHUNK: usize = 16 << 10;
+/// What a reader passes on at a time, heads included.
+const CHUNK: usize = 32 << 10;
 /// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
 type Head = i32;
 
@@ -229,8 +229,8 @@ impl Drop for Reader {
     /// Ends the reader. One that no signal ends is left to its fate.
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
-        for pause in [0, 1, 2, 4, 8, 16, 32] {
-            std::thread::sleep(Duration::from_millis(pause));
+        for shift in 0..16 {
+            std::thread::sleep(Duration::from_micros(1 << shift));
             match waitpid(Some(self.pid), WaitOptions::NOHANG) {
                 Ok(None) | Err(Errno::INTR) => {}
                 Ok(Some(_)) | Err(_) => break,
@@ -263,15 +263,23 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
         }
         next = fd.saturating_add(1);
     }
+    let mut out = Out::new();
     for source in sources {
         let passed = match source {
             Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
-                .and_then(|file| pass_on(file, usize::MAX)),
-            Source::Part(file, offset, length) => rustix::fs::seek(file, SeekFrom::Start(*offset))
-                .and_then(|_| pass_on(file, *length)),
+                .and_then(|file| out.pass_on(|room| rustix::io::read(&file, room))),
+            Source::Part(file, offset, length) => {
+                let (mut at, mut left) = (*offset, *length);
+                out.pass_on(|room| {
+                    let wanted = room.len().min(left);
+                    let got = rustix::io::pread(file, &mut room[..wanted], at)?;
+                    (at, left) = (at + got as u64, left - got);
+                    Ok(got)
+                })
+            }
         };
         let end: Head = passed.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
-        if send(&end.to_ne_bytes()).is_err() {
+        if out.flush(Some(end)).is_err() {
             break;
         }
     }
@@ -279,19 +287,53 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
     unsafe { libc::_exit(0) };
 }
 
-/// Sends so many bytes of a file, or those that it has.
-fn pass_on(file: impl AsFd, mut left: usize) -> Result<(), Errno> {
-    let mut buffer = [0; CHUNK];
-    loop {
-        let room = &mut buffer[..left.min(CHUNK)];
-        match rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *room))? {
-            0 => return Ok(()),
-            got => {
-                send(&Head::try_from(got).unwrap_or_default().to_ne_bytes())?;
-                send(&buffer[..got])?;
-                left -= got;
+/// What the child sends of a source: chunks with their heads. One write(2) does for a short file.
+struct Out {
+    buffer: [u8; CHUNK],
+    filled: usize,
+}
+
+const HEAD_BYTES: usize = size_of::<Head>();
+
+impl Out {
+    const fn new() -> Self {
+        Self {
+            buffer: [0; CHUNK],
+            filled: 0,
+        }
+    }
+
+    /// Sends what `read` gives until it gives nothing. The last chunk stays, for the end behind it.
+    fn pass_on(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<(), Errno> {
+        loop {
+            let start = self.filled.max(HEAD_BYTES);
+            let room = &mut self.buffer[start..CHUNK - HEAD_BYTES];
+            match rustix::io::retry_on_intr(|| read(&mut *room))? {
+                0 => return Ok(()),
+                got => self.filled = start + got,
+            }
+            if self.filled == CHUNK - HEAD_BYTES {
+                self.flush(None)?;
             }
         }
+    }
+
+    /// Sends what is there, and how it ended where it has.
+    fn flush(&mut self, end: Option<Head>) -> Result<(), Errno> {
+        let mut filled = self.filled;
+        if let Some(length) = filled.checked_sub(HEAD_BYTES) {
+            let head = Head::try_from(length).unwrap_or_default();
+            self.buffer[..HEAD_BYTES].copy_from_slice(&head.to_ne_bytes());
+        }
+        if let Some(end) = end {
+            self.buffer[filled..filled + HEAD_BYTES].copy_from_slice(&end.to_ne_bytes());
+            filled += HEAD_BYTES;
+        }
+        self.filled = 0;
+        send(&self.buffer[..filled])
     }
 }
 

@@ -82,11 +82,14 @@ impl Census {
 }
 
 fn member(root: &Root, pid: u32, counts: Counts) -> Option<Member> {
-    let name = task::name(root, pid).ok()?;
+    let (name, memory) = task::named_memory(root, pid).ok()??;
+    if siblings::is_name(&name) {
+        return None;
+    }
     Some(Member {
-        memory: task::memory(root, pid).ok()??,
         workload: Workload::of_process(root, pid).ok()?,
+        name,
+        memory,
         counts,
-        name: Some(name).filter(|name| !siblings::is_name(name))?,
     })
 }

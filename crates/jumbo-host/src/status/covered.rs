@@ -13,7 +13,6 @@ use object::read::elf::{Dyn as _, FileHeader as _, GnuHashTable, ProgramHeader a
 use object::{Endianness, StringTable};
 use serde::{Deserialize, Serialize};
 
-use crate::kernel::file_id::FileId;
 use crate::kernel::peek::Peek;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside};
@@ -138,12 +137,13 @@ impl Covered {
 }
 
 /// The processes that are read together: so many files are open at once, twice.
-const TOGETHER: usize = 128;
+const TOGETHER: usize = 256;
 
 /// The memory of a process, and in it the preload library.
 struct Found {
     peek: Peek,
-    id: FileId,
+    /// Its file is this command's own library.
+    is_ours: bool,
     base: u64,
     size: Bytes,
 }
@@ -154,23 +154,12 @@ pub(super) fn counts_of_each(
     root: &Root,
     processes: &[(u32, &Smaps)],
 ) -> Vec<Result<Counts, FileError>> {
-    // By the file of the library: where that was written to meanwhile, what is read is no locator.
-    let mut symbols: Vec<(FileId, u64)> = Vec::new();
-    let mut locate = |found: Found| {
-        let known = symbols.iter().find(|(id, _)| *id == found.id);
-        let symbol = match known {
-            Some((_, symbol)) => *symbol,
-            None => {
-                let symbol = locator_of(&found)?;
-                symbols.push((found.id, symbol));
-                symbol
-            }
-        };
-        let at = found.base.wrapping_add(symbol);
+    let ours = Locator::new();
+    let locator = |found: Found| {
+        let at = found.base.wrapping_add(symbol_in(&found)?);
         Ok((found.peek, at, size_of::<Locator>()))
     };
-    let ours = Locator::new();
-    let slot_of = |peek: &Peek, locator: &[u8]| {
+    let pointer = |peek: &Peek, locator: &[u8]| {
         let is_ours = half(locator, offset_of!(Locator, magic)) == ours.magic
             && half(locator, offset_of!(Locator, size)) == ours.size;
         is_ours
@@ -180,8 +169,8 @@ pub(super) fn counts_of_each(
     let mut all = Vec::new();
     for processes in processes.chunks(TOGETHER) {
         let found = processes.iter().map(|(pid, maps)| find(root, *pid, maps));
-        let locators = found.map(|found| found.and_then(&mut locate)).collect();
-        let pointers = follow(locators, slot_of);
+        let locators = found.map(|found| found.and_then(locator)).collect();
+        let pointers = follow(locators, pointer);
         let slots = follow(pointers, |_, pointer| {
             Ok((word(pointer, 0), size_of::<Slot>()))
         });
@@ -247,7 +236,7 @@ fn find(root: &Root, pid: u32, maps: &Smaps) -> Result<Found, FileError> {
     })?;
     Ok(Found {
         peek: Peek::open(root, pid, maps, ours.device())?,
-        id: FileId::from(&library),
+        is_ours: ours.is_file_of(&library),
         base: library.start,
         size: library.size(),
     })
@@ -257,8 +246,12 @@ fn strange(peek: &Peek, what: &str) -> FileError {
     peek.misread(format!("{LIBRARY} in it {what}"))
 }
 
-/// Where the library has its [`Locator`], counted from its first address.
-fn locator_of(found: &Found) -> Result<u64, FileError> {
+/// Where the library has its [`Locator`], counted from its first address. Of this command's own file that file says it; of
+/// another one the process itself: what it says is not taken for other processes.
+fn symbol_in(found: &Found) -> Result<u64, FileError> {
+    if let Some(offset) = found.is_ours.then(Library::locator).flatten() {
+        return Ok(offset);
+    }
     let Found {
         peek, base, size, ..
     } = found;
