@@ -1,8 +1,8 @@
 //! `jumbo export`: metrics for Prometheus, once or to whoever asks for them.
 //!
 //! - [`page`]: metrics, samples, and the bound on their number.
-//! - [`host`], [`programs`]: what they are read from.
-//! - [`serve`]: HTTP.
+//! - [`host`], [`programs`]: the sources of the samples.
+//! - `serve`: HTTP.
 //!
 //! No label has the ID of a process, and no series is of one process alone: both would grow without end.
 

@@ -30,11 +30,14 @@ pub(super) struct Page(Vec<Family>);
 /// A gauge of a table: its name, its unit and its help.
 pub(super) type Gauge = (&'static str, Option<Unit>, &'static str);
 
-/// The values that have the same labels, by the name of their gauge and a further label.
+/// The name of a gauge, and a further label.
+type Key = (&'static str, Option<(&'static str, &'static str)>);
+
+/// The values that have the same labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) labels: Labels,
-    pub(super) values: BTreeMap<(&'static str, Option<(&'static str, &'static str)>), u64>,
+    pub(super) values: BTreeMap<Key, u64>,
 }
 
 impl Row {
