@@ -10,7 +10,7 @@ use crate::kernel::groups::Workload;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::{FileError, Root, aside, task};
 
-use super::covered::counts_of_each;
+use super::covered::{counts_of_each, is_in};
 use super::library::LIBRARY;
 use super::siblings;
 
@@ -54,11 +54,13 @@ impl Census {
         let mut covered = Vec::new();
         for (pid, text) in pids.into_iter().zip(texts) {
             match text {
+                // Few have the name in them: the others are not looked at by line.
                 Ok(text) if text.contains(LIBRARY) => covered.push((pid, Smaps::of(text))),
                 Ok(_) => {}
                 Err(error) => census.miss(&error),
             }
         }
+        covered.retain(|(_, maps)| is_in(maps));
         let maps: Vec<_> = covered.iter().map(|(pid, maps)| (*pid, maps)).collect();
         for ((pid, _), counts) in maps.iter().zip(counts_of_each(root, &maps)) {
             match counts {

@@ -14,7 +14,7 @@ use object::{Endianness, StringTable};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
-use crate::kernel::smaps::Smaps;
+use crate::kernel::smaps::{Mapping, Smaps};
 use crate::kernel::{FileError, Root, aside};
 use crate::units::Bytes;
 use jumbo_inside::ledger::{Counts, Locator, Slot};
@@ -102,8 +102,7 @@ impl Covered {
     /// command's own, in a place that may not be read.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
         let maps = aside::maps(root, pid)?;
-        let is_in = maps.mappings().any(|mapping| library::is_named(&mapping));
-        let counts = is_in.then(|| counts_of_each(root, &[(pid, &maps)]).pop());
+        let counts = is_in(&maps).then(|| counts_of_each(root, &[(pid, &maps)]).pop());
         let Some(counts) = counts.flatten().transpose()? else {
             return Ok(None);
         };
@@ -134,6 +133,16 @@ impl Covered {
             },
         }))
     }
+}
+
+/// Whether a mapping is the first of a file that is called as the library is.
+fn is_first(mapping: &Mapping<'_>) -> bool {
+    mapping.offset == 0 && library::is_named(mapping)
+}
+
+/// Whether these are the mappings of a process that has the library.
+pub(super) fn is_in(maps: &Smaps) -> bool {
+    maps.mappings().any(|mapping| is_first(&mapping))
 }
 
 /// The processes that are read together: so many files are open at once, twice.
@@ -218,9 +227,7 @@ fn find(root: &Root, pid: u32, maps: &Smaps) -> Result<Found, FileError> {
         path: root.path(format!("proc/{pid}/maps")),
         what,
     };
-    let mut named = (maps.mappings())
-        .filter(|mapping| mapping.offset == 0 && library::is_named(mapping))
-        .peekable();
+    let mut named = maps.mappings().filter(is_first).peekable();
     let first = named
         .peek()
         .map_or(LIBRARY, |mapping| mapping.path)
