@@ -83,6 +83,7 @@ fn no_command_waits_for_a_process_that_holds_its_memory_back() {
             &["status", "-p", name],
             &["status", "-p", &impostor],
             &["doctor"],
+            &["export"],
             &["wait", "--timeout=1"],
             &["wait", "--timeout=0", &impostor],
             &["kill", "--timeout=1", "--signal=CONT", &impostor],

@@ -9,6 +9,7 @@
 //! - [`allocator`]: the `malloc` family, threads, forks, signals, other allocators.
 //! - [`bound`]: the memory of programs that touch little of theirs.
 //! - [`doors`]: calls by their name and by their number.
+//! - [`export`]: metrics, read by promtool and by Prometheus.
 //! - [`filters`]: programs that put a seccomp filter on themselves.
 //! - [`free`]: large frees, with several threads and later.
 //! - [`hostile`]: programs that mean harm to a command that looks at them.
@@ -29,6 +30,7 @@
 mod allocator;
 mod bound;
 mod doors;
+mod export;
 mod filters;
 mod free;
 mod hostile;

@@ -29,6 +29,13 @@ impl Group {
         Self::limited("memory", files, limit)
     }
 
+    /// The same with `limit` bytes of memory, called as systemd calls the group of a service.
+    #[track_caller]
+    pub(crate) fn of_service(limit: u64) -> Option<Self> {
+        let files = ["memory.max", "memory.limit_in_bytes"];
+        Self::limited_as("memory", files, limit, ".service")
+    }
+
     /// The same with `limit` tasks.
     #[track_caller]
     pub(crate) fn of_pids(limit: u64) -> Option<Self> {
@@ -37,8 +44,14 @@ impl Group {
 
     #[track_caller]
     fn limited(controller: &str, files: [&str; 2], limit: u64) -> Option<Self> {
+        Self::limited_as(controller, files, limit, "")
+    }
+
+    /// Its name ends so.
+    #[track_caller]
+    fn limited_as(controller: &str, files: [&str; 2], limit: u64, end: &str) -> Option<Self> {
         let made =
-            mount(controller).and_then(|mount| Self::below(&mount, controller, files, limit));
+            mount(controller).and_then(|mount| Self::below(&mount, controller, files, limit, end));
         if made.is_none() {
             host::skip(&format!(
                 "no {controller} controller, or no right to make a group"
@@ -47,7 +60,13 @@ impl Group {
         made
     }
 
-    fn below(mount: &Path, controller: &str, files: [&str; 2], limit: u64) -> Option<Self> {
+    fn below(
+        mount: &Path,
+        controller: &str,
+        files: [&str; 2],
+        limit: u64,
+        end: &str,
+    ) -> Option<Self> {
         let control = mount.join("cgroup.subtree_control");
         let lacks = |text: String| text.split_whitespace().all(|name| name != controller);
         let hands_down = fs::read_to_string(&control).is_ok_and(lacks);
@@ -56,7 +75,10 @@ impl Group {
         }
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("jumbo-e2e-{controller}-{}-{number}", std::process::id());
+        let name = format!(
+            "jumbo-e2e-{controller}-{}-{number}{end}",
+            std::process::id()
+        );
         let group = Self {
             folder: mount.join(name),
             handed_down: hands_down.then(|| (control, controller.to_owned())),
@@ -64,6 +86,11 @@ impl Group {
         fs::create_dir(&group.folder).ok()?;
         fs::write(group.file(files)?, limit.to_string()).ok()?;
         Some(group)
+    }
+
+    /// The last part of its path.
+    pub(crate) fn name(&self) -> &str {
+        self.folder.file_name().unwrap().to_str().unwrap()
     }
 
     /// A command that enters it and becomes the one behind.

@@ -140,6 +140,15 @@ impl Program {
         self.start_jumbo(options).wait()
     }
 
+    /// Runs another command of its jumbo in its place.
+    pub(crate) fn jumbo_itself(&self, arguments: &[&str]) -> Ran {
+        let jumbo = Self {
+            argv: vec![self.jumbo.clone().into()],
+            ..self.clone()
+        };
+        jumbo.args(arguments).plain()
+    }
+
     /// Runs it under a `jumbo run` that writes a report.
     pub(crate) fn reported(&self) -> (Ran, Report) {
         self.reported_with(&[])

@@ -10,6 +10,7 @@
 mod bench;
 mod compare;
 mod doctor;
+mod export;
 mod kill;
 mod knobs;
 mod manual;
@@ -52,6 +53,7 @@ enum Command {
     Doctor(doctor::Args),
     Kill(kill::Args),
     Wait(wait::Args),
+    Export(export::Args),
     Pool(pool::Args),
     Thp(thp::Args),
     Vmemmap(vmemmap::Args),
@@ -109,6 +111,7 @@ fn command() -> ExitCode {
         Command::Doctor(args) => doctor::main(args),
         Command::Kill(args) => kill::main(args),
         Command::Wait(args) => wait::main(&args),
+        Command::Export(args) => export::main(&args),
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
         Command::Vmemmap(args) => vmemmap::main(&args),

@@ -53,6 +53,7 @@ fn there_is_a_page_for_every_command() {
         "compare",
         "status",
         "doctor",
+        "export",
         "kill",
         "pool",
         "pool-set",

@@ -1,4 +1,4 @@
-//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`part`], and
+//! Files of /proc that another process can hold back, read by a child of this process: [`text`], [`texts`], [`parts`], and
 //! the mappings of a process: [`smaps`], [`maps`], [`rollup`].
 //!
 //! A process's command line, mappings and memory are read with its memory map locked, and out of its memory. A thread
@@ -9,17 +9,17 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use rustix::stdio::{dup2_stdin, dup2_stdout, stdin, stdout};
+use rustix::stdio::{dup2_stdin, dup2_stdout, stdout};
 
 use super::process::{Standing, fork};
 use super::smaps::Smaps;
@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(100);
 /// How often the parent looks what the reader does.
 const SLICE: Duration = Duration::from_millis(20);
-/// What a reader passes on at a time.
-const CHUNK: usize = 16 << 10;
+/// What a reader passes on at a time, heads included.
+const CHUNK: usize = 32 << 10;
 /// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
 type Head = i32;
 
@@ -104,18 +104,29 @@ pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "smaps_rollup").map(Smaps::of)
 }
 
-/// `length` bytes of an open file at `offset`.
+/// Of each of these open files so many bytes at an offset.
 ///
 /// # Errors
 /// The errno of pread(2); [`io::ErrorKind::UnexpectedEof`] where there are fewer.
-pub(crate) fn part(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> {
     // Off the standard descriptors, which the reader puts its own on.
-    let file = rustix::io::fcntl_dupfd_cloexec(file, 3)?;
-    match read(&[Source::Part(file, offset, length)]).pop() {
-        Some(Ok(bytes)) if bytes.len() < length => Err(io::ErrorKind::UnexpectedEof.into()),
-        Some(read) => read,
-        None => Err(Errno::IO.into()),
-    }
+    let source = |(file, offset, length): &(&File, u64, usize)| {
+        let file = rustix::io::fcntl_dupfd_cloexec(file, 3)?;
+        Ok(Source::Part(file, *offset, *length))
+    };
+    let sources = wanted.iter().map(source).collect::<io::Result<Vec<_>>>();
+    let read = match &sources {
+        Ok(sources) => read(sources),
+        Err(error) => {
+            let failed = |_| Err(io::Error::new(error.kind(), error.to_string()));
+            wanted.iter().map(failed).collect()
+        }
+    };
+    let whole = |(read, wanted): (io::Result<Vec<u8>>, &(&File, u64, usize))| match read {
+        Ok(bytes) if bytes.len() < wanted.2 => Err(io::ErrorKind::UnexpectedEof.into()),
+        read => read,
+    };
+    read.into_iter().zip(wanted).map(whole).collect()
 }
 
 /// What each source holds, or why that was not to be had.
@@ -144,13 +155,19 @@ impl Reader {
     fn start(sources: &[Source], patience: Duration) -> io::Result<Self> {
         let (pipe, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = rustix::io::fcntl_dupfd_cloexec(&write, 3)?;
+        let parts = sources.iter().filter_map(|source| match source {
+            Source::Part(file, ..) => Some(file.as_raw_fd().unsigned_abs()),
+            Source::File(_) => None,
+        });
+        let mut kept: Vec<_> = parts.collect();
+        kept.sort_unstable();
         match Pid::from_raw(fork()?) {
             Some(pid) => Ok(Self {
                 pid,
                 pipe,
                 patience,
             }),
-            None => serve(sources, &write),
+            None => serve(sources, &kept, &write),
         }
     }
 
@@ -212,8 +229,8 @@ impl Drop for Reader {
     /// Ends the reader. One that no signal ends is left to its fate.
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
-        for pause in [0, 1, 2, 4, 8, 16, 32] {
-            std::thread::sleep(Duration::from_millis(pause));
+        for shift in 0..16 {
+            std::thread::sleep(Duration::from_micros(1 << shift));
             match waitpid(Some(self.pid), WaitOptions::NOHANG) {
                 Ok(None) | Err(Errno::INTR) => {}
                 Ok(Some(_)) | Err(_) => break,
@@ -222,39 +239,47 @@ impl Drop for Reader {
     }
 }
 
-/// What the child does. It makes system calls alone: another thread of its parent may have had any lock.
+/// What the child does, with the descriptors that are `kept`, by ascending number. It makes system calls alone: another thread of its parent may have had any lock.
 #[expect(
     unsafe_code,
     reason = "descriptors by number, in a process that has nothing else to do"
 )]
-fn serve(sources: &[Source], write: &OwnedFd) -> ! {
-    let part = sources.iter().find_map(|source| match source {
-        Source::Part(file, ..) => Some(file),
-        Source::File(_) => None,
-    });
+fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
     // Left behind it must hold nothing of its parent's: no pipe that is read to its end, no lock, no folder.
     let _ = dup2_stdout(write);
-    let _ = dup2_stdin(part.unwrap_or(write));
+    let _ = dup2_stdin(write);
     let _ = rustix::process::chdir(c"/");
-    // SAFETY: the descriptors are this process's own since the fork, and nothing here uses one above 1 any more: `part`
-    // and `write` are above 2, and have become 0 and 1.
-    unsafe {
-        if libc::syscall(libc::SYS_close_range, 2, libc::c_uint::MAX, 0) != 0 {
-            // Before 5.9.
-            for fd in 2..1024 {
-                libc::close(fd);
+    let mut next = 2;
+    for &fd in kept.iter().chain([&libc::c_uint::MAX]) {
+        // SAFETY: the descriptors are this process's own since the fork, and nothing here uses one above 1 any more that
+        // is not kept: `write` is 1 now.
+        unsafe {
+            if next < fd && libc::syscall(libc::SYS_close_range, next, fd - 1, 0) != 0 {
+                // Before 5.9.
+                for other in next..fd.min(1024) {
+                    libc::close(other.cast_signed());
+                }
             }
         }
+        next = fd.saturating_add(1);
     }
+    let mut out = Out::new();
     for source in sources {
         let passed = match source {
             Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
-                .and_then(|file| pass_on(file, usize::MAX)),
-            Source::Part(_, offset, length) => rustix::fs::seek(stdin(), SeekFrom::Start(*offset))
-                .and_then(|_| pass_on(stdin(), *length)),
+                .and_then(|file| out.pass_on(|room| rustix::io::read(&file, room))),
+            Source::Part(file, offset, length) => {
+                let (mut at, mut left) = (*offset, *length);
+                out.pass_on(|room| {
+                    let wanted = room.len().min(left);
+                    let got = rustix::io::pread(file, &mut room[..wanted], at)?;
+                    (at, left) = (at + got as u64, left - got);
+                    Ok(got)
+                })
+            }
         };
         let end: Head = passed.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
-        if send(&end.to_ne_bytes()).is_err() {
+        if out.flush(Some(end)).is_err() {
             break;
         }
     }
@@ -262,19 +287,53 @@ fn serve(sources: &[Source], write: &OwnedFd) -> ! {
     unsafe { libc::_exit(0) };
 }
 
-/// Sends so many bytes of a file, or those that it has.
-fn pass_on(file: impl AsFd, mut left: usize) -> Result<(), Errno> {
-    let mut buffer = [0; CHUNK];
-    loop {
-        let room = &mut buffer[..left.min(CHUNK)];
-        match rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *room))? {
-            0 => return Ok(()),
-            got => {
-                send(&Head::try_from(got).unwrap_or_default().to_ne_bytes())?;
-                send(&buffer[..got])?;
-                left -= got;
+/// What the child sends of a source: chunks with their heads. One write(2) does for a short file.
+struct Out {
+    buffer: [u8; CHUNK],
+    filled: usize,
+}
+
+const HEAD_BYTES: usize = size_of::<Head>();
+
+impl Out {
+    const fn new() -> Self {
+        Self {
+            buffer: [0; CHUNK],
+            filled: 0,
+        }
+    }
+
+    /// Sends what `read` gives until it gives nothing. The last chunk stays, for the end behind it.
+    fn pass_on(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<(), Errno> {
+        loop {
+            let start = self.filled.max(HEAD_BYTES);
+            let room = &mut self.buffer[start..CHUNK - HEAD_BYTES];
+            match rustix::io::retry_on_intr(|| read(&mut *room))? {
+                0 => return Ok(()),
+                got => self.filled = start + got,
+            }
+            if self.filled == CHUNK - HEAD_BYTES {
+                self.flush(None)?;
             }
         }
+    }
+
+    /// Sends what is there, and how it ended where it has.
+    fn flush(&mut self, end: Option<Head>) -> Result<(), Errno> {
+        let mut filled = self.filled;
+        if let Some(length) = filled.checked_sub(HEAD_BYTES) {
+            let head = Head::try_from(length).unwrap_or_default();
+            self.buffer[..HEAD_BYTES].copy_from_slice(&head.to_ne_bytes());
+        }
+        if let Some(end) = end {
+            self.buffer[filled..filled + HEAD_BYTES].copy_from_slice(&end.to_ne_bytes());
+            filled += HEAD_BYTES;
+        }
+        self.filled = 0;
+        send(&self.buffer[..filled])
     }
 }
 
@@ -314,12 +373,20 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_read_where_it_is() {
-        let path = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(&path, "0123456789").unwrap();
-        let file = File::open(&path).unwrap();
-        assert_eq!(part(&file, 3, 4).unwrap(), b"3456");
-        let short = part(&file, 8, 4).unwrap_err();
+    fn parts_are_read_where_they_are() {
+        let [one, other] = ["0123456789", "abcdef"].map(|text| {
+            let path = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(&path, text).unwrap();
+            File::open(&path).unwrap()
+        });
+        let read = parts(&[(&one, 3, 4), (&other, 0, 2), (&one, 8, 4), (&one, 0, 1)]);
+        let [first, second, short, last] = &read[..] else {
+            panic!("four were asked for");
+        };
+        assert_eq!(first.as_ref().unwrap(), b"3456");
+        assert_eq!(second.as_ref().unwrap(), b"ab");
+        let short = short.as_ref().unwrap_err();
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(last.as_ref().unwrap(), b"0");
     }
 }

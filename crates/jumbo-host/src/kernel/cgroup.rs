@@ -88,6 +88,15 @@ impl Limits {
     }
 }
 
+/// Where the hierarchy with the memory controller is mounted; `None` where there is none.
+pub(super) fn memory_mount(root: &Root) -> Result<Option<PathBuf>, FileError> {
+    let Some(groups) = optional(parse::<ProcessCGroups>(root, "proc/self/cgroup"))? else {
+        return Ok(None);
+    };
+    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
+    Ok(Group::find(root, &groups, &mounts, "memory").map(|group| group.mount))
+}
+
 impl Group {
     fn find(
         root: &Root,

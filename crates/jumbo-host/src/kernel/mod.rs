@@ -4,8 +4,9 @@
 //! none of the mechanisms above it: only units, the files that `jumbo` reads itself, and from `jumbo-inside` the system calls and the
 //! reading of cgroup files that both worlds need.
 //!
-//! - [`memory`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
+//! - [`memory`], [`pressure`], [`zones`], [`hugetlb`], [`hvo`], [`thp`], [`cgroup`]: the host, and what it allows this process. [`balloon`]: what a
 //!   virtual machine gives back to its own.
+//! - [`groups`]: the control groups of units, pods and containers.
 //! - [`page_cache`]: huge folios of a file. [`mounts`]: its file system.
 //! - [`smaps`], [`task`], [`folios`], [`file_id`], [`peek`]: one process.
 //! - `aside`: files of a process that it can hold back, read by a child.
@@ -21,11 +22,13 @@ pub mod cgroup;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod file_id;
+pub mod groups;
 pub mod hugetlb;
 pub mod hvo;
 pub mod mounts;
 pub mod page_cache;
 pub mod peek;
+pub mod pressure;
 pub mod probe;
 pub mod process;
 pub(crate) mod sys;

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use super::file_id::FileId;
 use super::smaps::Smaps;
@@ -38,10 +39,12 @@ impl Peek {
         maps: &Smaps,
         device: (u32, u32),
     ) -> Result<Self, FileError> {
-        let memfd = rustix::fs::memfd_create("jumbo", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(std::io::Error::from)
-            .and_then(FileId::of);
-        let memfds = memfd.ok().map(|memfd| memfd.device);
+        static MEMFDS: OnceLock<Option<(u32, u32)>> = OnceLock::new();
+        let memfds = *MEMFDS.get_or_init(|| {
+            let memfd = rustix::fs::memfd_create("jumbo", rustix::fs::MemfdFlags::CLOEXEC);
+            let id = memfd.map_err(std::io::Error::from).and_then(FileId::of);
+            id.ok().map(|memfd| memfd.device)
+        });
         let safe = maps.mappings().filter(|mapping| {
             let is_anonymous = mapping.device == (0, 0) && mapping.inode == 0;
             is_anonymous || mapping.device == device || Some(mapping.device) == memfds
@@ -61,6 +64,36 @@ impl Peek {
     /// # Errors
     /// [`FileError::Content`] where that is not all memory that may be read; [`FileError::Io`].
     pub fn read(&self, address: u64, length: usize) -> Result<Vec<u8>, FileError> {
+        let read = Self::read_each(&[(self, address, length)]).pop();
+        read.unwrap_or_else(|| Err(self.misread("nothing was read")))
+    }
+
+    /// [`Peek::read`] of each of these, by one child.
+    pub fn read_each(wanted: &[(&Self, u64, usize)]) -> Vec<Result<Vec<u8>, FileError>> {
+        let is_aside = |peek: &Self, address, length| !peek.is_own && peek.is_safe(address, length);
+        let others = (wanted.iter())
+            .filter(|(peek, address, length)| is_aside(peek, *address, *length))
+            .map(|(peek, address, length)| (&peek.file, *address, *length));
+        let mut read = aside::parts(&others.collect::<Vec<_>>()).into_iter();
+        let each = wanted.iter().map(|&(peek, address, length)| {
+            if !peek.is_safe(address, length) {
+                return Err(peek.misread(format!(
+                    "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
+                )));
+            }
+            let read = if peek.is_own {
+                let mut bytes = vec![0; length];
+                (peek.file.read_exact_at(&mut bytes, address)).map(|()| bytes)
+            } else {
+                read.next().unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
+            };
+            read.map_err(FileError::io("read", &peek.path))
+        });
+        each.collect()
+    }
+
+    /// Whether all of that is memory that can be read without waiting.
+    fn is_safe(&self, address: u64, length: usize) -> bool {
         let end = address.saturating_add(length as u64);
         let mut reached = address;
         for range in &self.safe {
@@ -68,18 +101,7 @@ impl Peek {
                 reached = range.end;
             }
         }
-        if reached < end {
-            return Err(self.misread(format!(
-                "{length} bytes at {address:#x} are not all in memory that can be read without waiting"
-            )));
-        }
-        let read = if self.is_own {
-            let mut bytes = vec![0; length];
-            (self.file.read_exact_at(&mut bytes, address)).map(|()| bytes)
-        } else {
-            aside::part(&self.file, address, length)
-        };
-        read.map_err(FileError::io("read", &self.path))
+        reached >= end
     }
 
     /// That what was read is not what was expected there.

@@ -120,10 +120,23 @@ pub struct Memory {
 /// # Errors
 /// [`FileError::Io`] where the process is gone.
 pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
+    Ok(memory_of(&Status::read(root, pid)?))
+}
+
+/// [`memory`], and the [`name`] of the process, in which status escapes backslashes and newlines.
+///
+/// # Errors
+/// As [`memory`].
+pub fn named_memory(root: &Root, pid: u32) -> Result<Option<(String, Memory)>, FileError> {
     let status = Status::read(root, pid)?;
+    let name = status.get("Name").unwrap_or_default().to_owned();
+    Ok(memory_of(&status).map(|memory| (name, memory)))
+}
+
+fn memory_of(status: &Status) -> Option<Memory> {
     let kib = |name| status.kib(name).unwrap_or_default();
     let effective = |uids: &str| uids.split_ascii_whitespace().nth(1)?.parse().ok();
-    Ok(status.get("VmSize").map(|_| Memory {
+    status.get("VmSize").map(|_| Memory {
         uid: status.get("Uid").and_then(effective).unwrap_or_default(),
         anon: kib("RssAnon"),
         file: kib("RssFile"),
@@ -131,7 +144,7 @@ pub fn memory(root: &Root, pid: u32) -> Result<Option<Memory>, FileError> {
         hugetlb: kib("HugetlbPages"),
         swap: kib("VmSwap"),
         thp_enabled: status.thp_enabled(),
-    }))
+    })
 }
 
 /// Whether this process may have THPs at all, as [`Memory::thp_enabled`].

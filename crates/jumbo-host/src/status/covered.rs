@@ -14,6 +14,7 @@ use object::{Endianness, StringTable};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::peek::Peek;
+use crate::kernel::smaps::{Mapping, Smaps};
 use crate::kernel::{FileError, Root, aside};
 use crate::units::Bytes;
 use jumbo_inside::ledger::{Counts, Locator, Slot};
@@ -101,28 +102,10 @@ impl Covered {
     /// command's own, in a place that may not be read.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>, FileError> {
         let maps = aside::maps(root, pid)?;
-        let mut named = (maps.mappings())
-            .filter(|mapping| mapping.offset == 0 && library::is_named(mapping))
-            .peekable();
-        let Some(first) = named.peek().map(|mapping| mapping.path) else {
+        let counts = is_in(&maps).then(|| counts_of_each(root, &[(pid, &maps)]).pop());
+        let Some(counts) = counts.flatten().transpose()? else {
             return Ok(None);
         };
-        let ours = Library::of_this_command();
-        let found = ours.and_then(|ours| {
-            let mapping = named.find(|mapping| ours.has_device_of(mapping))?;
-            Some((ours, mapping))
-        });
-        let Some((ours, library)) = found else {
-            return Err(FileError::Content {
-                path: root.path(format!("proc/{pid}/maps")),
-                what: format!(
-                    "{first} is not the library of this command, nor beside it on its device"
-                ),
-            });
-        };
-        let peek = Peek::open(root, pid, &maps, ours.device())?;
-        let slot = read_slot(&peek, library.start, library.size())?;
-        let counts = Counts::read(&slot);
         let state = State::from_code(counts.reaper).unwrap_or_default();
         Ok(Some(Self {
             free: Freeing {
@@ -152,25 +135,144 @@ impl Covered {
     }
 }
 
-/// The bytes of the slot that the library mapped at `base` counts in.
-fn read_slot(peek: &Peek, base: u64, size: Bytes) -> Result<Vec<u8>, FileError> {
-    let length = usize::try_from(size.0.min(MOST_OF_IMAGE)).unwrap_or(usize::MAX);
-    let image = peek.read(base, length)?;
-    let strange = |what: &str| peek.misread(format!("{LIBRARY} in it {what}"));
-    let (dynamic, length) =
-        dynamic_segment(&image).ok_or_else(|| strange("has no dynamic segment"))?;
-    let dynamic = peek.read(base.wrapping_add(dynamic), length)?;
-    let symbol = symbol(&image, base, &dynamic, Locator::SYMBOL.as_bytes())
-        .ok_or_else(|| strange("is of an earlier version, which does not show its counters"))?;
-    let locator = peek.read(base.wrapping_add(symbol), size_of::<Locator>())?;
+/// Whether a mapping is the first of a file that is called as the library is.
+fn is_first(mapping: &Mapping<'_>) -> bool {
+    mapping.offset == 0 && library::is_named(mapping)
+}
+
+/// Whether these are the mappings of a process that has the library.
+pub(super) fn is_in(maps: &Smaps) -> bool {
+    maps.mappings().any(|mapping| is_first(&mapping))
+}
+
+/// The processes that are read together: so many files are open at once, twice.
+const TOGETHER: usize = 256;
+
+/// The memory of a process, and in it the preload library.
+struct Found {
+    peek: Peek,
+    /// Its file is this command's own library.
+    is_ours: bool,
+    base: u64,
+    size: Bytes,
+}
+
+/// What the library counted in each of these processes, which have these mappings. Where there are many, a few children read
+/// all of them.
+pub(super) fn counts_of_each(
+    root: &Root,
+    processes: &[(u32, &Smaps)],
+) -> Vec<Result<Counts, FileError>> {
     let ours = Locator::new();
-    if half(&locator, offset_of!(Locator, magic)) != ours.magic
-        || half(&locator, offset_of!(Locator, size)) != ours.size
-    {
-        return Err(strange("is of another version than this command"));
+    let locator = |found: Found| {
+        let at = found.base.wrapping_add(symbol_in(&found)?);
+        Ok((found.peek, at, size_of::<Locator>()))
+    };
+    let pointer = |peek: &Peek, locator: &[u8]| {
+        let is_ours = half(locator, offset_of!(Locator, magic)) == ours.magic
+            && half(locator, offset_of!(Locator, size)) == ours.size;
+        is_ours
+            .then(|| (word(locator, offset_of!(Locator, slot)), 8))
+            .ok_or_else(|| strange(peek, "is of another version than this command"))
+    };
+    let mut all = Vec::new();
+    for processes in processes.chunks(TOGETHER) {
+        let found = processes.iter().map(|(pid, maps)| find(root, *pid, maps));
+        let locators = found.map(|found| found.and_then(locator)).collect();
+        let pointers = follow(locators, pointer);
+        let slots = follow(pointers, |_, pointer| {
+            Ok((word(pointer, 0), size_of::<Slot>()))
+        });
+        let counts = read_each(slots).into_iter();
+        all.extend(counts.map(|read| read.map(|(_, slot)| Counts::read(&slot))));
     }
-    let pointer = peek.read(word(&locator, offset_of!(Locator, slot)), 8)?;
-    peek.read(word(&pointer, 0), size_of::<Slot>())
+    all
+}
+
+/// Where to read next in a process, and how many bytes.
+type Place = Result<(Peek, u64, usize), FileError>;
+
+/// Reads at these places, and gives the places that the bytes there lead to.
+fn follow(
+    places: Vec<Place>,
+    next: impl Fn(&Peek, &[u8]) -> Result<(u64, usize), FileError>,
+) -> Vec<Place> {
+    let place = |read: Result<(Peek, Vec<u8>), FileError>| {
+        let (peek, bytes) = read?;
+        let (at, length) = next(&peek, &bytes)?;
+        Ok((peek, at, length))
+    };
+    read_each(places).into_iter().map(place).collect()
+}
+
+fn read_each(places: Vec<Place>) -> Vec<Result<(Peek, Vec<u8>), FileError>> {
+    let wanted = places.iter().flatten();
+    let wanted: Vec<_> = wanted
+        .map(|(peek, at, length)| (peek, *at, *length))
+        .collect();
+    let mut read = Peek::read_each(&wanted).into_iter();
+    let bytes = places.into_iter().map(|place| {
+        let (peek, ..) = place?;
+        let bytes = read
+            .next()
+            .unwrap_or_else(|| Err(strange(&peek, "was not read")))?;
+        Ok((peek, bytes))
+    });
+    bytes.collect()
+}
+
+/// The library in a process.
+fn find(root: &Root, pid: u32, maps: &Smaps) -> Result<Found, FileError> {
+    let refused = |what| FileError::Content {
+        path: root.path(format!("proc/{pid}/maps")),
+        what,
+    };
+    let mut named = maps.mappings().filter(is_first).peekable();
+    let first = named
+        .peek()
+        .map_or(LIBRARY, |mapping| mapping.path)
+        .to_owned();
+    let found = Library::of_this_command().and_then(|ours| {
+        let mapping = named.find(|mapping| ours.has_device_of(mapping))?;
+        Some((ours, mapping))
+    });
+    let (ours, library) = found.ok_or_else(|| {
+        refused(format!(
+            "{first} is not the library of this command, nor beside it on its device"
+        ))
+    })?;
+    Ok(Found {
+        peek: Peek::open(root, pid, maps, ours.device())?,
+        is_ours: ours.is_file_of(&library),
+        base: library.start,
+        size: library.size(),
+    })
+}
+
+fn strange(peek: &Peek, what: &str) -> FileError {
+    peek.misread(format!("{LIBRARY} in it {what}"))
+}
+
+/// Where the library has its [`Locator`], counted from its first address. Of this command's own file that file says it; of
+/// another one the process itself: what it says is not taken for other processes.
+fn symbol_in(found: &Found) -> Result<u64, FileError> {
+    if let Some(offset) = found.is_ours.then(Library::locator).flatten() {
+        return Ok(offset);
+    }
+    let Found {
+        peek, base, size, ..
+    } = found;
+    let length = usize::try_from(size.0.min(MOST_OF_IMAGE)).unwrap_or(usize::MAX);
+    let image = peek.read(*base, length)?;
+    let (dynamic, length) =
+        dynamic_segment(&image).ok_or_else(|| strange(peek, "has no dynamic segment"))?;
+    let dynamic = peek.read(base.wrapping_add(dynamic), length)?;
+    symbol(&image, *base, &dynamic, Locator::SYMBOL.as_bytes()).ok_or_else(|| {
+        strange(
+            peek,
+            "is of an earlier version, which does not show its counters",
+        )
+    })
 }
 
 /// Where the dynamic segment is, counted from where the library is mapped, and its length.

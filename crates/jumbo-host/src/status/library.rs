@@ -7,10 +7,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object as _, ObjectSymbol as _, ReadCache};
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat, statvfs};
 
 use crate::kernel::file_id::FileId;
 use crate::kernel::smaps::Mapping;
+use jumbo_inside::ledger::Locator;
 
 /// What the preload library is called.
 pub const LIBRARY: &str = "libjumbo_preload.so";
@@ -128,7 +131,25 @@ impl Library {
             let path = mapping.path.strip_suffix(DELETED).map(Path::new);
             self.has_device_of(mapping) && path == Some(&self.path)
         };
-        FileId::from(mapping) == self.id || was_here()
+        self.is_file_of(mapping) || was_here()
+    }
+
+    /// Whether a mapping is of this very file.
+    pub(super) fn is_file_of(&self, mapping: &Mapping<'_>) -> bool {
+        FileId::from(mapping) == self.id
+    }
+
+    /// Where the file of this command's library has its [`Locator`], counted from the first address that it is mapped at.
+    pub(super) fn locator() -> Option<u64> {
+        static FOUND: OnceLock<Option<u64>> = OnceLock::new();
+        let find = || {
+            let file = ReadCache::new(File::open(&Self::of_this_command()?.path).ok()?);
+            let file = ElfFile64::<Endianness, _>::parse(&file).ok()?;
+            let mut symbols = file.dynamic_symbols();
+            let found = symbols.find(|symbol| symbol.name() == Ok(Locator::SYMBOL))?;
+            Some(found.address())
+        };
+        *FOUND.get_or_init(find)
     }
 
     /// Whether a mapping is of a file on the same device, which so can be read as this one can.

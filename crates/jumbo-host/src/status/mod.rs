@@ -4,6 +4,7 @@
 //! - [`process`]: how they are read.
 //! - [`Detail`]: one process with everything there is to say.
 //! - [`Covered`]: what the preload library does in a process.
+//! - [`Census`]: all processes that it is in, cheaply.
 //! - [`Library`]: which file that library is.
 //! - [`Sibling`]: a reaper, whose memory is a program's.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
@@ -13,6 +14,7 @@
 //! It reads through [`kernel`](crate::kernel), and of `jumbo-inside` the layout of the ledger's slots and the states of a
 //! reaper. Invariant: it changes nothing, and what it could not read it says, with the reason.
 
+mod census;
 mod covered;
 mod detail;
 pub mod doctor;
@@ -21,6 +23,7 @@ mod library;
 mod siblings;
 mod tasks;
 
+pub use census::{Census, Member};
 pub use covered::{Covered, Freeing, Pooled, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find};
 pub use host::{Formable, Host, Missing, Sysctl};

@@ -71,6 +71,11 @@ pub(crate) fn charged() -> usize {
     CHARGED.load(Ordering::Relaxed)
 }
 
+/// The blocks that were charged for and are tracked, in bytes.
+pub(super) fn huge() -> usize {
+    HUGE.load(Ordering::Relaxed)
+}
+
 /// Charges so many bytes, for a block of `block`; false where they are not left.
 pub(super) fn take(bytes: usize, block: usize) -> bool {
     let limit = limit();

@@ -172,10 +172,12 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     first..advised * pmd()
 }
 
-/// Counts what is charged, for the report.
+/// Counts what is charged, for the report, and what is huge.
 pub(super) fn publish() {
-    let untouched = &stats::slot().untouched;
-    untouched.store(credit::charged() as u64, Ordering::Relaxed);
+    let slot = stats::slot();
+    let relaxed = Ordering::Relaxed;
+    slot.untouched.store(credit::charged() as u64, relaxed);
+    slot.huge.store(credit::huge() as u64, relaxed);
 }
 
 /// Notes a block that was advised, for [`settle`].

@@ -28,7 +28,7 @@ use crate::pool::Quota;
 pub const SLOTS: usize = 1000;
 
 /// Stands for the layout of [`Ledger`] and [`Slot`]: it changes when they do.
-const MAGIC: u32 = 0x6a6d_6238;
+const MAGIC: u32 = 0x6a6d_6239;
 
 /// The shared memory, as both sides see it.
 #[repr(C)]
@@ -59,6 +59,9 @@ counters! {
     advised: AtomicU64 as u64, sum;
     /// Advised memory that was not known to be touched at the last scan: what may be huge for nothing.
     untouched: AtomicU64 as u64, sum;
+    /// Private memory in blocks that were advised or collapsed and are mapped, `untouched` included. 0 where huge pages
+    /// are not earned: such blocks are not tracked.
+    huge: AtomicU64 as u64, sum;
     /// Memory whose MADV_HUGEPAGE the kernel refused.
     refused: AtomicU64 as u64, sum;
     /// The errno of the last refusal.

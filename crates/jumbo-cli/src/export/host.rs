@@ -1,0 +1,185 @@
+//! Metrics of the host: pools, THPs, events, pressure, free memory.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use jumbo::units::{NodeId, Pages};
+use jumbo_host::kernel::hugetlb::{self, Pool};
+use jumbo_host::kernel::memory::{Events, Memory, Zone};
+use jumbo_host::kernel::thp::{self, Thp};
+use jumbo_host::kernel::{Root, base_page, pressure};
+use prometheus_client::registry::Unit::{Bytes, Seconds};
+
+use super::page::{Labels, Page};
+use super::{Failures, label};
+
+pub(super) fn add(page: &mut Page, root: &Root, failures: &mut Failures) {
+    let pools = failures.or_default(hugetlb::pools(root), "hugetlb pools");
+    add_pools(page, &pools.unwrap_or_default());
+    let memory = failures.or_default(Memory::read(root), "meminfo");
+    for (name, bytes, help) in [
+        ("anon", memory.anon, "Anonymous memory of all processes"),
+        (
+            "anon_huge",
+            memory.anon_huge,
+            "Anonymous memory in THPs that a PMD maps (AnonHugePages)",
+        ),
+        ("shmem", memory.shmem, "Shared memory and tmpfs"),
+        (
+            "shmem_huge",
+            memory.shmem_huge,
+            "Shared memory in huge folios (ShmemHugePages)",
+        ),
+        (
+            "file_huge",
+            memory.file_huge,
+            "Page cache in huge folios (FileHugePages)",
+        ),
+    ] {
+        let name = format!("jumbo_host_{name}");
+        page.gauge(&name, Some(Bytes), help, [(vec![], bytes.0 as f64)]);
+    }
+    let thp = failures.or_default(Thp::read(root), "the THP controls");
+    add_folios(page, thp.as_ref());
+    let events = failures.or_default(Events::read(root), "vmstat");
+    let is_ours = |name: &str| name.starts_with("thp_") || COMPACTION.contains(&name);
+    for (name, count) in events.0.iter().filter(|(name, _)| is_ours(name)) {
+        let help = format!("{name} of /proc/vmstat");
+        page.counter(
+            &format!("jumbo_vmstat_{name}"),
+            None,
+            &help,
+            [(vec![], *count as f64)],
+        );
+    }
+    let pressure = failures.or_default(pressure::memory(root), "the pressure of memory");
+    for (name, help) in [
+        ("some", "Time in which some task waited for memory (PSI)"),
+        (
+            "full",
+            "Time in which all tasks that were not idle waited for memory (PSI)",
+        ),
+    ] {
+        let time = pressure.map(|pressure| match name {
+            "some" => pressure.some,
+            _ => pressure.full,
+        });
+        let samples = time.map(|time| (vec![], time.as_secs_f64()));
+        let name = format!("jumbo_memory_pressure_{name}");
+        page.counter(&name, Some(Seconds), help, samples);
+    }
+    let zones = failures.or_default(Zone::read_all(root), "buddyinfo");
+    add_free(page, root, &zones);
+}
+
+/// The counters of compaction in /proc/vmstat.
+const COMPACTION: [&str; 3] = ["compact_stall", "compact_fail", "compact_success"];
+
+/// The samples of a number of pages in each pool.
+type PagesOf = fn(&Pool) -> Vec<(Option<NodeId>, Pages)>;
+
+fn add_pools(page: &mut Page, pools: &[Pool]) {
+    /// By node, and of the whole pool where the kernel has no nodes.
+    macro_rules! by_node {
+        ($field:ident) => {
+            |pool| match pool.nodes.is_empty() {
+                true => vec![(None, pool.$field)],
+                false => (pool.nodes.iter())
+                    .map(|(node, part)| (Some(*node), part.$field))
+                    .collect(),
+            }
+        };
+    }
+    let families: [(&str, &str, PagesOf); 5] = [
+        (
+            "pool",
+            "All hugetlb pages of a size, surplus pages included",
+            by_node!(total),
+        ),
+        (
+            "free",
+            "hugetlb pages that no process maps, reserved ones included",
+            by_node!(free),
+        ),
+        (
+            "surplus",
+            "hugetlb pages beyond the persistent ones",
+            by_node!(surplus),
+        ),
+        (
+            "reserved",
+            "Free hugetlb pages that are promised to mappings; they belong to no node",
+            |pool| vec![(None, pool.reserved)],
+        ),
+        (
+            "overcommit",
+            "hugetlb pages that there may be beyond the persistent ones",
+            |pool| vec![(None, pool.overcommit)],
+        ),
+    ];
+    for (name, help, pages) in families {
+        let samples = pools.iter().flat_map(|pool| {
+            let each = pages(pool).into_iter();
+            each.map(|(node, pages)| {
+                let node = node.map(|node| label("node", node.0));
+                let labels = [label("size", pool.size)].into_iter().chain(node).collect();
+                (labels, pages.bytes(pool.size).0 as f64)
+            })
+        });
+        page.gauge(&format!("jumbo_hugetlb_{name}"), Some(Bytes), help, samples);
+    }
+}
+
+/// The counters of each folio size (`hugepages-*kB/stats`, 6.10), by the kernel's names.
+fn add_folios(page: &mut Page, thp: Option<&Thp>) {
+    let mut by_name: BTreeMap<&str, Vec<(Labels, f64)>> = BTreeMap::new();
+    for (size, control) in thp.iter().flat_map(|thp| &thp.sizes) {
+        for (name, count) in &control.stats {
+            let sample = (vec![label("size", size)], *count as f64);
+            by_name.entry(name).or_default().push(sample);
+        }
+    }
+    for (stat, samples) in by_name {
+        let name = format!("jumbo_mthp_{stat}");
+        let help = format!(
+            "{stat} of a folio size in /sys/{}",
+            thp::FOLDER.trim_start_matches("sys/")
+        );
+        match stat.starts_with("nr_") {
+            true => page.gauge(&name, None, &help, samples),
+            false => page.counter(&name, None, &help, samples),
+        }
+    }
+}
+
+fn add_free(page: &mut Page, root: &Root, zones: &[Zone]) {
+    let base = base_page(root);
+    let pmd = thp::pmd_size(root).unwrap_or_else(|_| thp::reach_of_pmd(base));
+    let labels = |zone: &Zone| vec![label("node", zone.node.0), label("zone", &zone.name)];
+    let free = |zone: &Zone| zone.free(base).0;
+    // Where the largest block is smaller, it is not known which are neighbours.
+    let huge = |zone: &Zone| zone.whole(pmd, base).map_or(0, |pages| pages.bytes(pmd).0);
+    let samples = |bytes: &dyn Fn(&Zone) -> u64| -> Vec<_> {
+        let each = zones.iter().map(|zone| (labels(zone), bytes(zone) as f64));
+        each.collect()
+    };
+    let of_pmd = in_blocks(pmd);
+    page.gauge(
+        "jumbo_free",
+        Some(Bytes),
+        "Free memory of a zone",
+        samples(&free),
+    );
+    let help = format!("Free memory of a zone {of_pmd}");
+    page.gauge("jumbo_free_huge_block", Some(Bytes), &help, samples(&huge));
+    let sum = |bytes: &dyn Fn(&Zone) -> u64| zones.iter().map(bytes).sum::<u64>() as f64;
+    let ratio = Some(sum(&free)).filter(|free| *free > 0.0);
+    let ratio = ratio.map(|all| (vec![], sum(&huge) / all));
+    let help =
+        format!("Share of the free memory {of_pmd}; the rest is too fragmented for a huge page");
+    page.gauge("jumbo_free_huge_block_ratio", None, &help, ratio);
+}
+
+fn in_blocks(pmd: impl Display) -> String {
+    format!("that lies in free blocks of the PMD size, {pmd}, or more")
+}

@@ -1,0 +1,142 @@
+//! `jumbo export`: metrics for Prometheus, once or to whoever asks for them.
+//!
+//! - [`page`]: metrics, samples, and the bound on their number.
+//! - [`host`], [`programs`]: the sources of the samples.
+//! - `serve`: HTTP.
+//!
+//! No label has the ID of a process, and no series is of one process alone: both would grow without end.
+
+mod host;
+mod page;
+mod programs;
+mod serve;
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use jumbo_host::kernel::{FileError, Root};
+use jumbo_host::whole_file::{self, Existing};
+use prometheus_client::registry::Unit;
+
+use crate::value::whole;
+use crate::view::Stdout;
+use page::{Labels, Page};
+
+/// Metrics for Prometheus: host, control groups, covered programs
+///
+/// In the text format of Prometheus, on standard output. docs/export.md names all metrics.
+/// Processes that this user may not look into are counted, and left out.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo export
+  jumbo export --textfile /var/lib/prometheus/node-exporter/jumbo.prom
+  jumbo export --listen 127.0.0.1:9841
+
+Exit status: 0 done, or ended by SIGINT or SIGTERM; 1 failed; 2 wrong usage.")]
+pub(crate) struct Args {
+    /// Write this file, whole or not at all: for the textfile collector of
+    /// node_exporter, which reads *.prom
+    #[arg(long, value_name = "FILE", conflicts_with = "listen")]
+    textfile: Option<PathBuf>,
+
+    /// Serve GET /metrics at this address until SIGINT or SIGTERM; port 0 is
+    /// any free one
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+
+    /// The most series. The smallest programs beyond are summed up under
+    /// comm=\"other\", groups under unit=\"other\"; those of the host always stay
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
+    max_series: usize,
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let root = Root::host();
+    if let Some(address) = args.listen {
+        return serve::until_ended(address, |max| text(&Root::host(), max), args.max_series);
+    }
+    let text = text(&root, args.max_series)?;
+    match &args.textfile {
+        None => {
+            let mut out = Stdout::lock();
+            out.write_all(text.as_bytes())?;
+            out.flush()?;
+        }
+        Some(path) => whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace)
+            .with_context(|| {
+                format!(
+                    "cannot write {}\nhint: its folder must be there",
+                    path.display()
+                )
+            })?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What could not be read.
+#[derive(Debug, Default)]
+struct Failures(Vec<&'static str>);
+
+impl Failures {
+    /// What was read; or nothing, and it is among the failures.
+    fn or_default<T: Default>(&mut self, read: Result<T, FileError>, what: &'static str) -> T {
+        read.unwrap_or_else(|_| {
+            self.0.push(what);
+            T::default()
+        })
+    }
+}
+
+fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
+    (name, value.to_string())
+}
+
+/// All metrics now.
+fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
+    let begin = Instant::now();
+    let (mut page, mut failures) = (Page::default(), Failures::default());
+    let version = vec![label("version", env!("CARGO_PKG_VERSION"))];
+    page.gauge(
+        "jumbo_build_info",
+        None,
+        "The version of jumbo",
+        [(version, 1.0)],
+    );
+    host::add(&mut page, root, &mut failures);
+    // What follows the programs and groups.
+    let room = max_series.saturating_sub(2);
+    let dropped = programs::add(&mut page, root, room, &mut failures);
+    let help = "Series beyond --max-series, which were summed up";
+    page.gauge(
+        "jumbo_export_dropped_series",
+        None,
+        help,
+        [(vec![], dropped as f64)],
+    );
+    let failed = failures
+        .0
+        .iter()
+        .map(|what| (vec![label("what", what)], 1.0));
+    let failed: Vec<(Labels, f64)> = failed.collect();
+    page.gauge(
+        "jumbo_export_failed",
+        None,
+        "1 for each source that could not be read",
+        failed,
+    );
+    let seconds = begin.elapsed().as_secs_f64();
+    let help = "The time that reading all of this took";
+    page.gauge(
+        "jumbo_export_duration",
+        Some(Unit::Seconds),
+        help,
+        [(vec![], seconds)],
+    );
+    page.text().context("cannot encode the metrics")
+}

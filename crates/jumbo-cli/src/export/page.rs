@@ -1,0 +1,214 @@
+//! Metrics with their samples, and the bound on their number: [`Page`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, prometheus_text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+/// The labels of a sample. None is empty: an empty label is one that is not there.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// A metric with all of its samples.
+#[derive(Debug)]
+struct Family {
+    /// Without the unit and `_total`, which the encoder adds.
+    name: String,
+    help: String,
+    unit: Option<Unit>,
+    kind: MetricType,
+    samples: Vec<(Labels, f64)>,
+}
+
+/// Everything that is exported.
+#[derive(Debug, Default)]
+pub(super) struct Page(Vec<Family>);
+
+/// A gauge of a table: its name, its unit and its help.
+pub(super) type Gauge = (&'static str, Option<Unit>, &'static str);
+
+/// The name of a gauge, and a further label.
+type Key = (&'static str, Option<(&'static str, &'static str)>);
+
+/// The values that have the same labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) labels: Labels,
+    pub(super) values: BTreeMap<Key, u64>,
+}
+
+impl Row {
+    /// The value of a gauge without a further label.
+    fn weight(&self, gauge: &'static str) -> u64 {
+        self.values.get(&(gauge, None)).copied().unwrap_or(0)
+    }
+
+    /// Adds the values of another row.
+    pub(super) fn add(&mut self, other: &Self) {
+        for (key, value) in &other.values {
+            let sum = self.values.entry(*key).or_default();
+            *sum = sum.saturating_add(*value);
+        }
+    }
+}
+
+impl Page {
+    pub(super) fn gauge(
+        &mut self,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        self.family(name, unit, help, MetricType::Gauge, samples);
+    }
+
+    pub(super) fn counter(
+        &mut self,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        self.family(name, unit, help, MetricType::Counter, samples);
+    }
+
+    fn family(
+        &mut self,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
+        kind: MetricType,
+        samples: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        self.0.push(Family {
+            name: name.to_owned(),
+            help: format!("{help}."),
+            unit,
+            kind,
+            samples: samples.into_iter().collect(),
+        });
+    }
+
+    /// The gauges of a table, with all rows.
+    pub(super) fn gauges(&mut self, table: &[Gauge], rows: &[Row]) {
+        for (name, unit, help) in table {
+            let samples = rows.iter().flat_map(|row| {
+                let own = row.values.iter().filter(|((gauge, _), _)| gauge == name);
+                own.map(|((_, label), value)| {
+                    let label = label.map(|(name, value)| (name, value.to_owned()));
+                    let labels = row.labels.iter().cloned().chain(label).collect();
+                    (labels, *value as f64)
+                })
+            });
+            self.gauge(name, unit.clone(), help, samples.collect::<Vec<_>>());
+        }
+    }
+
+    /// How many series there are.
+    pub(super) fn series(&self) -> usize {
+        self.0.iter().map(|family| family.samples.len()).sum()
+    }
+
+    /// In the text format of Prometheus, version 0.0.4.
+    pub(super) fn text(self) -> Result<String, fmt::Error> {
+        let (mut text, mut registry) = (String::new(), Registry::default());
+        registry.register_collector(Box::new(self));
+        prometheus_text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+impl Collector for Page {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        for family in &self.0 {
+            let (unit, kind) = (family.unit.as_ref(), family.kind);
+            let mut metric = encoder.encode_descriptor(&family.name, &family.help, unit, kind)?;
+            for (labels, value) in &family.samples {
+                let mut sample = metric.encode_family(labels)?;
+                match kind {
+                    MetricType::Counter => sample.encode_counter::<Labels, _, u64>(value, None)?,
+                    _ => sample.encode_gauge(value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the rows with the largest values of the gauge `by` whose series fit into `room`, and sums the others up in one with
+/// the labels `other`. Gives how many series were summed up.
+pub(super) fn bound(rows: &mut Vec<Row>, room: usize, by: &'static str, other: Labels) -> usize {
+    let all: usize = rows.iter().map(|row| row.values.len()).sum();
+    if all <= room {
+        return 0;
+    }
+    rows.sort_by_cached_key(|row| (Reverse(row.weight(by)), row.labels.clone()));
+    let keys: BTreeSet<_> = rows.iter().flat_map(|row| row.values.keys()).collect();
+    let mut left = room.saturating_sub(keys.len());
+    let fits = |row: &&Row| {
+        let rest = left.checked_sub(row.values.len());
+        left = rest.unwrap_or(left);
+        rest.is_some()
+    };
+    let kept = rows.iter().take_while(fits).count();
+    let mut sum = Row {
+        labels: other,
+        ..Row::default()
+    };
+    let beyond: Vec<Row> = rows.drain(kept..).collect();
+    beyond.iter().for_each(|row| sum.add(row));
+    rows.push(sum);
+    beyond.iter().map(|row| row.values.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(comm: &str, values: &[(&'static str, u64)]) -> Row {
+        Row {
+            labels: vec![("comm", comm.to_owned())],
+            values: values
+                .iter()
+                .map(|(gauge, value)| ((*gauge, None), *value))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_beyond_the_bound_is_summed_up() {
+        let all = [
+            row("small", &[("a", 1), ("b", 10)]),
+            row("large", &[("a", 9), ("b", 20)]),
+            row("middle", &[("a", 5), ("c", 30)]),
+        ];
+        let bound = |room| {
+            let mut rows = all.to_vec();
+            let other = vec![("comm", String::from("other"))];
+            (super::bound(&mut rows, room, "a", other), rows)
+        };
+        assert_eq!(bound(6), (0, all.to_vec()));
+        let sum = row("other", &[("a", 6), ("b", 10), ("c", 30)]);
+        assert_eq!(bound(5), (4, vec![all[1].clone(), sum]));
+        let sum = row("other", &[("a", 15), ("b", 30), ("c", 30)]);
+        assert_eq!(bound(0), (6, vec![sum]));
+    }
+
+    #[test]
+    fn the_text_has_help_type_and_unit_and_names_are_escaped() {
+        let mut page = Page::default();
+        let labels = || vec![("comm", String::from("a\"b\\c\nd"))];
+        page.gauge("a", Some(Unit::Bytes), "A gauge", [(labels(), 2.0)]);
+        page.counter("b", Some(Unit::Seconds), "A counter", [(vec![], 0.5)]);
+        assert_eq!(page.series(), 2);
+        let expected = "# HELP a_bytes A gauge.\n# TYPE a_bytes gauge\n\
+            a_bytes{comm=\"a\\\"b\\\\c\\nd\"} 2.0\n\
+            # HELP b_seconds_total A counter.\n# TYPE b_seconds_total counter\n\
+            b_seconds_total 0.5\n";
+        assert_eq!(page.text().unwrap(), expected);
+    }
+}

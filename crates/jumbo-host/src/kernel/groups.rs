@@ -1,0 +1,265 @@
+//! The control groups that a manager has named, and their huge pages: [`groups`].
+//!
+//! A group's path names a systemd unit, a pod or a container ([`Workload`]). Those names last longer than a process, and so
+//! do for metrics. Of groups in groups the innermost that have a name count: the memory of a group holds that of the groups
+//! in it, and a sum over those that are listed counts no page twice.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::{FileError, Root, cgroup};
+use crate::units::Bytes;
+
+/// The names in a group's path; empty for those that it has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Workload {
+    /// The systemd unit: a service or a scope, but no container's scope.
+    pub unit: String,
+    /// The UID of the pod.
+    pub pod: String,
+    /// The ID of the container.
+    pub container: String,
+}
+
+/// The memory of a group in huge folios, as memory.stat says; `None` where the kernel does not count it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Huge {
+    /// Anonymous memory.
+    pub anon: Option<Bytes>,
+    /// Shared memory.
+    pub shmem: Option<Bytes>,
+    /// Page cache.
+    pub file: Option<Bytes>,
+}
+
+/// What container runtimes begin the names of a container's group with.
+const RUNTIMES: [&str; 4] = ["cri-containerd-", "crio-", "docker-", "libpod-"];
+/// A whole ID of a container has so many digits.
+const ID_DIGITS: usize = 64;
+/// Groups in groups are followed so far.
+const MAX_DEPTH: usize = 32;
+
+impl Workload {
+    /// The names in the path of a group, the innermost of each kind.
+    pub fn of(path: &str) -> Self {
+        let mut found = Self::default();
+        let mut is_kube = false;
+        for part in path.split('/') {
+            let bare = part.trim_end_matches(".slice");
+            is_kube |= bare.starts_with("kubepods");
+            let (_, uid) = bare.rsplit_once("-pod").unwrap_or(("", ""));
+            let uid = bare.strip_prefix("pod").unwrap_or(uid);
+            if let Some(id) = container(part) {
+                id.clone_into(&mut found.container);
+                found.unit.clear();
+            } else if part.ends_with(".service") || part.ends_with(".scope") {
+                part.clone_into(&mut found.unit);
+            } else if is_kube && !uid.is_empty() {
+                found.pod = uid.replace('_', "-");
+            }
+        }
+        found
+    }
+
+    /// The names in the paths of a process's groups, of the first hierarchy that has some.
+    ///
+    /// # Errors
+    /// [`FileError::Io`] where the process is gone.
+    pub fn of_process(root: &Root, pid: u32) -> Result<Self, FileError> {
+        let text = root.read(format!("proc/{pid}/cgroup"))?;
+        let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+        let mut all = paths.map(Self::of);
+        Ok(all.find(Self::is_named).unwrap_or_default())
+    }
+
+    /// Whether there is any name.
+    pub fn is_named(&self) -> bool {
+        self != &Self::default()
+    }
+}
+
+/// The ID of the container whose group is called so.
+fn container(name: &str) -> Option<&str> {
+    let bare = name.strip_suffix(".scope").unwrap_or(name);
+    let mut runtimes = RUNTIMES.iter();
+    let id = runtimes.find_map(|runtime| bare.strip_prefix(runtime));
+    let is_hex = |id: &&str| id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !id.is_empty();
+    let whole = || Some(bare).filter(|bare| bare.len() == ID_DIGITS);
+    id.or_else(whole).filter(is_hex)
+}
+
+/// The groups with a name, and what of their memory is in huge folios. Groups of the same name count as one.
+///
+/// # Errors
+/// [`FileError`] where /proc/self/{cgroup,mountinfo} cannot be read or understood.
+pub fn groups(root: &Root) -> Result<BTreeMap<Workload, Huge>, FileError> {
+    let mut all = BTreeMap::new();
+    if let Some(mount) = cgroup::memory_mount(root)? {
+        walk(root, &mount, "", MAX_DEPTH, &mut all);
+    }
+    Ok(all)
+}
+
+/// Adds the named groups at or below `path`; true where there is one.
+fn walk(
+    root: &Root,
+    mount: &Path,
+    path: &str,
+    depth: usize,
+    all: &mut BTreeMap<Workload, Huge>,
+) -> bool {
+    let folder = mount.join(path.trim_start_matches('/'));
+    let mut is_any = false;
+    // A group may be removed meanwhile.
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let below = format!("{path}/{}", entry.file_name().to_string_lossy());
+            is_any |= walk(root, mount, &below, depth - 1, all);
+        }
+    }
+    let workload = Workload::of(path);
+    if is_any || !workload.is_named() {
+        return is_any;
+    }
+    if let Ok(text) = root.read(folder.join("memory.stat")) {
+        all.entry(workload).or_default().add(&Huge::of(&text));
+    }
+    true
+}
+
+impl Huge {
+    /// What memory.stat says, of either version.
+    fn of(text: &str) -> Self {
+        let value = |name: &str| {
+            let mut lines = text.lines();
+            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+            value.trim().parse().ok().map(Bytes)
+        };
+        Self {
+            // The first is version 2's; in version 1 that with the groups below comes first.
+            anon: (value("anon_thp").or_else(|| value("total_rss_huge")))
+                .or_else(|| value("rss_huge")),
+            shmem: value("shmem_thp"),
+            file: value("file_thp"),
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        let sum = |one: &mut Option<Bytes>, other: Option<Bytes>| {
+            *one = match (*one, other) {
+                (Some(one), Some(other)) => Some(one + other),
+                (one, other) => one.or(other),
+            }
+        };
+        sum(&mut self.anon, other.anon);
+        sum(&mut self.shmem, other.shmem);
+        sum(&mut self.file, other.file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::fake::host;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn a_path_tells_unit_pod_and_container() {
+        let uid = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+        let slice = format!("kubepods-burstable-pod{}.slice", uid.replace('-', "_"));
+        let in_pod = format!("/kubepods.slice/kubepods-burstable.slice/{slice}");
+        for (path, unit, pod, container) in [
+            (
+                "/system.slice/redis-server.service",
+                "redis-server.service",
+                "",
+                "",
+            ),
+            ("/system.slice/foo.service/worker", "foo.service", "", ""),
+            (
+                "/user.slice/user-0.slice/session-1.scope",
+                "session-1.scope",
+                "",
+                "",
+            ),
+            ("/user.slice/user-1000.slice", "", "", ""),
+            ("/", "", "", ""),
+            (
+                "/app.slice/app-podman.service",
+                "app-podman.service",
+                "",
+                "",
+            ),
+            (&in_pod, "", uid, ""),
+            (&format!("{in_pod}/cri-containerd-{ID}.scope"), "", uid, ID),
+            (
+                &format!("{in_pod}/crio-{ID}.scope/system.slice/a.service"),
+                "a.service",
+                uid,
+                ID,
+            ),
+            (
+                &format!(
+                    "/kubepods.slice/kubepods-pod{}.slice",
+                    uid.replace('-', "_")
+                ),
+                "",
+                uid,
+                "",
+            ),
+            (&format!("/kubepods/besteffort/pod{uid}/{ID}"), "", uid, ID),
+            (&format!("/system.slice/docker-{ID}.scope"), "", "", ID),
+            (&format!("/docker/{ID}"), "", "", ID),
+            (
+                &format!("/machine.slice/libpod-{ID}.scope/container"),
+                "",
+                "",
+                ID,
+            ),
+            (
+                "/machine.slice/libpod-conmon-12.scope",
+                "libpod-conmon-12.scope",
+                "",
+                "",
+            ),
+        ] {
+            let found = Workload::of(path);
+            let names = (&*found.unit, &*found.pod, &*found.container);
+            assert_eq!(names, (unit, pod, container), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_innermost_groups_with_a_name_count() {
+        let stat = "anon 9\nanon_thp 4096\nfile_thp 8192\nshmem_thp 0\n";
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let (_folder, root) = host(&[
+            ("proc/self/cgroup", "0::/system.slice/a.service\n"),
+            ("proc/self/mountinfo", mounts),
+            ("sys/fs/cgroup/cgroup.controllers", "memory\n"),
+            ("sys/fs/cgroup/system.slice/memory.stat", stat),
+            ("sys/fs/cgroup/system.slice/a.service/memory.stat", stat),
+            (
+                "sys/fs/cgroup/system.slice/a.service/part/memory.stat",
+                stat,
+            ),
+            ("sys/fs/cgroup/user@1.service/memory.stat", stat),
+            (
+                "sys/fs/cgroup/user@1.service/app.slice/b.service/memory.stat",
+                stat,
+            ),
+            ("sys/fs/cgroup/user@2.service/b.service/memory.stat", stat),
+        ]);
+        let found = groups(&root).unwrap();
+        let anon: Vec<_> = (found.iter())
+            .map(|(workload, huge)| (&*workload.unit, huge.anon.unwrap().0))
+            .collect();
+        assert_eq!(anon, [("a.service", 4096), ("b.service", 2 * 4096)]);
+        let v1 = Huge::of("rss_huge 1\ntotal_rss_huge 2\n");
+        assert_eq!((v1.anon, v1.shmem), (Some(Bytes(2)), None));
+    }
+}
