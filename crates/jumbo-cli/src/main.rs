@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), no_main)]
 
 mod bench;
+mod cdi;
 mod compare;
 mod doctor;
 mod export;
@@ -23,6 +24,7 @@ mod similar;
 mod status;
 mod text;
 mod thp;
+mod unit;
 mod value;
 mod view;
 mod vmemmap;
@@ -58,6 +60,8 @@ enum Command {
     Thp(thp::Args),
     Vmemmap(vmemmap::Args),
     Text(text::Args),
+    Cdi(cdi::Args),
+    Unit(unit::Args),
     Compare(compare::Args),
     Bench(bench::Args),
     #[command(hide = true)]
@@ -116,6 +120,8 @@ fn command() -> ExitCode {
         Command::Thp(args) => thp::main(&args),
         Command::Vmemmap(args) => vmemmap::main(&args),
         Command::Text(args) => text::main(&args),
+        Command::Cdi(args) => cdi::main(&args),
+        Command::Unit(args) => unit::main(&args),
         Command::Compare(args) => compare::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),

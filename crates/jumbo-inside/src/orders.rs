@@ -110,6 +110,8 @@ orders! {
     /// How many the launcher itself runs under, tried out or not: a program that it started lives with our advice under
     /// these as well as without, as far as is known. What comes later is another matter.
     launched_under: u32 = 0, digits;
+    /// An engine starts the program in a container: see [`crate::sandbox::CONTAINER`].
+    container: bool = false, mark;
     /// Memory comes in base pages here, whatever is advised (the host's THP `enabled` is `never`): so a smaller free
     /// is worth a look.
     small_pages: bool = false, mark;
@@ -488,7 +490,7 @@ mod tests {
             pages in proptest::option::of((1usize..1000, 0usize..1000, 16u32..24, any::<Option<u32>>(), any::<bool>(), any::<bool>())),
             free_least: Option<usize>, small_pages: bool, orphans: bool, kept in proptest::option::of((any::<bool>(), 0usize..101)),
             text in 0usize..4, data in 0usize..3, shm in 0usize..5, shm_sizes: usize, libs in proptest::option::of("[a-z*?.]{1,9}(/[a-z*]{1,9}){0,2}"),
-            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32,
+            free in 0usize..3, free_workers in 0u32..300, reaper in 0usize..3, filters in 0u32..9, launched_under: u32, container: bool,
             ledger in proptest::option::of("/proc/[0-9]{1,5}/fd/[0-9]{1,3}"),
         ) {
             let (free, reaper) = (FreeMode::ALL[free].1, ReaperMode::ALL[reaper].1);
@@ -504,7 +506,7 @@ mod tests {
             let max_waste = percent.map_or(MaxWaste::Unbounded, MaxWaste::Percent);
             let orders = Orders {
                 heap, pool, maps, max_waste, keep, follow, tunable, free, free_workers, free_least, small_pages, reaper,
-                orphans, filters, launched_under, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
+                orphans, filters, launched_under, container, text, data, shm, shm_sizes, libs: libs.as_deref(), pmd: 1 << shift, ledger: ledger.as_deref(),
             };
             let text = orders.to_string();
             prop_assert_eq!(Orders::decode(&text), orders.clone());

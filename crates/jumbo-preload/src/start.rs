@@ -57,7 +57,8 @@ fn obey(orders: &Orders<'_>, environment: &Environment) {
         return;
     }
     // Before the first question.
-    let is_container = environment.value(sandbox::CONTAINER.as_bytes()).is_some();
+    let is_container =
+        orders.container || environment.value(sandbox::CONTAINER.as_bytes()).is_some();
     sandbox::detect(orders.filters, orders.launched_under, is_container);
     let is_libcs = next::malloc_is_libcs();
     if orders.tunable {

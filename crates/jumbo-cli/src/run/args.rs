@@ -236,7 +236,16 @@ impl Settings {
             },
             false => args.with_files()?,
         };
-        let options = args.options;
+        Ok(Self {
+            json,
+            dry_run: args.dry_run,
+            command: args.command,
+            ..Self::of(args.options)?
+        })
+    }
+
+    /// The settings of options alone, without a command.
+    pub(super) fn of(options: Options) -> Result<Self, Failure> {
         check_keep(&options)?;
         Ok(Self {
             asked: options.orders(),
@@ -247,9 +256,7 @@ impl Settings {
                 true => None,
                 false => wanted(options.report, options.report_file),
             },
-            json,
-            dry_run: args.dry_run,
-            command: args.command,
+            ..Self::default()
         })
     }
 }

@@ -42,17 +42,7 @@ impl<'a> Launch<'a> {
         settings: &'a Settings,
         program: &'a Program,
     ) -> Result<Self, Failure> {
-        // Without sysfs nothing is known, and then asking for huge pages costs nothing.
-        let folder = root.path("sys/kernel/mm");
-        let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
-        let pmd = thp.then(|| thp::pmd_size(root)).transpose();
-        let pmd = pmd.map_err(|error| Failure::own(error.to_string()))?;
-        let host = Host {
-            pmd,
-            thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
-            has_pages: (settings.pool.and_then(|pool| pool.page))
-                .is_none_or(|page| has_pages(root, page)),
-        };
+        let host = host(root, settings)?;
         let tunables = inherited("GLIBC_TUNABLES");
         // What a `jumbo run` around this one set is not the user's.
         let outer = inherited(Orders::VARIABLE).and_then(|text| String::from_utf8(text).ok());
@@ -171,6 +161,21 @@ impl<'a> Launch<'a> {
                 message: format!("cannot run `{}`: {error}", self.name().display()),
             })
     }
+}
+
+/// The facilities of the host that a start needs.
+pub(super) fn host(root: &Root, settings: &Settings) -> Result<Host, Failure> {
+    // Without sysfs nothing is known, and then asking for huge pages costs nothing.
+    let folder = root.path("sys/kernel/mm");
+    let thp = folder.join("transparent_hugepage").exists() || !folder.exists();
+    let pmd = thp.then(|| thp::pmd_size(root)).transpose();
+    let pmd = pmd.map_err(|error| Failure::own(error.to_string()))?;
+    Ok(Host {
+        pmd,
+        thp_never: pmd.is_some_and(|pmd| thp::is_never(root, pmd)),
+        has_pages: (settings.pool.and_then(|pool| pool.page))
+            .is_none_or(|page| has_pages(root, page)),
+    })
 }
 
 /// Whether the kernel's pool has a page of that size to give.

@@ -11,6 +11,7 @@
 //! program of 32 bits finds an empty library in its own. musl takes the name as it is, and there is a folder of that name.
 
 use std::fs::{self, DirBuilder};
+use std::io::ErrorKind::{DirectoryNotEmpty, NotFound};
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
@@ -104,7 +105,7 @@ fn installed_or_carried() -> Result<PathBuf, Failure> {
         }
     }
     for store in Library::stores(&command) {
-        match carried(&store, &command) {
+        match carried(&store, &command, is_lib_for_64()) {
             Ok(path) => return Ok(path),
             Err(why) => refused(&store, why),
         }
@@ -116,8 +117,17 @@ fn installed_or_carried() -> Result<PathBuf, Failure> {
     )))
 }
 
+/// The copy in `folder` for containers, which is put there unless it is: for images of several distributions.
+///
+/// glibc's own folder is `lib` in 64-bit programs of Arch, and in 32-bit programs of the Fedora family. The former
+/// are more common in images.
+pub(crate) fn for_containers(folder: &Path) -> Result<(), String> {
+    let command = std::env::current_exe().map_err(|error| error.to_string())?;
+    carried(&folder.join(LIBRARY), &command, true).map(drop)
+}
+
 /// The copy at `store`, which is put there unless it is.
-fn carried(store: &Path, command: &Path) -> Result<PathBuf, String> {
+fn carried(store: &Path, command: &Path, lib_for_64: bool) -> Result<PathBuf, String> {
     let is_whole = || is_carried(store).unwrap_or(false);
     if is_whole() {
         return Library::check(store, command);
@@ -127,7 +137,7 @@ fn carried(store: &Path, command: &Path) -> Result<PathBuf, String> {
     if let Some(folder) = folders.find(|folder| folder.exists()) {
         Library::check(folder, command)?;
     }
-    put(store).map_err(|error| format!("cannot be written: {error}"))?;
+    put(store, lib_for_64).map_err(|error| format!("cannot be written: {error}"))?;
     let path = Library::check(store, command)?;
     is_whole()
         .then_some(path)
@@ -141,7 +151,7 @@ fn is_own(installed: &Path) -> io::Result<bool> {
 }
 
 /// True if the file has the bytes of [`CARRIED`].
-fn is_carried(store: &Path) -> io::Result<bool> {
+pub(crate) fn is_carried(store: &Path) -> io::Result<bool> {
     begins_as_carried(store, CARRIED.len())
 }
 
@@ -166,10 +176,10 @@ fn begins_as_carried(path: &Path, bytes: usize) -> io::Result<bool> {
 }
 
 /// In one step: a program that runs has the old one mapped, and another jumbo may be at it too.
-fn put(store: &Path) -> io::Result<()> {
+fn put(store: &Path, lib_for_64: bool) -> io::Result<()> {
     if let Some(folder) = store.parent() {
         create(folder)?;
-        lay_out(folder)?;
+        lay_out(folder, lib_for_64)?;
     }
     let new = store.with_extension(format!("so.{}", std::process::id()));
     whole_file::write(&new, CARRIED, 0o644, Existing::Keep)?;
@@ -180,17 +190,44 @@ fn create(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(folder)
 }
 
-/// Makes the folders in which loaders look for the library of `folder`.
-fn lay_out(folder: &Path) -> io::Result<()> {
-    let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+/// The folders of 64-bit and of 32-bit programs in which loaders look for the library.
+fn folders(lib_for_64: bool) -> (Vec<&'static str>, Vec<&'static str>) {
     let (mut own, mut others) = (
-        vec![LIB, "lib64", &multiarch],
+        vec![LIB, "lib64", MULTIARCH],
         vec!["lib32", "lib/i386-linux-gnu"],
     );
-    match is_lib_for_64() {
+    match lib_for_64 {
         true => own.push("lib"),
         false => others.push("lib"),
     }
+    (own, others)
+}
+
+/// Debian's folder for libraries of this architecture.
+const MULTIARCH: &str = match cfg!(target_arch = "aarch64") {
+    true => "lib/aarch64-linux-gnu",
+    false => "lib/x86_64-linux-gnu",
+};
+
+/// Removes the library of `folder` and what was laid out around it. Other files stay, and their folders.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    let (own, others) = folders(true);
+    let gone = |done: io::Result<()>| match done {
+        Err(error) if !matches!(error.kind(), NotFound | DirectoryNotEmpty) => Err(error),
+        _ => Ok(()),
+    };
+    // `lib` is the last of the first list, and the others are below it.
+    for name in others.into_iter().chain(own).map(|name| folder.join(name)) {
+        gone(fs::remove_file(name.join(LIBRARY)))?;
+        gone(fs::remove_dir(name))?;
+    }
+    gone(fs::remove_file(folder.join(LIBRARY)))?;
+    gone(fs::remove_dir(folder))
+}
+
+/// Makes the folders in which loaders look for the library of `folder`.
+fn lay_out(folder: &Path, lib_for_64: bool) -> io::Result<()> {
+    let (own, others) = folders(lib_for_64);
     let keep = |made: io::Result<()>| match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
@@ -222,7 +259,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    put(&args.dir.join(LIBRARY))
+    put(&args.dir.join(LIBRARY), is_lib_for_64())
         .with_context(|| format!("cannot write the library into {}", args.dir.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,8 @@
 //! (which file, and whether LD_PRELOAD gets into it), [`library`] (which library), [`launch`] (the
 //! environment and the start), [`supervise`] (standing in for the program), [`sample`] (looking at
 //! it), [`report`], [`shortfall`], [`text`] and [`destination`] (saying what came of it, and
-//! where); [`dry_run`] instead of the last five.
+//! where); [`dry_run`] instead of the last five. [`standing`] has the environment for programs that
+//! other commands start.
 //!
 //! Invariant: the program cannot tell, except by its environment and its memory. Without a report
 //! to write it is exec'd in place; else it is a child, and the report says so.
@@ -23,6 +24,7 @@ mod sample;
 mod segments;
 mod shmem;
 mod shortfall;
+mod standing;
 mod supervise;
 mod text;
 
@@ -35,6 +37,7 @@ use jumbo_host::kernel::process::start;
 pub(crate) use args::Args;
 use args::Settings;
 pub(crate) use program::unreached;
+pub(crate) use standing::{Standing, preload, profiles, standing};
 
 /// Exit code: wrong usage.
 const USAGE: u8 = 2;

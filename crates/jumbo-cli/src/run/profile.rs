@@ -4,6 +4,7 @@
 //! reads both, with the same bounds and the same errors, and of an option that is there twice the
 //! last counts.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -51,8 +52,28 @@ pub(super) fn entries(asked: &Path) -> Result<Vec<Entry>, Failure> {
             (asked.display().to_string(), text)
         }
     };
+    in_text(&shown, &text)
+}
+
+fn in_text(shown: &str, text: &str) -> Result<Vec<Entry>, Failure> {
     let shown = format!("profile {shown}");
-    parse(&shown, &text, None).map_err(|error| Failure::own(format!("cannot use {shown}: {error}")))
+    parse(&shown, text, None).map_err(|error| Failure::own(format!("cannot use {shown}: {error}")))
+}
+
+/// The options of a profile of [`known`], whatever file of that name is in the current folder.
+pub(super) fn entries_of_known(name: &str) -> Result<Vec<Entry>, Failure> {
+    let (shown, text) = named(name)?;
+    in_text(&shown, &text)
+}
+
+/// The names of all profiles: those that come with jumbo, and those in the folders of configuration.
+pub(super) fn known() -> BTreeSet<String> {
+    let folders = folders().map(|folder| folder.join("jumbo/profiles"));
+    let files = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    let own =
+        files.filter_map(|file| Some(file.file_name().to_str()?.strip_suffix(".toml")?.to_owned()));
+    let built_in = BUILT_IN.iter().map(|(name, _)| (*name).to_owned());
+    own.chain(built_in).collect()
 }
 
 fn unread(file: &Path, error: &io::Error, hint: &str) -> Failure {

@@ -124,7 +124,8 @@ pub fn detect(tried: u32, launched_under: u32, is_container: bool) {
     }
 }
 
-/// The variable that Kubernetes sets in its containers, which have no file that says so.
+/// The variable that Kubernetes sets in its containers, which have no file that says so. Nor has podman's with
+/// `--read-only`; the orders of a CDI device say it.
 pub const CONTAINER: &str = "KUBERNETES_SERVICE_HOST";
 
 /// A number of filters that is not known.

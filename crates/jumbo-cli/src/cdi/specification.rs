@@ -1,0 +1,155 @@
+//! The file that engines read: [`Specification`].
+//!
+//! Its version is 0.5.0, the latest that podman 4.3 knows. An engine refuses a field that its version lacks, so what
+//! is not needed is not there.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use serde::{Deserialize, Serialize};
+
+use super::files::Files;
+use crate::run::{Standing, profiles, standing};
+
+/// The name of the file.
+pub(super) const NAME: &str = "jumbo.json";
+const KIND: &str = "jumbo.dev/memory";
+/// The device with the default options.
+const DEFAULT: &str = "default";
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Specification {
+    cdi_version: String,
+    kind: String,
+    pub(super) devices: Vec<Device>,
+    container_edits: Mounts,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Device {
+    name: String,
+    container_edits: Environment,
+}
+
+/// What one device sets.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Environment {
+    env: Vec<String>,
+}
+
+/// What all devices mount.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mounts {
+    mounts: Vec<Mount>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Mount {
+    pub(super) host_path: PathBuf,
+    pub(super) container_path: PathBuf,
+    options: Vec<String>,
+}
+
+impl Mount {
+    fn new(host: PathBuf, container: impl Into<PathBuf>) -> Self {
+        let options = ["ro", "nosuid", "nodev", "bind"];
+        Self {
+            host_path: host,
+            container_path: container.into(),
+            options: options.map(String::from).to_vec(),
+        }
+    }
+}
+
+impl Device {
+    fn new(name: &str, options: &Standing<'_>, tunables: Option<&str>) -> anyhow::Result<Self> {
+        let variables = standing(options, tunables, true)?.into_iter();
+        let env = variables.map(|(name, value)| format!("{name}={value}"));
+        let env = env.collect();
+        Ok(Self {
+            name: name.to_owned(),
+            container_edits: Environment { env },
+        })
+    }
+
+    /// As an engine is told it.
+    pub(super) fn full_name(&self) -> String {
+        format!("{KIND}={}", self.name)
+    }
+
+    /// The variables, each with its value.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        let variables = self.container_edits.env.iter();
+        variables.filter_map(|variable| variable.split_once('='))
+    }
+}
+
+impl Specification {
+    /// One device for each profile, on this host.
+    pub(super) fn new(files: &Files, tunables: Option<&str>) -> anyhow::Result<Self> {
+        let mut devices = Vec::new();
+        let known: Vec<_> = profiles().filter(|name| is_device_name(name)).collect();
+        if !known.iter().any(|name| name == DEFAULT) {
+            devices.push(Device::new(DEFAULT, &Standing::Default, tunables)?);
+        }
+        for name in &known {
+            devices.push(Device::new(name, &Standing::Known(name), tunables)?);
+        }
+        let mounts = vec![
+            Mount::new(files.folder(), Files::IN_CONTAINERS),
+            Mount::new(files.preload(), "/etc/ld.so.preload"),
+        ];
+        Ok(Self {
+            cdi_version: String::from("0.5.0"),
+            kind: String::from(KIND),
+            devices,
+            container_edits: Mounts { mounts },
+        })
+    }
+
+    /// The one at `path`; `None` where there is none.
+    pub(super) fn read(path: &Path) -> anyhow::Result<Option<Self>> {
+        let shown = path.display();
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.with_context(|| format!("cannot read {shown}"))?,
+        };
+        let foreign = |why: String| {
+            anyhow!("{shown} is not of `jumbo cdi generate`: {why}\nhint: move it away")
+        };
+        let found: Self =
+            serde_json::from_str(&text).map_err(|error| foreign(error.to_string()))?;
+        if found.kind != KIND || found.files().is_none() {
+            return Err(foreign(format!("it has devices {}", found.kind)));
+        }
+        Ok(Some(found))
+    }
+
+    pub(super) fn mounts(&self) -> &[Mount] {
+        &self.container_edits.mounts
+    }
+
+    /// The files that it mounts.
+    pub(super) fn files(&self) -> Option<Files> {
+        Files::at(&self.mounts().first()?.host_path)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        self.devices.iter().map(Device::full_name)
+    }
+}
+
+/// The names that all engines take.
+fn is_device_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric();
+    name.starts_with(is_plain)
+        && name.ends_with(is_plain)
+        && name.chars().all(|c| is_plain(c) || "_.-".contains(c))
+}

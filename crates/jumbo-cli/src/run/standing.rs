@@ -1,0 +1,93 @@
+//! The environment in which a program is covered without `jumbo run`: [`standing()`].
+//!
+//! For an image, a container or a systemd unit. There is no launcher, and so no report and no pool for
+//! several processes.
+
+use std::path::Path;
+
+use anyhow::{anyhow, bail};
+use clap::{Args as _, FromArgMatches as _};
+use jumbo_host::kernel::{Root, base_page};
+use jumbo_host::policy::{Orders, Plan, Reach, Tunable};
+
+use super::args::Settings;
+use super::launch::host;
+use super::options::Options;
+use super::profile::{self, Entry};
+use super::{Failure, library};
+
+/// The names of all profiles of `jumbo run --profile`.
+pub(crate) fn profiles() -> impl Iterator<Item = String> {
+    profile::known().into_iter()
+}
+
+/// The options for [`standing()`].
+pub(crate) enum Standing<'a> {
+    /// All defaults.
+    Default,
+    /// A profile of [`profiles`].
+    Known(&'a str),
+    /// A profile as it is typed.
+    Typed(&'a Path),
+}
+
+/// JUMBO_ORDERS, and GLIBC_TUNABLES where it is set; `tunables` are the ones to be kept. `container`: an engine
+/// starts the program in one.
+pub(crate) fn standing(
+    options: &Standing<'_>,
+    tunables: Option<&str>,
+    container: bool,
+) -> anyhow::Result<Vec<(&'static str, String)>> {
+    let failed = |failure: Failure| anyhow!(failure.message);
+    let entries = match options {
+        Standing::Default => Ok(Vec::new()),
+        Standing::Known(name) => profile::entries_of_known(name),
+        Standing::Typed(profile) => profile::entries(profile),
+    };
+    let mut settings = settings(entries.map_err(failed)?).map_err(failed)?;
+    if let Some(pool) = &mut settings.pool {
+        // No process keeps the account of a shared one.
+        pool.each = true;
+    }
+    let root = Root::host();
+    if let Some(reason) = Reach::on_base_pages(base_page(&root)).and_then(|none| none.reason()) {
+        bail!("jumbo does nothing on this host: {reason}");
+    }
+    let host = host(&root, &settings).map_err(failed)?;
+    let tunables = tunables.map(str::as_bytes);
+    let plan = Plan::new(
+        settings.asked,
+        settings.pool,
+        host,
+        &Reach::Reached,
+        tunables,
+    );
+    let orders = Orders {
+        libs: settings.libs.as_deref(),
+        container,
+        ..plan.orders
+    };
+    let mut variables = vec![(Orders::VARIABLE, orders.to_string())];
+    if let Tunable::Set(value) = plan.tunable {
+        variables.push(("GLIBC_TUNABLES", String::from_utf8(value)?));
+    } else if let Some(value) = tunables {
+        variables.push((
+            "GLIBC_TUNABLES",
+            String::from_utf8_lossy(value).into_owned(),
+        ));
+    }
+    Ok(variables)
+}
+
+fn settings(entries: Vec<Entry>) -> Result<Settings, Failure> {
+    let words = entries.into_iter().filter_map(|entry| entry.word);
+    let command = Options::augment_args(clap::Command::new("run").no_binary_name(true));
+    let options = command.args_override_self(true).try_get_matches_from(words);
+    let options = options.and_then(|matches| Options::from_arg_matches(&matches));
+    Settings::of(options.map_err(|error| Failure::own(error.to_string()))?)
+}
+
+/// The library for LD_PRELOAD.
+pub(crate) fn preload() -> anyhow::Result<std::path::PathBuf> {
+    library::find().map_err(|failure| anyhow!(failure.message))
+}
