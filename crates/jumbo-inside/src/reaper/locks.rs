@@ -139,6 +139,10 @@ fn locked_file(line: &[u8]) -> Option<File> {
 mod tests {
     use super::*;
 
+    fn any(mut asked: impl FnMut(&[File]) -> Result<bool>) -> Result<bool> {
+        Ok(any_listed(&mut asked)? || any_of_descriptors(asked)?)
+    }
+
     #[test]
     fn locks_of_open_files_are_told_from_those_of_processes() {
         let flock = locked_file(b"1: FLOCK  ADVISORY  WRITE 1234 fe:0a:5678 0 EOF");

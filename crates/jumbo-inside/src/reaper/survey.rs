@@ -248,9 +248,9 @@ mod tests {
 
     #[test]
     fn private_memory_is_counted() {
-        let before = survey().unwrap().private;
+        let before = survey(0).unwrap().private;
         let memory = vec![1u8; 64 << 20];
-        let after = survey().unwrap().private;
+        let after = survey(0).unwrap().private;
         // Other tests run beside this one.
         assert!(memory.len() == 64 << 20 && after > before / 2 && after >= 64 << 20);
     }
