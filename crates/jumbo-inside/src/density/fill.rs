@@ -127,6 +127,42 @@ pub(super) fn ask_for_room() {
     }
 }
 
+/// An address on the first thread's stack, near its start.
+static FIRST_STACK: AtomicUsize = AtomicUsize::new(0);
+
+/// Notes that this is the first thread.
+pub(super) fn start() {
+    let here = 0u8;
+    FIRST_STACK.store((&raw const here).addr(), Ordering::Relaxed);
+}
+
+/// Whether this is the first thread, not deep in its stack, and not on an alternate one: to ask for room takes 7 KiB of it.
+#[expect(
+    unsafe_code,
+    reason = "a system call that writes to a place of its own"
+)]
+fn has_large_stack() -> bool {
+    const MAX_DEPTH: usize = 1 << 20;
+    // main() has its frame above that of our constructor.
+    const MARGIN: usize = 64 << 10;
+    let mut alternate = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    let here = alternate.as_ptr().addr();
+    let depth = FIRST_STACK
+        .load(Ordering::Relaxed)
+        .saturating_add(MARGIN)
+        .checked_sub(here);
+    let arguments = [0, alternate.as_mut_ptr().expose_provenance(), 0, 0, 0, 0];
+    if depth.is_none_or(|depth| depth > MAX_DEPTH) {
+        return false;
+    }
+    // SAFETY: sigaltstack(2) writes a stack_t, of which zeroes are one.
+    let (answer, alternate) = unsafe {
+        let answer = sys::request(libc::SYS_sigaltstack, arguments);
+        (answer, alternate.assume_init())
+    };
+    answer.is_ok() && alternate.ss_flags & libc::SS_ONSTACK == 0
+}
+
 /// Begins the blocks of new memory: gives the range that may be advised, at its start. The rest
 /// waits. `is_part`: the block that its start is in is the caller's too.
 pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
@@ -136,9 +172,12 @@ pub(super) fn claim(range: &Range<usize>, is_part: bool) -> Range<usize> {
     if numbers.is_empty() || may_look() && sys::is_without_thp() {
         return first..first;
     }
-    // The thread asks: the stack here may be a small one.
-    if !HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce() {
-        hurry();
+    if may_look() && (!HAS_ASKED.swap(true, Ordering::Relaxed) || credit::is_scarce()) {
+        match has_large_stack() {
+            true => ask_for_room(),
+            // The thread asks.
+            false => hurry(),
+        }
     }
     let wanted = numbers.len() * pmd();
     if credit::left() < wanted {
@@ -335,6 +374,15 @@ pub(super) fn moving(range: &Range<usize>) {
         }
     }
     let _ = withdraw(range);
+}
+
+/// A mapping that is tracked has grown by a range. The thread may have advised the block in front just before, since [`moving`],
+/// and what was advised there came with the range.
+pub(super) fn grown(range: &Range<usize>) {
+    let before = range.start.saturating_sub(1) >> pmd().trailing_zeros();
+    if BLOCKS.next(before..before + 1, |_| true).is_some() {
+        let _ = withdraw(range);
+    }
 }
 
 /// A range has moved.

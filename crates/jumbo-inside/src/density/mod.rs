@@ -135,6 +135,7 @@ pub(crate) fn start(pmd: usize, max_waste: MaxWaste) {
     let missing = missing.saturating_mul(PAGE_BYTES).min(pmd);
     MISSING_BYTES.store(missing, Ordering::Relaxed);
     credit::start(percent);
+    fill::start();
     PMD_BYTES.store(pmd, Ordering::Release);
     if max_waste != MaxWaste::Unbounded {
         program_break::start();
@@ -275,6 +276,13 @@ pub(crate) fn moving(range: &Range<usize>) {
     }
 }
 
+/// A mapping has grown by a range: it has the advice of what is in front.
+pub(crate) fn grown(range: &Range<usize>) {
+    if PMD_BYTES.load(Ordering::Relaxed) != 0 {
+        fill::grown(range);
+    }
+}
+
 /// A private range has moved.
 pub(crate) fn moved(from: usize, to: usize, length: usize) {
     let pmd = PMD_BYTES.load(Ordering::Relaxed);
@@ -367,6 +375,9 @@ impl Mechanism for Events {
 
     fn moved(address: usize, old: usize, to: usize, new: usize) {
         moved(address, to, old.min(new));
+        if new > old {
+            grown(&(to.saturating_add(old)..to.saturating_add(new)));
+        }
     }
 
     #[inline(always)]
