@@ -21,9 +21,13 @@ fn a_heap_is_on_huge_pages_by_the_kernels_own_count() {
         assert!(plain_share < 0.05, "plain: {plain_share}");
     }
     let wrapped = heap.start_jumbo(&[]);
-    let wrapped_share = share(&wrapped);
+    let at_once = share(&wrapped);
+    // What the program filled faster than it was advised is collapsed in its first pause.
+    wait::until("a heap of which 95 % is huge", wait::MOMENT, || {
+        (smaps::resident(wrapped.pid()).huge_share() >= 0.95).then_some(())
+    });
     wrapped.wait().ok();
-    assert!(wrapped_share >= 0.95, "jumbo: {wrapped_share}");
+    assert!(at_once >= 0.8, "jumbo: {at_once}");
 }
 
 #[test]
