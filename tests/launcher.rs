@@ -22,7 +22,7 @@ fn a_program_that_cannot_start_is_127_or_126() {
             false => program.jumbo(),
             true => program.jumbo_with(&["--report=json", "--report-file", "/dev/null"]),
         };
-        let missing = run(Program::new("/nonexistent"));
+        let missing = run(Program::new("/nonexistent/program"));
         assert_eq!(missing.shell_status(), 127, "{missing:?}");
         assert!(missing.stderr.contains("/nonexistent"), "{missing:?}");
         assert_eq!(
