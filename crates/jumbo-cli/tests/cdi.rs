@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -134,7 +134,14 @@ fn what_generate_makes_is_shown_and_removed_again() {
         let variables = &shown["devices"]["jumbo.dev/memory=mine"];
         assert_eq!(variables["GLIBC_TUNABLES"], "glibc.malloc.hugetlb=1");
         let own = "--preload /opt/own.so --tunables glibc.malloc.check=3";
-        stdout(folder, &format!("cdi generate --dir {dir} {own}"));
+        let mounted = fs::metadata(host(1)).unwrap().ino();
+        let said = stdout(folder, &format!("cdi generate --dir {dir} {own}"));
+        assert!(said.contains("in containers that run too"), "{said}");
+        // Containers that run have mounted the file, and not its name.
+        assert_eq!(fs::metadata(host(1)).unwrap().ino(), mounted);
+        let other = jumbo(folder, &format!("cdi generate --dir {dir} --library l2"));
+        let other = String::from_utf8(other.stderr).unwrap();
+        assert!(other.contains("hint: jumbo cdi remove"), "{other}");
         assert_eq!(
             fs::read_to_string(host(1)).unwrap(),
             format!("/opt/own.so\n{library}")
@@ -168,6 +175,9 @@ fn what_generate_makes_is_shown_and_removed_again() {
                 .unwrap()
                 .success()
         );
+        let record = host(0).with_file_name("folders");
+        let noted = fs::read_to_string(&record).unwrap();
+        fs::write(&record, format!("{}\n{noted}", old.display())).unwrap();
         stdout(folder, &format!("cdi remove --dir {dir}"));
         assert_eq!(names(folder), before);
         stdout(folder, &format!("cdi remove --dir {dir}"));
@@ -210,6 +220,25 @@ fn files_of_others_stay_and_a_failure_leaves_nothing() {
         );
         assert_eq!(listing(folder), before, "{words}");
     }
+}
+
+#[test]
+fn no_file_is_written_through_a_link_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("victim"), "text").unwrap();
+    let version = folder.join("open/jumbo-cdi/0.0.1");
+    fs::create_dir_all(&version).unwrap();
+    std::os::unix::fs::symlink(folder.join("victim"), version.join("ld.so.preload")).unwrap();
+    let noted = version.to_str().unwrap();
+    fs::write(folder.join("open/jumbo-cdi/folders"), noted).unwrap();
+    fs::set_permissions(folder.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
+    let before = listing(folder);
+    let output = jumbo(folder, "cdi generate --dir open/cdi");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("any user may write to"), "{said}");
+    assert_eq!(listing(folder), before);
+    assert_eq!(fs::read_to_string(folder.join("victim")).unwrap(), "text");
 }
 
 #[test]

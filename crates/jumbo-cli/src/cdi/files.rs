@@ -6,9 +6,11 @@
 //! BASE/VERSION/ld.so.preload
 //! ```
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound};
+use std::io::{self, Write as _};
+use std::iter;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -70,58 +72,98 @@ impl Files {
         self.version == VERSION && library::is_carried(&library).unwrap_or(false)
     }
 
-    /// Makes the folders, and records which were not there.
-    pub(super) fn prepare(&self, dir: &Path) -> io::Result<()> {
-        let all = dir.ancestors().chain(self.base.ancestors());
-        let missing: Vec<_> = all.filter(|folder| !folder.exists()).collect();
-        let made = self.made()?;
-        if made.is_none() && self.folder().exists() {
+    /// The folders that are not there.
+    pub(super) fn missing(&self, dir: &Path) -> Vec<PathBuf> {
+        let all = iter::once(self.folder());
+        let all = all.chain(
+            dir.ancestors()
+                .chain(self.base.ancestors())
+                .map(Path::to_owned),
+        );
+        all.filter(|folder| !folder.exists()).collect()
+    }
+
+    /// Makes the folders, and records those of them that were `missing`.
+    pub(super) fn prepare(&self, dir: &Path, missing: &[PathBuf]) -> io::Result<()> {
+        let (made, folder) = (self.made()?, self.folder());
+        let is_own = match &made {
+            None => fs::read_dir(&self.base)?.next().is_none(),
+            Some(made) => !folder.exists() || made.iter().any(|made| Path::new(made) == folder),
+        };
+        if !is_own {
             return Err(io::Error::new(AlreadyExists, "it has files of others"));
         }
-        fs::create_dir_all(&self.base)?;
-        let missing = missing.iter().filter_map(|folder| folder.to_str());
-        let made = made.unwrap_or_default().into_iter();
-        let made: Vec<_> = made.chain(missing.map(String::from)).collect();
-        write(&self.base.join(FOLDERS), &made.join("\n"))?;
+        let mut made = made.unwrap_or_default();
+        for folder in missing.iter().filter_map(|folder| folder.to_str()) {
+            if !made.iter().any(|made| made == folder) {
+                made.push(folder.to_owned());
+            }
+        }
+        write(&self.record(), &made.join("\n"))?;
         fs::create_dir_all(dir)
     }
 
-    /// The recorded folders, the innermost first; `None` where `generate` made nothing.
-    fn made(&self) -> io::Result<Option<Vec<String>>> {
-        match fs::read_to_string(self.base.join(FOLDERS)) {
+    /// Where `generate` records what it made.
+    pub(super) fn record(&self) -> PathBuf {
+        self.base.join(FOLDERS)
+    }
+
+    /// The recorded folders; `None` where `generate` made nothing.
+    pub(super) fn made(&self) -> io::Result<Option<Vec<String>>> {
+        match fs::read_to_string(self.record()) {
             Err(error) if error.kind() == NotFound => Ok(None),
             read => Ok(Some(read?.lines().map(String::from).collect())),
         }
     }
 
     /// Writes the library, and the names of what programs load.
-    pub(super) fn write(&self, others: &[String]) -> anyhow::Result<()> {
+    ///
+    /// True where containers that run have other names now than before.
+    pub(super) fn write(&self, others: &[String]) -> anyhow::Result<bool> {
         library::for_containers(&self.folder()).map_err(|why| anyhow!(why))?;
         let own = format!("{}/$LIB/{LIBRARY}", Self::IN_CONTAINERS);
         let names = others.iter().chain([&own]);
         let text: String = names.map(|name| format!("{name}\n")).collect();
-        Ok(write(&self.preload(), &text)?)
+        let preload = self.preload();
+        match is_file(&preload) {
+            true if fs::read(&preload)? == text.as_bytes() => Ok(false),
+            true => write_in_place(&preload, &text).map(|()| true),
+            false => write(&preload, &text).map(|()| false),
+        }
+        .map_err(Into::into)
     }
 
-    /// Removes the files of all versions. The result: folders to remove once they are empty.
+    /// Removes the files of the versions that `generate` made. The result: folders to remove once they are empty.
     pub(super) fn remove(&self) -> io::Result<Vec<String>> {
         let Some(made) = self.made()? else {
             return Ok(Vec::new());
         };
-        for version in fs::read_dir(&self.base)? {
-            dismantle(&version?.path())?;
+        for folder in made.iter().map(Path::new) {
+            // One that others can write to stays.
+            if self.has_version(folder) && super::trusted(folder).is_ok() {
+                dismantle(folder)?;
+            }
         }
-        fs::remove_file(self.base.join(FOLDERS))?;
+        fs::remove_file(self.record())?;
         Ok(made)
+    }
+
+    /// Whether a folder is one of a version: `$LIB` and `lib32` are none, nor is what a symbolic link leads to.
+    fn has_version(&self, folder: &Path) -> bool {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        folder.parent() == Some(&self.base)
+            && name.starts_with(|c: char| c.is_ascii_digit())
+            && name.contains('.')
+            && folder.symlink_metadata().is_ok_and(|found| found.is_dir())
     }
 }
 
 /// Removes the files of one version, if it has them.
 fn dismantle(folder: &Path) -> io::Result<()> {
     let preload = folder.join(PRELOAD);
-    if preload.exists() {
+    if is_file(&preload) {
         // In containers that run, it stays: programs that start there must not look for the library.
-        fs::write(&preload, "")?;
+        write_in_place(&preload, "")?;
         fs::remove_file(&preload)?;
     }
     match folder.join(LIBRARY).exists() {
@@ -130,10 +172,58 @@ fn dismantle(folder: &Path) -> io::Result<()> {
     }
 }
 
+fn is_file(path: &Path) -> bool {
+    let found = path.symlink_metadata();
+    found.is_ok_and(|found| found.is_file())
+}
+
+/// Writes the file that is there, and follows no symbolic link: containers have mounted it and not its name.
+fn write_in_place(path: &Path, text: &str) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(path)?;
+    // Never empty in between: a program may start now.
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}
+
 /// Writes what is not there yet, as a whole.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     match fs::read(path) {
         Ok(there) if there == text.as_bytes() => Ok(()),
         _ => whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_noted_folders_of_versions_are_dismantled_and_no_link_is_followed() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        let mut noted = Vec::new();
+        for name in ["0.0.1", "0.0.2", "etc", "$LIB"] {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join(PRELOAD), "text").unwrap();
+            noted.extend(at(name).to_str().map(String::from));
+        }
+        // 0.0.2 was not noted, and 0.0.3 leads elsewhere.
+        noted.remove(1);
+        symlink(at("etc"), at("0.0.3")).unwrap();
+        noted.extend(at("0.0.3").to_str().map(String::from));
+        let files = Files::of_this_version(base.path().to_owned());
+        fs::write(files.record(), noted.join("\n")).unwrap();
+        assert_eq!(files.remove().unwrap(), noted);
+        assert!(!at("0.0.1").join(PRELOAD).exists());
+        for name in ["0.0.2", "etc", "$LIB"] {
+            let text = fs::read_to_string(at(name).join(PRELOAD)).unwrap();
+            assert_eq!(text, "text", "{name}");
+        }
+        symlink(at("etc").join(PRELOAD), at("link")).unwrap();
+        assert!(write_in_place(&at("link"), "").is_err());
     }
 }

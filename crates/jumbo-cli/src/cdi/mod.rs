@@ -10,12 +10,15 @@ mod files;
 mod show;
 mod specification;
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
+use jumbo_host::status::Library;
 use jumbo_host::whole_file::{self, Existing};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::umask;
@@ -127,45 +130,61 @@ fn generate(dir: &Path, args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     umask(Mode::from_raw_mode(0o022));
     let path = dir.join(specification::NAME);
     let old = Specification::read(&path)?;
-    let is_new = old.as_ref() != Some(&new);
-    let written = write(dir, &path, &files, &args.preload, is_new.then_some(&new));
-    if let (Err(_), None) = (&written, old) {
-        // Nothing is left that only a specification could find again.
-        let _ = files.remove().map(remove_folders);
+    if let Some(old) = old.as_ref().and_then(Specification::files)
+        && old.base() != files.base()
+    {
+        return Err(anyhow!(
+            "{} mounts files in {}, and not in {}\nhint: jumbo cdi remove, and then generate",
+            path.display(),
+            old.base().display(),
+            files.base().display()
+        ));
     }
-    written.map_err(|error| {
+    let is_new = old.as_ref() != Some(&new);
+    let failed = |path: &Path| format!("cannot write {}", path.display());
+    let hint = |error: anyhow::Error| {
         anyhow!(
             "{}\nhint: as root; or --dir and --library name other folders",
             view::in_words(&error)
         )
-    })?;
+    };
+    // Before anything is written.
+    trusted(&files.record()).map_err(hint)?;
+    trusted(&path).map_err(hint)?;
+    let missing = files.missing(dir);
+    let made = fs::create_dir_all(files.base()).with_context(|| failed(files.base()));
+    made.map_err(hint)?;
+    let _lock = lock(files.base())?;
+    let known = files.made().with_context(|| failed(&files.record()))?;
+    let write = || -> anyhow::Result<bool> {
+        let prepared = files.prepare(dir, &missing);
+        prepared.with_context(|| failed(files.base()))?;
+        let written = files.write(&args.preload);
+        let has_changed = written.with_context(|| failed(&files.folder()))?;
+        if is_new {
+            let text = serde_json::to_string_pretty(&new)? + "\n";
+            whole_file::write(&path, text.as_bytes(), 0o644, Existing::Replace)
+                .with_context(|| failed(&path))?;
+        }
+        Ok(has_changed)
+    };
+    let written = write();
+    if let (Err(_), None, None) = (&written, known, old) {
+        // Nothing is left that only a specification could find again.
+        let _ = files.remove().map(remove_folders);
+    }
+    let has_changed = written.map_err(hint)?;
     let mut view = View::stdout();
     let what = if is_new { "written" } else { "as it was" };
     view.line(format!("{}: {what}", path.display()))?;
+    if has_changed {
+        let preload = files.preload();
+        let preload = preload.display();
+        view.line(format!("{preload}: changed, in containers that run too"))?;
+    }
     view.lines(new.names().map(|name| format!("  --device {name}")))?;
     view.finish()?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn write(
-    dir: &Path,
-    path: &Path,
-    files: &Files,
-    preload: &[String],
-    new: Option<&Specification>,
-) -> anyhow::Result<()> {
-    let failed = |path: &Path| format!("cannot write {}", path.display());
-    files.prepare(dir).with_context(|| failed(files.base()))?;
-    let _lock = lock(dir)?;
-    files
-        .write(preload)
-        .with_context(|| failed(&files.folder()))?;
-    if let Some(new) = new {
-        let text = serde_json::to_string_pretty(new)? + "\n";
-        whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace)
-            .with_context(|| failed(path))?;
-    }
-    Ok(())
 }
 
 fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
@@ -175,9 +194,15 @@ fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
         view::tell(&format!("there is no {path}: nothing to remove"));
         return Ok(ExitCode::SUCCESS);
     };
-    let lock = lock(dir)?;
     let failed = || format!("cannot remove {} and its files", path.display());
-    let folders = specification.files().map(|files| files.remove());
+    trusted(&path).with_context(failed)?;
+    let files = specification.files();
+    if let Some(files) = &files {
+        trusted(&files.record()).with_context(failed)?;
+    }
+    let there = files.as_ref().map(Files::base).filter(|base| base.exists());
+    let lock = there.map(lock).transpose()?;
+    let folders = files.as_ref().map(Files::remove);
     // After them, so that they are found again if this is cut short.
     let folders = folders.transpose().with_context(failed)?;
     fs::remove_file(&path).with_context(failed)?;
@@ -189,16 +214,83 @@ fn remove(dir: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes those that are empty.
-fn remove_folders(folders: Vec<String>) {
+/// Removes those that are empty, the innermost first: their paths are longer.
+fn remove_folders(mut folders: Vec<String>) {
+    folders.sort_unstable_by_key(|folder| Reverse(folder.len()));
     for folder in folders {
         let _ = fs::remove_dir(folder);
     }
 }
 
-/// Keeps other commands from writing there at the same time. It goes with the descriptor, and leaves no file.
-fn lock(dir: &Path) -> anyhow::Result<File> {
-    let folder = File::open(dir).context(format!("cannot open {}", dir.display()))?;
-    flock(&folder, FlockOperation::LockExclusive).map_err(io::Error::from)?;
-    Ok(folder)
+/// Refuses a path that another user could have put there, or can change: what is there of it, and each link on the way.
+fn trusted(path: &Path) -> anyhow::Result<()> {
+    let refused = |why: String| anyhow!("{} is not safe to use: {why}", path.display());
+    let command = std::env::current_exe().context("cannot tell where this command is")?;
+    let own = rustix::process::geteuid().as_raw();
+    let mut there = None;
+    for part in path.ancestors() {
+        let Ok(found) = part.symlink_metadata() else {
+            continue;
+        };
+        there = there.or(Some(part));
+        if found.is_symlink() && ![0, own].contains(&found.uid()) {
+            let (part, uid) = (part.display(), found.uid());
+            return Err(refused(format!("{part} is a link of another user ({uid})")));
+        }
+    }
+    let there = there.unwrap_or(Path::new("/")).canonicalize();
+    let there = there.map_err(|error| refused(error.to_string()))?;
+    Library::trust(&there, &command).map_err(refused)
+}
+
+/// Keeps other commands from writing there at the same time. It goes with the descriptor, and leaves no file. Any user
+/// can hold it, so nobody waits for it.
+fn lock(folder: &Path) -> anyhow::Result<File> {
+    let shown = folder.display();
+    let file = File::open(folder).with_context(|| format!("cannot open {shown}"))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+        let why = io::Error::from(error);
+        anyhow!(
+            "cannot lock {shown}: {why}\nhint: another process has it locked; lslocks(8) names it"
+        )
+    })?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_another_user_can_change_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (open, own) = (folder.path().join("open"), folder.path().join("own"));
+        fs::create_dir_all(open.join("below")).unwrap();
+        trusted(&open.join("below/new/file")).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = trusted(&open.join("below/new/file")).unwrap_err();
+        assert!(error.to_string().contains("any user may write"), "{error}");
+        symlink("/usr", &own).unwrap();
+        trusted(&own.join("new")).unwrap();
+        // To give it away takes root.
+        if lchown(&own, Some(65534), None).is_ok() {
+            let error = trusted(&own.join("new")).unwrap_err();
+            assert!(
+                error.to_string().contains("a link of another user"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lock_that_another_process_has_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = lock(folder.path()).unwrap();
+        let error = lock(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("hint: another process"), "{error}");
+        drop(held);
+        lock(folder.path()).unwrap();
+    }
 }

@@ -81,6 +81,15 @@ impl Library {
         if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(String::from("its file system is mounted noexec"));
         }
+        Self::trust(&path, command)?;
+        Ok(path)
+    }
+
+    /// Refuses a true path that a user whom [`Library::check`] does not trust could have put there, or can change.
+    ///
+    /// # Errors
+    /// Who could, in words.
+    pub fn trust(path: &Path, command: &Path) -> Result<(), String> {
         let command_owner = fs::metadata(command).map_or(0, |of| of.uid());
         let trusted = [0, rustix::process::geteuid().as_raw(), command_owner];
         // A group that can write to the command or its folder can replace it too: `staff` in /usr/local, on an older Debian.
@@ -115,7 +124,7 @@ impl Library {
                 ));
             }
         }
-        Ok(path)
+        Ok(())
     }
 
     /// The library at `path`; `None` where there is none to be read.
