@@ -6,7 +6,7 @@
 //! even SIGKILL ends the reader. So a child reads. One that gets nowhere is killed and not waited for, and what it was
 //! to read counts as held back: [`FileError::is_held_back`]. A process's own files are read in place.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -36,11 +36,18 @@ const CHUNK: usize = 32 << 10;
 /// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
 type Head = i32;
 
+/// The memory of the process whose folder it is in.
+const MEM: &CStr = c"mem";
+/// The longest text of one process, and of each where there are several: a process decides on the number of its mappings
+/// and the length of their paths.
+const LONGEST: usize = 128 << 20;
+const LONGEST_OF_MANY: usize = 16 << 20;
+
 /// What is to be read.
 enum Source {
     /// A file to its end.
     File(CString),
-    /// So many bytes of an open file, from here on.
+    /// So many bytes of the file [`MEM`] in an open folder, from here on.
     Part(OwnedFd, u64, usize),
 }
 
@@ -56,8 +63,13 @@ pub(crate) fn text(root: &Root, pid: u32, file: &str) -> Result<String, FileErro
     text.unwrap_or_else(|| Err(FileError::io("read", &root.path("proc"))(Errno::IO.into())))
 }
 
-/// [`text`] of each of these processes.
+/// [`text`] of each of these processes; one that is very long counts as held back.
 pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String, FileError>> {
+    let longest = if pids.len() > 1 {
+        LONGEST_OF_MANY
+    } else {
+        LONGEST
+    };
     let path = |pid: &u32| root.path(format!("proc/{pid}/{file}"));
     let paths: Vec<PathBuf> = pids.iter().map(path).collect();
     let source = |path: &PathBuf| {
@@ -65,7 +77,7 @@ pub(crate) fn texts(root: &Root, pids: &[u32], file: &str) -> Vec<Result<String,
         Ok(Source::File(CString::new(path.as_os_str().as_bytes())?))
     };
     let read = match paths.iter().map(source).collect::<io::Result<Vec<_>>>() {
-        Ok(sources) => read(&sources),
+        Ok(sources) => read(&sources, longest),
         Err(error) => vec![Err(error)],
     };
     let text = |(path, bytes): (&PathBuf, io::Result<Vec<u8>>)| {
@@ -104,19 +116,19 @@ pub(crate) fn rollup(root: &Root, pid: u32) -> Result<Smaps, FileError> {
     text(root, pid, "smaps_rollup").map(Smaps::of)
 }
 
-/// Of each of these open files so many bytes at an offset.
+/// Of the memory of each process whose folder this is so many bytes at an offset.
 ///
 /// # Errors
-/// The errno of pread(2); [`io::ErrorKind::UnexpectedEof`] where there are fewer.
+/// The errno of openat(2) and pread(2); [`io::ErrorKind::UnexpectedEof`] where there are fewer.
 pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> {
     // Off the standard descriptors, which the reader puts its own on.
-    let source = |(file, offset, length): &(&File, u64, usize)| {
-        let file = rustix::io::fcntl_dupfd_cloexec(file, 3)?;
-        Ok(Source::Part(file, *offset, *length))
+    let source = |(folder, offset, length): &(&File, u64, usize)| {
+        let folder = rustix::io::fcntl_dupfd_cloexec(folder, 3)?;
+        Ok(Source::Part(folder, *offset, *length))
     };
     let sources = wanted.iter().map(source).collect::<io::Result<Vec<_>>>();
     let read = match &sources {
-        Ok(sources) => read(sources),
+        Ok(sources) => read(sources, usize::MAX),
         Err(error) => {
             let failed = |_| Err(io::Error::new(error.kind(), error.to_string()));
             wanted.iter().map(failed).collect()
@@ -129,12 +141,13 @@ pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> 
     read.into_iter().zip(wanted).map(whole).collect()
 }
 
-/// What each source holds, or why that was not to be had.
-fn read(sources: &[Source]) -> Vec<io::Result<Vec<u8>>> {
+/// What each source holds, or why that was not to be had: one with more bytes than `longest` is refused.
+fn read(sources: &[Source], longest: usize) -> Vec<io::Result<Vec<u8>>> {
     let (mut read, mut patience) = (Vec::new(), PATIENCE);
     while let Some(rest) = sources.get(read.len()..).filter(|rest| !rest.is_empty()) {
         let reader = Reader::start(rest, patience);
-        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), &mut read)) {
+        if let Err(error) = reader.and_then(|reader| reader.collect(rest.len(), longest, &mut read))
+        {
             if error.kind() == io::ErrorKind::TimedOut {
                 patience = SHORT;
             }
@@ -172,7 +185,12 @@ impl Reader {
     }
 
     /// Appends what was read of each of `count` sources. An error is that of the one after the last of them.
-    fn collect(self, count: usize, read: &mut Vec<io::Result<Vec<u8>>>) -> io::Result<()> {
+    fn collect(
+        self,
+        count: usize,
+        longest: usize,
+        read: &mut Vec<io::Result<Vec<u8>>>,
+    ) -> io::Result<()> {
         let mut input = BufReader::with_capacity(CHUNK, self);
         for _ in 0..count {
             let mut bytes = Vec::new();
@@ -187,6 +205,10 @@ impl Reader {
                     break Ok(bytes);
                 }
                 let filled = bytes.len();
+                if length > longest - filled {
+                    let why = format!("it is longer than {} MiB", longest >> 20);
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
                 bytes.resize(filled + length, 0);
                 input.read_exact(&mut bytes[filled..])?;
             };
@@ -268,13 +290,15 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
         let passed = match source {
             Source::File(path) => rustix::fs::open(path.as_c_str(), OFlags::RDONLY, Mode::empty())
                 .and_then(|file| out.pass_on(|room| rustix::io::read(&file, room))),
-            Source::Part(file, offset, length) => {
+            Source::Part(folder, offset, length) => {
                 let (mut at, mut left) = (*offset, *length);
-                out.pass_on(|room| {
-                    let wanted = room.len().min(left);
-                    let got = rustix::io::pread(file, &mut room[..wanted], at)?;
-                    (at, left) = (at + got as u64, left - got);
-                    Ok(got)
+                rustix::fs::openat(folder, MEM, OFlags::RDONLY, Mode::empty()).and_then(|file| {
+                    out.pass_on(|room| {
+                        let wanted = room.len().min(left);
+                        let got = rustix::io::pread(&file, &mut room[..wanted], at)?;
+                        (at, left) = (at + got as u64, left - got);
+                        Ok(got)
+                    })
                 })
             }
         };
@@ -372,13 +396,36 @@ mod tests {
         assert!(texts(&root, &[], "maps").is_empty());
     }
 
+    /// What takes long to be opened holds up the child alone.
+    #[test]
+    fn memory_that_cannot_be_opened_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = rustix::fs::FileType::Fifo;
+        let pipe = folder.path().join("mem");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, Mode::RWXU, 0).unwrap();
+        let read = parts(&[(&File::open(&folder).unwrap(), 0, 1)]).pop();
+        let error = read.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_text_that_is_very_long_is_refused_and_the_rest_is_read() {
+        let long = "x".repeat(LONGEST_OF_MANY + 1);
+        let files = [("proc/1/maps", &*long), ("proc/2/maps", "short")];
+        let (_folder, root) = crate::kernel::fake::host(&files);
+        let read = texts(&root, &[1, 2], "maps");
+        assert!(read[0].as_ref().unwrap_err().is_held_back());
+        assert_eq!(read[1].as_ref().unwrap(), "short");
+        assert_eq!(text(&root, 1, "maps").unwrap().len(), long.len());
+    }
+
     #[test]
     fn parts_are_read_where_they_are() {
-        let [one, other] = ["0123456789", "abcdef"].map(|text| {
-            let path = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(&path, text).unwrap();
-            File::open(&path).unwrap()
-        });
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [one, other] = folders.each_ref().map(|folder| File::open(folder).unwrap());
+        for (folder, text) in folders.iter().zip(["0123456789", "abcdef"]) {
+            std::fs::write(folder.path().join("mem"), text).unwrap();
+        }
         let read = parts(&[(&one, 3, 4), (&other, 0, 2), (&one, 8, 4), (&one, 0, 1)]);
         let [first, second, short, last] = &read[..] else {
             panic!("four were asked for");

@@ -1,7 +1,7 @@
 //! The memory of another process, read through /proc/PID/mem (proc_pid_mem(5)): [`Peek`].
 //!
 //! It takes the right to trace the process (ptrace(2), PTRACE_MODE_ATTACH), which is more than reading smaps
-//! takes. Rather than process_vm_readv(2), because it takes no pointer, and a file is opened for one process:
+//! takes. Rather than process_vm_readv(2), because it takes no pointer, and a folder is opened for one process:
 //! a PID that is reused in between cannot be mistaken for it.
 //!
 //! Invariant: memory is read where the kernel itself has it, which is anonymous memory, memfds, and files on one device
@@ -18,10 +18,13 @@ use super::file_id::FileId;
 use super::smaps::Smaps;
 use super::{FileError, Root, aside};
 
-/// Another process's memory. It goes on while this is open, and reads as missing once the process is gone.
+/// Another process's memory. It goes on while this is open, and reads as missing once the process is gone. Where it
+/// starts another program meanwhile, that program's memory is read.
 #[derive(Debug)]
 pub struct Peek {
-    file: File,
+    /// Its folder in /proc. To open `mem` waits for an execve(2) of the process, which a file system can hold up: a child
+    /// does that too.
+    folder: File,
     path: PathBuf,
     /// What may be read, by ascending address.
     safe: Vec<Range<u64>>,
@@ -32,7 +35,7 @@ impl Peek {
     /// Opens the memory of `pid`, which has these mappings. Files on `device` are trusted to be read.
     ///
     /// # Errors
-    /// [`FileError::Io`]: no such process, or one that this user may not trace.
+    /// [`FileError::Io`]: no such process. One that this user may not trace is denied when it is read.
     pub fn open(
         root: &Root,
         pid: u32,
@@ -50,10 +53,9 @@ impl Peek {
             is_anonymous || mapping.device == device || Some(mapping.device) == memfds
         });
         let safe = safe.map(|mapping| mapping.start..mapping.end).collect();
-        let relative = format!("proc/{pid}/mem");
         Ok(Self {
-            file: root.open(&relative)?,
-            path: root.path(relative),
+            folder: root.open(format!("proc/{pid}"))?,
+            path: root.path(format!("proc/{pid}/mem")),
             safe,
             is_own: pid == std::process::id(),
         })
@@ -73,7 +75,7 @@ impl Peek {
         let is_aside = |peek: &Self, address, length| !peek.is_own && peek.is_safe(address, length);
         let others = (wanted.iter())
             .filter(|(peek, address, length)| is_aside(peek, *address, *length))
-            .map(|(peek, address, length)| (&peek.file, *address, *length));
+            .map(|(peek, address, length)| (&peek.folder, *address, *length));
         let mut read = aside::parts(&others.collect::<Vec<_>>()).into_iter();
         let each = wanted.iter().map(|&(peek, address, length)| {
             if !peek.is_safe(address, length) {
@@ -83,7 +85,9 @@ impl Peek {
             }
             let read = if peek.is_own {
                 let mut bytes = vec![0; length];
-                (peek.file.read_exact_at(&mut bytes, address)).map(|()| bytes)
+                let file = File::open(&peek.path);
+                file.and_then(|file| file.read_exact_at(&mut bytes, address))
+                    .map(|()| bytes)
             } else {
                 read.next().unwrap_or_else(|| Err(std::io::ErrorKind::Other.into()))
             };

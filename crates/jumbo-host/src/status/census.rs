@@ -14,6 +14,9 @@ use super::covered::{counts_of_each, is_in};
 use super::library::LIBRARY;
 use super::siblings;
 
+/// Processes that are read together: their mappings are in memory at once, and each process decides on their length.
+const TOGETHER: usize = 16;
+
 /// A process that the library is in.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -36,7 +39,7 @@ pub struct Census {
     pub members: Vec<Member>,
     /// Processes that this user may not look into, whether the library is in them or not.
     pub denied: usize,
-    /// Processes that held their mappings or memory back.
+    /// Processes that held their mappings or memory back, or whose mappings are too long to be read.
     pub held_back: usize,
     /// Processes with a library of another version, or of another place.
     pub other: usize,
@@ -49,15 +52,20 @@ impl Census {
     /// [`FileError`] where /proc cannot be listed.
     pub fn take(root: &Root) -> Result<Self, FileError> {
         let mut census = Self::default();
-        let pids = task::all(root)?;
-        let texts = aside::texts(root, &pids, "maps");
+        for pids in task::all(root)?.chunks(TOGETHER) {
+            census.add(root, pids);
+        }
+        Ok(census)
+    }
+
+    fn add(&mut self, root: &Root, pids: &[u32]) {
         let mut covered = Vec::new();
-        for (pid, text) in pids.into_iter().zip(texts) {
+        for (pid, text) in pids.iter().zip(aside::texts(root, pids, "maps")) {
             match text {
                 // Few have the name in them: the others are not looked at by line.
-                Ok(text) if text.contains(LIBRARY) => covered.push((pid, Smaps::of(text))),
+                Ok(text) if text.contains(LIBRARY) => covered.push((*pid, Smaps::of(text))),
                 Ok(_) => {}
-                Err(error) => census.miss(&error),
+                Err(error) => self.miss(&error),
             }
         }
         covered.retain(|(_, maps)| is_in(maps));
@@ -65,11 +73,10 @@ impl Census {
         for ((pid, _), counts) in maps.iter().zip(counts_of_each(root, &maps)) {
             match counts {
                 // One that ends meanwhile is left out.
-                Ok(counts) => census.members.extend(member(root, *pid, counts)),
-                Err(error) => census.miss(&error),
+                Ok(counts) => self.members.extend(member(root, *pid, counts)),
+                Err(error) => self.miss(&error),
             }
         }
-        Ok(census)
     }
 
     fn miss(&mut self, error: &FileError) {
