@@ -103,7 +103,7 @@ pub fn groups(root: &Root) -> Result<BTreeMap<Workload, Huge>, FileError> {
     Ok(all)
 }
 
-/// Adds the named groups at or below `path`; true where there is one.
+/// Adds the named groups at or below `path` whose memory is counted; true where there is one.
 fn walk(
     root: &Root,
     mount: &Path,
@@ -124,9 +124,12 @@ fn walk(
     if is_any || !workload.is_named() {
         return is_any;
     }
-    if let Ok(text) = root.read(folder.join("memory.stat")) {
-        all.entry(workload).or_default().add(&Huge::of(&text));
-    }
+    // A group without the controller counts in the one around it.
+    let stat = root.read(folder.join("memory.stat"));
+    let Ok(text) = stat else {
+        return false;
+    };
+    all.entry(workload).or_default().add(&Huge::of(&text));
     true
 }
 
@@ -253,12 +256,19 @@ mod tests {
                 stat,
             ),
             ("sys/fs/cgroup/user@2.service/b.service/memory.stat", stat),
+            ("sys/fs/cgroup/c.service/memory.stat", stat),
+            ("sys/fs/cgroup/c.service/d.service/cgroup.procs", ""),
         ]);
         let found = groups(&root).unwrap();
         let anon: Vec<_> = (found.iter())
             .map(|(workload, huge)| (&*workload.unit, huge.anon.unwrap().0))
             .collect();
-        assert_eq!(anon, [("a.service", 4096), ("b.service", 2 * 4096)]);
+        let expected = [
+            ("a.service", 4096),
+            ("b.service", 2 * 4096),
+            ("c.service", 4096),
+        ];
+        assert_eq!(anon, expected);
         let v1 = Huge::of("rss_huge 1\ntotal_rss_huge 2\n");
         assert_eq!((v1.anon, v1.shmem), (Some(Bytes(2)), None));
     }
