@@ -4,7 +4,8 @@
 //! - [`host`], [`programs`]: the sources of the samples.
 //! - `serve`: HTTP.
 //!
-//! No label has the ID of a process, and no series is of one process alone: both would grow without end.
+//! No label is the ID of a process, and no series is of one process by design: both would grow without end. A transient
+//! unit's name can have one in it (`run-p4711-i4812.service`): `--max-series` bounds those.
 
 mod host;
 mod page;
@@ -12,9 +13,10 @@ mod programs;
 mod serve;
 
 use std::fmt::Display;
-use std::io::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -68,15 +70,27 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
             out.write_all(text.as_bytes())?;
             out.flush()?;
         }
-        Some(path) => whole_file::write(path, text.as_bytes(), 0o644, Existing::Replace)
-            .with_context(|| {
-                format!(
-                    "cannot write {}\nhint: its folder must be there",
-                    path.display()
-                )
-            })?,
+        Some(path) => {
+            publish(path, &text).with_context(|| {
+                let path = path.display();
+                format!("cannot write {path}\nhint: name a file in a folder that takes new files")
+            })?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Gives `path` this text, whole or not at all; other exporters may be at it too.
+fn publish(path: &Path, text: &str) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
+    let new = PathBuf::from(new);
+    // Of a process that was killed, which had the same ID.
+    let _ = fs::remove_file(&new);
+    whole_file::write(&new, text.as_bytes(), 0o644, Existing::Keep)?;
+    fs::rename(&new, path).inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
 }
 
 /// What could not be read.
@@ -139,4 +153,27 @@ fn text(root: &Root, max_series: usize) -> anyhow::Result<String> {
         [(vec![], seconds)],
     );
     page.text().context("cannot encode the metrics")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exporters_at_the_same_time_publish_whole_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jumbo.prom");
+        let left = folder
+            .path()
+            .join(format!("jumbo.prom.{}", std::process::id()));
+        // What another exporter is writing, and what one of this ID left behind.
+        fs::write(folder.path().join("jumbo.prom.jumbo-new"), "").unwrap();
+        fs::write(left, "part").unwrap();
+        for text in ["one\n", "two\n"] {
+            publish(&path, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert!(publish(&folder.path().join("no/file"), "").is_err());
+    }
 }
