@@ -44,7 +44,7 @@ fn children_forked_beside_a_thread_that_frees_give_memory_back() {
     assert_same(&program);
 }
 
-/// What sticks to the pages of a block, and a stack of 8 KiB.
+/// Protection and fault handlers that stick to the pages of a block, and a stack of 8 KiB.
 #[test]
 fn blocks_that_were_freed_with_odd_pages_are_plain_memory_later() {
     let (_files, program) = program("freed_as_it_was");

@@ -33,7 +33,7 @@ fn export(options: &[&str]) -> String {
     program.plain().ok().stdout
 }
 
-/// What promtool says to a text.
+/// The answer of promtool to a text.
 #[track_caller]
 fn check(promtool: &Path, arguments: &[&str], text: &str) {
     let mut command = Command::new(promtool);

@@ -70,7 +70,7 @@ fn mimalloc() {
 
 #[cfg(feature = "mimalloc")]
 const INTERNAL: &str = "include/mimalloc/internal.h";
-/// What is changed in mimalloc's sources: a file, its text, and what stands there instead.
+/// The changes in mimalloc's sources: a file, its text, and what stands there instead.
 ///
 /// An address in a free list is encoded by one exclusive or, as glibc's safe-linking does, with the random key of its
 /// page. It is looked up only where it is in another slice. So a write into a freed object is found as before, and an

@@ -288,7 +288,7 @@ static void *make_sparse(void *unused)
     return NULL;
 }
 
-/* What a thread leaves at its end is nobody's: the first of it cannot be thinned, the rest can. */
+/* No thread owns the pages of a thread that has ended: the first of it cannot be thinned, the rest can. */
 static void left_by_a_thread(void)
 {
     in_a_thread(make_sparse, NULL);

@@ -171,7 +171,7 @@ impl<'a> Group<'a> {
         self.side(name, size, move || worker.sample(settings, &claims))
     }
 
-    /// What the samples of `side` need of the kernel.
+    /// The needs of the samples of `side`, of the kernel.
     pub(crate) fn needs(&mut self, side: usize, needs: Needs) -> usize {
         self.sides[side].needs = needs;
         side

@@ -43,7 +43,7 @@ pub(crate) struct Keeper {
     pool: Option<hugetlb::Pool>,
 }
 
-/// What a sample needs of the kernel.
+/// The needs of a sample, of the kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
     /// Pages of the kernel's pool beyond those that it had.

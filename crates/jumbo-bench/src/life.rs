@@ -82,7 +82,7 @@ pub(crate) fn run(told: &Memory) -> Result<Figures, Error> {
     ))
 }
 
-/// Who freed, when nothing is left to be freed.
+/// The threads that freed, when nothing is left to be freed.
 fn counted(root: &Root) -> Result<Figures, Error> {
     let freed = shown(root, |covered| {
         (covered.free.pending == Bytes(0)).then_some(covered.free)

@@ -1,4 +1,4 @@
-//! What a sample must show of where its pages come from: the claims on [`Supply`] and [`Way`].
+//! Claims on where the pages of a sample come from: the claims on [`Supply`] and [`Way`].
 
 use jumbo::units::{Bytes, Pages};
 

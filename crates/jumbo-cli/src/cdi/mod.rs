@@ -244,7 +244,7 @@ fn trusted(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Keeps other commands from writing there at the same time. It goes with the descriptor, and leaves no file. Any user
-/// can hold it, so nobody waits for it.
+/// can hold it, so no thread waits for it.
 fn lock(folder: &Path) -> anyhow::Result<File> {
     let shown = folder.display();
     let file = File::open(folder).with_context(|| format!("cannot open {shown}"))?;

@@ -35,14 +35,14 @@ pub(super) struct Device {
     container_edits: Environment,
 }
 
-/// What one device sets.
+/// The settings of one device.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Environment {
     env: Vec<String>,
 }
 
-/// What all devices mount.
+/// The mounts of all devices.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mounts {

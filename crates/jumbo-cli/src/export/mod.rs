@@ -1,4 +1,4 @@
-//! `jumbo export`: metrics for Prometheus, once or to whoever asks for them.
+//! `jumbo export`: metrics for Prometheus, once or to each client that asks.
 //!
 //! - [`page`]: metrics, samples, and the bound on their number.
 //! - [`host`], [`programs`]: the sources of the samples.
@@ -93,12 +93,12 @@ fn publish(path: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// What could not be read.
+/// The sources that could not be read.
 #[derive(Debug, Default)]
 struct Failures(Vec<&'static str>);
 
 impl Failures {
-    /// What was read; or nothing, and it is among the failures.
+    /// The text that was read; or nothing, and it is among the failures.
     fn or_default<T: Default>(&mut self, read: Result<T, FileError>, what: &'static str) -> T {
         read.unwrap_or_else(|_| {
             self.0.push(what);

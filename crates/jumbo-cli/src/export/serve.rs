@@ -1,6 +1,6 @@
 //! GET /metrics over HTTP/1.1.
 //!
-//! Each connection has a thread and a deadline for all of it: a client that sends or reads slowly holds up nobody else, and
+//! Each connection has a thread and a deadline for all of it: a client that sends or reads slowly holds up no other client, and
 //! goes in the end. One request a connection. std and a parser of the request's head do; there is no body to be read.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};

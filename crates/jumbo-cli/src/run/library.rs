@@ -31,7 +31,7 @@ static CARRIED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libjumbo_prelo
 /// An empty library of 32 bits; nothing where the C compiler could make none.
 static EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/32/libjumbo_preload.so"));
 
-/// What glibc replaces by the name of its folder.
+/// The token that glibc replaces by the name of its folder.
 const LIB: &str = "$LIB";
 
 /// libjumbo_preload.so: where JUMBO_PRELOAD says, or where it was installed, or the copy that this

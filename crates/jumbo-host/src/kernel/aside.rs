@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(100);
 /// How often the parent looks what the reader does.
 const SLICE: Duration = Duration::from_millis(20);
-/// What a reader passes on at a time, heads included.
+/// The bytes that a reader passes on at a time, heads included.
 const CHUNK: usize = 32 << 10;
 /// Before each chunk its length; 0: the file has ended; less: it failed, by the errno.
 type Head = i32;
@@ -47,7 +47,7 @@ const LONGEST_OF_MANY: usize = 16 << 20;
 enum Source {
     /// A file to its end.
     File(CString),
-    /// So many bytes of the file [`MEM`] in an open folder, from here on.
+    /// A number of bytes of the file [`MEM`] in an open folder, from here on.
     Part(OwnedFd, u64, usize),
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn parts(wanted: &[(&File, u64, usize)]) -> Vec<io::Result<Vec<u8>>> 
     read.into_iter().zip(wanted).map(whole).collect()
 }
 
-/// What each source holds, or why that was not to be had: one with more bytes than `longest` is refused.
+/// The content of each source, or why that was not to be had: one with more bytes than `longest` is refused.
 fn read(sources: &[Source], longest: usize) -> Vec<io::Result<Vec<u8>>> {
     let (mut read, mut patience) = (Vec::new(), PATIENCE);
     while let Some(rest) = sources.get(read.len()..).filter(|rest| !rest.is_empty()) {
@@ -261,7 +261,7 @@ impl Drop for Reader {
     }
 }
 
-/// What the child does, with the descriptors that are `kept`, by ascending number. It makes system calls alone: another thread of its parent may have had any lock.
+/// The work of the child, with the descriptors that are `kept`, by ascending number. It makes system calls alone: another thread of its parent may have had any lock.
 #[expect(
     unsafe_code,
     reason = "descriptors by number, in a process that has nothing else to do"
@@ -311,7 +311,7 @@ fn serve(sources: &[Source], kept: &[u32], write: &OwnedFd) -> ! {
     unsafe { libc::_exit(0) };
 }
 
-/// What the child sends of a source: chunks with their heads. One write(2) does for a short file.
+/// The part of the child for a source: chunks with their heads. One write(2) does for a short file.
 struct Out {
     buffer: [u8; CHUNK],
     filled: usize,
@@ -396,7 +396,7 @@ mod tests {
         assert!(texts(&root, &[], "maps").is_empty());
     }
 
-    /// What takes long to be opened holds up the child alone.
+    /// A file that takes long to be opened holds up the child alone.
     #[test]
     fn memory_that_cannot_be_opened_is_given_up() {
         let folder = tempfile::tempdir().unwrap();

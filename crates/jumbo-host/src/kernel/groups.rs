@@ -35,7 +35,7 @@ pub struct Huge {
     pub file: Option<Bytes>,
 }
 
-/// What container runtimes begin the names of a container's group with.
+/// The beginnings of the names that container runtimes give a container's group.
 const RUNTIMES: [&str; 4] = ["cri-containerd-", "crio-", "docker-", "libpod-"];
 /// A whole ID of a container has so many digits.
 const ID_DIGITS: usize = 64;
@@ -134,7 +134,7 @@ fn walk(
 }
 
 impl Huge {
-    /// What memory.stat says, of either version.
+    /// The figures of memory.stat, of either version.
     fn of(text: &str) -> Self {
         let value = |name: &str| {
             let mut lines = text.lines();

@@ -11,7 +11,7 @@ use crate::units::{NodeId, Pages};
 /// Something of each zone, by node and name (`DMA`, `DMA32`, `Normal`, `Movable`).
 pub type ByZone<T> = BTreeMap<(NodeId, String), T>;
 
-/// What zoneinfo says of a zone.
+/// A zone in zoneinfo.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
     /// What an allocation that may wait leaves free.

@@ -27,7 +27,7 @@ pub struct Member {
     pub workload: Workload,
     /// Its memory by kind.
     pub memory: task::Memory,
-    /// What the library counted.
+    /// The library's counters.
     pub counts: Counts,
 }
 

@@ -157,7 +157,7 @@ struct Found {
     size: Bytes,
 }
 
-/// What the library counted in each of these processes, which have these mappings. Where there are many, a few children read
+/// The library's counters in each of these processes, which have these mappings. Where there are many, a few children read
 /// all of them.
 pub(super) fn counts_of_each(
     root: &Root,

@@ -31,7 +31,7 @@ const LEDGER: &[u8] = b"/memfd:jumbo-led";
 /// How the name of an io_uring begins: as much of it as a [`MapsLine`] keeps.
 const RING: &[u8] = b"anon_inode:[io_u";
 
-/// What the watching thread has found in the kernel's list of locks: nothing that is mapped here.
+/// The watching thread has found nothing in the kernel's list of locks that is mapped here.
 static IS_LIST_FREE: AtomicBool = AtomicBool::new(false);
 static JOB: Job = Job::new(4, look_at_list, |_| ());
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{field, filters, status};
 use crate::sys;
 
-/// What a filter does to the calls of jumbo.
+/// The effect of a filter on the calls of jumbo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It kills for none, and lets those pass that memory is moved by. Others may fail.

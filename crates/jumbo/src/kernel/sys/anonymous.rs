@@ -1,4 +1,4 @@
-//! What is asked of anonymous memory that rustix has no call for: [`discard`], [`name`], [`memfd`].
+//! Calls for anonymous memory that rustix lacks: [`discard`], [`name`], [`memfd`].
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
