@@ -152,21 +152,13 @@ fn available() -> Option<usize> {
     number(&line[key.len()..])?.checked_mul(1024)
 }
 
-/// The memory that is free in pieces of `bytes` and more: a first touch of such a piece need not wait until the kernel
-/// has moved other memory away. By /proc/buddyinfo; and free memory that is in no list of it counts as well, because the
-/// kernel has not begun to use that yet (memory that a confidential virtual machine has to accept first, Linux 6.5).
-/// `None` where that cannot be known.
+/// The memory that is free in pieces of `bytes` and more, by /proc/buddyinfo: a first touch of such a piece need not wait
+/// until the kernel has moved other memory away. `None` where that cannot be known.
 pub(crate) fn free_in_pieces(bytes: usize) -> Option<usize> {
+    // A host with more zones than this holds has more than is said.
     let mut text = [0u8; TEXT];
     let text = read(c"/proc/buddyinfo", &mut text).ok()?;
-    let page = rustix::param::page_size();
-    // A host with more zones than the text holds has more in its lists, and more in pieces.
-    let is_whole = text.len() < TEXT;
-    let listed = pieces(text, 1) * page;
-    let unused = free(listed)
-        .filter(|_| is_whole)
-        .map_or(0, |free| free - listed);
-    Some(pieces(text, bytes / page) * page + unused)
+    Some(pieces(text, bytes / rustix::param::page_size()) * rustix::param::page_size())
 }
 
 /// The base pages in free pieces of so many and more. A line has a count for each order, from 0 on.

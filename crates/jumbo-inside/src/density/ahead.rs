@@ -229,8 +229,6 @@ impl Scan<'_> {
         let is_open = |state: State| state == State::Waiting || state.charge() > 0;
         while let Some(block) = BLOCKS.next(at..blocks::ALL.end, is_open) {
             if self.stop.check_before_wait().is_err() {
-                // The rest waits, for the thread that comes after the fork.
-                self.is_waiting = true;
                 break;
             }
             let front = block.saturating_sub(1);
