@@ -1,0 +1,102 @@
+// Command jumbo-nri covers containers with jumbo: a plugin of the Node Resource Interface (NRI) of containerd and CRI-O.
+//
+//   - [Plugin]: the decision for each container.
+//   - [source]: the specification of `jumbo cdi generate`, where all facts about the library come from.
+//   - [arms]: the arms of experiments.
+//
+// Invariant: no handler returns an error, because the runtime fails the container then. Where the plugin cannot help, the
+// container starts as it would without it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/log"
+	"github.com/containerd/nri/pkg/stub"
+)
+
+// The pause between two attempts to reach the runtime.
+const retry = time.Second
+
+func main() {
+	host, _ := os.Hostname()
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		host = name
+	}
+	cdi := flag.String("cdi", "/etc/cdi/jumbo.json", "specification that `jumbo cdi generate` wrote, a `FILE`")
+	socket := flag.String("socket", api.DefaultSocketPath, "socket of the runtime, a `FILE`")
+	// Late, so that the plugin sees the variables that others set.
+	index := flag.String("idx", "90", "place among the plugins of the runtime, two `DIGITS`")
+	node := flag.String("node", host, "`NAME` of the node, from which each node's first arm follows; else $NODE_NAME")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	plugin := newPlugin(*cdi, *node)
+	if _, err := plugin.source.current(); err != nil {
+		log.Warnf(ctx, "containers start plain: %v", err)
+	}
+	last := ""
+	for ctx.Err() == nil {
+		err := serve(ctx, plugin, *socket, *index)
+		// One line, however long the runtime is away.
+		if err != nil && err.Error() != last {
+			log.Warnf(ctx, "%v; trying again each %v", err, retry)
+		}
+		last = ""
+		if err != nil {
+			last = err.Error()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+// Registers the plugin with the runtime, and returns when the connection is gone.
+func serve(ctx context.Context, plugin *Plugin, socket, index string) error {
+	// A stub that failed to start keeps its connection, so each attempt has a stub of its own.
+	connection, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	closed := make(chan struct{})
+	link, err := stub.New(plugin, stub.WithPluginName("jumbo"), stub.WithPluginIdx(index),
+		stub.WithConnection(connection), stub.WithOnClose(func() { close(closed) }))
+	if err != nil {
+		return err
+	}
+	started := make(chan error, 1)
+	go func() { started <- link.Start(ctx) }()
+	select {
+	case err = <-started:
+	case <-time.After(2 * stub.DefaultRegistrationTimeout):
+		// The stub waits without a bound for the runtime's configuration, and cannot be stopped then.
+		log.Errorf(ctx, "the runtime at %s did not configure the plugin; exiting, to be started again", socket)
+		os.Exit(1)
+	}
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		link.Stop()
+		return nil
+	case <-closed:
+		return errors.New("the runtime closed the connection")
+	}
+}
