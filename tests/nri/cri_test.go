@@ -20,6 +20,7 @@ import (
 const patience = 2 * time.Minute
 
 const configuration = `version = 2
+disabled_plugins = ["io.containerd.internal.v1.opt"]
 root = "%[1]s/root"
 state = "%[1]s/state"
 [grpc]
@@ -47,21 +48,16 @@ type node struct {
 
 // Returns the files that tests/nri/run made.
 func made(name string) string {
-	return filepath.Join(os.Getenv("NRI_FOLDER"), name)
+	return filepath.Join(os.Getenv("NRI_MADE"), name)
 }
 
 func newNode(t *testing.T) *node {
-	if os.Getenv("NRI_FOLDER") == "" {
+	if os.Getenv("NRI_MADE") == "" {
 		t.Skip("started without tests/nri/run")
 	}
-	// Short, for the names of sockets.
-	folder, err := os.MkdirTemp("", "nri")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{T: t, folder: folder}
-	t.Cleanup(n.remove)
-	n.write("config.toml", fmt.Sprintf(configuration, folder))
+	n := &node{T: t, folder: os.Getenv("NRI_WORK")}
+	t.Cleanup(n.stop)
+	n.write("config.toml", fmt.Sprintf(configuration, n.folder))
 	n.generate()
 	n.startRuntime()
 	images, err := filepath.Glob(made("images/*.tar"))
@@ -160,25 +156,11 @@ func (n *node) until(event string, happened func() bool) {
 	}
 }
 
-func (n *node) remove() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if n.containerd != nil && n.runtime != nil {
-		pods, err := n.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
-		if err != nil {
-			n.Error(err)
-		}
-		for _, pod := range pods.GetItems() {
-			n.delete(pod.Id)
-		}
-	}
+func (n *node) stop() {
 	n.end(&n.plugin, syscall.SIGTERM)
 	n.end(&n.containerd, syscall.SIGTERM)
 	if n.Failed() {
 		n.Logf("the plugin said:\n%s", n.said())
-	}
-	if err := os.RemoveAll(n.folder); err != nil {
-		n.Error(err)
 	}
 }
 
@@ -197,7 +179,7 @@ func (n *node) pod(name string, annotations map[string]string) pod {
 		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name},
 		Annotations:  annotations,
 		LogDirectory: n.path("logs/" + name),
-		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/jumbo-nri-test", SecurityContext: &cri.LinuxSandboxSecurityContext{
 			NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE},
 		}},
 	}

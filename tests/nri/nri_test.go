@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,13 +126,14 @@ func TestPods(t *testing.T) {
 				defer n.delete(pod.id)
 				return pod.output("main", "musl", nil, command...)
 			}
-			plain, with := run("plain", nil), run("with", requested)
+			base := filepath.Base(command[0])
+			plain, with := run("plain-"+base, nil), run("with-"+base, requested)
 			n.Logf("%v: %q", command, with)
 			if plain != with {
 				n.Errorf("%v: %q and not %q", command, with, plain)
 			}
 		}
-		n.says("test/with/main: covered")
+		n.says("test/with-huge/main: covered")
 	})
 	n.part("an unknown profile", func(n *node) {
 		n.covered(n.heap("unknown", "python", map[string]string{"jumbo.dev/memory": "no\nsuch"}, nil))
