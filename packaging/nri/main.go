@@ -48,9 +48,14 @@ func main() {
 	if _, err := plugin.source.current(); err != nil {
 		log.Warnf(ctx, "containers start plain: %v", err)
 	}
+	run(ctx, plugin, *socket, *index)
+}
+
+// Serves the runtime until the context ends, over its restarts.
+func run(ctx context.Context, plugin *Plugin, socket, index string) {
 	last := ""
 	for ctx.Err() == nil {
-		err := serve(ctx, plugin, *socket, *index)
+		err := serve(ctx, plugin, socket, index)
 		// One line, however long the runtime is away.
 		if err != nil && err.Error() != last {
 			log.Warnf(ctx, "%v; trying again each %v", err, retry)
