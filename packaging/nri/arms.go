@@ -21,16 +21,36 @@ type arms struct {
 }
 
 type member struct {
-	owner     string
-	isCovered bool
+	namespace, name string
+	owner           string
+	isCovered       bool
 }
 
-// Returns whether the pod is in the covered arm. A pod keeps its arm.
-func (a *arms) assign(id, owner string, percent int) bool {
-	if pod, ok := a.pods[id]; ok {
-		return pod.isCovered
+func newMember(pod *api.PodSandbox, isCovered bool) member {
+	return member{pod.GetNamespace(), pod.GetName(), owner(pod), isCovered}
+}
+
+func (m member) arm() string {
+	if m.isCovered {
+		return coveredArm
 	}
-	pods, covered := 1, 0
+	return plainArm
+}
+
+// Puts a pod into an arm. A pod keeps its arm.
+func (a *arms) assign(pod *api.PodSandbox, percent int) member {
+	if known, ok := a.pods[pod.GetId()]; ok {
+		return known
+	}
+	owner := owner(pod)
+	pods, covered := a.count(owner)
+	member := newMember(pod, covered < ((pods+1)*percent+a.offset(owner))/100)
+	a.pods[pod.GetId()] = member
+	return member
+}
+
+// Returns the number of an owner's pods, and of those that are covered.
+func (a *arms) count(owner string) (pods, covered int) {
 	for _, pod := range a.pods {
 		if pod.owner == owner {
 			pods++
@@ -39,9 +59,7 @@ func (a *arms) assign(id, owner string, percent int) bool {
 			}
 		}
 	}
-	isCovered := covered < (pods*percent+a.offset(owner))/100
-	a.pods[id] = member{owner, isCovered}
-	return isCovered
+	return pods, covered
 }
 
 // 100 * u.

@@ -4,24 +4,25 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 )
 
 func newArms(node string) arms { return arms{node: node, pods: map[string]member{}} }
 
+// A pod of the owner x/NAME.
+func pod(name string, number int) *api.PodSandbox {
+	id := fmt.Sprintf("%s-%d", name, number)
+	return &api.PodSandbox{Id: id, Name: id, Namespace: "x"}
+}
+
 // Returns by how many pods the covered ones of an owner are away from the share.
 func (a *arms) deviation(owner string, percent int) float64 {
-	pods, covered := 0, 0
-	for _, pod := range a.pods {
-		if pod.owner == owner {
-			pods++
-			if pod.isCovered {
-				covered++
-			}
-		}
-	}
+	pods, covered := a.count(owner)
 	return float64(covered) - float64(pods*percent)/100
 }
 
@@ -31,9 +32,9 @@ func TestEachMomentIsWithinOnePod(t *testing.T) {
 		for _, node := range []string{"a", "b", "c"} {
 			arms := newArms(node)
 			for i := range 300 {
-				for _, owner := range []string{"x/web", "x/db"} {
-					arms.assign(fmt.Sprint(owner, i), owner, percent)
-					if by := arms.deviation(owner, percent); math.Abs(by) >= 1 {
+				for _, name := range []string{"web", "db"} {
+					arms.assign(pod(name, i), percent)
+					if by := arms.deviation("x/"+name, percent); math.Abs(by) >= 1 {
 						t.Fatalf("%d%% on %s: %.2f pods off after %d", percent, node, by, i+1)
 					}
 				}
@@ -52,7 +53,7 @@ func TestRemovedPodsAreMadeUpFor(t *testing.T) {
 		arms := newArms(fmt.Sprint("node-", random.IntN(1000)))
 		next := 0
 		add := func() {
-			arms.assign(fmt.Sprint(next), owner, percent)
+			arms.assign(pod("web", next), percent)
 			next++
 		}
 		remove := func() {
@@ -94,7 +95,7 @@ func TestManyNodesHaveTheShareOnAverage(t *testing.T) {
 		covered := 0
 		for node := range 10000 {
 			arms := newArms(fmt.Sprint("node-", node))
-			if arms.assign("pod", "x/web", percent) {
+			if arms.assign(pod("web", 0), percent).isCovered {
 				covered++
 			}
 		}
@@ -107,9 +108,9 @@ func TestManyNodesHaveTheShareOnAverage(t *testing.T) {
 
 func TestAPodKeepsItsArm(t *testing.T) {
 	arms := newArms("node")
-	first := arms.assign("pod", "x/web", 50)
+	first := arms.assign(pod("web", 0), 50)
 	for _, percent := range []int{0, 50, 100} {
-		if arms.assign("pod", "x/web", percent) != first {
+		if arms.assign(pod("web", 0), percent) != first {
 			t.Errorf("another arm at %d%%", percent)
 		}
 	}
@@ -146,5 +147,28 @@ func TestOwners(t *testing.T) {
 		if found := owner(pod); found != test.expected {
 			t.Errorf("%s: %s, not %s", test.name, found, test.expected)
 		}
+	}
+}
+
+func TestTheMetricOfTheArms(t *testing.T) {
+	plugin := newPlugin("", "node")
+	path := filepath.Join(t.TempDir(), "arms.prom")
+	go plugin.export(t.Context(), path)
+	plugin.arms.assign(pod("web", 0), 100)
+	plugin.arms.assign(pod("web", 1), 0)
+	plugin.arms.assign(pod("a\"\\\nb", 0), 0)
+	plugin.tell()
+	expected := `# HELP jumbo_arm_info Pods in an experiment (jumbo.dev/ab).
+# TYPE jumbo_arm_info gauge
+jumbo_arm_info{namespace="x",pod="a\"\\\nb-0",arm="plain"} 1
+jumbo_arm_info{namespace="x",pod="web-0",arm="covered"} 1
+jumbo_arm_info{namespace="x",pod="web-1",arm="plain"} 1
+`
+	var found []byte
+	for deadline := time.Now().Add(time.Minute); string(found) != expected; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s", found)
+		}
+		found, _ = os.ReadFile(path)
 	}
 }

@@ -2,7 +2,7 @@
 //
 //   - [Plugin]: the decision for each container.
 //   - [source]: the specification of `jumbo cdi generate`, where all facts about the library come from.
-//   - [arms]: the arms of experiments.
+//   - [arms]: the arms of experiments, and [Plugin.export] their metric.
 //
 // Invariant: no handler returns an error, because the runtime fails the container then. Where the plugin cannot help, the
 // container starts as it would without it.
@@ -36,6 +36,7 @@ func main() {
 	// Late, so that the plugin sees the variables that others set.
 	index := flag.String("idx", "90", "place among the plugins of the runtime, two `DIGITS`")
 	node := flag.String("node", host, "`NAME` of the node, from which each node's first arm follows; else $NODE_NAME")
+	textfile := flag.String("textfile", "", "write the arm of each pod to `FILE`, for node_exporter's textfile collector")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		flag.Usage()
@@ -47,6 +48,9 @@ func main() {
 	plugin := newPlugin(*cdi, *node)
 	if _, err := plugin.source.current(); err != nil {
 		log.Warnf(ctx, "containers start plain: %v", err)
+	}
+	if *textfile != "" {
+		go plugin.export(ctx, *textfile)
 	}
 	run(ctx, plugin, *socket, *index)
 }

@@ -46,10 +46,16 @@ type Plugin struct {
 	mutex  sync.Mutex
 	source source
 	arms   arms
+	// Tells that the arms have changed.
+	changed chan struct{}
 }
 
 func newPlugin(cdi, node string) *Plugin {
-	return &Plugin{source: source{path: cdi}, arms: arms{node: node, pods: map[string]member{}}}
+	return &Plugin{
+		source:  source{path: cdi},
+		arms:    arms{node: node, pods: map[string]member{}},
+		changed: make(chan struct{}, 1),
+	}
 }
 
 // CreateContainer covers a container whose pod requests it.
@@ -103,21 +109,25 @@ func (p *Plugin) adjust(
 	// Last: in both arms are only containers that could be covered.
 	adjust := &api.ContainerAdjustment{}
 	if isExperiment {
-		arm := plainArm
-		if p.arms.assign(pod.GetId(), owner(pod), percent) {
-			arm = coveredArm
-		}
+		member := p.arms.assign(pod, percent)
+		arm := member.arm()
+		p.tell()
 		adjust.AddAnnotation(armKey, arm)
 		adjust.AddEnv(armVariable, arm)
-		log.Infof(ctx, "%s: arm %s of %s", name, arm, owner(pod))
-		if arm == plainArm {
+		log.Infof(ctx, "%s: arm %s of %s", name, arm, member.owner)
+		if !member.isCovered {
 			return adjust, nil
 		}
 	}
 	adjust.AddAnnotation(memoryKey, profile)
 	adjust.AddMount(facts.mount)
 	merge(adjust, container.GetEnv(), facts.entry, ours)
-	log.Infof(ctx, "%s: covered by profile %q", name, profile)
+	// NRI before 0.10 tells neither; nor does a runtime where the pod names no profile.
+	seccomp := ""
+	if linux := container.GetLinux(); linux.GetSeccompProfile() == nil && linux.GetSeccompPolicy() == nil {
+		seccomp = "; the runtime does not tell its seccomp profile"
+	}
+	log.Infof(ctx, "%s: covered by profile %q%s", name, profile, seccomp)
 	return adjust, nil
 }
 
@@ -156,10 +166,11 @@ func (p *Plugin) Synchronize(
 	for _, container := range containers {
 		pod, arm := there[container.GetPodSandboxId()], container.GetAnnotations()[armKey]
 		if pod != nil && (arm == coveredArm || arm == plainArm) {
-			found[pod.GetId()] = member{owner(pod), arm == coveredArm}
+			found[pod.GetId()] = newMember(pod, arm == coveredArm)
 		}
 	}
 	p.arms.pods = found
+	p.tell()
 	log.Infof(ctx, "%d pods, of which %d are in experiments", len(pods), len(found))
 	return nil, nil
 }
@@ -169,12 +180,21 @@ func (p *Plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	delete(p.arms.pods, pod.GetId())
+	p.tell()
 	return nil
 }
 
 // RemovePodSandbox lets the pod's arm go, where the plugin was away when the pod stopped.
 func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.StopPodSandbox(ctx, pod)
+}
+
+// Marks the arms as changed, and waits for no reader.
+func (p *Plugin) tell() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
 }
 
 // A user's text for the log: one line, and not long.

@@ -18,7 +18,7 @@ import (
 
 // The runtime's half of NRI, and the plugin beside it.
 type fixture struct {
-	*testing.T
+	testing.TB
 	folder     string
 	runtime    *adaptation.Adaptation
 	pods       []*api.PodSandbox
@@ -29,8 +29,8 @@ type fixture struct {
 	mutex       sync.Mutex
 }
 
-func newFixture(t *testing.T) *fixture {
-	f := &fixture{T: t, folder: t.TempDir(), told: make(chan int, 100)}
+func newFixture(t testing.TB) *fixture {
+	f := &fixture{TB: t, folder: t.TempDir(), told: make(chan int, 100)}
 	specify(t, f.folder)
 	f.startRuntime()
 	t.Cleanup(func() { f.runtime.Stop() })
@@ -286,7 +286,7 @@ func FuzzCreateContainer(f *testing.F) {
 		f.Add("default", share, "main", "LD_PRELOAD=a.so")
 	}
 	f.Add(strings.Repeat("\n\x00", 1000), "50", "", "=")
-	path := specify(&testing.T{}, f.TempDir())
+	path := specify(f, f.TempDir())
 	plugin := newPlugin(path, "node")
 	f.Fuzz(func(t *testing.T, profile, share, name, variable string) {
 		pod := &api.PodSandbox{Id: share, Name: name, Annotations: map[string]string{memoryKey: profile, abKey: share}}
@@ -324,16 +324,15 @@ func TestEventsAtTheSameTime(t *testing.T) {
 	}
 }
 
+// The time that a container's start waits for the plugin: with the runtime's half, and 250 pods of an experiment.
 func BenchmarkCreateContainer(b *testing.B) {
-	path := specify(&testing.T{}, b.TempDir())
-	plugin := newPlugin(path, "node")
+	f := newFixture(b)
+	f.startPlugin("90")
 	for i := range 250 {
-		plugin.arms.pods[fmt.Sprint(i)] = member{"test/web", i%2 == 0}
+		f.create(requesting(fmt.Sprintf("web-%d", i), abKey, "50"), &api.Container{Name: "main"})
 	}
 	container := &api.Container{Name: "main", Env: []string{"LD_PRELOAD=own.so"}}
-	pod := requesting("web-x", abKey, "50")
 	for b.Loop() {
-		plugin.CreateContainer(context.Background(), pod, container)
-		plugin.StopPodSandbox(context.Background(), pod)
+		f.create(requesting("web-0", abKey, "50"), container)
 	}
 }

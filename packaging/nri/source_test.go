@@ -9,7 +9,7 @@ import (
 )
 
 // A specification as `jumbo cdi generate` writes it, and the files that it names.
-func specify(t *testing.T, folder string) string {
+func specify(t testing.TB, folder string) string {
 	library := filepath.Join(folder, "1.0")
 	put(t, filepath.Join(library, "libjumbo_preload.so"), "")
 	put(t, filepath.Join(library, "ld.so.preload"), "/opt/other.so\n/usr/lib/jumbo/1.0/$LIB/libjumbo_preload.so\n")
@@ -25,7 +25,7 @@ func specify(t *testing.T, folder string) string {
 }
 
 // Writes a file as jumbo does, by a rename.
-func put(t *testing.T, path, text string) {
+func put(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
