@@ -130,7 +130,8 @@ func (n *node) startPlugin() {
 		_, err := os.Stat(n.path("nri.sock"))
 		return err == nil
 	})
-	n.plugin = n.start(made("jumbo-nri"), "-cdi", n.path("cdi/jumbo.json"), "-socket", n.path("nri.sock"))
+	n.plugin = n.start(made("jumbo-nri"), "-cdi", n.path("cdi/jumbo.json"), "-socket", n.path("nri.sock"),
+		"-textfile", n.path("arms.prom"))
 	n.registered()
 }
 

@@ -197,6 +197,10 @@ func arms(n *node) {
 	if count["covered"] != 3 || count["plain"] != 3 {
 		n.Errorf("arms: %v", count)
 	}
+	n.until("the metric has all pods", func() bool {
+		text, _ := os.ReadFile(n.path("arms.prom"))
+		return strings.Count(string(text), `arm="covered"`) == 3 && strings.Count(string(text), `arm="plain"`) == 3
+	})
 }
 
 // Reads the arm from the annotation of a container.
