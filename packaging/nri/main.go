@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"os"
 	"os/signal"
@@ -31,14 +32,15 @@ func main() {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		host = name
 	}
-	cdi := flag.String("cdi", "/etc/cdi/jumbo.json", "specification that `jumbo cdi generate` wrote, a `FILE`")
-	socket := flag.String("socket", api.DefaultSocketPath, "socket of the runtime, a `FILE`")
+	cdi := flag.String("cdi", "/etc/cdi/jumbo.json", "`FILE` that jumbo cdi generate wrote")
+	socket := flag.String("socket", api.DefaultSocketPath, "`FILE` of the runtime's socket")
 	// Late, so that the plugin sees the variables that others set.
-	index := flag.String("idx", "90", "place among the plugins of the runtime, two `DIGITS`")
-	node := flag.String("node", host, "`NAME` of the node, from which each node's first arm follows; else $NODE_NAME")
+	index := flag.String("idx", "90", "place among the runtime's plugins, two `DIGITS`")
+	node := flag.String("node", host, "`NAME` from which the arm of an owner's first pod follows; $NODE_NAME comes before the host's name")
 	textfile := flag.String("textfile", "", "write the arm of each pod to `FILE`, for node_exporter's textfile collector")
 	flag.Parse()
-	if flag.NArg() > 0 {
+	if err := api.CheckPluginIndex(*index); err != nil || flag.NArg() > 0 {
+		fmt.Fprintln(flag.CommandLine.Output(), "jumbo-nri takes options alone, and -idx two digits")
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -80,7 +82,7 @@ func serve(ctx context.Context, plugin *Plugin, socket, index string) error {
 	// A stub that failed to start keeps its connection, so each attempt has a stub of its own.
 	connection, err := net.Dial("unix", socket)
 	if err != nil {
-		return err
+		return fmt.Errorf("no runtime: %w; hint: start it, and enable NRI in its configuration", err)
 	}
 	defer connection.Close()
 	closed := make(chan struct{})

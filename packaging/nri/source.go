@@ -88,6 +88,9 @@ func read(path string) (*facts, error) {
 	for _, device := range found.Devices {
 		facts.profiles[device.Name] = device.ContainerEdits.Env
 	}
+	if _, ok := facts.profiles[fallback]; !ok {
+		return nil, fmt.Errorf("it has no device %q", fallback)
+	}
 	names := ""
 	for _, mount := range found.ContainerEdits.Mounts {
 		if mount.ContainerPath == preloads {

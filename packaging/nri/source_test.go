@@ -78,8 +78,9 @@ func TestAChangedSpecificationIsReadAgain(t *testing.T) {
 		"[]":                           "cannot unmarshal",
 		"null":                         `devices ""`,
 		`{"kind": "vendor.com/gpu"}`:   "vendor.com/gpu",
-		`{"kind": "jumbo.dev/memory"}`: "does not mount",
-		string(whole[:len(whole)-1]):   "JSON",
+		`{"kind": "jumbo.dev/memory"}`: "no device",
+		`{"kind": "jumbo.dev/memory", "devices": [{"name": "default"}]}`:      "does not mount",
+		string(whole[:len(whole)-1]):                                          "JSON",
 		strings.ReplaceAll(string(whole), "/usr/lib/jumbo/1.0", "/elsewhere"): "does not name the library",
 	} {
 		put(t, path, text)
