@@ -31,7 +31,6 @@ restrict_oom_score_adj = true
 disable_apparmor = true
 [plugins."io.containerd.nri.v1.nri"]
 disable = false
-socket_path = "%[1]s/nri.sock"
 plugin_path = "%[1]s/plugins"
 plugin_config_path = "%[1]s/conf.d"
 `
@@ -85,7 +84,10 @@ func (n *node) command(name string, arguments ...string) {
 	}
 }
 
-func (n *node) generate() { n.command(os.Getenv("JUMBO"), "cdi", "generate", "--dir", n.path("cdi")) }
+// As the manifest has it.
+func (n *node) generate() {
+	n.command(os.Getenv("JUMBO"), "cdi", "generate", "--library", "/var/lib/jumbo/cdi")
+}
 
 // Starts a process whose standard error goes to a file.
 func (n *node) start(name string, arguments ...string) *exec.Cmd {
@@ -127,11 +129,10 @@ func (n *node) startRuntime() {
 // Starts the plugin, and waits until it has registered and been told of all pods.
 func (n *node) startPlugin() {
 	n.until("containerd listens for plugins", func() bool {
-		_, err := os.Stat(n.path("nri.sock"))
+		_, err := os.Stat("/var/run/nri/nri.sock")
 		return err == nil
 	})
-	n.plugin = n.start(made("jumbo-nri"), "-cdi", n.path("cdi/jumbo.json"), "-socket", n.path("nri.sock"),
-		"-textfile", n.path("arms.prom"))
+	n.plugin = n.start(made("jumbo-nri"), "-textfile", n.path("arms.prom"))
 	n.registered()
 }
 
@@ -245,6 +246,15 @@ func (p pod) output(name, image string, changed func(*cri.ContainerConfig), comm
 		status = answer.Status
 		return status.State == cri.ContainerState_CONTAINER_EXITED
 	})
+	said := p.said(name)
+	if status.ExitCode != 0 {
+		p.Fatalf("%s ended with %d: %s", name, status.ExitCode, said)
+	}
+	return said
+}
+
+// Returns what a container has written.
+func (p pod) said(name string) string {
 	text, err := os.ReadFile(filepath.Join(p.config.LogDirectory, name+".log"))
 	if err != nil {
 		p.Fatal(err)
@@ -255,9 +265,6 @@ func (p pod) output(name, image string, changed func(*cri.ContainerConfig), comm
 		if words := strings.SplitN(line, " ", 4); len(words) == 4 {
 			said.WriteString(words[3])
 		}
-	}
-	if status.ExitCode != 0 {
-		p.Fatalf("%s ended with %d: %s", name, status.ExitCode, &said)
 	}
 	return said.String()
 }

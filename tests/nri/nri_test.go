@@ -148,7 +148,7 @@ func TestPods(t *testing.T) {
 	}
 	n.part("arms, over a restart of the plugin", arms)
 	n.part("without the specification: plain", func(n *node) {
-		n.command(os.Getenv("JUMBO"), "cdi", "remove", "--dir", n.path("cdi"))
+		n.command(os.Getenv("JUMBO"), "cdi", "remove")
 		n.plain(n.heap("removed", "python", requested, nil))
 		n.says("test/removed/main starts plain", "hint:")
 		n.generate()
@@ -166,8 +166,9 @@ func TestPods(t *testing.T) {
 	})
 	n.part("plugin killed: plain", func(n *node) {
 		n.end(&n.plugin, syscall.SIGKILL)
-		n.plain(n.heap("no-plugin", "python", requested, nil))
+		n.plain(n.heap("killed-plugin", "python", requested, nil))
 	})
+	n.part("the containers of the DaemonSet", daemonSet)
 }
 
 // Six pods of one owner, of which the plugin sees three before its restart.
@@ -182,10 +183,11 @@ func arms(n *node) {
 		pod := n.pod(fmt.Sprintf("web-5d9c7b-%d", i), annotations)
 		defer n.delete(pod.id)
 		// As an init container does.
-		first := pod.output("init", "python", nil, "python3", "-c", "import os; print(os.environ['JUMBO_ARM'])")
+		first := pod.output("init", "python", nil, "python3", "-c",
+			"import os; print(os.environ['JUMBO_ARM'], 'libjumbo' in open('/proc/self/maps').read())")
 		id := pod.start("main", "python", nil, "sleep", "3600")
 		arm := n.arm(id)
-		if strings.TrimSpace(first) != arm {
+		if first != map[string]string{"covered": "covered True\n", "plain": "plain False\n"}[arm] {
 			n.Errorf("the containers of %s are in arms %q and %q", pod.config.Metadata.Name, first, arm)
 		}
 		count[arm]++
