@@ -153,9 +153,15 @@ static void run_pool(const char *action, uint32_t job, uint64_t pages, uint64_t 
 		sigset_t none;
 		sigemptyset(&none);
 		sigprocmask(SIG_SETMASK, &none, NULL);
-		/* A child that goes on is nobody's to wait for. */
+		/* init waits for a child that goes on. */
 		if (!is_waited && (setsid() < 0 || fork() != 0))
 			_exit(0);
+		/* slurmd's pipes and sockets are not its own. */
+		int null = open("/dev/null", O_RDWR);
+		for (int file = 0; file <= 2; file++)
+			dup2(null, file);
+		for (int file = 3; file < 1024; file++)
+			close(file);
 		execve(POOL, arguments, environment);
 		_exit(127);
 	}
