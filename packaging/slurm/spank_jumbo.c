@@ -175,9 +175,10 @@ static void run_pool(const char *action, uint32_t job, uint64_t pages, uint64_t 
 
 int slurm_spank_init(spank_t sp, int ac, char **av)
 {
+	(void)ac, (void)av;
 	if (spank_context() == S_CTX_SLURMD) {
 		/* slurmd may have been away while jobs ended. */
-		if (pool_max(ac, av) && !access(HOLDS, F_OK))
+		if (!access(HOLDS, F_OK))
 			run_pool("sweep", 0, 0, 0, 0);
 		return ESPANK_SUCCESS;
 	}
@@ -195,7 +196,7 @@ int slurm_spank_job_prolog(spank_t sp, int ac, char **av)
 		return ESPANK_SUCCESS;
 	/* The user's text ends here. */
 	uint64_t pages = pages_of(size), most = pool_max(ac, av);
-	if (pages)
+	if (pages && most)
 		run_pool("grow", job, pages, most, 1);
 	return ESPANK_SUCCESS;
 }
