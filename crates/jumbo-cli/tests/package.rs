@@ -104,6 +104,7 @@ fn a_clean_root_with_the_package_runs_the_readme_s_first_command() {
         "/usr/lib/systemd/system/jumbo-export.timer",
         "/usr/share/jumbo/grafana/jumbo.json",
         "/usr/share/jumbo/prometheus/jumbo.rules.yml",
+        "/usr/share/jumbo/slurm/spank_jumbo.c",
         "/usr/share/man/man1/jumbo-run.1.gz",
         "/usr/share/bash-completion/completions/jumbo",
         "/usr/share/doc/jumbo/docs/run.md",

@@ -64,6 +64,13 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
 
+    /// Print the environment that PROGRAM would get, and run nothing
+    ///
+    /// A line NAME=VALUE for each variable that jumbo sets. Without PROGRAM: for any program. See
+    /// docs/run.md
+    #[arg(long, conflicts_with_all = ["dry_run", "show_config"])]
+    print_env: bool,
+
     /// With --dry-run and --show-config: as JSON, for scripts
     ///
     /// The report as JSON is --report=json. See docs/report.md
@@ -75,7 +82,7 @@ pub(crate) struct Args {
 
     /// The program and its arguments
     #[arg(
-        required_unless_present = "show_config",
+        required_unless_present_any = ["show_config", "print_env"],
         trailing_var_arg = true,
         value_name = "PROGRAM"
     )]
@@ -94,6 +101,7 @@ pub(super) struct Settings {
     pub(super) free_asked: bool,
     pub(super) report: Option<Wanted>,
     pub(super) dry_run: bool,
+    pub(super) print_env: bool,
     pub(super) json: bool,
     pub(super) command: Vec<OsString>,
 }
@@ -143,6 +151,7 @@ impl Args {
             show_config: false,
             no_config: false,
             dry_run: false,
+            print_env: false,
             json: false,
             command,
         })
@@ -239,6 +248,7 @@ impl Settings {
         Ok(Self {
             json,
             dry_run: args.dry_run,
+            print_env: args.print_env,
             command: args.command,
             ..Self::of(args.options)?
         })

@@ -92,7 +92,8 @@ pub(super) fn show(args: &Args, entries: &[Entry]) -> anyhow::Result<()> {
             continue;
         };
         // These are about a run, and not options of one.
-        if ["help", "show-config", "no-config", "dry-run", "json"].contains(&name) {
+        let mut about = "help show-config no-config dry-run print-env json".split(' ');
+        if about.any(|about| about == name) {
             continue;
         }
         let file = entries.iter().rfind(|entry| entry.key == name);

@@ -1,6 +1,6 @@
-//! `--dry-run`: the plan, and nothing else.
+//! `--dry-run`: the plan, and nothing else. `--print-env`: the environment alone.
 
-use std::io;
+use std::io::{self, Write as _};
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::thp::Thp;
@@ -23,7 +23,7 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
         jumbo_inside::heap::thp_disabled(),
     );
     let changes = launch.changes(None);
-    let shown = if settings.json {
+    written(if settings.json {
         let environment: serde_json::Map<_, _> = changes
             .iter()
             .map(|(name, value)| {
@@ -48,7 +48,27 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
         let mut view = View::stdout();
         let described = describe(&mut view, settings, launch, &changes, &memory);
         described.and_then(|()| view.finish()).map_err(Into::into)
-    };
+    })
+}
+
+/// `--print-env`: the variables for a program that another command starts.
+pub(super) fn print_environment(launch: &Launch<'_>) -> Result<(), Failure> {
+    let mut lines = Vec::new();
+    for (name, value) in launch.changes(None) {
+        // Empty is as good as not set, for each of them.
+        let value = value.unwrap_or_default();
+        if value.contains(&b'\n') {
+            return Err(Failure::own(format!(
+                "cannot print {name} on one line: the value that it has contains a newline; hint: change it"
+            )));
+        }
+        lines.extend([name.as_bytes(), b"=", &value, b"\n"].concat());
+    }
+    written(view::Stdout::lock().write_all(&lines).map_err(Into::into))
+}
+
+/// That a reader needs no more is no failure.
+fn written(shown: anyhow::Result<()>) -> Result<(), Failure> {
     shown.or_else(|error| match view::is_broken_pipe(&error) {
         true => Ok(()),
         false => Err(Failure::own(view::in_words(&error))),

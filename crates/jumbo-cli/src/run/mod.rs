@@ -113,6 +113,10 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
         dry_run::print(&root, &settings, &launch)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if settings.print_env {
+        dry_run::print_environment(&launch)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if !settings.is_parent() {
         return Err(launch.exec());
     }

@@ -17,7 +17,7 @@ use jumbo_host::policy::{
 const HEADINGS: [(&str, &str); 7] = [
     (
         "Run",
-        "profile show_config no_config dry_run json no_follow",
+        "profile show_config no_config dry_run print_env json no_follow",
     ),
     ("Memory", "heap maps max_waste keep"),
     ("Pool", "pool overcommit warm"),

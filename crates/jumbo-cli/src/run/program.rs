@@ -34,15 +34,16 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Looks `command[0]` up as execvp(3) does, and at what it is. `is_child`: it will be one of this
-    /// process.
+    /// Looks `command[0]` up as execvp(3) does, and at what it is; without a command, one that LD_PRELOAD gets into.
+    /// `is_child`: it will be one of this process.
     pub(super) fn find(command: &[OsString], is_child: bool) -> Result<Self, Failure> {
-        let name = command.first().map(OsString::as_os_str).unwrap_or_default();
-        let path = search(name)?;
+        let name = command.first();
+        let path = name.map_or_else(|| Ok(PathBuf::new()), |name| search(name))?;
         let host = || Reach::on_base_pages(base_page(&Root::host()));
         let none = super::is_off().then_some(Reach::Off).or_else(host);
         let (binary, mut reach) = match none {
             Some(reach) => (path.clone(), reach),
+            None if name.is_none() => (path.clone(), Reach::Reached),
             None => examine(&path),
         };
         let is_container = || std::env::var_os(sandbox::CONTAINER).is_some();

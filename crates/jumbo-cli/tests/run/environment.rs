@@ -59,6 +59,39 @@ fn what_the_user_set_stays() {
 }
 
 #[test]
+fn print_env_has_the_variables_that_the_program_gets() {
+    let set_by_user = |jumbo: &mut Command, word| {
+        stdout(
+            jumbo
+                .env("LD_PRELOAD", "/lib/x86_64-linux-gnu/libc.so.6")
+                .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
+                .args(["run", "--max-waste=7"])
+                .args(word),
+        )
+    };
+    let printed = set_by_user(&mut jumbo(), &["--print-env"][..]);
+    let got = set_by_user(&mut jumbo(), &["env"][..]);
+    for line in printed.lines() {
+        assert!(got.lines().any(|other| other == line), "{line} of {got}");
+    }
+    let names = printed.lines().map(|line| line.split('=').next().unwrap());
+    let names: Vec<_> = names.collect();
+    assert_eq!(names, ["LD_PRELOAD", "JUMBO_ORDERS", "GLIBC_TUNABLES"]);
+
+    let print = || {
+        let mut print = jumbo();
+        print.args(["run", "--print-env"]);
+        print
+    };
+    assert_eq!(stdout(print().env("JUMBO", "off")), "");
+    let newline = print().env("LD_PRELOAD", "a\nb").output().unwrap();
+    assert_eq!(newline.status.code(), Some(125));
+    assert!(newline.stdout.is_empty());
+    let unknown = print().arg("--profile=unknown").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(125));
+}
+
+#[test]
 fn jumbo_under_jumbo_is_loaded_once() {
     let jumbo = env!("CARGO_BIN_EXE_jumbo");
     let with = environment(run(Mode::Exec).args([jumbo, "run", "--max-waste=9", "--"]));
