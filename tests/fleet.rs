@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::export::get;
 use crate::support::{Program, Ran, build, host, wait};
 
 fn compare(options: &[&str]) -> Ran {
@@ -124,8 +125,8 @@ fn a_fleet_in_prometheus_is_compared() {
     let config = folder.join("prometheus.yml");
     fs::write(&config, "global: {}\n").unwrap();
     // Free a moment ago: Prometheus does not say which one it took.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = port.local_addr().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+    let port = port.unwrap().to_string();
     let server = Program::new(prometheus)
         .arg(format!("--config.file={}", config.display()))
         .arg(format!(
@@ -136,10 +137,7 @@ fn a_fleet_in_prometheus_is_compared() {
         .start_plain();
     wait::until("Prometheus to be ready", wait::MOMENT, || {
         assert!(!server.has_ended(), "Prometheus has ended");
-        let mut stream = TcpStream::connect(port).ok()?;
-        stream.write_all(b"GET /-/ready HTTP/1.0\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
+        let answer = get(&port, "/-/ready").ok()?;
         answer.contains(" 200 ").then_some(())
     });
     let (url, end) = (format!("http://{port}/"), end.to_string());

@@ -89,7 +89,7 @@ impl Data {
     ) -> Result<(), Refused> {
         let refused = |column, why| Err(Refused { column, why });
         if !value.is_finite() || value < 0.0 {
-            return refused("value", format!("{value} is no number from 0 on"));
+            return refused("value", format!("{value} of {unit} is no number from 0 on"));
         }
         let known = self.units.entry(unit.to_owned()).or_insert(Unit {
             arm,

@@ -1,6 +1,6 @@
 //! Samples from the HTTP API of Prometheus: a range query for each metric.
 //!
-//! Without TLS, which would add more than 1 MiB to the command.
+//! Without TLS: that needs a cryptographic library, in a command that is one small file.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -166,7 +166,10 @@ impl Source {
                     #[expect(clippy::cast_possible_truncation, reason = "a time of today")]
                     let added = data.add(&unit, arm, *metric, (time * 1e3) as i64, value);
                     added.map_err(|Refused { why, .. }| {
-                        anyhow!("{url}: `{query}`: {unit}: {why}")
+                        anyhow!(
+                            "{url}: `{query}`: {why}\nhint: one series a pod, as by sum by ({})",
+                            self.unit.join(",")
+                        )
                     })?;
                 }
             }

@@ -103,18 +103,19 @@ fn verdict(it: &Compared, per_request: bool) -> Vec<String> {
         ..
     } = it.difference;
     let name = name(it.figure, per_request);
-    let [first, last] = [low, high].map(change);
+    // From the smaller to the larger: a larger ratio is a smaller change.
+    let [low, high] = [high, low].map(change);
     if !seen {
         return vec![format!(
-            "{name}: no difference seen ({last:+.1} to {first:+.1} %)."
+            "{name}: no difference seen ({low:+.1} to {high:+.1} %)."
         )];
     }
-    let (word, factor) = match ratio > 1.0 {
-        true => ("less", 1.0 - 1.0 / ratio),
-        false => ("more", 1.0 / ratio - 1.0),
+    let (word, factor, low, high) = match ratio > 1.0 {
+        true => ("less", 1.0 - 1.0 / ratio, -high, -low),
+        false => ("more", 1.0 / ratio - 1.0, low, high),
     };
     let mut lines = vec![format!(
-        "{name}: {} {word} ({last:+.1} to {first:+.1} %).",
+        "{name}: {} {word} ({low:.1} to {high:.1} %).",
         percent(factor).replace('\u{a0}', " ")
     )];
     if let Some(saving) = it.saving {

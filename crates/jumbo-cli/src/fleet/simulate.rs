@@ -12,7 +12,7 @@ use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};
 
 use super::data::{Arm, BLOCKS, Data, Figure};
-use super::statistics::{Shifts, mean, normal_quantile};
+use super::statistics::{MIN_PODS, Shifts, mean, normal_quantile};
 
 /// Drawn fleets for each row.
 const RUNS: u32 = 1000;
@@ -160,7 +160,10 @@ impl Plan {
         let shift = -(1.0 - effect).ln();
         let arm = pods / 2;
         let mut random = fastrand::Rng::with_seed(seed);
-        let pods_for = |variance: f64| 2.0 * (variance / needed(shift)).ceil();
+        let pods_for = |variance: f64| {
+            let arm = (variance / needed(shift)).ceil();
+            2.0 * arm.max(MIN_PODS as f64)
+        };
         let rest = needed(shift) * arm as f64 - spread.between.powi(2);
         let hours = (spread.hourly.powi(2) / rest).ceil().max(1.0);
         let hours = (rest > 0.0).then_some(hours);
