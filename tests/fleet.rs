@@ -179,7 +179,7 @@ fn a_fleet_in_prometheus_is_compared() {
         let saving = |index: usize| page["figures"][index]["saving"]["amount"].as_f64().unwrap();
         let memory = -0.05 * 1000.0 * 1.01 * f64::from(1 << 30);
         assert!((saving(2) / memory - 1.0).abs() < 0.05, "{page}");
-        assert!((30.0..50.0).contains(&saving(0)), "{page}");
+        assert!((3.0..4.5).contains(&saving(0)), "{page}");
     }
     // The second looks at all namespaces.
     let notes = |index: usize| pages[index]["notes"].to_string();
@@ -355,6 +355,8 @@ fn a_plan_is_the_same_for_a_seed() {
         few.contains("3 pods are too few") && few.contains("hint:"),
         "{few}"
     );
+    let many = refused(&["--simulate", "10000", "--pods-per-node", "2"]);
+    assert!(many.contains("20000 pods are too many"), "{many}");
     for wrong in [
         &["--simulate", "0"][..],
         &["--simulate", "20", "--effect", "0"],

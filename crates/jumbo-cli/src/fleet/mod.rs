@@ -31,6 +31,9 @@ use data::{Arm, Data, Figure, Value};
 use simulate::{Plan, Spread};
 use statistics::{Difference, MIN_PODS, Part, Saving};
 
+/// The most pods of a simulation, which takes some seconds with them.
+const MAX_PODS: usize = 10_000;
+
 /// The spread of CPU seconds per request that docs/fleet.md measures.
 const MEASURED: Spread = Spread {
     between: 0.027,
@@ -78,7 +81,8 @@ struct CompareArgs {
     prometheus: prometheus::Source,
 
     /// Pods of the whole fleet, for what it would save [default: those seen]
-    #[arg(long, value_name = "N", conflicts_with = "simulate", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", conflicts_with = "simulate",
+        value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
     pods: Option<NonZeroUsize>,
 
     /// Do not compare: say how many pods and hours it takes on NODES nodes
@@ -139,6 +143,11 @@ fn plan(args: &CompareArgs, nodes: u32, data: Option<&Data>) -> anyhow::Result<E
     if pods < 2 * MIN_PODS {
         bail!(
             "{pods} pods are too few: an arm needs {MIN_PODS}\nhint: more NODES, or --pods-per-node"
+        );
+    }
+    if pods > MAX_PODS {
+        bail!(
+            "{pods} pods are too many to be drawn\nhint: {MAX_PODS} of them see as much as it takes"
         );
     }
     let of = |figure, spread| Plan::of(figure, spread, args.effect / 100.0, pods, args.seed);
