@@ -190,7 +190,7 @@ fn ask(address: &str, request: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-fn get(address: &str, path: &str) -> std::io::Result<String> {
+pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
     ask(
         address,
         &format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"),

@@ -11,6 +11,7 @@
 //! - [`doors`]: calls by their name and by their number.
 //! - [`export`]: metrics, read by promtool and by Prometheus.
 //! - [`filters`]: programs that put a seccomp filter on themselves.
+//! - [`fleet`]: two arms of a fleet, in Prometheus and in a CSV.
 //! - [`free`]: large frees, with several threads and later.
 //! - [`hostile`]: programs that mean harm to a command that looks at them.
 //! - [`mappings`]: `mmap` and its kin.
@@ -32,6 +33,7 @@ mod bound;
 mod doors;
 mod export;
 mod filters;
+mod fleet;
 mod free;
 mod hostile;
 mod launcher;

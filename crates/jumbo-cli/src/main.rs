@@ -12,6 +12,7 @@ mod cdi;
 mod compare;
 mod doctor;
 mod export;
+mod fleet;
 mod kill;
 mod knobs;
 mod manual;
@@ -63,6 +64,7 @@ enum Command {
     Cdi(cdi::Args),
     Unit(unit::Args),
     Compare(compare::Args),
+    Fleet(fleet::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Rehearse(rehearse::Args),
@@ -123,6 +125,7 @@ fn command() -> ExitCode {
         Command::Cdi(args) => cdi::main(&args),
         Command::Unit(args) => unit::main(&args),
         Command::Compare(args) => compare::main(args),
+        Command::Fleet(args) => fleet::main(&args),
         Command::Bench(args) => bench::main(args),
         Command::Rehearse(args) => rehearse::main(&args),
         Command::Library(args) => run::library::main(&args),

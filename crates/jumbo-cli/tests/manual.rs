@@ -51,6 +51,8 @@ fn there_is_a_page_for_every_command() {
     for command in [
         "run",
         "compare",
+        "fleet",
+        "fleet-compare",
         "status",
         "doctor",
         "export",

@@ -22,6 +22,7 @@ use crate::run::unreached;
 use crate::signal::end_by;
 use crate::value::{interval, positive};
 use crate::view;
+pub(crate) use show::percent;
 
 /// Exit code: the program did something else with jumbo.
 const DIFFERS: u8 = 3;

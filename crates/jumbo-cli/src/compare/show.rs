@@ -171,7 +171,7 @@ fn slower(factor: f64, cpu: bool) -> String {
 }
 
 /// Two digits are all that such a measurement carries.
-fn percent(part: f64) -> String {
+pub(crate) fn percent(part: f64) -> String {
     match part * 100.0 {
         percent if percent < 9.95 => format!("{percent:.1}\u{a0}%"),
         percent => format!("{percent:.0}\u{a0}%"),

@@ -1,0 +1,277 @@
+//! Samples of a fleet: [`Data`], by unit, which is a pod or a job.
+//!
+//! Invariant: a unit is of one arm, and has at most one sample of a metric at a time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::statistics::{Part, mean};
+
+/// The arms of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Arm {
+    Plain,
+    /// `covered` in the annotation of the NRI plugin.
+    #[value(alias = "covered")]
+    Jumbo,
+    /// Plain once more, for the noise.
+    Aa,
+}
+
+impl fmt::Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.to_possible_value();
+        f.write_str(name.as_ref().map_or("", |name| name.get_name()))
+    }
+}
+
+impl Arm {
+    pub(super) fn of(name: &str) -> Option<Self> {
+        Self::from_str(name, false).ok()
+    }
+}
+
+/// Metrics by their names in a CSV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Metric {
+    CpuSecondsPerRequest,
+    /// CPU seconds a second.
+    Cores,
+    RequestsPerSecond,
+    P99Seconds,
+    MemoryBytes,
+}
+
+/// Figures that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Figure {
+    Cpu,
+    P99,
+    Memory,
+}
+
+impl Figure {
+    pub(super) const ALL: [Self; 3] = [Self::Cpu, Self::P99, Self::Memory];
+}
+
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub(super) arm: Arm,
+    /// By metric and by the time in milliseconds.
+    samples: BTreeMap<Metric, BTreeMap<i64, f64>>,
+}
+
+/// A reason to refuse a sample, and the column that has it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Refused {
+    pub(super) column: &'static str,
+    pub(super) why: String,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    pub(super) units: BTreeMap<String, Unit>,
+}
+
+impl Data {
+    pub(super) fn add(
+        &mut self,
+        unit: &str,
+        arm: Arm,
+        metric: Metric,
+        time_ms: i64,
+        value: f64,
+    ) -> Result<(), Refused> {
+        let refused = |column, why| Err(Refused { column, why });
+        if !value.is_finite() || value < 0.0 {
+            return refused("value", format!("{value} of {unit} is no number from 0 on"));
+        }
+        let known = self.units.entry(unit.to_owned()).or_insert(Unit {
+            arm,
+            samples: BTreeMap::new(),
+        });
+        if known.arm != arm {
+            let why = format!("{unit} was of another arm before; a unit stays in one arm");
+            return refused("arm", why);
+        }
+        let of_metric = known.samples.entry(metric).or_default();
+        match of_metric.insert(time_ms, value) {
+            Some(_) => refused("time", format!("{unit} has this metric twice at this time")),
+            None => Ok(()),
+        }
+    }
+
+    /// False where no unit tells its requests: CPU is then that of a pod, whatever it did.
+    pub(super) fn has_requests(&self) -> bool {
+        let mut units = self.units.values();
+        units.any(|unit| !unit.samples_of(Figure::Cpu, true).is_empty())
+    }
+
+    /// The values of one arm, one for each unit that has it, and the number of units that do not.
+    pub(super) fn values(&self, figure: Figure, arm: Arm) -> (Vec<Value>, usize) {
+        let (requests, (first, last)) = (self.has_requests(), self.span());
+        // One more than the last sample is the end of the last block.
+        let block = |time_ms| (time_ms - first) * BLOCKS / (last - first + 1);
+        let units = self.units.values().filter(|unit| unit.arm == arm);
+        let all: Vec<_> = units
+            .map(|unit| unit.value(figure, requests, block))
+            .collect();
+        let missing = all.iter().filter(|value| value.is_none()).count();
+        (all.into_iter().flatten().collect(), missing)
+    }
+
+    pub(super) fn count(&self, arm: Arm) -> usize {
+        self.units.values().filter(|unit| unit.arm == arm).count()
+    }
+
+    /// Hours from the first to the last sample.
+    pub(super) fn hours(&self) -> f64 {
+        let (first, last) = self.span();
+        (last - first) as f64 / MS_PER_HOUR
+    }
+
+    fn span(&self) -> (i64, i64) {
+        let series = self.units.values().flat_map(|unit| unit.samples.values());
+        let ends = series.filter_map(|it| Some((*it.keys().next()?, *it.keys().next_back()?)));
+        let widest = ends.reduce(|all, it| (all.0.min(it.0), all.1.max(it.1)));
+        widest.unwrap_or_default()
+    }
+}
+
+const MS_PER_HOUR: f64 = 3_600_000.0;
+
+/// Equal parts of the time of all samples, whose spread is that of a unit in time.
+pub(super) const BLOCKS: i64 = 8;
+
+/// A unit's value, over all of its time, and block by block.
+#[derive(Debug)]
+pub(super) struct Value {
+    pub(super) value: f64,
+    /// By the number of the block.
+    pub(super) blocks: Vec<(i64, f64)>,
+    /// For totals, where the resource is known.
+    pub(super) part: Option<Part>,
+}
+
+struct Sample {
+    time_ms: i64,
+    sum: f64,
+    weight: f64,
+}
+
+fn ratio(samples: &[Sample]) -> Option<f64> {
+    let sum: f64 = samples.iter().map(|sample| sample.sum).sum();
+    let ratio = sum / samples.iter().map(|sample| sample.weight).sum::<f64>();
+    (ratio.is_finite() && ratio > 0.0).then_some(ratio)
+}
+
+impl Unit {
+    fn plainly(&self, metric: Metric) -> Vec<Sample> {
+        let samples = self.samples.get(&metric).into_iter().flatten();
+        let sample = |(time_ms, sum): (&i64, &f64)| Sample {
+            time_ms: *time_ms,
+            sum: *sum,
+            weight: 1.0,
+        };
+        samples.map(sample).collect()
+    }
+
+    fn samples_of(&self, figure: Figure, has_requests: bool) -> Vec<Sample> {
+        let metric = match figure {
+            Figure::P99 => Metric::P99Seconds,
+            Figure::Memory => Metric::MemoryBytes,
+            Figure::Cpu if !has_requests => Metric::Cores,
+            Figure::Cpu if self.samples.contains_key(&Metric::CpuSecondsPerRequest) => {
+                Metric::CpuSecondsPerRequest
+            }
+            Figure::Cpu => {
+                // The ratio of the totals: a busy hour counts as much as it has requests.
+                let requests = self.samples.get(&Metric::RequestsPerSecond);
+                let mut both = self.plainly(Metric::Cores);
+                both.retain_mut(|sample| {
+                    let requests = requests.and_then(|it| it.get(&sample.time_ms));
+                    sample.weight = requests.copied().unwrap_or_default();
+                    requests.is_some()
+                });
+                return both;
+            }
+        };
+        self.plainly(metric)
+    }
+
+    /// `None` where there are no samples, or all are 0: an idle pod.
+    fn value(
+        &self,
+        figure: Figure,
+        has_requests: bool,
+        block: impl Fn(i64) -> i64,
+    ) -> Option<Value> {
+        let samples = self.samples_of(figure, has_requests);
+        let value = ratio(&samples)?;
+        let blocks = samples.chunk_by(|one, next| block(one.time_ms) == block(next.time_ms));
+        let numbered =
+            |samples: &[Sample]| Some((block(samples.first()?.time_ms), ratio(samples)?));
+        let resource = match figure {
+            Figure::Cpu => self.samples.get(&Metric::Cores),
+            Figure::Memory => self.samples.get(&Metric::MemoryBytes),
+            Figure::P99 => None,
+        };
+        let count = samples.len() as f64;
+        let weight = samples.iter().map(|sample| sample.weight).sum::<f64>() / count;
+        Some(Value {
+            value,
+            blocks: blocks.filter_map(numbered).collect(),
+            part: resource.map(|resource| Part {
+                sum: value * weight,
+                weight,
+                amount: mean(resource.values().copied()),
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_per_request_is_a_ratio_of_totals_and_a_pod_has_one_value() {
+        let mut data = Data::default();
+        for (hour, cores, requests) in [(0, 1.0, 10.0), (1, 4.0, 90.0)] {
+            let mut add =
+                |metric, value| data.add("a", Arm::Plain, metric, hour * 3_600_000, value);
+            add(Metric::Cores, cores).unwrap();
+            add(Metric::RequestsPerSecond, requests).unwrap();
+        }
+        // No requests are known of this time.
+        data.add("a", Arm::Plain, Metric::Cores, 7_200_000, 100.0)
+            .unwrap();
+        data.add("idle", Arm::Plain, Metric::Cores, 0, 0.0).unwrap();
+        let (values, missing) = data.values(Figure::Cpu, Arm::Plain);
+        assert_eq!((values.len(), missing), (1, 1));
+        assert_eq!(values[0].value, 0.05);
+        assert_eq!(values[0].blocks, [(0, 0.1), (3, 4.0 / 90.0)]);
+        assert_eq!(values[0].part.unwrap().amount, 35.0);
+        assert_eq!(data.hours(), 2.0);
+    }
+
+    #[test]
+    fn samples_that_contradict_are_refused() {
+        let mut data = Data::default();
+        let mut add = |arm, time, value| {
+            let added = data.add("a", arm, Metric::Cores, time, value);
+            added.map_err(|refused| refused.column)
+        };
+        assert_eq!(add(Arm::Plain, 1, 0.0), Ok(()));
+        assert_eq!(add(Arm::Plain, 1, 0.0), Err("time"));
+        assert_eq!(add(Arm::Jumbo, 2, 0.0), Err("arm"));
+        for value in [f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!(add(Arm::Plain, 3, value), Err("value"));
+        }
+    }
+}
