@@ -14,6 +14,7 @@ def environment():
     if not sys.argv[1].startswith("covered"):
         return {}
     command = [os.environ.get("JUMBO_COMMAND", "jumbo"), "run", "--print-env", "--json"]
+    command += ["--" + word for word in sys.argv[1].split() if "=" in word]
     return json.loads(subprocess.check_output(command))
 
 
@@ -42,7 +43,7 @@ def memory(pid):
         "pss": now["Pss:"],
         "peak": fields(f"/proc/{pid}/status")["VmHWM:"],
         "anonymous": now["Anonymous:"],
-        "huge": now["AnonHugePages:"] + now["ShmemPmdMapped:"],
+        "huge": now["AnonHugePages:"],
         "cpu": sum(map(int, times)) / os.sysconf("SC_CLK_TCK"),
     }
 
