@@ -11,20 +11,21 @@ from pathlib import Path
 
 from common import environment, say, warm
 
-REQUESTS = 400
+WORKERS, REQUESTS = 4, 400
 
 
 def application(environ, start_response):
     part = int(environ["PATH_INFO"].strip("/")) % 1000
     answer = " ".join(table[key] for key in range(part, ROWS, 1000))
-    start_response("200 OK", [("Content-Length", str(len(answer)))])
+    start_response("200 OK", [("Content-Length", str(len(answer))), ("Worker", str(os.getpid()))])
     return [answer.encode()]
 
 
 def get(port, part):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", f"/{part}")
-    return len(connection.getresponse().read())
+    answer = connection.getresponse()
+    return int(answer.headers["Worker"]), len(answer.read())
 
 
 def main():
@@ -33,23 +34,20 @@ def main():
         port = free.getsockname()[1]
     warm()
     options = ["--preload"] if sys.argv[1].endswith("preload") else []
-    command = [Path(sys.executable).with_name("gunicorn"), "--workers=4", f"--bind=127.0.0.1:{port}"]
+    command = [Path(sys.executable).with_name("gunicorn"), f"--workers={WORKERS}", f"--bind=127.0.0.1:{port}"]
     command += ["--log-level=error", *options, "gunicorn_heap:application"]
     here = Path(__file__).parent
     start = time.monotonic()
     with subprocess.Popen(command, cwd=here, env=os.environ | environment()) as server:
         try:
-            while time.monotonic() < start + 60:
+            pids = set()
+            while len(pids) < WORKERS and time.monotonic() < start + 60:
                 try:
-                    get(port, 0)
-                    break
+                    pids.add(get(port, 0)[0])
                 except OSError:
                     time.sleep(0.02)
-            total = sum(get(port, part) for part in range(REQUESTS))
-            children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
-            pids = children.read_text().split()
-            seconds = time.monotonic() - start
-            say(seconds, map(int, pids), total)
+            total = sum(get(port, part)[1] for part in range(REQUESTS))
+            say(time.monotonic() - start, pids, total)
         finally:
             server.send_signal(signal.SIGTERM)
 
