@@ -57,3 +57,12 @@ fn what_the_program_takes_from_huge_pages_is_not_advised_again() {
     // Between the last look and the advice there is a system call's time.
     assert!(ran.number("after") <= 1, "{ran:?}");
 }
+
+/// A block that lies in two mappings cannot be huge. The scans end all the same.
+#[test]
+fn what_the_kernel_refuses_to_collapse_is_not_tried_for_ever() {
+    let files = compile(&[Source::C("two_mappings", &[])]);
+    let ran = Program::new(files.path("two_mappings")).jumbo().ok();
+    // Of a second. Trying took 300.
+    assert!(ran.number("idle") <= 100, "{ran:?}");
+}

@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["dry_run", "show_config"])]
     print_env: bool,
 
-    /// With --dry-run and --show-config: as JSON, for scripts
+    /// With --dry-run, --print-env, --show-config: as JSON, for scripts
     ///
     /// The report as JSON is --report=json. See docs/report.md
     #[arg(long)]
@@ -228,9 +228,9 @@ impl Settings {
     }
 
     pub(super) fn new(args: Args) -> Result<Self, Failure> {
-        if args.json && !args.dry_run {
+        if args.json && !args.dry_run && !args.print_env {
             return Err(usage(String::from(
-                "--json is for --dry-run and --show-config; hint: a report as JSON is --report=json",
+                "--json is for --dry-run, --print-env and --show-config; hint: a report as JSON is --report=json",
             )));
         }
         // A typed --report=json makes --dry-run print JSON, the report of a profile does not.

@@ -52,11 +52,23 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
 }
 
 /// `--print-env`: the variables for a program that another command starts.
-pub(super) fn print_environment(launch: &Launch<'_>) -> Result<(), Failure> {
+pub(super) fn print_environment(launch: &Launch<'_>, json: bool) -> Result<(), Failure> {
+    let variables = launch.variables();
+    if json {
+        let text = variables.into_iter().map(|(name, value)| {
+            let value = String::from_utf8(value).map_err(|error| {
+                let value = error.as_bytes().escape_ascii();
+                Failure::own(format!(
+                    "cannot print {name}={value} as JSON: it is not UTF-8; hint: leave --json out"
+                ))
+            })?;
+            Ok((name.to_owned(), json!(value)))
+        });
+        let text = text.collect::<Result<serde_json::Map<_, _>, Failure>>()?;
+        return written(view::json(&text));
+    }
     let mut lines = Vec::new();
-    for (name, value) in launch.changes(None) {
-        // Empty is as good as not set, for each of them.
-        let value = value.unwrap_or_default();
+    for (name, value) in variables {
         if value.contains(&b'\n') {
             return Err(Failure::own(format!(
                 "cannot print {name} on one line: the value that it has contains a newline; hint: change it"

@@ -123,6 +123,21 @@ impl<'a> Launch<'a> {
         changes
     }
 
+    /// The variables for a program that another command starts.
+    pub(super) fn variables(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let mut variables = Vec::new();
+        let changes = self.changes(None);
+        // It stays as it is where the library is in it, and another command may start programs without it.
+        let kept = inherited("LD_PRELOAD").filter(|_| {
+            self.library.is_some() && changes.iter().all(|(name, _)| *name != "LD_PRELOAD")
+        });
+        variables.extend(kept.map(|value| ("LD_PRELOAD", value)));
+        // Empty is as good as not set, for each of them.
+        let changes = changes.into_iter();
+        variables.extend(changes.map(|(name, value)| (name, value.unwrap_or_default())));
+        variables
+    }
+
     /// Becomes the program; returns only where that fails.
     pub(super) fn exec(&self) -> Failure {
         match self.image(None) {

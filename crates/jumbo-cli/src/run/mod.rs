@@ -114,7 +114,7 @@ fn run(args: Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if settings.print_env {
-        dry_run::print_environment(&launch)?;
+        dry_run::print_environment(&launch, settings.json)?;
         return Ok(ExitCode::SUCCESS);
     }
     if !settings.is_parent() {

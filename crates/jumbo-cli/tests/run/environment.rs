@@ -84,6 +84,22 @@ fn print_env_has_the_variables_that_the_program_gets() {
         print
     };
     assert_eq!(stdout(print().env("JUMBO", "off")), "");
+    assert_eq!(stdout(print().arg("--json").env("JUMBO", "off")), "{}\n");
+    for options in [&[][..], &["--max-waste=2", "--heap=glibc"]] {
+        let json = stdout(print().arg("--json").args(options));
+        let variables: BTreeMap<String, String> = serde_json::from_str(&json).unwrap();
+        let lines = variables
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"));
+        let printed = stdout(print().args(options));
+        assert!(lines.clone().all(|line| printed.contains(&line)), "{json}");
+        assert_eq!(lines.count(), printed.lines().count());
+        // A program that has them prints the same.
+        assert_eq!(
+            stdout(print().arg("--json").args(options).envs(&variables)),
+            json
+        );
+    }
     let newline = print().env("LD_PRELOAD", "a\nb").output().unwrap();
     assert_eq!(newline.status.code(), Some(125));
     assert!(newline.stdout.is_empty());

@@ -401,7 +401,13 @@ impl Scan<'_> {
                 let answer = self.collapse(&(block..block + 1));
                 let seen = BLOCKS.seen(block);
                 if answer.is_err() && matches!(seen.state(), State::Huge { .. }) {
-                    find(block, seen, State::Waiting);
+                    // The kernel does not take it, since it lies in two mappings, say: as one that waits it would be
+                    // found filled, and tried, by each scan from now on.
+                    let now = match answer {
+                        Err(Errno::INVAL) => State::Untracked,
+                        _ => State::Waiting,
+                    };
+                    find(block, seen, now);
                 }
                 if answer == Err(Errno::NOMEM) {
                     return None;
