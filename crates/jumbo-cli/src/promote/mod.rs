@@ -13,7 +13,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use jumbo::units::Bytes;
 use jumbo_host::kernel::{Root, cgroup, task};
-use jumbo_host::promote::{Outcome, Pace, Plan, Reach, Refusal, Split, Target, Wish, promote, split};
+use jumbo_host::promote::{
+    Outcome, Pace, Plan, Reach, Refusal, Split, Target, Wish, promote, split,
+};
 use jumbo_host::status;
 use jumbo_inside::orders::MaxWaste;
 use rustix::time::{ClockId, clock_gettime};
@@ -59,8 +61,13 @@ pub(crate) struct Args {
     follow: bool,
 
     /// Memory to collapse a second; 0: as fast as it goes
-    #[arg(long, value_name = "SIZE", default_value = "256M", conflicts_with = "undo",
-        allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "256M",
+        conflicts_with = "undo",
+        allow_hyphen_values = true
+    )]
     rate: Bytes,
 
     /// The memory that blocks may be filled up with, in percent of the resident memory (16M at least; 0: none)
@@ -171,7 +178,10 @@ fn named(root: &Root, args: &Args) -> anyhow::Result<Vec<u32>> {
     for text in &args.processes {
         let found = status::find(root, text)?;
         let is_number = text.parse::<u32>().is_ok();
-        let found: Vec<_> = found.into_iter().filter(|pid| is_number || *pid != own).collect();
+        let found: Vec<_> = found
+            .into_iter()
+            .filter(|pid| is_number || *pid != own)
+            .collect();
         if found.is_empty() && !is_number {
             bail!(
                 "no process is `{text}`, neither by PID nor by name\n\
@@ -262,14 +272,23 @@ fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode
         let mut page = Page::default();
         let (mut is_any_left, mut has_grown) = (false, false);
         for pid in all.iter().copied() {
-            let done = one(root, pid, args, spent.get(&pid).copied().unwrap_or_default(), &mut watch);
+            let done = one(
+                root,
+                pid,
+                args,
+                spent.get(&pid).copied().unwrap_or_default(),
+                &mut watch,
+            );
             is_any_left |= done.refusal.is_none();
             any |= done.refusal.is_none();
             if let Some(outcome) = &done.outcome {
                 *spent.entry(pid).or_default() += outcome.cost;
                 has_grown |= outcome.obtained > Bytes(0);
             }
-            let is_news = done.outcome.as_ref().is_some_and(|outcome| outcome.planned > Bytes(0));
+            let is_news = done
+                .outcome
+                .as_ref()
+                .is_some_and(|outcome| outcome.planned > Bytes(0));
             if is_news || done.refusal.is_some() && !done.gone && refused.insert(pid) {
                 page.processes.push(done);
             }
@@ -281,9 +300,15 @@ fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode
         if !is_any_left || watch.ended_by().is_some() {
             break;
         }
-        interval = if has_grown { SHORTEST } else { (interval * 2).min(LONGEST) };
+        interval = if has_grown {
+            SHORTEST
+        } else {
+            (interval * 2).min(LONGEST)
+        };
         let share = (cpu_time().saturating_sub(began)) * (CPU_PARTS - 1);
-        watch.rest(interval.max(share), || all.iter().any(|pid| lives(root, *pid)));
+        watch.rest(interval.max(share), || {
+            all.iter().any(|pid| lives(root, *pid))
+        });
     }
     match watch.finish() {
         Some(signal) => Ok(end_by(signal)),

@@ -69,9 +69,17 @@ fn promoted(
         view.lines(of_kind(*kind, part).map(|line| format!("  {line}")))?;
     }
     if !plan.is_empty() {
-        let bound = plan.bound.map(|bound| format!(", of {bound} allowed (--max-waste)"));
-        let cost = done.outcome.as_ref().map_or(plan.cost, |outcome| outcome.cost);
-        view.line(format!("  takes {cost} more memory{}", bound.unwrap_or_default()))?;
+        let bound = plan
+            .bound
+            .map(|bound| format!(", of {bound} allowed (--max-waste)"));
+        let cost = done
+            .outcome
+            .as_ref()
+            .map_or(plan.cost, |outcome| outcome.cost);
+        view.line(format!(
+            "  takes {cost} more memory{}",
+            bound.unwrap_or_default()
+        ))?;
     }
     if let Some(fallback) = &reach.fallback {
         view.line(format!("  by {method}, since {fallback}"))?;
@@ -86,22 +94,36 @@ fn of_kind(kind: Kind, part: &Part) -> impl Iterator<Item = String> {
     let share = percent(part.huge, part.resident);
     let first = match part.resident {
         Bytes(0) => format!("{}: none resident", kind.name()),
-        resident => format!("{}: {resident} resident, {share} of it huge before", kind.name()),
+        resident => format!(
+            "{}: {resident} resident, {share} of it huge before",
+            kind.name()
+        ),
     };
     let left: Vec<_> = part.left.iter().collect();
-    let left = left.into_iter().map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason)));
+    let left = left
+        .into_iter()
+        .map(|(reason, bytes)| format!("  {bytes} stay {}", left_out(reason)));
     std::iter::once(first).chain(left.collect::<Vec<_>>())
 }
 
 fn not_obtained(outcome: &Outcome) -> Vec<String> {
     let mut lines = Vec::new();
     if outcome.changed > Bytes(0) {
-        lines.push(format!("{} unmapped, emptied or huge by their turn", outcome.changed));
+        lines.push(format!(
+            "{} unmapped, emptied or huge by their turn",
+            outcome.changed
+        ));
     }
     for failure in &outcome.failures {
-        let first = failure.ranges.first().map(|at| format!(", first at {at:#x}"));
+        let first = failure
+            .ranges
+            .first()
+            .map(|at| format!(", first at {at:#x}"));
         let (errno, reason, first) = (failure.errno, failure.reason, first.unwrap_or_default());
-        lines.push(format!("{} refused: {errno}, {reason}{first}", failure.bytes));
+        lines.push(format!(
+            "{} refused: {errno}, {reason}{first}",
+            failure.bytes
+        ));
     }
     for (pause, seconds) in &outcome.paused {
         let waited = duration(Duration::from_secs_f64(*seconds));
@@ -110,7 +132,12 @@ fn not_obtained(outcome: &Outcome) -> Vec<String> {
     if outcome.ended {
         lines.push(String::from("it ended meanwhile, or runs another program"));
     }
-    lines.extend(outcome.stopped.as_ref().map(|why| format!("the rest was not tried: {why}")));
+    lines.extend(
+        outcome
+            .stopped
+            .as_ref()
+            .map(|why| format!("the rest was not tried: {why}")),
+    );
     lines
 }
 

@@ -61,7 +61,10 @@ impl Watch {
         self.bar.finish_and_clear();
         while started.elapsed() < time && is_any_left() {
             let left = time.saturating_sub(started.elapsed()).min(LOOK);
-            let mut ready = [PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
+            let mut ready = [PollFd::from_borrowed_fd(
+                self.signals.as_fd(),
+                PollFlags::IN,
+            )];
             let _ = poll(&mut ready, Some(left));
             if self.is_asked() {
                 return;
@@ -73,7 +76,9 @@ impl Watch {
         while let Ok(Some(signal)) = self.signals.next() {
             match signal.number {
                 libc::SIGCHLD | libc::SIGCONT | libc::SIGWINCH | libc::SIGURG | libc::SIGPIPE => {}
-                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => self.signals.stop_by(signal.number),
+                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => {
+                    self.signals.stop_by(signal.number)
+                }
                 number => self.ended_by = Some(number),
             }
         }
@@ -86,7 +91,8 @@ impl Watcher for Watch {
         self.bar.set_length(progress.of.0 >> 20);
         self.bar.set_position(progress.done.0 >> 20);
         let pause = progress.pause.map(|pause| format!(", waits: {pause}"));
-        self.bar.set_message(format!("{}{}", self.name, pause.unwrap_or_default()));
+        self.bar
+            .set_message(format!("{}{}", self.name, pause.unwrap_or_default()));
         match self.is_asked() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),

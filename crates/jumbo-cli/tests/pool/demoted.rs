@@ -29,9 +29,15 @@ fn the_plan_says_what_becomes_of_the_pages() {
     let many = fake.jumbo(&["demote", "1G", "2", "--dry-run"]);
     assert_eq!(many.status.code(), Some(1));
     let text = stderr(&many);
-    assert!(text.contains("cannot split 2 pages of 1G: 1 free"), "{text}");
+    assert!(
+        text.contains("cannot split 2 pages of 1G: 1 free"),
+        "{text}"
+    );
     let small = fake.jumbo(&["demote", "2M", "1"]);
-    assert!(stderr(&small).contains("does not split 2M pages"), "{small:?}");
+    assert!(
+        stderr(&small).contains("does not split 2M pages"),
+        "{small:?}"
+    );
     assert_eq!(fake.everything(), before);
 }
 
@@ -76,7 +82,10 @@ fn a_large_page_of_this_host_is_split_and_comes_back() {
     match undone.status.code() {
         Some(0) => assert_eq!(large().unwrap().trim(), one_more.to_string()),
         Some(3) => {
-            assert!(stderr(&undone).contains("not all of it could be put back"), "{undone:?}");
+            assert!(
+                stderr(&undone).contains("not all of it could be put back"),
+                "{undone:?}"
+            );
             host.ok(&["demote", "1G", "--undo", "--force"]);
         }
         other => panic!("{other:?}: {undone:?}"),

@@ -159,7 +159,12 @@ pub fn demote(
     if by > has {
         let place = node.map_or(String::new(), |node| format!(" on node {node}"));
         let size = pool.size;
-        return Err(PlanError::TooFewFree { size, by, has, place });
+        return Err(PlanError::TooFewFree {
+            size,
+            by,
+            has,
+            place,
+        });
     }
     let mut writes = knobs::Plan::new(Group::pool(pool.size));
     if by > Pages(0) {

@@ -114,7 +114,9 @@ impl Pace {
     /// How many huge pages can be had without moving memory, less those that the host should keep.
     pub(super) fn free_pages(&self, huge: PageSize) -> u64 {
         let zones = Zone::read_all(&self.root).unwrap_or_default();
-        let whole = zones.iter().filter_map(|zone| zone.whole(huge, base_page(&self.root)));
+        let whole = zones
+            .iter()
+            .filter_map(|zone| zone.whole(huge, base_page(&self.root)));
         let free: u64 = whole.map(|pages| pages.0).sum();
         free.saturating_sub(self.scarce.0 / huge.bytes())
     }

@@ -250,7 +250,8 @@ impl Survey<'_> {
             }
         };
         let is_file = kind != Kind::Heap && mapping.inode != 0;
-        let misplaced = (mapping.start.wrapping_sub(mapping.offset)) % self.pmd as u64 != 0;
+        let place = mapping.start.wrapping_sub(mapping.offset);
+        let misplaced = !place.is_multiple_of(self.pmd as u64);
         let is_sparse = mapping.rss.0 < mapping.size().0 / FULL_PART;
         let reason = match () {
             () if pages > self.base || rest == Bytes(0) => return Ok(()),
@@ -340,7 +341,8 @@ impl Survey<'_> {
         let range = at..at + self.pmd;
         let mut is_huge = false;
         if self.scans {
-            self.pagemap.walk(range.clone(), |_, found| is_huge |= found.huge)?;
+            self.pagemap
+                .walk(range.clone(), |_, found| is_huge |= found.huge)?;
         }
         Ok(Fill {
             present: self.pagemap.present(range.clone(), self.base)?,
@@ -381,7 +383,7 @@ mod tests {
     fn the_bound_is_a_share_and_sixteen_mebibytes_at_least() {
         let percent = |percent, mib: u64| bound(MaxWaste::Percent(percent), Bytes(mib << 20));
         assert_eq!(percent(5, 100), Some(FLOOR));
-        assert_eq!(percent(5, 1000).unwrap().0 >> 20, 49);
+        assert_eq!(percent(5, 1000).unwrap().0 >> 20, 50);
         assert_eq!(percent(0, 1000), Some(Bytes(0)));
         assert_eq!(bound(MaxWaste::Unbounded, Bytes(1)), None);
     }

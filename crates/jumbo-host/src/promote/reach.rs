@@ -143,13 +143,18 @@ fn why_not_advised(errno: Errno) -> String {
     };
     let missing: Vec<_> = [
         lacks(CapabilitySet::SYS_NICE, "CAP_SYS_NICE"),
-        lacks(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE, if it is another user's"),
+        lacks(
+            CapabilitySet::SYS_PTRACE,
+            "CAP_SYS_PTRACE, if it is another user's",
+        ),
     ]
     .into_iter()
     .flatten()
     .collect();
     match missing.as_slice() {
-        [] => format!("process_madvise: {errno}; CAP_SYS_NICE counts in the first user namespace alone"),
+        [] => format!(
+            "process_madvise: {errno}; CAP_SYS_NICE counts in the first user namespace alone"
+        ),
         missing => format!("process_madvise takes {}", missing.join(", and ")),
     }
 }
@@ -162,7 +167,10 @@ fn why_not_traced(target: &Target) -> Option<String> {
     };
     if standing.tracer != 0 {
         let name = task::name(root, standing.tracer).unwrap_or_default();
-        return Some(format!("ptrace: process {} ({name}) traces it", standing.tracer));
+        return Some(format!(
+            "ptrace: process {} ({name}) traces it",
+            standing.tracer
+        ));
     }
     if task::is_filtered(root, pid).unwrap_or(false) {
         let why = "ptrace: it is under seccomp, which would see the call and may kill for it";

@@ -80,7 +80,9 @@ pub fn split(
             end = Some(String::from("interrupted"));
             break;
         }
-        let now = addresses.get(..BATCH.min(addresses.len())).unwrap_or_default();
+        let now = addresses
+            .get(..BATCH.min(addresses.len()))
+            .unwrap_or_default();
         let advised = reach.advise(target, now, What::Cold, base);
         let reached = advised.answers.len();
         addresses.drain(..reached);

@@ -92,7 +92,10 @@ impl Outcome {
 
     pub(super) fn refused(&mut self, address: u64, bytes: Bytes, errno: Errno) {
         let (name, reason) = in_words(errno);
-        let found = self.failures.iter().position(|failure| failure.errno == name);
+        let found = self
+            .failures
+            .iter()
+            .position(|failure| failure.errno == name);
         let at = found.unwrap_or(self.failures.len());
         if at == self.failures.len() {
             self.failures.push(Failure {
@@ -114,8 +117,14 @@ impl Outcome {
 /// What MADV_COLLAPSE means by an errno (madvise(2)).
 fn in_words(errno: Errno) -> (&'static str, &'static str) {
     match errno {
-        Errno::AGAIN => ("EAGAIN", "pages were locked, pinned or in use for I/O: try again later"),
-        Errno::NOMEM => ("ENOMEM", "no huge page was to be had, or the range is unmapped"),
+        Errno::AGAIN => (
+            "EAGAIN",
+            "pages were locked, pinned or in use for I/O: try again later",
+        ),
+        Errno::NOMEM => (
+            "ENOMEM",
+            "no huge page was to be had, or the range is unmapped",
+        ),
         Errno::BUSY => ("EBUSY", "the memory cgroup is at its limit"),
         Errno::INVAL => (
             "EINVAL",
@@ -175,7 +184,10 @@ pub fn promote(
             stopped = Some(String::from(why));
             break;
         }
-        let count = reach.at_once().min(blocks.len()).min(usize::try_from(free).unwrap_or(1));
+        let count = reach
+            .at_once()
+            .min(blocks.len())
+            .min(usize::try_from(free).unwrap_or(1));
         let (now, _) = blocks.split_at(count);
         match work.step(now) {
             Ok(done) => {
@@ -276,7 +288,8 @@ impl Work<'_> {
 
     fn advise(&self, addresses: &[u64]) -> crate::kernel::remote::Advised {
         let length = size(self.huge);
-        self.reach.advise(self.target, addresses, What::Collapse, length)
+        self.reach
+            .advise(self.target, addresses, What::Collapse, length)
     }
 
     /// Counts blocks that are not worth it any more. A process of which all are gone has ended, or runs

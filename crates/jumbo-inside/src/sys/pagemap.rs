@@ -88,7 +88,11 @@ impl Pagemap {
     ///
     /// # Errors
     /// ENOTTY: a kernel without it.
-    pub fn walk(&self, range: Range<usize>, mut visit: impl FnMut(Range<usize>, Found)) -> Result<()> {
+    pub fn walk(
+        &self,
+        range: Range<usize>,
+        mut visit: impl FnMut(Range<usize>, Found),
+    ) -> Result<()> {
         const RUNS: usize = 64;
         let (mut start, end) = (range.start as u64, range.end as u64);
         while start < end {

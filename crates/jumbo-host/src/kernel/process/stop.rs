@@ -62,9 +62,7 @@ impl Stop {
     pub fn detach(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::detach(thread, signal),
-            Self::Group(_) | Self::Trap | Self::Exit | Self::Call => {
-                ptrace::detach(thread, 0)
-            },
+            Self::Group(_) | Self::Trap | Self::Exit | Self::Call => ptrace::detach(thread, 0),
         }
     }
 }

@@ -26,6 +26,7 @@ pub(super) struct Held {
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use super::*;
+    use crate::kernel::remote::errno;
 
     /// `syscall`.
     const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
@@ -39,7 +40,10 @@ mod machine {
     impl Held {
         /// Takes the registers of a thread that is stopped on its way out of the kernel. `vdso` is where
         /// the instruction may be.
-        pub(in super::super) fn take(thread: Pid, vdso: Option<u64>) -> std::result::Result<Self, End> {
+        pub(in super::super) fn take(
+            thread: Pid,
+            vdso: Option<u64>,
+        ) -> std::result::Result<Self, End> {
             let gone = |_| End::Gone;
             let own = ptrace::registers(thread).map_err(gone)?;
             let mut own = own.filter(|own| own.cs == USER_CODE).ok_or(End::Narrow)?;
@@ -56,7 +60,11 @@ mod machine {
             if own.rax == EINTR && own.orig_rax != NO_CALL && can_begin_again(own.orig_rax) {
                 own.rax = AGAIN_WITHOUT_HANDLER;
             }
-            Ok(Self { thread, own, instruction })
+            Ok(Self {
+                thread,
+                own,
+                instruction,
+            })
         }
 
         /// Has the thread make the call next.
@@ -77,7 +85,7 @@ mod machine {
             let registers = ptrace::registers(self.thread)?.ok_or(Errno::IO)?;
             Ok(match i32::try_from(registers.rax.wrapping_neg()) {
                 Ok(0) => Ok(()),
-                Ok(errno) => Err(Errno::from_raw_os_error(errno)),
+                Ok(number) => Err(errno(number)),
                 Err(_) => Err(Errno::IO),
             })
         }
@@ -128,7 +136,10 @@ mod machine {
             Ok(sequence) => sequence,
             Err(_) => return true,
         };
-        match (peek(sequence.wrapping_add(8)), peek(sequence.wrapping_add(16))) {
+        match (
+            peek(sequence.wrapping_add(8)),
+            peek(sequence.wrapping_add(16)),
+        ) {
             (Ok(start), Ok(length)) => at.wrapping_sub(start as u64) < length as u64,
             _ => true,
         }
@@ -136,7 +147,8 @@ mod machine {
 
     /// The offset of the instruction in `code`.
     pub(in super::super) fn find(code: &[u8]) -> Option<usize> {
-        code.windows(INSTRUCTION.len()).position(|bytes| bytes == INSTRUCTION)
+        code.windows(INSTRUCTION.len())
+            .position(|bytes| bytes == INSTRUCTION)
     }
 }
 

@@ -105,7 +105,7 @@ impl End {
     }
 
     fn decode([code, value]: [i32; 2]) -> Self {
-        let errno = Errno::from_raw_os_error(value);
+        let errno = errno(value);
         match code {
             1 => Self::Done,
             2 => Self::Gone,
@@ -120,6 +120,14 @@ impl End {
             11 => Self::Unsupported,
             _ => Self::Failed(errno),
         }
+    }
+}
+
+/// The errno of a number that the kernel, or the child, gave; EIO where it is none.
+fn errno(number: i32) -> Errno {
+    match number {
+        1..4096 => Errno::from_raw_os_error(number),
+        _ => Errno::IO,
     }
 }
 
@@ -199,7 +207,7 @@ fn collect(child: Pid, pipe: OwnedFd) -> Advised {
         }
         match message.map(i32::from_ne_bytes) {
             [ANSWER, 0] => answers.push(Ok(())),
-            [ANSWER, errno] => answers.push(Err(Errno::from_raw_os_error(errno))),
+            [ANSWER, number] => answers.push(Err(errno(number))),
             other => end = End::decode(other),
         }
     }

@@ -54,7 +54,9 @@ pub(super) fn pick(root: &Root, process: Pid) -> Result<Pid, End> {
         last = Instant::now();
         let names = root.list(format!("proc/{process}/task"));
         let names = names.map_err(|_| End::Gone)?;
-        let threads = names.iter().filter_map(|name| Pid::from_raw(name.parse().ok()?));
+        let threads = names
+            .iter()
+            .filter_map(|name| Pid::from_raw(name.parse().ok()?));
         for thread in threads.take(MAX_THREADS) {
             let place = place(root, process, thread);
             let waits = (place == Place::Limited).then(|| waits(root, process, thread));
@@ -105,16 +107,18 @@ pub(super) fn place(root: &Root, process: Pid, thread: Pid) -> Place {
 }
 
 /// The same by number and arguments.
-fn place_in(
-    number: i64,
-    argument: impl Fn(usize) -> u64,
-    is_pipe: impl Fn(u64) -> bool,
-) -> Place {
+fn place_in(number: i64, argument: impl Fn(usize) -> u64, is_pipe: impl Fn(u64) -> bool) -> Place {
     const FUTEX_WAIT: u64 = 0;
     const FUTEX_WAIT_BITSET: u64 = 9;
     const FUTEX_COMMAND: u64 = 0x7f;
     const SIGN: u64 = 1 << 31;
-    let limited = |is_limited| if is_limited { Place::Limited } else { Place::Exact };
+    let limited = |is_limited| {
+        if is_limited {
+            Place::Limited
+        } else {
+            Place::Exact
+        }
+    };
     match number {
         libc::SYS_futex => match argument(1) & FUTEX_COMMAND {
             FUTEX_WAIT | FUTEX_WAIT_BITSET => Place::Exact,
@@ -170,7 +174,10 @@ mod tests {
         assert_eq!(at(libc::SYS_epoll_pwait, &[3, 1, 1, 100]), Place::Limited);
         let forever = u64::from(u32::MAX);
         assert_eq!(at(libc::SYS_epoll_pwait, &[3, 1, 1, forever]), Place::Exact);
-        assert_eq!(at(libc::SYS_epoll_pwait, &[3, 1, 1, u64::MAX]), Place::Exact);
+        assert_eq!(
+            at(libc::SYS_epoll_pwait, &[3, 1, 1, u64::MAX]),
+            Place::Exact
+        );
         assert_eq!(at(libc::SYS_epoll_pwait2, &[3, 1, 1, 0]), Place::Exact);
         assert_eq!(at(libc::SYS_rt_sigtimedwait, &[1, 1, 9]), Place::Limited);
     }

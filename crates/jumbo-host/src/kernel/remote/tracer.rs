@@ -43,12 +43,11 @@ pub(super) fn serve(
     let answer = |answer: Result<(), Errno>| {
         say([ANSWER, answer.err().map_or(0, Errno::raw_os_error)]);
     };
-    let end = trace(root, (process, pidfd), addresses, advice, hold, answer).unwrap_or_else(|end| end);
+    let end =
+        trace(root, (process, pidfd), addresses, advice, hold, answer).unwrap_or_else(|end| end);
     say(end.encode());
     // SAFETY: ends this process without running what its parent registered for its own exit.
-    unsafe {
-        libc::_exit(0)
-    }
+    unsafe { libc::_exit(0) }
 }
 
 fn trace(
@@ -194,6 +193,7 @@ fn vdso(root: &Root, process: Pid) -> Option<u64> {
     let mut code = vec![0; length];
     std::os::unix::fs::FileExt::read_exact_at(&memory, &mut code, own.start).ok()?;
     let offset = find(&code)?;
-    let theirs = range(&Smaps::read_maps(root, process.as_raw_nonzero().get().unsigned_abs()).ok()?)?;
+    let theirs =
+        range(&Smaps::read_maps(root, process.as_raw_nonzero().get().unsigned_abs()).ok()?)?;
     Some(theirs.start + offset as u64)
 }

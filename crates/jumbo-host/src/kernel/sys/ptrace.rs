@@ -121,7 +121,12 @@ pub(crate) fn signal_code(thread: Pid) -> Result<i32> {
 pub(crate) fn restartable_sequences(thread: Pid) -> Result<usize> {
     let mut configuration = [0u64; 3];
     let place = configuration.as_mut_ptr().expose_provenance();
-    request(GET_RSEQ_CONFIGURATION, thread, size_of_val(&configuration), place)?;
+    request(
+        GET_RSEQ_CONFIGURATION,
+        thread,
+        size_of_val(&configuration),
+        place,
+    )?;
     let [address, ..] = configuration;
     Ok(usize::try_from(address).unwrap_or(usize::MAX))
 }
@@ -137,7 +142,12 @@ pub(crate) fn restartable_sequences(thread: Pid) -> Result<usize> {
 pub(crate) fn dispatches_calls(thread: Pid) -> Result<bool> {
     let mut configuration = [0u64; 4];
     let place = configuration.as_mut_ptr().expose_provenance();
-    request(GET_DISPATCH_CONFIGURATION, thread, size_of_val(&configuration), place)?;
+    request(
+        GET_DISPATCH_CONFIGURATION,
+        thread,
+        size_of_val(&configuration),
+        place,
+    )?;
     let [mode, ..] = configuration;
     Ok(mode != 0)
 }
