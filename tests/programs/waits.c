@@ -101,10 +101,7 @@ int main(int count, char **arguments) {
     size_t size = (size_t)atoi(arguments[1]) << 20;
     // Aligned, so that all of it fills blocks.
     char *memory = aligned_alloc(2 << 20, size);
-    madvise(memory, size, MADV_NOHUGEPAGE);
     for (size_t at = 0; at < size; at += 4096) memory[at] = (char)(at >> 12);
-    // Its pages are base pages; from here on the kernel may have others.
-    madvise(memory, size, MADV_HUGEPAGE);
     int only = -1;
     for (int call = 0; count > 3 && call < CALLS; call++)
         if (!strcmp(arguments[3], names[call])) only = call;

@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(value_name = "SIZE", required_unless_present = "undo")]
     size: Option<PageSize>,
 
-    /// How many pages, or how much memory
+    /// The number of pages, or the memory
     #[arg(
         value_name = "PAGES|BYTES",
         required_unless_present = "undo",

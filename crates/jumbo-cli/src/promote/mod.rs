@@ -104,7 +104,7 @@ struct Page {
     processes: Vec<Done>,
 }
 
-/// What became of one process.
+/// The result of one process.
 #[derive(Serialize)]
 struct Done {
     pid: u32,
@@ -119,10 +119,10 @@ struct Done {
     reach: Option<Reach>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Plan>,
-    /// What came of the plan; of a dry run nothing.
+    /// The result of the plan; none of a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
-    /// What `--undo` split.
+    /// The result of `--undo`.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
     /// It ended while it was named, and looked for: one of many need not be there.

@@ -14,7 +14,7 @@ use crate::bench::bar;
 use crate::signal::poll;
 use crate::view;
 
-/// How often it is looked whether a process is left, between two rounds.
+/// The time between two looks for a process that is left, between two rounds.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Every signal of this process, read instead of delivered, so that no thread of another process is left

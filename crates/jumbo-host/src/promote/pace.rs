@@ -11,7 +11,7 @@ use crate::kernel::pressure::memory_in;
 use crate::kernel::{Root, base_page, cgroup};
 use crate::units::{Bytes, PageSize};
 
-/// How often pressure is read. The kernel adds up the time every two seconds.
+/// The time between two readings of pressure. The kernel adds up the time every two seconds.
 const LOOK: Duration = Duration::from_millis(100);
 /// A figure that has not changed for so long stands for now.
 const SETTLED: Duration = Duration::from_millis(2500);
@@ -90,7 +90,7 @@ impl Pace {
         !self.gauges.is_empty()
     }
 
-    /// How long to wait for the next block by the rate.
+    /// The time until the next block is due by the rate.
     pub(super) fn wait(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
     }
@@ -111,7 +111,7 @@ impl Pace {
         gauges.find_map(|gauge| gauge.stalls(root).then_some(gauge.pause))
     }
 
-    /// How many huge pages can be had without moving memory, less those that the host should keep.
+    /// The number of huge pages that can be had without moving memory, less those that the host should keep.
     pub(super) fn free_pages(&self, huge: PageSize) -> u64 {
         let zones = Zone::read_all(&self.root).unwrap_or_default();
         let whole = zones

@@ -71,7 +71,7 @@ pub struct Part {
     pub left: BTreeMap<&'static str, Bytes>,
 }
 
-/// What is to be collapsed.
+/// The memory that is to be collapsed.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Plan {
@@ -97,7 +97,7 @@ pub struct Plan {
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) kind: Kind,
-    /// What it holds.
+    /// Its resident memory.
     pub(super) resident: Bytes,
     pub(super) cost: Bytes,
 }
@@ -210,7 +210,7 @@ pub(super) fn size(page: PageSize) -> usize {
     usize::try_from(page.bytes()).unwrap_or(usize::MAX)
 }
 
-/// How full a block is.
+/// The pages of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fill {
     /// In memory, huge or not.
@@ -336,7 +336,7 @@ impl Survey<'_> {
         self.scans
     }
 
-    /// How full the block at an address is.
+    /// The pages of the block at an address.
     pub(super) fn look(&self, at: usize) -> Result<Fill, Errno> {
         let range = at..at + self.pmd;
         let mut is_huge = false;

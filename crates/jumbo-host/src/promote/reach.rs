@@ -12,10 +12,10 @@ use crate::kernel::process::Standing;
 use crate::kernel::remote::{self, Advice, Advised, End};
 use crate::kernel::{Root, sys, task};
 
-/// How long a thread makes calls of ours before it is let go: one call takes 0.2 to 1 ms.
+/// The time in which a thread makes calls of ours before it is let go: one call takes 0.2 to 1 ms.
 const HOLD: Duration = Duration::from_millis(1);
 
-/// How the advice is given, the better first.
+/// The ways to advise, the better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -37,7 +37,7 @@ pub struct Reach {
     pub fallback: Option<String>,
 }
 
-/// What is advised.
+/// The advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// MADV_COLLAPSE.
@@ -101,11 +101,16 @@ impl Reach {
                 length,
             };
             let (root, process) = (&target.root, target.process.as_fd());
-            return remote::advise(root, target.id(), process, addresses, advice, HOLD);
+            let renewed = target.renewed.get();
+            let id = target.id();
+            let advised = remote::advise(root, id, process, addresses, advice, HOLD, renewed);
+            target.renewed.set(advised.renewed);
+            return advised;
         }
         let mut advised = Advised {
             answers: Vec::new(),
             end: End::Done,
+            renewed: None,
         };
         for address in addresses {
             let address = usize::try_from(*address).unwrap_or(usize::MAX);
@@ -125,7 +130,7 @@ impl Reach {
         advised
     }
 
-    /// How many blocks are advised at a time.
+    /// The number of blocks that are advised at a time.
     pub(super) fn at_once(&self) -> usize {
         match self.method {
             Method::ProcessMadvise => 1,

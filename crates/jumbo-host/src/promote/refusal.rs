@@ -32,7 +32,7 @@ pub enum Refusal {
     Hidden {
         /// Its user.
         uid: u32,
-        /// What could not be read.
+        /// The file that could not be read.
         error: FileError,
     },
     /// A file of it could not be read.
@@ -52,7 +52,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What to do about it.
+    /// The remedy.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Gone => Some("`jumbo status` lists the largest processes"),

@@ -2,7 +2,7 @@
 //!
 //! No call splits a huge page as such. MADV_COLD on one base page of a THP splits all of it, since the
 //! kernel moves base pages to the list of inactive ones: of private memory that no other process maps.
-//! What is left then, shared memory and text, `split_huge_pages` of debugfs splits, for root. It takes
+//! Shared memory and text are split by `split_huge_pages` of debugfs, for root. It takes
 //! the ID of a process, and splits what of the range it can.
 //!
 //! jumbo keeps no record of what it promoted: what is split is all that is huge in the process, and of
@@ -23,12 +23,12 @@ use crate::status::{Kind, process::Observer};
 use crate::units::Bytes;
 
 const DEBUGFS: &str = "sys/kernel/debug/split_huge_pages";
-/// How often no page is reached before the rest is left: each time a thread was looked for.
+/// The rest is left after so many searches for a thread in vain.
 const MAX_IN_VAIN: u32 = 8;
-/// How many pages are advised before the watcher is asked.
+/// The number of pages that are advised before the watcher is asked.
 const BATCH: usize = 64;
 
-/// What was split.
+/// The result of [`split()`].
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Split {
@@ -36,7 +36,7 @@ pub struct Split {
     pub before: Bytes,
     /// And after.
     pub after: Bytes,
-    /// What was used: `MADV_COLD`, `split_huge_pages`.
+    /// The means: `MADV_COLD`, `split_huge_pages`.
     pub means: Vec<&'static str>,
     /// Why not all is split.
     pub left: Option<String>,

@@ -1,10 +1,13 @@
 //! A process that can be promoted: [`Target`].
 
+use std::cell::Cell;
+
 use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::Refusal;
 use crate::kernel::process::Standing;
+use crate::kernel::remote::Renewed;
 use crate::kernel::sys::Pagemap;
 use crate::kernel::{FileError, Root, task};
 use crate::status::is_reaper;
@@ -16,6 +19,8 @@ pub struct Target {
     pub(super) root: Root,
     pub(super) process: Process,
     name: String,
+    /// The wait of a thread that must not be stopped again.
+    pub(super) renewed: Cell<Option<Renewed>>,
 }
 
 impl Target {
@@ -56,6 +61,7 @@ impl Target {
             root: root.clone(),
             name: task::name(root, pid).unwrap_or_default(),
             process,
+            renewed: Cell::new(None),
         })
     }
 
@@ -80,7 +86,7 @@ impl Target {
         id.unwrap_or(Pid::INIT)
     }
 
-    /// How its pages are mapped. The file stays that of the program that runs now: after an execve(2)
+    /// Its pagemap. The file stays that of the program that runs now: after an execve(2)
     /// it shows nothing.
     pub(super) fn pagemap(&self) -> Result<Pagemap, Refusal> {
         let file = self.root.open(format!("proc/{}/pagemap", self.pid()));
@@ -88,7 +94,7 @@ impl Target {
             .map_err(|error| self.unreadable(error))
     }
 
-    /// What an unreadable file of it comes to.
+    /// The refusal that an unreadable file of it comes to.
     pub(super) fn unreadable(&self, error: FileError) -> Refusal {
         if self.process.is_gone() {
             return Refusal::Gone;

@@ -13,16 +13,16 @@ use super::{Pace, Pause, Plan, Reach, Target};
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
 
-/// How often the watcher is asked while nothing is collapsed.
+/// The time between two questions to the watcher while nothing is collapsed.
 const SLICE: Duration = Duration::from_millis(50);
-/// How often a block is tried whose pages were busy, and how long it rests between.
+/// The number of tries of a block whose pages were busy, and the time between.
 const TRIES: u32 = 3;
 const REST: Duration = Duration::from_millis(2);
 /// A command that waits for a moment to go on gives up after this.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The same for a thread that can be stopped.
 const THREAD_PATIENCE: Duration = Duration::from_secs(10);
-/// How many blocks are collapsed before it is asked again whether huge pages are free.
+/// The number of blocks that are collapsed before free huge pages are counted again.
 const BATCH: u64 = 16;
 
 /// Where the work stands.
@@ -57,7 +57,7 @@ pub struct Failure {
     pub ranges: Vec<u64>,
 }
 
-/// What a plan came to.
+/// The result of a plan.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Outcome {
@@ -114,7 +114,7 @@ impl Outcome {
     }
 }
 
-/// What MADV_COLLAPSE means by an errno (madvise(2)).
+/// The meaning of an errno of MADV_COLLAPSE (madvise(2)).
 fn in_words(errno: Errno) -> (&'static str, &'static str) {
     match errno {
         Errno::AGAIN => (
@@ -213,7 +213,7 @@ struct Work<'a> {
     outcome: Outcome,
     /// For [`Progress`].
     done: Bytes,
-    /// How long no thread could be stopped.
+    /// The time in which no thread could be stopped.
     thread_wait: Duration,
 }
 

@@ -27,6 +27,7 @@ pub(super) struct Held {
 mod machine {
     use super::*;
     use crate::kernel::remote::errno;
+    use crate::kernel::remote::threads::{Place, place_in};
 
     /// `syscall`.
     const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
@@ -44,9 +45,14 @@ mod machine {
             thread: Pid,
             vdso: Option<u64>,
         ) -> std::result::Result<Self, End> {
-            let gone = |_| End::Gone;
+            let gone = |_: Errno| End::Gone;
             let own = ptrace::registers(thread).map_err(gone)?;
             let mut own = own.filter(|own| own.cs == USER_CODE).ok_or(End::Narrow)?;
+            if own.rax == EINTR && own.orig_rax != NO_CALL && can_begin_again(own.orig_rax) {
+                own.rax = AGAIN_WITHOUT_HANDLER;
+                // At once: it may be let go without a call.
+                ptrace::set_registers(thread, &own).map_err(gone)?;
+            }
             if ptrace::dispatches_calls(thread).unwrap_or(false) {
                 return Err(End::Dispatched);
             }
@@ -57,14 +63,20 @@ mod machine {
             let places = [vdso, own.rip.checked_sub(2)];
             let instruction = places.into_iter().flatten().find(|at| is_call(thread, *at));
             let instruction = instruction.ok_or(End::NoInstruction)?;
-            if own.rax == EINTR && own.orig_rax != NO_CALL && can_begin_again(own.orig_rax) {
-                own.rax = AGAIN_WITHOUT_HANDLER;
-            }
             Ok(Self {
                 thread,
                 own,
                 instruction,
             })
+        }
+
+        /// True where it waits in a call that begins again with all of its time.
+        pub(in super::super) fn is_renewed(&self) -> bool {
+            let own = &self.own;
+            let arguments = [own.rdi, own.rsi, own.rdx, own.r10, own.r8, own.r9];
+            let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+            let place = place_in(own.orig_rax.cast_signed(), argument, |_| false);
+            own.rax == AGAIN_WITHOUT_HANDLER && place == Place::Limited
         }
 
         /// Has the thread make the call next.
@@ -159,6 +171,10 @@ mod machine {
     impl Held {
         pub(in super::super) fn take(_: Pid, _: Option<u64>) -> std::result::Result<Self, End> {
             Err(End::Unsupported)
+        }
+
+        pub(in super::super) fn is_renewed(&self) -> bool {
+            false
         }
 
         pub(in super::super) fn aim(&self, _: u64, _: Advice) -> Result<()> {

@@ -29,7 +29,7 @@ use super::Root;
 use super::process::fork;
 use super::sys::Blocked;
 
-/// How long the child looks for a thread, and how long it may take with everything.
+/// The longest search of the child for a thread, and its longest work with everything.
 pub const SEARCH: Duration = Duration::from_millis(1200);
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -131,16 +131,29 @@ fn errno(number: i32) -> Errno {
     }
 }
 
+/// A wait with a limit that began again for us, with all of its time. It is not made to begin again: until
+/// the thread has waited anew, no stop may fall on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewed {
+    thread: i32,
+    /// How often the thread had waited before it began again, modulo 2^31.
+    waits: i32,
+}
+
 /// A message: the answer to the next address, as an errno, has the code 0.
 const ANSWER: i32 = 0;
+/// Two messages: [`Renewed`].
+const RENEWED: [i32; 2] = [-1, -2];
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advised {
     /// The answers, to as many addresses as were reached; 0 or an errno each.
     pub answers: Vec<Result<(), Errno>>,
     /// Why there are no more.
     pub end: End,
+    /// To be handed to the next call for the same process.
+    pub renewed: Option<Renewed>,
 }
 
 /// Has a thread of `process` give an advice on the memory at each of `addresses`, until it was held for
@@ -154,10 +167,12 @@ pub fn advise(
     addresses: &[u64],
     advice: Advice,
     hold: Duration,
+    renewed: Option<Renewed>,
 ) -> Advised {
     let failed = |errno| Advised {
         answers: Vec::new(),
         end: End::Failed(errno),
+        renewed,
     };
     let started = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -168,19 +183,20 @@ pub fn advise(
             Some(child) => Ok((child, read)),
             None => {
                 drop(read);
-                tracer::serve(root, (process, pidfd), addresses, advice, hold, &write)
+                let work = (addresses, advice, hold);
+                tracer::serve(root, (process, pidfd), work, renewed, &write)
             }
         }
     };
     match started() {
-        Ok((child, pipe)) => collect(child, pipe),
+        Ok((child, pipe)) => collect(child, pipe, renewed),
         Err(errno) => failed(errno),
     }
 }
 
 /// Reads what the child says, to its end. A child that says nothing for long is left alone: to kill it
 /// could leave a thread with registers that are not its own.
-fn collect(child: Pid, pipe: OwnedFd) -> Advised {
+fn collect(child: Pid, pipe: OwnedFd, mut renewed: Option<Renewed>) -> Advised {
     let deadline = Instant::now() + LIMIT;
     let (mut answers, mut end) = (Vec::new(), End::Failed(Errno::PIPE));
     let mut pipe = std::fs::File::from(pipe);
@@ -193,6 +209,7 @@ fn collect(child: Pid, pipe: OwnedFd) -> Advised {
                 return Advised {
                     answers,
                     end: End::Failed(Errno::TIMEDOUT),
+                    renewed,
                 };
             }
             Ok(_) | Err(Errno::INTR) => {}
@@ -208,11 +225,19 @@ fn collect(child: Pid, pipe: OwnedFd) -> Advised {
         match message.map(i32::from_ne_bytes) {
             [ANSWER, 0] => answers.push(Ok(())),
             [ANSWER, number] => answers.push(Err(errno(number))),
+            [code, thread] if code == RENEWED[0] => renewed = Some(Renewed { thread, waits: 0 }),
+            [code, waits] if code == RENEWED[1] => {
+                renewed = renewed.map(|renewed| Renewed { waits, ..renewed });
+            }
             other => end = End::decode(other),
         }
     }
     let _ = waitpid(Some(child), WaitOptions::empty());
-    Advised { answers, end }
+    Advised {
+        answers,
+        end,
+        renewed,
+    }
 }
 
 #[cfg(test)]

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::{End, SEARCH};
+use super::{End, Renewed, SEARCH};
 use crate::kernel::Root;
 use crate::kernel::task::Status;
 
-/// How often threads are looked at: by so much a wait with a limit may last longer.
+/// The time between two looks at the threads.
 const LOOK: Duration = Duration::from_millis(1);
 /// The most between two looks that are compared.
 const MAX_BETWEEN: Duration = Duration::from_millis(3);
-/// How many threads are looked at.
+/// The number of threads that are looked at.
 const MAX_THREADS: usize = 64;
 
 /// Where a thread is.
@@ -42,7 +42,7 @@ pub(super) enum Place {
 ///
 /// # Errors
 /// [`End::Gone`], [`End::NoThread`].
-pub(super) fn pick(root: &Root, process: Pid) -> Result<Pid, End> {
+pub(super) fn pick(root: &Root, process: Pid, renewed: Option<Renewed>) -> Result<Pid, End> {
     let started = Instant::now();
     // How often a thread has waited, where it was seen before.
     let mut seen: BTreeMap<i32, Option<u64>> = BTreeMap::new();
@@ -59,6 +59,10 @@ pub(super) fn pick(root: &Root, process: Pid) -> Result<Pid, End> {
             .filter_map(|name| Pid::from_raw(name.parse().ok()?));
         for thread in threads.take(MAX_THREADS) {
             let place = place(root, process, thread);
+            let place = match renewed {
+                Some(renewed) if is_in(root, process, thread, renewed) => Place::Other,
+                _ => place,
+            };
             let waits = (place == Place::Limited).then(|| waits(root, process, thread));
             let before = seen.insert(thread.as_raw_nonzero().get(), waits.flatten());
             match place {
@@ -77,6 +81,35 @@ pub(super) fn pick(root: &Root, process: Pid) -> Result<Pid, End> {
         std::thread::sleep(LOOK);
     }
     Err(End::NoThread)
+}
+
+impl Renewed {
+    /// That `thread`, which is stopped, begins its wait again.
+    pub(super) fn of(root: &Root, process: Pid, thread: Pid) -> Self {
+        Self {
+            thread: thread.as_raw_nonzero().get(),
+            waits: waits(root, process, thread).map_or(0, low),
+        }
+    }
+
+    /// For the pipe.
+    pub(super) fn numbers(self) -> [i32; 2] {
+        [self.thread, self.waits]
+    }
+}
+
+/// Whether a thread may still be in the wait that began again: it counts as one more.
+fn is_in(root: &Root, process: Pid, thread: Pid, renewed: Renewed) -> bool {
+    thread.as_raw_nonzero().get() == renewed.thread
+        && waits(root, process, thread).is_none_or(|waits| {
+            let since = low(waits).wrapping_sub(renewed.waits) & i32::MAX;
+            since < 2
+        })
+}
+
+/// The lower bits of a number.
+fn low(number: u64) -> i32 {
+    i32::try_from(number & 0x7fff_ffff).unwrap_or(0)
 }
 
 fn waits(root: &Root, process: Pid, thread: Pid) -> Option<u64> {
@@ -107,7 +140,11 @@ pub(super) fn place(root: &Root, process: Pid, thread: Pid) -> Place {
 }
 
 /// The same by number and arguments.
-fn place_in(number: i64, argument: impl Fn(usize) -> u64, is_pipe: impl Fn(u64) -> bool) -> Place {
+pub(super) fn place_in(
+    number: i64,
+    argument: impl Fn(usize) -> u64,
+    is_pipe: impl Fn(u64) -> bool,
+) -> Place {
     const FUTEX_WAIT: u64 = 0;
     const FUTEX_WAIT_BITSET: u64 = 9;
     const FUTEX_COMMAND: u64 = 0x7f;

@@ -8,16 +8,16 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::call::{Held, find};
-use super::{ANSWER, Advice, End, threads};
+use super::{ANSWER, Advice, End, RENEWED, Renewed, threads};
 use crate::kernel::Root;
 use crate::kernel::process::Stop;
 use crate::kernel::smaps::Smaps;
 use crate::kernel::sys::ptrace;
 use crate::kernel::task::is_filtered;
 
-/// How long a thread may take to stop. One that is where no signal reaches it takes longer.
+/// The time in which a thread stops. One that is where no signal reaches it takes longer.
 const STOPS: Duration = Duration::from_millis(200);
-/// How often it is looked whether it is over, after the first moments.
+/// The time between two looks for a stop, after the first [`YIELDS`].
 const SLICE: Duration = Duration::from_micros(30);
 const YIELDS: u32 = 20;
 /// The code of a SIGSYS by which a call was dispatched (SYS_USER_DISPATCH, 5.11).
@@ -28,9 +28,8 @@ const DISPATCHED: i32 = 2;
 pub(super) fn serve(
     root: &Root,
     (process, pidfd): (Pid, BorrowedFd<'_>),
-    addresses: &[u64],
-    advice: Advice,
-    hold: Duration,
+    work: (&[u64], Advice, Duration),
+    renewed: Option<Renewed>,
     pipe: &OwnedFd,
 ) -> ! {
     // A session of its own: a kill of the process group is not for it.
@@ -40,11 +39,7 @@ pub(super) fn serve(
         // Less than what a pipe takes as a whole. Where no process reads it there is nothing to do.
         let _ = rustix::io::write(pipe.as_fd(), message.as_flattened());
     };
-    let answer = |answer: Result<(), Errno>| {
-        say([ANSWER, answer.err().map_or(0, Errno::raw_os_error)]);
-    };
-    let end =
-        trace(root, (process, pidfd), addresses, advice, hold, answer).unwrap_or_else(|end| end);
+    let end = trace(root, (process, pidfd), work, renewed, say).unwrap_or_else(|end| end);
     say(end.encode());
     // SAFETY: ends this process without running what its parent registered for its own exit.
     unsafe { libc::_exit(0) }
@@ -53,13 +48,12 @@ pub(super) fn serve(
 fn trace(
     root: &Root,
     (process, pidfd): (Pid, BorrowedFd<'_>),
-    addresses: &[u64],
-    advice: Advice,
-    hold: Duration,
-    mut answer: impl FnMut(Result<(), Errno>),
+    (addresses, advice, hold): (&[u64], Advice, Duration),
+    renewed: Option<Renewed>,
+    say: impl Fn([i32; 2]),
 ) -> Result<End, End> {
     let vdso = vdso(root, process);
-    let thread = threads::pick(root, process)?;
+    let thread = threads::pick(root, process, renewed)?;
     ptrace::seize_for_calls(thread).map_err(|errno| match errno {
         Errno::SRCH => End::Gone,
         errno => End::Denied(errno),
@@ -73,24 +67,32 @@ fn trace(
     let thread = Thread(thread);
     ptrace::interrupt(thread.0).map_err(|_| End::Gone)?;
     thread.stop_on_way_out()?;
-    let held = match is_filtered(root, format!("{process}/task/{}", thread.0)).unwrap_or(true) {
-        true => Err(End::Filtered),
-        false => Held::take(thread.0, vdso),
-    };
+    let held = Held::take(thread.0, vdso);
+    let is_filtered = is_filtered(root, format!("{process}/task/{}", thread.0)).unwrap_or(true);
     let held = match held {
-        Ok(held) => held,
-        Err(end) => {
+        Ok(held) if !is_filtered => held,
+        held => {
             let _ = Stop::Trap.detach(thread.0);
-            return Err(end);
+            return Err(held.err().unwrap_or(End::Filtered));
         }
+    };
+    // At its last stop: each counts as a wait.
+    let leave = || {
+        if held.is_renewed() {
+            let [thread, waits] = Renewed::of(root, process, thread.0).numbers();
+            let [first, second] = RENEWED;
+            say([first, thread]);
+            say([second, waits]);
+        }
+        held.put_back()
     };
     let started = Instant::now();
     for address in addresses {
         match thread.call(&held, *address, advice) {
-            Ok(Ok(made)) => answer(made),
+            Ok(Ok(made)) => say([ANSWER, made.err().map_or(0, Errno::raw_os_error)]),
             Ok(Err((stop, why))) => {
                 // It stands at another stop on its way out of the kernel.
-                let _ = held.put_back();
+                let _ = leave();
                 let _ = stop.detach(thread.0);
                 return Ok(why);
             }
@@ -100,7 +102,7 @@ fn trace(
             break;
         }
     }
-    held.put_back().map_err(|_| End::Gone)?;
+    leave().map_err(|_| End::Gone)?;
     let _ = Stop::Trap.detach(thread.0);
     Ok(End::Done)
 }
