@@ -53,6 +53,10 @@ fn trace(
     say: impl Fn([i32; 2]),
 ) -> Result<End, End> {
     let vdso = vdso(root, process);
+    // Before it is stopped: the system calls of 32-bit code are not looked through.
+    if vdso.is_some_and(|address| u32::try_from(address).is_ok()) {
+        return Err(End::Narrow);
+    }
     let thread = threads::pick(root, process, renewed)?;
     ptrace::seize_for_calls(thread).map_err(|errno| match errno {
         Errno::SRCH => End::Gone,
