@@ -1,14 +1,14 @@
 //! madvise(2) made by a thread of another process, as ptrace(2) allows: [`advise`].
 //!
-//! - [`tracer`]: a child of ours that stops one thread, has it make the calls, and lets it go.
-//! - [`threads`]: the thread to stop, and the moment.
-//! - [`call`]: registers, and what a stop did to the system call that the thread waits in.
+//! - `tracer`: a child of ours that stops one thread, has it make the calls, and lets it go.
+//! - `threads`: the thread to stop, and the moment.
+//! - `call`: registers, and what a stop did to the system call that the thread waits in.
 //!
 //! A child traces, not this process: it blocks all signals and is in a session of its own, so that
 //! Ctrl-C and the kill of a process group pass it by. If it were killed while a thread makes a call of
 //! ours, the thread would go on with registers that are not its own.
 //!
-//! Invariants. The thread gets no signal, and no result that it would not have had: see [`call`]. No
+//! Invariants. The thread gets no signal, and no result that it would not have had: see `call`. No
 //! byte of the process's memory is written. The thread is let go with its own registers, whatever
 //! happens: at a signal, a group stop, an error, and when this process is gone.
 
