@@ -1,8 +1,8 @@
 //! The way back: [`split()`].
 //!
 //! No call splits a huge page as such. MADV_COLD on one base page of a THP splits all of it, since the
-//! kernel moves base pages to the list of inactive ones: of private memory that no other process maps.
-//! Shared memory and text are split by `split_huge_pages` of debugfs, for root. It takes
+//! kernel moves base pages to the list of inactive ones: of memory that no other process maps.
+//! Text and memory of several processes are split by `split_huge_pages` of debugfs, for root. It takes
 //! the ID of a process, and splits what of the range it can.
 //!
 //! jumbo keeps no record of what it promoted: what is split is all that is huge in the process, and of
@@ -157,7 +157,7 @@ fn by_debugfs(target: &Target, blocks: &[Block], pmd: usize) -> Result<(), Strin
         let request = format!("{},{start:#x},{end:#x}", target.pid());
         target.root.write(DEBUGFS, &request).map_err(|error| {
             format!(
-                "the kernel splits shared pages and text by debugfs alone: {error} (root; \
+                "the kernel splits text, and pages that several processes map, by debugfs alone: {error} (root; \
                  `mount -t debugfs none /sys/kernel/debug`)"
             )
         })?;
