@@ -16,6 +16,7 @@
 //! - [`hostile`]: programs that mean harm to a command that looks at them.
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`pool`]: pages set aside for the heap, and mimalloc on them.
+//! - [`promote`]: programs that run already.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`reaper`]: memory given back after the program's end.
@@ -41,6 +42,7 @@ mod limits;
 mod mappings;
 mod memory;
 mod pool;
+mod promote;
 mod real_programs;
 mod reaper;
 mod segments;

@@ -142,11 +142,15 @@ impl Program {
 
     /// Runs another command of its jumbo in its place.
     pub(crate) fn jumbo_itself(&self, arguments: &[&str]) -> Ran {
-        let jumbo = Self {
+        self.itself().args(arguments).plain()
+    }
+
+    /// Its jumbo, as a program to be run plain.
+    pub(crate) fn itself(&self) -> Self {
+        Self {
             argv: vec![self.jumbo.clone().into()],
             ..self.clone()
-        };
-        jumbo.args(arguments).plain()
+        }
     }
 
     /// Runs it under a `jumbo run` that writes a report.

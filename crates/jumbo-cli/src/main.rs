@@ -1,7 +1,7 @@
 //! The `jumbo` command: glue between the library and its users, one file a subcommand.
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 wrong usage; `run` has those of
-//! the program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap` and `text prime`
+//! the program it runs, and 125, 126 and 127 of its own; `pool`, `thp`, `vmemmap`, `promote` and `text prime`
 //! have 3 for a part of what was asked; `compare` has 3 for a program that did something else;
 //! `pool wait` and `wait` have 124 for a wait in vain.
 
@@ -18,6 +18,7 @@ mod knobs;
 mod manual;
 mod pool;
 mod power;
+mod promote;
 mod rehearse;
 mod run;
 mod signal;
@@ -54,6 +55,7 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Doctor(doctor::Args),
+    Promote(promote::Args),
     Kill(kill::Args),
     Wait(wait::Args),
     Export(export::Args),
@@ -115,6 +117,7 @@ fn command() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
         Command::Doctor(args) => doctor::main(args),
+        Command::Promote(args) => promote::main(args),
         Command::Kill(args) => kill::main(args),
         Command::Wait(args) => wait::main(&args),
         Command::Export(args) => export::main(&args),

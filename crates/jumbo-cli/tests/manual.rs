@@ -56,6 +56,7 @@ fn there_is_a_page_for_every_command() {
         "status",
         "doctor",
         "export",
+        "promote",
         "kill",
         "pool",
         "pool-set",

@@ -4,6 +4,7 @@
 //! - [`knobs`]: what is written on a host, with one journal for all of it; [`host_pools`]: the kernel's hugetlb pools.
 //! - [`status`]: snapshots of the host and of processes: what is huge, what is not, and why not.
 //! - [`policy`]: what was asked and what the probe found, turned into a plan; pure, no I/O.
+//! - [`promote`]: huge pages for processes that run already.
 //! - [`segments`]: executables and libraries from outside: program text on huge pages.
 //! - [`teardown`]: a process that ends, and whose memory is given back by several processes meanwhile.
 //! - [`whole_file`]: files written whole or not at all.
@@ -15,6 +16,7 @@ pub mod host_pools;
 pub mod kernel;
 pub mod knobs;
 pub mod policy;
+pub mod promote;
 pub mod segments;
 pub mod status;
 pub mod teardown;

@@ -91,6 +91,7 @@ const PROGRAM: Table = &[
 /// Behind the command. `kernel` uses no mechanism. `status` asks `policy` what LD_PRELOAD reaches. `policy` reads the THP table
 /// that the probe found, and nothing else of `kernel`.
 const HOST: Table = &[
+    ("promote", &["kernel", "status", "teardown", "units"]),
     ("host_pools", &["kernel", "knobs", "status", "units"]),
     ("status", &["kernel", "policy", "units"]),
     ("knobs", &["kernel", "units", "whole_file"]),
@@ -117,6 +118,7 @@ const HOST_TO_INSIDE: Table = &[
     ("status", &["ledger", "reaper"]),
     ("segments", &["segments"]),
     ("policy", &["orders"]),
+    ("promote", &["orders"]),
     ("kernel", &["headroom", "sys"]),
 ];
 

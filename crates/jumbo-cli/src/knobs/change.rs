@@ -62,7 +62,9 @@ pub(crate) fn change(
     let command = command_line();
     let journal = journal(root)?;
     let group = change.plan.group.clone();
+    // Those that are put back can be of another group than those that are written.
     let knobs = change.plan.steps.iter().map(|step| &step.knob);
+    let knobs = knobs.chain(change.plan.saved.iter().map(|saved| &saved.knob));
     let (locked, pools) = lock(&journal, &group, knobs, &command)?;
     change = plan()?;
     if change.plan.is_empty() {

@@ -1,10 +1,11 @@
 //! `jumbo pool`: the kernel's hugetlb pools, one file a subcommand.
 //!
 //! - [`show`] and [`watch`]: look. [`wait`]: until pages are free.
-//! - [`change`]: set, grow, shrink. Their metadata is `jumbo vmemmap`'s.
+//! - [`change`]: set, grow, shrink. [`demote`]: pages split into smaller ones. Their metadata is `jumbo vmemmap`'s.
 
 mod amount;
 pub(crate) mod change;
+mod demote;
 pub(crate) mod show;
 mod wait;
 mod watch;
@@ -68,6 +69,7 @@ enum Command {
     // An option that needs another is not checked where the two could not stand together.
     #[command(mut_arg("force", |force| force.requires("undo").conflicts_with_all(["by", "node", "persist"])))]
     Shrink(change::By),
+    Demote(demote::Args),
     Watch(watch::Args),
     Wait(wait::Args),
 }
@@ -84,6 +86,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         Some(Command::Set(args)) => change::set(&root, &args),
         Some(Command::Grow(args)) => change::by(&root, &args, Amount::More),
         Some(Command::Shrink(args)) => change::by(&root, &args, Amount::Less),
+        Some(Command::Demote(args)) => demote::main(&root, &args),
         Some(Command::Watch(args)) => watch::main(&root, &args, json),
         Some(Command::Wait(args)) => wait::main(&root, &args, json),
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`hosts`]: many nodes, other page sizes, no hugetlb; what is printed and what is written.
 //! - [`host`]: the pool of this host, resized and put back.
+//! - [`demoted`]: pages split into smaller ones.
 //! - [`cut_short`]: killed and interrupted at every step.
 //! - [`steered`]: a pool by demand, `wait` and `watch`, with programs that want pages.
 //! - [`thp`]: the same of the tables of transparent huge pages, and of HVO. [`vmemmap`]: what HVO saves, and pages made anew.
@@ -11,6 +12,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod cut_short;
+mod demoted;
 mod host;
 mod hosts;
 #[path = "../../../../tests/support/inherited.rs"]

@@ -44,5 +44,5 @@ pub mod shortage;
 
 pub use holders::{HeldFile, Holder, Holders};
 pub use obstacles::obstacles;
-pub use plan::{Amount, Effect, Plan, PlanError, Wish, steer};
+pub use plan::{Amount, Effect, Plan, PlanError, Wish, demote, steer};
 pub use shortage::{Shortage, is_gigantic};

@@ -94,6 +94,18 @@ pub enum PlanError {
         /// ` on node N`, or nothing.
         place: String,
     },
+    /// Fewer free pages than are to be split.
+    #[error("cannot split {by} pages of {size}: {has} free{place}, neither in use nor reserved")]
+    TooFewFree {
+        /// The pool.
+        size: PageSize,
+        /// How many were to be split.
+        by: Pages,
+        /// How many there are.
+        has: Pages,
+        /// ` on node N`, or nothing.
+        place: String,
+    },
     /// More pages than a number holds.
     #[error("{by} pages more than {has} are more than a kernel can count")]
     TooMany {
@@ -129,6 +141,40 @@ impl Plan {
         }
         Ok(Self { writes, effect })
     }
+}
+
+/// What it takes to split so many free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` gives the
+/// smaller ones back and asks for as many large ones again.
+///
+/// # Errors
+/// [`PlanError::NoNode`], [`PlanError::TooFew`].
+pub fn demote(
+    pool: &Pool,
+    smaller: &Pool,
+    by: Pages,
+    node: Option<NodeId>,
+) -> Result<knobs::Plan, PlanError> {
+    let part = part(pool, node)?;
+    let has = Pages(pool.unused().0.min(part.free.0).min(part.persistent().0));
+    if by > has {
+        let place = node.map_or(String::new(), |node| format!(" on node {node}"));
+        let size = pool.size;
+        return Err(PlanError::TooFewFree {
+            size,
+            by,
+            has,
+            place,
+        });
+    }
+    let mut writes = knobs::Plan::new(Group::pool(pool.size));
+    if by > Pages(0) {
+        let (has, to) = (part.persistent(), Pages(part.persistent().0 - by.0));
+        let knob = Knob::demote(pool.size, node);
+        writes.steps.push(knobs::Step::new(knob, has, to));
+        writes.saved = saved(smaller);
+        writes.saved.extend(saved(pool));
+    }
+    Ok(writes)
 }
 
 /// Takes a pool in hand, to write its overcommit and its persistent pages any number of times under one record.

@@ -97,6 +97,55 @@ pub(super) fn memory_mount(root: &Root) -> Result<Option<PathBuf>, FileError> {
     Ok(Group::find(root, &groups, &mounts, "memory").map(|group| group.mount))
 }
 
+/// The file with the memory pressure of the group of `pid`, below a [`Root`]; `None` where it is in no
+/// group of version 2 that can be seen from here.
+pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
+    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
+    let group = groups.0.iter().find(|group| group.hierarchy == 0)?;
+    let mounts: MountInfos = parse(root, "proc/self/mountinfo").ok()?;
+    let mut mounts = mounts.iter();
+    let mount = mounts.find(|mount| mount.fs_type == "cgroup2")?;
+    let file = inside(mount, &group.pathname).join("memory.pressure");
+    let file = file.strip_prefix("/").ok()?.to_owned();
+    root.path(&file).exists().then_some(file)
+}
+
+/// The processes of a control group and of those in it, by ascending PID. `path` is its folder, or its
+/// path in the hierarchy of version 2, or of version 1's memory.
+///
+/// # Errors
+/// [`FileError::Io`] where there is no such group.
+pub fn members(root: &Root, path: &Path) -> Result<Vec<u32>, FileError> {
+    let below = path.strip_prefix("/").unwrap_or(path);
+    let mounts: MountInfos = parse(root, "proc/self/mountinfo")?;
+    let is_cgroup = |mount: &&MountInfo| {
+        mount.fs_type == "cgroup2"
+            || mount.fs_type == "cgroup" && mount.super_options.contains_key("memory")
+    };
+    let mounts = mounts.iter().filter(is_cgroup).map(|mount| {
+        let point = mount.mount_point.strip_prefix("/");
+        point.unwrap_or(&mount.mount_point).join(below)
+    });
+    let mut folders = std::iter::once(below.to_owned()).chain(mounts);
+    let folder = folders.find(|folder| root.path(folder.join("cgroup.procs")).exists());
+    let missing = || FileError::io("read", path)(std::io::ErrorKind::NotFound.into());
+    let mut left = vec![folder.ok_or_else(missing)?];
+    let mut pids = Vec::new();
+    while let Some(folder) = left.pop() {
+        // A group may be removed meanwhile; one of threads lists its processes above.
+        let list = root.read(folder.join("cgroup.procs")).unwrap_or_default();
+        pids.extend(list.split_ascii_whitespace().flat_map(str::parse::<u32>));
+        let entries = root.list(&folder).unwrap_or_default().into_iter();
+        let folders = entries.map(|entry| folder.join(entry));
+        left.extend(folders.filter(|folder| root.path(folder).is_dir()));
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    // A process outside the PID namespace of this one is 0.
+    pids.retain(|pid| *pid > 0);
+    Ok(pids)
+}
+
 impl Group {
     fn find(
         root: &Root,

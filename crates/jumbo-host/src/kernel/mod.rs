@@ -12,6 +12,7 @@
 //! - `aside`: files of a process that it can hold back, read by a child.
 //! - `sys`: the system calls.
 //! - [`process`]: starting a program and standing in for it.
+//! - [`remote`]: madvise(2) made by a thread of another process.
 //! - [`mod@probe`]: what all of that comes to.
 //!
 //! Invariant: a file that is not there is no error where a kernel may lack it; a file that cannot be read is one, with its path.
@@ -31,6 +32,7 @@ pub mod peek;
 pub mod pressure;
 pub mod probe;
 pub mod process;
+pub mod remote;
 pub(crate) mod sys;
 pub mod task;
 pub mod zones;

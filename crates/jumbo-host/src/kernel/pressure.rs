@@ -1,5 +1,7 @@
-//! How long tasks waited for memory: /proc/pressure/memory (Documentation/accounting/psi.rst, 4.20).
+//! How long tasks waited for memory: /proc/pressure/memory, and `memory.pressure` of a control group
+//! (Documentation/accounting/psi.rst, 4.20).
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::thp::optional;
@@ -20,7 +22,15 @@ pub struct Pressure {
 /// # Errors
 /// [`FileError`] where the file cannot be read or understood.
 pub fn memory(root: &Root) -> Result<Option<Pressure>, FileError> {
-    let relative = "proc/pressure/memory";
+    memory_in(root, "proc/pressure/memory")
+}
+
+/// The same from `relative`, a control group's file.
+///
+/// # Errors
+/// As [`memory`].
+pub fn memory_in(root: &Root, relative: impl AsRef<Path>) -> Result<Option<Pressure>, FileError> {
+    let relative = relative.as_ref();
     let Some(text) = optional(root.read(relative))? else {
         return Ok(None);
     };

@@ -95,6 +95,16 @@ pub fn vm_hwm(root: &Root, pid: u32) -> Result<Option<Bytes>, FileError> {
     Ok(Status::read(root, pid)?.kib("VmHWM"))
 }
 
+/// True where a seccomp filter, or strict mode, sees the system calls of `pid`, a process or `PID/task/TID`.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub fn is_filtered(root: &Root, pid: impl Display) -> Result<bool, FileError> {
+    let status = Status::read(root, pid)?;
+    // A kernel without seccomp has no such line.
+    Ok(!matches!(status.get("Seccomp"), None | Some("0")))
+}
+
 /// What status says about a process's memory. Any user may read it, of any process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

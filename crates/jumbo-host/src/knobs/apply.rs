@@ -397,7 +397,7 @@ impl<'a> Work<'a> {
         }
         if !self.stop {
             let (root, file) = (self.root.clone(), step.knob.file.clone());
-            let to = step.to.to_string();
+            let to = step.text();
             let write = move || {
                 let clock = Instant::now();
                 root.write(file, &to)?;

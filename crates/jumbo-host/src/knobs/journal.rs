@@ -121,7 +121,7 @@ impl Record {
 
     /// Makes `later`, a change on top of this one, a part of it: what is put back is what was before both.
     fn absorb(&mut self, later: Self) {
-        let pages = |step: &Step| step.knob.form == Form::Pages;
+        let pages = |step: &Step| matches!(step.knob.form, Form::Pages | Form::Demote);
         if later.steps.iter().any(pages) {
             // Of one pool: its total is not what was left where a node was set since, nor the other way round.
             self.steps.retain(|step| !pages(step));

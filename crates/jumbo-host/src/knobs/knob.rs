@@ -34,6 +34,8 @@ pub enum Form {
     /// The persistent pages of a hugetlb pool. The file (`nr_hugepages`) takes this number and shows another: the
     /// surplus pages are in it. The kernel makes what it can, and answers a part with success.
     Pages,
+    /// The same pages, of which the file (`demote`) takes how many are to be split into smaller ones. It shows nothing.
+    Demote,
 }
 
 /// What a knob is set to.
@@ -62,9 +64,11 @@ impl Knob {
         match self.form {
             Form::Number => Ok((Value::Number(root.read_u64(&self.file)?), true)),
             Form::Word => Ok((Value::Word(Choice::read(root, &self.file)?.current), true)),
-            Form::Pages => {
-                let surplus = self.file.replace("nr_hugepages", "surplus_hugepages");
-                let read = || Ok((root.read_u64(&self.file)?, root.read_u64(&surplus)?));
+            Form::Pages | Form::Demote => {
+                let folder = self.file.rsplit_once('/').map_or("", |(folder, _)| folder);
+                let file = |name: &str| format!("{folder}/{name}");
+                let total = || root.read_u64(file("nr_hugepages"));
+                let read = || Ok((total()?, root.read_u64(file("surplus_hugepages"))?));
                 let ((total, surplus), rests) = stable(read)?;
                 Ok((Value::Number(total.saturating_sub(surplus)), rests))
             }
@@ -78,7 +82,7 @@ impl Knob {
     pub fn words(&self, root: &Root) -> Result<Vec<String>, FileError> {
         match self.form {
             Form::Word => Ok(Choice::read(root, &self.file)?.options),
-            Form::Number | Form::Pages => Ok(Vec::new()),
+            Form::Number | Form::Pages | Form::Demote => Ok(Vec::new()),
         }
     }
 

@@ -54,6 +54,15 @@ impl Knob {
         }
     }
 
+    /// The pages of a pool that stay, of which some can be split into the next smaller size (5.16).
+    pub fn demote(size: PageSize, node: Option<NodeId>) -> Self {
+        Self {
+            file: hugetlb::file(size, node, "demote"),
+            form: Form::Demote,
+            ..Self::persistent(size, node)
+        }
+    }
+
     /// How many surplus pages a pool may have beyond these.
     pub fn overcommit(size: PageSize) -> Self {
         Self {

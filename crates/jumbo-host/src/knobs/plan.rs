@@ -65,6 +65,14 @@ impl Step {
         self.knob.form == Form::Pages && self.to.number() > self.before.number()
     }
 
+    /// The text that is written.
+    pub(super) fn text(&self) -> String {
+        match (self.knob.form, self.before.number(), self.to.number()) {
+            (Form::Demote, Some(before), Some(to)) => before.saturating_sub(to).to_string(),
+            _ => self.to.to_string(),
+        }
+    }
+
     /// When it is written, beside others. What gives memory back is first, as what wants some may need it. The kernel takes
     /// `force` for shared memory only while no size but the PMD size inherits it, and lets no other size inherit it then:
     /// so `force` goes before the sizes are set, and comes after.

@@ -136,7 +136,7 @@ impl Hold {
                 let _ = stop.pass(self.thread);
                 News::Stopped(signal)
             }
-            Stop::Signal(_) | Stop::Trap => {
+            Stop::Signal(_) | Stop::Trap | Stop::Call => {
                 let _ = stop.pass(self.thread);
                 News::None
             }

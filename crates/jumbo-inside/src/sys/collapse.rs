@@ -7,6 +7,7 @@ use rustix::io::Result;
 use super::request;
 
 const MADV_COLLAPSE: usize = libc::MADV_COLLAPSE.unsigned_abs() as usize;
+const MADV_COLD: usize = libc::MADV_COLD.unsigned_abs() as usize;
 
 /// `madvise(address, length, MADV_COLLAPSE)`: puts the memory on THPs now, on this thread.
 ///
@@ -33,16 +34,33 @@ pub fn collapse(address: usize, length: usize) -> Result<()> {
 ///
 /// # Errors
 /// As [`collapse`]; EPERM: it takes CAP_SYS_NICE and the right to trace the process; ESRCH: it is gone.
-#[expect(unsafe_code, reason = "a system call that rustix lacks")]
 pub fn collapse_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<usize> {
+    advise_in(pidfd, address, length, MADV_COLLAPSE)
+}
+
+/// `process_madvise(pidfd, [address, length], MADV_COLD)`: the memory is the first to be reclaimed. Of a
+/// THP that the range covers in part, and that no other process maps, the kernel splits all.
+///
+/// # References
+/// process_madvise(2); Linux 5.10.
+///
+/// # Errors
+/// As [`collapse_in`]; EINVAL: locked memory, or hugetlb.
+pub fn cool_in(pidfd: impl AsFd, address: usize, length: usize) -> Result<usize> {
+    advise_in(pidfd, address, length, MADV_COLD)
+}
+
+#[expect(unsafe_code, reason = "a system call that rustix lacks")]
+fn advise_in(pidfd: impl AsFd, address: usize, length: usize, advice: usize) -> Result<usize> {
     let range = libc::iovec {
         iov_base: core::ptr::without_provenance_mut(address),
         iov_len: length,
     };
     let fd = pidfd.as_fd().as_raw_fd().unsigned_abs() as usize;
     let range = (&raw const range).expose_provenance();
-    let arguments = [fd, range, 1, MADV_COLLAPSE, 0, 0];
-    // SAFETY: the vector has one element and outlives the call; as for the advice, see `collapse`.
+    let arguments = [fd, range, 1, advice, 0, 0];
+    // SAFETY: the vector has one element and outlives the call; neither advice changes a byte that any
+    // thread can read.
     unsafe { request(libc::SYS_process_madvise, arguments) }
 }
 

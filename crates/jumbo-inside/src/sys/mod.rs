@@ -1,8 +1,8 @@
 //! System calls that rustix lacks, or whose plain form is not enough: one wrapper each, for all of this crate and for
 //! `jumbo::kernel`.
 //!
-//! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another.
-//! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`]: what an address lies in, and how its pages are mapped.
+//! - [`collapse`], [`collapse_in`]: MADV_COLLAPSE, in this process or another. [`cool_in`]: MADV_COLD in another.
+//! - [`Maps`], [`Vma`], [`Pagemap`], [`Pages`], [`Found`]: what an address lies in, and how its pages are mapped.
 //! - [`map_at`], [`reserve`]: mappings that replace none; [`unmap`]. [`move_mapping`], [`move_units`]: mappings that move. [`insist`]: a call that has to succeed.
 //! - [`copy_words`], [`copy_bytes`], [`copy_scattered`]: memory read without a fault. [`is_mapped`]: whether it is there. [`Blocked`]: a while without signal handlers.
 //! - [`Userfault`]: page faults that a thread of ours answers.
@@ -25,9 +25,9 @@ mod userfault;
 mod vma;
 
 pub use batch::{stand_back, stay_prompt};
-pub use collapse::{collapse, collapse_in, has_collapse, has_populate};
+pub use collapse::{collapse, collapse_in, cool_in, has_collapse, has_populate};
 pub use copy::{copy_bytes, copy_scattered, copy_words};
-pub use pagemap::{Pagemap, Pages};
+pub use pagemap::{Found, Pagemap, Pages};
 pub use place::{map_at, reserve, unmap};
 pub use remap::{insist, is_mapped, move_mapping, move_units};
 pub use signals::Blocked;

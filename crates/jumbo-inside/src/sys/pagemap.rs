@@ -53,7 +53,16 @@ pub enum Pages {
     Changed,
 }
 
-/// /proc/self/pagemap, open for as long as this lives.
+/// A page that [`Pagemap::walk`] finds: in memory, or in swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// It is in memory.
+    pub present: bool,
+    /// It is mapped by a PMD or more.
+    pub huge: bool,
+}
+
+/// /proc/self/pagemap, or that of another process, open for as long as this lives.
 #[derive(Debug)]
 pub struct Pagemap(OwnedFd);
 
@@ -65,6 +74,59 @@ impl Pagemap {
     pub fn open() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
         rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty()).map(Self)
+    }
+
+    /// That of another process: `file` is its /proc/PID/pagemap.
+    pub fn of(file: OwnedFd) -> Self {
+        Self(file)
+    }
+
+    /// Calls `visit` with each run of pages that are in memory or in swap; the zero page is neither.
+    ///
+    /// # References
+    /// Documentation/admin-guide/mm/pagemap.rst; Linux 6.7.
+    ///
+    /// # Errors
+    /// ENOTTY: a kernel without it.
+    pub fn walk(
+        &self,
+        range: Range<usize>,
+        mut visit: impl FnMut(Range<usize>, Found),
+    ) -> Result<()> {
+        const RUNS: usize = 64;
+        let (mut start, end) = (range.start as u64, range.end as u64);
+        while start < end {
+            let mut found = [[0u64; 3]; RUNS];
+            let mut scan = Scan {
+                size: size_of::<Scan>() as u64,
+                start,
+                end,
+                vec: found.as_mut_ptr().expose_provenance() as u64,
+                vec_len: RUNS as u64,
+                category_inverted: PAGE_IS_PFNZERO,
+                category_mask: PAGE_IS_PFNZERO,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
+                ..Scan::default()
+            };
+            #[expect(unsafe_code, reason = "an ioctl that rustix lacks")]
+            // SAFETY: as in `count`.
+            let runs = unsafe { control(&self.0, PAGEMAP_SCAN, &mut scan) }?;
+            for [start, end, categories] in found.iter().take(runs) {
+                let word = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+                let is = |category| categories & category != 0;
+                let found = Found {
+                    present: is(PAGE_IS_PRESENT),
+                    huge: is(PAGE_IS_HUGE),
+                };
+                visit(word(*start)..word(*end), found);
+            }
+            if scan.walk_end <= start {
+                break;
+            }
+            start = scan.walk_end;
+        }
+        Ok(())
     }
 
     /// True where the page at `address` is there, mapped as a base page, and, if it is to be, `anonymous`.
@@ -181,6 +243,19 @@ impl Pagemap {
     /// # Errors
     /// Those of pread(2).
     pub fn exclusive(&self, range: Range<usize>, page: usize) -> Result<usize> {
+        self.having(PRESENT | EXCLUSIVE, range, page)
+    }
+
+    /// How many bytes of a range are in memory, the zero page among them.
+    ///
+    /// # Errors
+    /// As [`Pagemap::exclusive`].
+    pub fn present(&self, range: Range<usize>, page: usize) -> Result<usize> {
+        self.having(PRESENT, range, page)
+    }
+
+    /// How many bytes of a range have an entry with all `bits`.
+    fn having(&self, bits: u64, range: Range<usize>, page: usize) -> Result<usize> {
         const ENTRY: usize = size_of::<u64>();
         let mut pages = 0;
         let (mut at, end) = (range.start / page * ENTRY, range.end / page * ENTRY);
@@ -193,10 +268,8 @@ impl Pagemap {
                 break;
             }
             let (read, _) = entries.get(..read).unwrap_or_default().as_chunks::<ENTRY>();
-            let is_exclusive = |entry: &&[u8; ENTRY]| {
-                u64::from_ne_bytes(**entry) & (PRESENT | EXCLUSIVE) == PRESENT | EXCLUSIVE
-            };
-            pages += read.iter().filter(is_exclusive).count();
+            let has = |entry: &&[u8; ENTRY]| u64::from_ne_bytes(**entry) & bits == bits;
+            pages += read.iter().filter(has).count();
             at += read.len() * ENTRY;
         }
         Ok(pages * page)

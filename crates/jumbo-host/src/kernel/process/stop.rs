@@ -17,9 +17,13 @@ pub enum Stop {
     Trap,
     /// It is about to end, and still has its memory.
     Exit,
+    /// It enters or leaves a system call (PTRACE_SYSCALL).
+    Call,
 }
 
 impl Stop {
+    /// What PTRACE_O_TRACESYSGOOD adds to SIGTRAP.
+    const CALL: i32 = libc::SIGTRAP | 0x80;
     const EVENT_EXIT: i32 = 6;
     const EVENT_STOP: i32 = 128;
 
@@ -31,6 +35,7 @@ impl Stop {
         let signal = libc::WSTOPSIG(status);
         let stops = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         Some(match status >> 16 {
+            0 if signal == Self::CALL => Self::Call,
             0 => Self::Signal(signal),
             Self::EVENT_EXIT => Self::Exit,
             Self::EVENT_STOP if stops.contains(&signal) => Self::Group(signal),
@@ -46,7 +51,7 @@ impl Stop {
         match self {
             Self::Signal(signal) => ptrace::resume(thread, signal),
             Self::Group(_) => ptrace::listen(thread),
-            Self::Trap | Self::Exit => ptrace::resume(thread, 0),
+            Self::Trap | Self::Exit | Self::Call => ptrace::resume(thread, 0),
         }
     }
 
@@ -57,7 +62,7 @@ impl Stop {
     pub fn detach(self, thread: Pid) -> Result<()> {
         match self {
             Self::Signal(signal) => ptrace::detach(thread, signal),
-            Self::Group(_) | Self::Trap | Self::Exit => ptrace::detach(thread, 0),
+            Self::Group(_) | Self::Trap | Self::Exit | Self::Call => ptrace::detach(thread, 0),
         }
     }
 }
@@ -75,6 +80,7 @@ mod tests {
         assert_eq!(Stop::of(stopped(20, 128)), Some(Stop::Group(20)));
         assert_eq!(Stop::of(stopped(5, 128)), Some(Stop::Trap));
         assert_eq!(Stop::of(stopped(5, 6)), Some(Stop::Exit));
+        assert_eq!(Stop::of(stopped(5 | 0x80, 0)), Some(Stop::Call));
         for ended in [0, 7 << 8, 9, 6 | 0x80] {
             assert_eq!(Stop::of(ended), None);
         }

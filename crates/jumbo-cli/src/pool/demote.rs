@@ -1,0 +1,86 @@
+//! `jumbo pool demote`.
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use jumbo::units::{NodeId, PageSize, Pages, counted};
+use jumbo_host::host_pools;
+use jumbo_host::kernel::Root;
+use jumbo_host::knobs::{Boot, Group};
+
+use super::amount::Amount;
+use super::pool;
+use crate::knobs::change::{self, Change};
+use crate::knobs::{Manner, undo};
+use crate::value::whole;
+
+/// Split free pages of a pool into smaller ones
+///
+/// The kernel cuts them up where they lie: the smaller pool has them at once, and no memory has to
+/// be found. `--undo` gives the small pages back to the host and asks for as many large ones, which
+/// come where the memory still lies free in one piece.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo pool demote 1G 2 --dry-run
+  jumbo pool demote 1G 4G --node 1
+  jumbo pool demote 1G --undo")]
+pub(super) struct Args {
+    /// The page size: 1G
+    #[arg(value_name = "SIZE", required_unless_present = "undo")]
+    size: Option<PageSize>,
+
+    /// The number of pages, or the memory
+    #[arg(
+        value_name = "PAGES|BYTES",
+        required_unless_present = "undo",
+        conflicts_with = "undo",
+        allow_negative_numbers = true
+    )]
+    by: Option<Amount>,
+
+    /// The node whose pages are split; else the kernel chooses
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "undo",
+        value_parser = whole::<u32>,
+        allow_negative_numbers = true
+    )]
+    node: Option<u32>,
+
+    /// Put back what the last change recorded; once more: all changes before it
+    #[arg(long)]
+    undo: bool,
+
+    #[command(flatten)]
+    manner: Manner,
+}
+
+pub(super) fn main(root: &Root, args: &Args) -> anyhow::Result<ExitCode> {
+    let (size, by) = match (args.size, args.by) {
+        (Some(size), Some(by)) if !args.undo => (size, by.pages(size)),
+        (Some(size), _) => return undo::main(root, &[Group::pool(size)], &args.manner, false),
+        (None, _) => return undo::main(root, &super::groups(root)?, &args.manner, false),
+    };
+    change::change(root, &args.manner, || {
+        let large = pool(root, size)?;
+        let smaller = large.demote_size.ok_or_else(|| {
+            anyhow!(
+                "this kernel does not split {size} pages\n\
+                 hint: Linux 5.16 splits those that are larger than its smallest huge pages"
+            )
+        })?;
+        let small = pool(root, smaller)?;
+        let plan = host_pools::demote(&large, &small, by, args.node.map(NodeId))?;
+        let pieces = Pages(by.0 * (size.bytes() / smaller.bytes()));
+        let notes = (!plan.is_empty()).then(|| {
+            let (has, gets) = (small.persistent(), pieces);
+            format!(
+                "{} split into {}: the pool of {smaller} pages has {has}, and gets {gets} more",
+                counted(by.0, &format!("{size} page")),
+                counted(pieces.0, &format!("{smaller} page")),
+            )
+        });
+        Ok(Change::new(plan, Boot::default(), Vec::from_iter(notes)))
+    })
+}

@@ -1,0 +1,349 @@
+//! `jumbo promote`: huge pages for processes that run already.
+//!
+//! The command line, the processes that it names, and the rounds of `--follow` are here. [`show`]:
+//! the results. [`watch`]: signals and progress.
+
+mod show;
+mod watch;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use jumbo::units::Bytes;
+use jumbo_host::kernel::{Root, cgroup, task};
+use jumbo_host::promote::{
+    Outcome, Pace, Plan, Reach, Refusal, Split, Target, Wish, promote, split,
+};
+use jumbo_host::status;
+use jumbo_inside::orders::MaxWaste;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::knobs::PART;
+use crate::signal::end_by;
+use watch::Watch;
+
+/// Put processes that run already on huge pages
+///
+/// The kernel collapses the memory of a process into huge pages while it runs, in blocks that are
+/// at least half full. Nothing of the process changes but where its memory lies. Without --heap,
+/// --text and --shm it is the heap.
+///
+/// As root (CAP_SYS_NICE and CAP_SYS_PTRACE) by process_madvise. Else, where this user may trace the
+/// process (ptrace), a thread of it makes the call: it is stopped for about a millisecond each time,
+/// and no system call of it ends early. It is not done to a process under seccomp.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo promote --dry-run redis-server
+  jumbo promote --rate 256M --shm --heap 4711
+  jumbo promote --follow --cgroup system.slice/api.service
+  jumbo promote --undo 4711
+
+Exit status: 0 all that was planned is huge; 3 a part; 1 nothing, or no such process; 2 wrong usage; \
+128+N signal N ended it, and what is huge stays so.")]
+pub(crate) struct Args {
+    /// Private memory: heap, bss, thread stacks
+    #[arg(long)]
+    heap: bool,
+
+    /// Program text, where the kernel collapses it (CONFIG_READ_ONLY_THP_FOR_FS)
+    #[arg(long)]
+    text: bool,
+
+    /// Shared memory
+    #[arg(long)]
+    shm: bool,
+
+    /// Go on as the processes grow, with 5 % of a CPU at most; ends with them, or by Ctrl-C
+    #[arg(long, conflicts_with_all = ["undo", "dry_run"])]
+    follow: bool,
+
+    /// Memory to collapse a second; 0: as fast as it goes
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "256M",
+        conflicts_with = "undo",
+        allow_hyphen_values = true
+    )]
+    rate: Bytes,
+
+    /// The memory that blocks may be filled up with, in percent of the resident memory (16M at least; 0: none)
+    /// or `unbounded`
+    #[arg(long, value_name = "PERCENT", default_value_t = MaxWaste::USUAL, conflicts_with = "undo",
+        allow_negative_numbers = true)]
+    max_waste: MaxWaste,
+
+    /// Split all that is huge in the processes, whatever made it so
+    #[arg(long)]
+    undo: bool,
+
+    /// Print the plan and change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print JSON; with --follow a line a round
+    #[arg(long)]
+    json: bool,
+
+    /// The processes of a control group and of the groups in it: a folder, or a path as in /proc/PID/cgroup
+    #[arg(long, value_name = "PATH")]
+    cgroup: Vec<PathBuf>,
+
+    /// The processes; a name can match several
+    #[arg(value_name = "PID|NAME", required_unless_present = "cgroup")]
+    processes: Vec<String>,
+}
+
+/// The JSON.
+#[derive(Default, Serialize)]
+struct Page {
+    dry_run: bool,
+    processes: Vec<Done>,
+}
+
+/// The result of one process.
+#[derive(Serialize)]
+struct Done {
+    pid: u32,
+    name: String,
+    /// Why nothing was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'static str>,
+    /// The method.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reach: Option<Reach>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Plan>,
+    /// The result of the plan; none of a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<Outcome>,
+    /// The result of `--undo`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    split: Option<Split>,
+    /// It ended while it was named, and looked for: one of many need not be there.
+    #[serde(skip)]
+    gone: bool,
+}
+
+impl Args {
+    fn wish(&self) -> Wish {
+        let all_but_named = !(self.heap || self.text || self.shm);
+        Wish {
+            heap: self.heap || all_but_named,
+            text: self.text || self.undo && all_but_named,
+            shm: self.shm || self.undo && all_but_named,
+            max_waste: self.max_waste,
+        }
+    }
+}
+
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let root = Root::host();
+    let pids = named(&root, &args)?;
+    let mut watch = Watch::new().context("cannot read signals from a descriptor")?;
+    if args.follow {
+        return follow(&root, &args, watch);
+    }
+    let mut page = Page {
+        dry_run: args.dry_run,
+        ..Page::default()
+    };
+    let alone = pids.len() == 1;
+    for pid in pids {
+        let done = one(&root, pid, &args, Bytes(0), &mut watch);
+        if alone || !done.gone {
+            page.processes.push(done);
+        }
+        if watch.ended_by().is_some() {
+            break;
+        }
+    }
+    let ended_by = watch.finish();
+    show::page(&page, args.json)?;
+    Ok(match ended_by {
+        Some(signal) => end_by(signal),
+        None => status_of(&page),
+    })
+}
+
+/// The processes that the command line names. Of several that a name or a group has, this one is none.
+fn named(root: &Root, args: &Args) -> anyhow::Result<Vec<u32>> {
+    let own = std::process::id();
+    let mut pids = Vec::new();
+    for text in &args.processes {
+        let found = status::find(root, text)?;
+        let is_number = text.parse::<u32>().is_ok();
+        let found: Vec<_> = found
+            .into_iter()
+            .filter(|pid| is_number || *pid != own)
+            .collect();
+        if found.is_empty() && !is_number {
+            bail!(
+                "no process is `{text}`, neither by PID nor by name\n\
+                 hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
+            );
+        }
+        // A thread has a number and is no process: say so.
+        pids.extend(text.parse::<u32>().ok().filter(|_| found.is_empty()));
+        pids.extend(found);
+    }
+    for path in &args.cgroup {
+        let members = cgroup::members(root, path);
+        let members = members.with_context(|| format!("no control group is {}", path.display()))?;
+        pids.extend(members.into_iter().filter(|pid| *pid != own));
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    if pids.is_empty() {
+        bail!("no process is in that control group");
+    }
+    Ok(pids)
+}
+
+/// Plans for one process, and does it.
+fn one(root: &Root, pid: u32, args: &Args, spent: Bytes, watch: &mut Watch) -> Done {
+    let mut done = Done {
+        pid,
+        name: String::new(),
+        refusal: None,
+        hint: None,
+        reach: None,
+        plan: None,
+        outcome: None,
+        split: None,
+        gone: false,
+    };
+    if let Err(refusal) = work(root, args, spent, watch, &mut done) {
+        done.gone = matches!(refusal, Refusal::Gone | Refusal::Zombie { .. });
+        done.hint = refusal.hint();
+        done.refusal = Some(refusal.to_string());
+    }
+    done
+}
+
+fn work(
+    root: &Root,
+    args: &Args,
+    spent: Bytes,
+    watch: &mut Watch,
+    done: &mut Done,
+) -> Result<(), Refusal> {
+    let target = Target::open(root, done.pid)?;
+    done.name = target.name().to_owned();
+    let wish = args.wish();
+    watch.begin(&target);
+    if args.undo {
+        let reach = done.reach.insert(Reach::find(&target)?);
+        done.split = Some(split(&target, reach, &wish, args.dry_run, watch)?);
+        return Ok(());
+    }
+    let plan = done.plan.insert(Plan::new(&target, &wish, spent)?);
+    // After the plan: what it needs to see is less than what it takes to do it.
+    let reach = done.reach.insert(Reach::find(&target)?);
+    if !args.dry_run {
+        let mut pace = Pace::new(&target, Some(args.rate));
+        done.outcome = Some(promote(&target, reach, plan, &mut pace, watch));
+    }
+    Ok(())
+}
+
+/// The share of a CPU that `--follow` takes is one part of so many.
+const CPU_PARTS: u32 = 20;
+/// Between two rounds.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Rounds until all processes have ended, or a signal comes.
+fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode> {
+    let mut spent: std::collections::BTreeMap<u32, Bytes> = Default::default();
+    let (mut refused, mut interval) = (std::collections::BTreeSet::new(), SHORTEST);
+    let mut any = false;
+    loop {
+        let began = cpu_time();
+        // New ones have come, and others have gone.
+        let Ok(all) = named(root, args) else {
+            break;
+        };
+        let mut page = Page::default();
+        let (mut is_any_left, mut has_grown) = (false, false);
+        for pid in all.iter().copied() {
+            let done = one(
+                root,
+                pid,
+                args,
+                spent.get(&pid).copied().unwrap_or_default(),
+                &mut watch,
+            );
+            is_any_left |= done.refusal.is_none();
+            any |= done.refusal.is_none();
+            if let Some(outcome) = &done.outcome {
+                *spent.entry(pid).or_default() += outcome.cost;
+                has_grown |= outcome.obtained > Bytes(0);
+            }
+            let is_news = done
+                .outcome
+                .as_ref()
+                .is_some_and(|outcome| outcome.planned > Bytes(0));
+            if is_news || done.refusal.is_some() && !done.gone && refused.insert(pid) {
+                page.processes.push(done);
+            }
+            if watch.ended_by().is_some() {
+                break;
+            }
+        }
+        show::round(&page, args.json)?;
+        if !is_any_left || watch.ended_by().is_some() {
+            break;
+        }
+        interval = if has_grown {
+            SHORTEST
+        } else {
+            (interval * 2).min(LONGEST)
+        };
+        let share = (cpu_time().saturating_sub(began)) * (CPU_PARTS - 1);
+        watch.rest(interval.max(share), || {
+            all.iter().any(|pid| lives(root, *pid))
+        });
+    }
+    match watch.finish() {
+        Some(signal) => Ok(end_by(signal)),
+        None if any => Ok(ExitCode::SUCCESS),
+        None => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Whether a process has memory still.
+fn lives(root: &Root, pid: u32) -> bool {
+    task::memory(root, pid).is_ok_and(|memory| memory.is_some())
+}
+
+/// The CPU time of this process so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+fn status_of(page: &Page) -> ExitCode {
+    let is_whole = |done: &Done| match (&done.outcome, &done.split) {
+        _ if done.refusal.is_some() => false,
+        (Some(outcome), _) => outcome.is_whole(),
+        (_, Some(split)) => split.left.is_none(),
+        _ => true,
+    };
+    let is_any = |done: &Done| match (&done.outcome, &done.split) {
+        _ if done.refusal.is_some() => false,
+        (Some(outcome), _) => outcome.obtained > Bytes(0) || outcome.is_whole(),
+        (_, Some(split)) => split.after < split.before || split.left.is_none(),
+        _ => true,
+    };
+    match () {
+        () if page.processes.iter().all(is_whole) => ExitCode::SUCCESS,
+        () if page.processes.iter().any(is_any) => ExitCode::from(PART),
+        () => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,205 @@
+//! The method that reaches a process: [`Reach`].
+
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+use serde::Serialize;
+
+use super::{Refusal, Target};
+use crate::kernel::process::Standing;
+use crate::kernel::remote::{self, Advice, Advised, End};
+use crate::kernel::{Root, sys, task};
+
+/// The time in which a thread makes calls of ours before it is let go: one call takes 0.2 to 1 ms.
+const HOLD: Duration = Duration::from_millis(1);
+
+/// The ways to advise, the better first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Method {
+    /// process_madvise(2): on this thread, while the process runs.
+    ProcessMadvise,
+    /// madvise(2) in a thread of the process, which ptrace(2) stops for it.
+    Ptrace,
+}
+
+/// A method, and the reason why it is not the better one.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Reach {
+    /// Which.
+    pub method: Method,
+    /// Why not process_madvise(2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+}
+
+/// The advice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// MADV_COLLAPSE.
+    Collapse,
+    /// MADV_COLD.
+    Cold,
+}
+
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ProcessMadvise => "process_madvise",
+            Self::Ptrace => "ptrace",
+        })
+    }
+}
+
+impl Reach {
+    /// The best method for a process.
+    ///
+    /// # Errors
+    /// [`Refusal::NoCollapse`], [`Refusal::Unreachable`], [`Refusal::Gone`].
+    pub fn find(target: &Target) -> Result<Self, Refusal> {
+        // An empty range is enough: the kernel looks at the advice and the right to give it first.
+        let errno = match sys::collapse_in(target.process.as_fd(), 0, 0) {
+            Ok(_) => {
+                return Ok(Self {
+                    method: Method::ProcessMadvise,
+                    fallback: None,
+                });
+            }
+            Err(Errno::INVAL | Errno::NOSYS) => return Err(Refusal::NoCollapse),
+            Err(Errno::SRCH) => return Err(Refusal::Gone),
+            Err(errno) => errno,
+        };
+        let advise = why_not_advised(errno);
+        match why_not_traced(target) {
+            None => Ok(Self {
+                method: Method::Ptrace,
+                fallback: Some(advise),
+            }),
+            Some(trace) => Err(Refusal::Unreachable { advise, trace }),
+        }
+    }
+
+    /// Advises the memory at each of `addresses`, of `length` bytes. One answer an address, and why there
+    /// are fewer.
+    pub(super) fn advise(
+        &self,
+        target: &Target,
+        addresses: &[u64],
+        what: What,
+        length: usize,
+    ) -> Advised {
+        if self.method == Method::Ptrace {
+            let advice = Advice {
+                advice: match what {
+                    What::Collapse => libc::MADV_COLLAPSE,
+                    What::Cold => libc::MADV_COLD,
+                },
+                length,
+            };
+            let (root, process) = (&target.root, target.process.as_fd());
+            let renewed = target.renewed.get();
+            let id = target.id();
+            let advised = remote::advise(root, id, process, addresses, advice, HOLD, renewed);
+            target.renewed.set(advised.renewed);
+            return advised;
+        }
+        let mut advised = Advised {
+            answers: Vec::new(),
+            end: End::Done,
+            renewed: None,
+        };
+        for address in addresses {
+            let address = usize::try_from(*address).unwrap_or(usize::MAX);
+            let process = target.process.as_fd();
+            let answer = match what {
+                What::Collapse => sys::collapse_in(process, address, length),
+                What::Cold => sys::cool_in(process, address, length),
+            };
+            match answer {
+                Err(Errno::SRCH) => {
+                    advised.end = End::Gone;
+                    break;
+                }
+                answer => advised.answers.push(answer.map(drop)),
+            }
+        }
+        advised
+    }
+
+    /// The number of blocks that are advised at a time.
+    pub(super) fn at_once(&self) -> usize {
+        match self.method {
+            Method::ProcessMadvise => 1,
+            // One stop of a thread may serve for several.
+            Method::Ptrace => 4,
+        }
+    }
+}
+
+fn why_not_advised(errno: Errno) -> String {
+    let lacks = |capability, name: &'static str| {
+        let sets = rustix::thread::capabilities(None);
+        let has = sets.is_ok_and(|sets| sets.effective.contains(capability));
+        (!has).then_some(name)
+    };
+    let missing: Vec<_> = [
+        lacks(CapabilitySet::SYS_NICE, "CAP_SYS_NICE"),
+        lacks(
+            CapabilitySet::SYS_PTRACE,
+            "CAP_SYS_PTRACE, if it is another user's",
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    match missing.as_slice() {
+        [] => format!(
+            "process_madvise: {errno}; CAP_SYS_NICE counts in the first user namespace alone"
+        ),
+        missing => format!("process_madvise takes {}", missing.join(", and ")),
+    }
+}
+
+/// Why no thread of it can be had make a call.
+fn why_not_traced(target: &Target) -> Option<String> {
+    let (root, pid) = (&target.root, target.pid());
+    let Ok(standing) = Standing::read(root, pid) else {
+        return Some(String::from("it has ended"));
+    };
+    if standing.tracer != 0 {
+        let name = task::name(root, standing.tracer).unwrap_or_default();
+        return Some(format!(
+            "ptrace: process {} ({name}) traces it",
+            standing.tracer
+        ));
+    }
+    if task::is_filtered(root, pid).unwrap_or(false) {
+        let why = "ptrace: it is under seccomp, which would see the call and may kill for it";
+        return Some(String::from(why));
+    }
+    if standing.state == 'T' {
+        return Some(String::from("ptrace: it is stopped (SIGSTOP)"));
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return Some(End::Unsupported.to_string());
+    }
+    // It takes the right to attach to read it.
+    match root.read(format!("proc/{pid}/syscall")) {
+        Err(error) if error.is_denied() => Some(denied(root)),
+        _ => None,
+    }
+}
+
+fn denied(root: &Root) -> String {
+    match root.read_u64("proc/sys/kernel/yama/ptrace_scope") {
+        Ok(scope @ 1..=2) => {
+            format!("ptrace: kernel.yama.ptrace_scope is {scope}, so that it takes CAP_SYS_PTRACE")
+        }
+        Ok(scope @ 3..) => format!("ptrace: kernel.yama.ptrace_scope is {scope}: no process may"),
+        _ => String::from("ptrace takes CAP_SYS_PTRACE: it is another user's, or not dumpable"),
+    }
+}
