@@ -5,9 +5,12 @@
 //! program that wants it may wait.
 //!
 //! The pieces are made by a process that stays while samples are taken. It fills free memory with base pages, and
-//! frees all but a few of each block that could be a huge page. They can be moved, as those of most programs can. Before
-//! each sample it does so anew, because the sample before left huge pages behind; that is also what touches the memory
-//! before the sample.
+//! frees all but a few of each block that could be a huge page. They can be moved, as those of most programs can. The
+//! blocks that are free as a whole in spite of that it keeps, but for a few. Before each sample it does so anew, because
+//! the sample before left huge pages behind; that is also what touches the memory before the sample.
+//!
+//! In a virtual machine the whole blocks would measure something else: a hypervisor takes them back while they are free
+//! (free page reporting, Linux 5.7), and a first touch waits until it has found memory anew.
 //!
 //! No side but plain claims a share of huge pages: the share is a result.
 
@@ -58,6 +61,8 @@ const PERCENT: u64 = 60;
 /// Of each block of so many bytes one base page is kept for each of so many.
 const HUGE: usize = 2 << 20;
 const KEPT: usize = HUGE / 4;
+/// Memory that stays free in whole blocks.
+const WHOLE_LEFT: Bytes = Bytes(64 << 20);
 
 /// Measures the table, with `size` bytes in all; with less memory in pieces where `quick` is set.
 ///
@@ -138,10 +143,13 @@ fn broken(settings: &Settings, size: Bytes, breaker: &RefCell<Option<Talk>>) -> 
 
 /// [`Task::Break`]: at each line of the standard input it breaks free memory of `size` bytes anew, and answers.
 pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
+    let root = Root::host();
     let (page, mut block) = (rustix::param::page_size(), Block::take(By::Map, size)?);
     block.advise(libc::MADV_NOHUGEPAGE)?;
+    let mut held = None;
     for line in io::stdin().lines() {
         line?;
+        held.take().map_or(Ok(()), Block::give_back)?;
         let length = block.bytes().len();
         // Those that were kept lie together by now, where compaction moved them.
         block.let_go(0..length)?;
@@ -149,29 +157,49 @@ pub(crate) fn break_up(size: Bytes) -> Result<(), Error> {
         for kept in (0..length).step_by(KEPT) {
             block.let_go((kept + page).min(length)..(kept + KEPT).min(length))?;
         }
+        // Where that is more than was broken, the host is too large to be in pieces.
+        let whole = free(&root)?.whole.0.saturating_sub(WHOLE_LEFT.0);
+        let mut rest = Block::take(By::MapHuge, Bytes(whole.clamp(HUGE as u64, size.0)))?;
+        rest.touch();
+        held = Some(rest);
         say(&())?;
     }
     Ok(())
 }
 
-/// The figure [`WHOLE`], now.
-fn whole_percent(root: &Root) -> Result<f64, FileError> {
-    let (mut free, mut whole) = (0, 0);
+/// The host's free memory.
+struct Free {
+    all: Bytes,
+    /// In blocks as large as a huge page.
+    whole: Bytes,
+}
+
+impl Free {
+    /// The figure [`WHOLE`].
+    fn whole_percent(&self) -> f64 {
+        100.0 * self.whole.0 as f64 / self.all.0.max(1) as f64
+    }
+}
+
+/// Free memory, by /proc/buddyinfo.
+fn free(root: &Root) -> Result<Free, FileError> {
+    let page = rustix::param::page_size() as u64;
+    let (mut all, mut whole) = (Bytes(0), Bytes(0));
     for zone in root.read("proc/buddyinfo")?.lines() {
         // Node, zone, and their names; then how many blocks of each order are free.
         for (order, count) in zone.split_whitespace().skip(4).enumerate() {
-            let pages = count.parse::<u64>().unwrap_or(0) << order;
-            free += pages;
-            whole += if order < ORDER { 0 } else { pages };
+            let bytes = (count.parse::<u64>().unwrap_or(0) << order) * page;
+            all.0 += bytes;
+            whole.0 += if order < ORDER { 0 } else { bytes };
         }
     }
-    Ok(100.0 * whole as f64 / free.max(1) as f64)
+    Ok(Free { all, whole })
 }
 
 /// [`Task::Latency`]: quantiles over all blocks, and the memory of the process with all of them.
 pub(crate) fn latency(size: Bytes) -> Result<Figures, Error> {
     let root = Root::host();
-    let whole = whole_percent(&root)?;
+    let whole = free(&root)?.whole_percent();
     let count = usize::try_from(size.0 / BLOCK.0).unwrap_or(usize::MAX);
     let (mut blocks, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
@@ -200,8 +228,9 @@ mod tests {
         let zones = "Node 0, zone      DMA   512 0 0 0 0 0 0 0 0 1 0\n\
                      Node 0, zone   Normal     0 256 0 0 0 0 0 0 0 0 1\n";
         std::fs::write(folder.path().join("proc/buddyinfo"), zones).unwrap();
-        let whole = whole_percent(&Root::at(folder.path())).unwrap();
+        let whole = free(&Root::at(folder.path())).unwrap().whole_percent();
         assert_eq!(whole, 60.0);
-        assert!((0.0..=100.0).contains(&whole_percent(&Root::host()).unwrap()));
+        let host = free(&Root::host()).unwrap().whole_percent();
+        assert!((0.0..=100.0).contains(&host));
     }
 }
