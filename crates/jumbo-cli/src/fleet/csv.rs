@@ -42,6 +42,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
         };
         row.add_to(&mut data).map_err(|Refused { column, why }| {
             let line = record.position().map_or(0, csv::Position::line);
+            let line = line + blank_lines(path, line);
             anyhow!("{name}, line {line}, column {column}: {why}")
         })?;
     }
@@ -49,6 +50,14 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Data> {
         bail!("{name} has no samples\n{hint}, and each other line one sample");
     }
     Ok(data)
+}
+
+/// The blank lines from a line on: the reader counts them to the record behind them.
+fn blank_lines(path: &Path, line: u64) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let before = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
+    let blank = text.lines().skip(before);
+    blank.take_while(|line| line.trim().is_empty()).count() as u64
 }
 
 struct Row<'a> {

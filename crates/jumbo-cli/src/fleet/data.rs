@@ -106,10 +106,25 @@ impl Data {
         }
     }
 
-    /// False where no unit tells its requests: CPU is then that of a pod, whatever it did.
+    /// False where less than half of the units tell their requests: CPU is then that of a pod, whatever it did.
     pub(super) fn has_requests(&self) -> bool {
-        let mut units = self.units.values();
-        units.any(|unit| !unit.samples_of(Figure::Cpu, true).is_empty())
+        let have = |has_requests| {
+            let has_cpu = |unit: &&Unit| !unit.samples_of(Figure::Cpu, has_requests).is_empty();
+            self.units.values().filter(has_cpu).count()
+        };
+        let with = have(true);
+        with > 0 && with * 2 >= have(false)
+    }
+
+    /// A unit that has cores and requests, and never at the same time.
+    pub(super) fn unmatched(&self) -> Option<&str> {
+        let of_both = [Metric::Cores, Metric::RequestsPerSecond];
+        let is_unmatched = |unit: &Unit| {
+            let has_both = of_both.iter().all(|it| unit.samples.contains_key(it));
+            has_both && unit.samples_of(Figure::Cpu, true).is_empty()
+        };
+        let mut units = self.units.iter();
+        units.find_map(|(name, unit)| is_unmatched(unit).then_some(name.as_str()))
     }
 
     /// The values of one arm, one for each unit that has it, and the number of units that do not.

@@ -204,6 +204,11 @@ struct Compared {
 impl Comparison {
     fn of(data: &Data, pods: Option<NonZeroUsize>, seed: u64) -> anyhow::Result<Self> {
         let fleet_pods = pods.map_or(data.units.len(), NonZeroUsize::get);
+        if let Some(unit) = data.unmatched() {
+            bail!(
+                "{unit} has cores and requests_per_second, but never at the same time\nhint: write both with one time, or cpu_seconds_per_request"
+            );
+        }
         let per_request = data.has_requests();
         let (mut figures, mut left_out, mut notes) = (Vec::new(), Vec::new(), Vec::new());
         for figure in Figure::ALL {

@@ -2,7 +2,7 @@
 //!
 //! Without TLS: that needs a cryptographic library, in a command that is one small file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -55,14 +55,9 @@ pub(super) struct Source {
     )]
     arm: String,
 
-    /// Query for series with both labels, where those of a metric have no arm
-    #[arg(
-        long,
-        value_name = "PROMQL",
-        default_value = "kube_pod_labels",
-        requires = "prometheus"
-    )]
-    arms: String,
+    /// Query for series with both labels, where those of a metric have no arm [default: kube_pod_labels]
+    #[arg(long, value_name = "PROMQL", requires = "prometheus")]
+    arms: Option<String>,
 
     /// Matchers for all default queries, such as namespace="shop"
     #[arg(
@@ -238,8 +233,12 @@ impl Source {
     }
 
     fn arms_from(&self, client: &mut Client) -> anyhow::Result<BTreeMap<String, Arm>> {
-        let mut arms = BTreeMap::new();
-        for series in client.ask(&self.arms)? {
+        let asked = self.arms.clone().unwrap_or_else(|| {
+            let (unit, arm, all) = (self.unit.join(","), &self.arm, &self.select);
+            format!("group by ({unit},{arm}) (kube_pod_labels{{{arm}!=\"\",{all}}})")
+        });
+        let (mut arms, mut contradictory) = (BTreeMap::new(), BTreeSet::new());
+        for series in client.ask(&asked)? {
             let arm = series.metric.get(&self.arm).and_then(|arm| Arm::of(arm));
             let Some((unit, arm)) = self.unit_of(&series).zip(arm) else {
                 continue;
@@ -248,11 +247,15 @@ impl Source {
                 .insert(unit.clone(), arm)
                 .is_some_and(|before| before != arm)
             {
-                let arms = &self.arms;
-                bail!(
-                    "{unit} has two arms by `{arms}`\nhint: a pod stays in one arm; see --arms in docs/fleet.md"
-                );
+                contradictory.insert(unit);
             }
+        }
+        for unit in contradictory {
+            arms.remove(&unit);
+            let why = "a pod stays in one arm, so its series count as those of no arm";
+            client
+                .warnings
+                .push(format!("{unit} had two arms by `{asked}`; {why}"));
         }
         Ok(arms)
     }

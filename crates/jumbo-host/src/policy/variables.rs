@@ -9,8 +9,14 @@ pub const HUGETLB_TUNABLE: &str = "glibc.malloc.hugetlb";
 /// The loader separates at colons and blanks (ld.so(8)).
 pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
     let current = current.unwrap_or_default();
-    let listed = current.split(|byte| is_preload_separator(*byte));
-    if listed.into_iter().any(|entry| entry == library) {
+    let listed = || current.split(|byte| is_preload_separator(*byte));
+    let is_anothers = |entry: &&[u8]| entry.ends_with(LIBRARY_FILE) && *entry != library;
+    if listed().any(|entry| is_anothers(&entry)) {
+        let kept = listed().filter(|entry| !entry.is_empty() && !entry.ends_with(LIBRARY_FILE));
+        return Some(kept.fold(Vec::new(), |all, entry| join(&all, entry)))
+            .map(|all| join(&all, library));
+    }
+    if listed().any(|entry| entry == library) {
         return None;
     }
     Some(join(current, library))
@@ -73,6 +79,17 @@ mod tests {
         );
         assert_eq!(add(Some("a.so:/l/j.so")), None);
         assert_eq!(add(Some("/l/j.so a.so")), None);
+        // That of another version goes: two of them would both serve the program.
+        let new = b"/2/libjumbo_preload.so";
+        for before in [
+            "/1/libjumbo_preload.so:a.so",
+            "/1/libjumbo_preload.so a.so /2/libjumbo_preload.so",
+        ] {
+            assert_eq!(
+                preload(Some(before.as_bytes()), new).unwrap(),
+                b"a.so:/2/libjumbo_preload.so"
+            );
+        }
     }
 
     #[test]

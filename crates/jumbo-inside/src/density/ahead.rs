@@ -12,7 +12,7 @@ use rustix::io::{Errno, Result};
 use super::blocks::{self, State};
 use super::fill::{
     BLOCKS, RUNS, ask, ask_for, ask_for_room, bytes, charge, count_run, find, is_crowded, is_huge,
-    may_look, pmd, publish, resident_memory, settle_block,
+    may_look, pmd, publish, resident_memory, settle_block, withdraw,
 };
 use super::look::{Touched, resident};
 use super::table::PAGE_BYTES;
@@ -59,6 +59,12 @@ static NEXT_SCAN_MILLIS: AtomicU64 = AtomicU64::new(0);
 const REST_RATIO: u32 = 20;
 /// The places where the last scan advised blocks ahead: they share the credit.
 static FRONTS: AtomicUsize = AtomicUsize::new(0);
+/// When blocks are tried again that the kernel refused to collapse, and the wait before that: doubled each time, until
+/// another block is found filled.
+static RETRY_MILLIS: AtomicU64 = AtomicU64::new(0);
+static RETRY_WAIT_MILLIS: AtomicU64 = AtomicU64::new(0);
+const MIN_RETRY_MILLIS: u64 = 100;
+const MAX_RETRY_MILLIS: u64 = 60_000;
 /// When blocks were found filled last, when collapses may go on, and when the last one ended.
 static FILLED_MILLIS: AtomicU64 = AtomicU64::new(0);
 static NEXT_COLLAPSE_MILLIS: AtomicU64 = AtomicU64::new(0);
@@ -102,6 +108,8 @@ fn scan(stop: &Stop) -> Option<Duration> {
         stop,
         pagemap: Pagemap::open().ok(),
         has_changed: false,
+        has_filled: false,
+        has_obtained: false,
         is_filling: false,
         fronts: 0,
         left_blocks: 0,
@@ -127,6 +135,10 @@ fn scan(stop: &Stop) -> Option<Duration> {
     };
     let rest = crate::sync::now().saturating_add(looked.saturating_mul(ratio));
     NEXT_SCAN_MILLIS.store(millis(rest), Ordering::Relaxed);
+    if scan.has_filled {
+        RETRY_MILLIS.store(0, Ordering::Relaxed);
+        RETRY_WAIT_MILLIS.store(0, Ordering::Relaxed);
+    }
     if scan.is_filling || scan.used_blocks > 0 {
         FILLED_MILLIS.store(millis(now), Ordering::Relaxed);
     }
@@ -153,6 +165,12 @@ fn scan(stop: &Stop) -> Option<Duration> {
             };
             let next = end.saturating_add(took.saturating_mul(ratio));
             NEXT_COLLAPSE_MILLIS.store(millis(next), Ordering::Relaxed);
+            if !scan.has_obtained {
+                let wait = RETRY_WAIT_MILLIS.load(Ordering::Relaxed) * 2;
+                let wait = wait.clamp(MIN_RETRY_MILLIS, MAX_RETRY_MILLIS);
+                RETRY_WAIT_MILLIS.store(wait, Ordering::Relaxed);
+                RETRY_MILLIS.store(millis(end) + wait, Ordering::Relaxed);
+            }
         }
         let until = collapse_due().saturating_sub(crate::sync::now());
         wait = wait.min(until.max(TICK));
@@ -174,7 +192,8 @@ fn collapse_due() -> Duration {
         false => MAX_FILL,
     };
     let is_long = of(&COLLAPSED_MILLIS) + longest;
-    is_calm.min(is_long).max(of(&NEXT_COLLAPSE_MILLIS))
+    let next = of(&NEXT_COLLAPSE_MILLIS).max(of(&RETRY_MILLIS));
+    is_calm.min(is_long).max(next)
 }
 
 /// Advises blocks in a row that are huge: what is dropped of them is huge again from its touch, and
@@ -196,6 +215,9 @@ struct Scan<'s> {
     pagemap: Option<Pagemap>,
     /// Something was found that was not so before.
     has_changed: bool,
+    /// A block was found filled on base pages; and one was collapsed.
+    has_filled: bool,
+    has_obtained: bool,
     /// Blocks were advised ahead of what the program fills.
     is_filling: bool,
     /// The places where blocks are advised ahead.
@@ -279,7 +301,8 @@ impl Scan<'_> {
                     *filled = Some(block);
                 }
                 if resident >= pmd() - bytes(1) {
-                    self.has_changed |= find(block, seen, State::Filled);
+                    self.has_filled |= find(block, seen, State::Filled);
+                    self.has_changed |= self.has_filled;
                 }
                 block + 1
             }
@@ -396,32 +419,41 @@ impl Scan<'_> {
             false => run.len() * 2,
         };
         BATCH_BLOCKS.store(most.clamp(1, MAX_BATCH), Ordering::Relaxed);
-        if answer.is_err() {
-            for block in run.clone() {
-                let answer = self.collapse(&(block..block + 1));
-                let seen = BLOCKS.seen(block);
-                if answer.is_err() && matches!(seen.state(), State::Huge { .. }) {
-                    // The kernel does not take it, since it lies in two mappings, say: as one that waits it would be
-                    // found filled, and tried, by each scan from now on.
-                    let now = match answer {
-                        Err(Errno::INVAL) => State::Untracked,
-                        _ => State::Waiting,
-                    };
-                    find(block, seen, now);
-                }
-                if answer == Err(Errno::NOMEM) {
-                    return None;
-                }
+        self.has_obtained |= answer.is_ok();
+        let mut is_short = false;
+        for block in run.clone().take_while(|_| answer.is_err()) {
+            let answer = match is_short {
+                true => Err(Errno::NOMEM),
+                false => self.collapse(&(block..block + 1)),
+            };
+            is_short |= answer == Err(Errno::NOMEM);
+            self.has_obtained |= answer.is_ok();
+            let seen = BLOCKS.seen(block);
+            if let (Err(error), State::Huge { .. }) = (answer, seen.state()) {
+                let now = match error {
+                    // It lies in two mappings, say.
+                    Errno::INVAL => State::Untracked,
+                    // A page of it is pinned, or there is no huge page.
+                    _ => State::Filled,
+                };
+                find(block, seen, now);
             }
         }
-        Some(run.end)
+        (!is_short).then_some(run.end)
     }
 
     fn collapse(&self, run: &Range<usize>) -> Result<()> {
         let range = run.start * pmd()..run.end * pmd();
         match collapse(&range, Policy::Mapping) {
             // The advice was withdrawn once.
-            Err(Errno::INVAL) if ask_for(run).is_ok() => collapse(&range, Policy::Mapping),
+            Err(Errno::INVAL) if ask_for(run).is_ok() => {
+                let answer = collapse(&range, Policy::Mapping);
+                // What is not charged must not be huge from a touch.
+                if answer.is_err() {
+                    let _ = withdraw(&range);
+                }
+                answer
+            }
             answer => answer,
         }
     }

@@ -419,7 +419,7 @@ pub(super) fn moved(from: usize, to: usize, length: usize) {
 
 /// MADV_NOHUGEPAGE.
 #[expect(unsafe_code, reason = "advises memory")]
-fn withdraw(range: &Range<usize>) -> Result<()> {
+pub(super) fn withdraw(range: &Range<usize>) -> Result<()> {
     let at = with_exposed_provenance_mut(range.start);
     // SAFETY: it changes how memory is backed, never what it holds.
     unsafe { mm::madvise(at, range.len(), Advice::LinuxNoHugepage) }
