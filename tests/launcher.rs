@@ -375,8 +375,9 @@ fn the_launcher_makes_few_system_calls() {
         .iter()
         .rposition(|call| call.contains("execve(\"/bin/true\""));
     let launchers = &calls[..program.expect("the program was started")];
+    // Of a debug build, whose loader opens three libraries of C; the one to download has none to open.
     assert!(
-        launchers.len() < 150,
+        launchers.len() < 160,
         "{} calls: {launchers:#?}",
         launchers.len()
     );
