@@ -1,6 +1,7 @@
 //! One process beside its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use procfs_core::process::Stat;
 use serde::Serialize;
@@ -75,6 +76,17 @@ pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileE
 /// [`FileError::Io`] where it is gone.
 pub fn started(root: &Root, pid: u32) -> Result<u64, FileError> {
     Ok(stat(root, pid)?.starttime)
+}
+
+/// The CPU time of the children of `pid` that it waited for.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub fn children_cpu(root: &Root, pid: u32) -> Result<Duration, FileError> {
+    let stat = stat(root, pid)?;
+    let ticks = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
+    let a_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok(Duration::from_secs_f64(ticks as f64 / a_second))
 }
 
 fn stat(root: &Root, pid: impl Display) -> Result<Stat, FileError> {

@@ -86,9 +86,9 @@ pub struct Outcome {
 const MAX_RANGES: usize = 3;
 
 impl Outcome {
-    /// True where all of the plan is huge that is still there.
+    /// True where all of the plan is huge that is still there, of a process that is.
     pub fn is_whole(&self) -> bool {
-        self.stopped.is_none() && self.failures.is_empty()
+        !self.ended && self.stopped.is_none() && self.failures.is_empty()
     }
 
     pub(super) fn refused(&mut self, address: u64, bytes: Bytes, errno: Errno) {
