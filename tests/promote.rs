@@ -361,6 +361,9 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
         return;
     }
     assert_refused(&As::Root.promote(&["4194301"]), "no such process");
+    let missing = As::Root.promote(&["4194301", "4194302"]);
+    assert_refused(&missing, "4194301: no such process");
+    assert_refused(&missing, "4194302: no such process");
     assert_refused(
         &As::Root.promote(&["no such name"]),
         "neither by PID nor by name",
@@ -389,6 +392,9 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
 
     let foreign = answers(8).start_plain();
     foreign.wait_for_line("ready");
+    let one_of_two = As::Root.promote(&["--dry-run", "4194301", &id(&foreign)]);
+    assert_eq!(one_of_two.shell_status(), 3, "{one_of_two:?}");
+    assert!(one_of_two.stderr.contains("4194301: no such"));
     let ran = As::Nobody.promote(&[&id(&foreign)]);
     assert_refused(&ran, "it runs as user 0");
     assert!(
@@ -513,4 +519,53 @@ fn a_process_of_another_pid_namespace_is_promoted_from_outside() {
     let child = running.child();
     let done = As::Root.json(&[&child.as_raw_nonzero().to_string()]);
     assert!(resident(child).huge_share() >= 0.85, "{done}");
+}
+
+#[test]
+fn a_program_whose_vdso_is_not_executable_lives_on() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("still_vdso", &[])]);
+    for how in ["once", "flickers"] {
+        let program = Program::new(files.path("still_vdso")).args(["32", how]);
+        let running = As::Nobody.program(program).start_plain();
+        running.wait_for_line("ready");
+        for _ in 0..8 {
+            let done = As::Nobody.json(&["--rate", "0", &id(&running)]);
+            let outcome = &done["outcome"];
+            let why = outcome["stopped"].as_str().unwrap_or_default();
+            let is_told = how == "flickers" && why.contains("no system call instruction");
+            assert!(why.is_empty() || is_told, "{done}");
+            As::Nobody.json(&["--undo", &id(&running)]);
+            assert_untouched(running.pid());
+        }
+        running.wait().ok();
+    }
+}
+
+#[test]
+fn a_thread_of_the_kernel_in_the_process_is_left_alone() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("sqpoll", &[])]);
+    let program = Program::new(files.path("sqpoll")).args(["32"]);
+    let running = As::Nobody.program(program).start_plain();
+    if running.wait_for_line("") == "none" {
+        eprintln!("skipped: no io_uring here");
+        return;
+    }
+    let ran = As::Nobody.promote(&[&id(&running)]);
+    assert_eq!(ran.shell_status(), 1, "{ran:?}");
+    assert!(ran.stdout.contains("no thread was at a place"), "{ran:?}");
+    assert_untouched(running.pid());
+    running.signal(Signal::USR1);
+    running.wait().ok();
 }

@@ -6,6 +6,7 @@
 mod show;
 mod watch;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -130,6 +131,17 @@ struct Done {
     gone: bool,
 }
 
+/// A process that the command line names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Named {
+    pid: u32,
+    /// The moment of its start, so that no other is taken for it; `None`: it is gone.
+    started: Option<u64>,
+}
+
+/// The processes of the PIDs that the command line has, as they were at first.
+type Typed = BTreeMap<u32, Option<u64>>;
+
 impl Args {
     fn wish(&self) -> Wish {
         let all_but_named = !(self.heap || self.text || self.shm);
@@ -144,19 +156,20 @@ impl Args {
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
-    let pids = named(&root, &args)?;
+    let mut typed = Typed::new();
+    let all = named(&root, &args, &mut typed)?;
     let mut watch = Watch::new().context("cannot read signals from a descriptor")?;
     if args.follow {
-        return follow(&root, &args, watch);
+        return follow(&root, &args, watch, &mut typed);
     }
     let mut page = Page {
         dry_run: args.dry_run,
         ..Page::default()
     };
-    let alone = pids.len() == 1;
-    for pid in pids {
-        let done = one(&root, pid, &args, Bytes(0), &mut watch);
-        if alone || !done.gone {
+    let alone = all.len() == 1;
+    for process in all {
+        let done = one(&root, process, &args, Bytes(0), &mut watch);
+        if alone || !done.gone || typed.contains_key(&done.pid) {
             page.processes.push(done);
         }
         if watch.ended_by().is_some() {
@@ -172,9 +185,13 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The processes that the command line names. Of several that a name or a group has, this one is none.
-fn named(root: &Root, args: &Args) -> anyhow::Result<Vec<u32>> {
+fn named(root: &Root, args: &Args, typed: &mut Typed) -> anyhow::Result<Vec<Named>> {
     let own = std::process::id();
-    let mut pids = Vec::new();
+    let of = |pid| Named {
+        pid,
+        started: task::started(root, pid).ok(),
+    };
+    let mut all = Vec::new();
     for text in &args.processes {
         let found = status::find(root, text)?;
         let is_number = text.parse::<u32>().is_ok();
@@ -188,27 +205,32 @@ fn named(root: &Root, args: &Args) -> anyhow::Result<Vec<u32>> {
                  hint: names are those of `ps -e`, whole: `jumbo status` lists the largest processes"
             );
         }
-        // A thread has a number and is no process: say so.
-        pids.extend(text.parse::<u32>().ok().filter(|_| found.is_empty()));
-        pids.extend(found);
+        // A thread has a number and is no process: say so. A PID that another process has by now is none.
+        if let Ok(pid) = text.parse() {
+            let now = of(pid);
+            let is_it = *typed.entry(pid).or_insert(now.started) == now.started;
+            all.extend(is_it.then_some(now));
+        } else {
+            all.extend(found.into_iter().map(of));
+        }
     }
     for path in &args.cgroup {
         let members = cgroup::members(root, path);
         let members = members.with_context(|| format!("no control group is {}", path.display()))?;
-        pids.extend(members.into_iter().filter(|pid| *pid != own));
+        all.extend(members.into_iter().filter(|pid| *pid != own).map(of));
     }
-    pids.sort_unstable();
-    pids.dedup();
-    if pids.is_empty() {
+    all.sort_unstable();
+    all.dedup();
+    if all.is_empty() {
         bail!("no process is in that control group");
     }
-    Ok(pids)
+    Ok(all)
 }
 
 /// Plans for one process, and does it.
-fn one(root: &Root, pid: u32, args: &Args, spent: Bytes, watch: &mut Watch) -> Done {
+fn one(root: &Root, process: Named, args: &Args, spent: Bytes, watch: &mut Watch) -> Done {
     let mut done = Done {
-        pid,
+        pid: process.pid,
         name: String::new(),
         refusal: None,
         hint: None,
@@ -218,7 +240,7 @@ fn one(root: &Root, pid: u32, args: &Args, spent: Bytes, watch: &mut Watch) -> D
         split: None,
         gone: false,
     };
-    if let Err(refusal) = work(root, args, spent, watch, &mut done) {
+    if let Err(refusal) = work(root, process, args, spent, watch, &mut done) {
         done.gone = matches!(refusal, Refusal::Gone | Refusal::Zombie { .. });
         done.hint = refusal.hint();
         done.refusal = Some(refusal.to_string());
@@ -228,12 +250,17 @@ fn one(root: &Root, pid: u32, args: &Args, spent: Bytes, watch: &mut Watch) -> D
 
 fn work(
     root: &Root,
+    process: Named,
     args: &Args,
     spent: Bytes,
     watch: &mut Watch,
     done: &mut Done,
 ) -> Result<(), Refusal> {
-    let target = Target::open(root, done.pid)?;
+    let target = Target::open(root, process.pid)?;
+    // Since it was named it may have ended, and another may have got its PID.
+    if task::started(root, process.pid).ok() != process.started {
+        return Err(Refusal::Gone);
+    }
     done.name = target.name().to_owned();
     let wish = args.wish();
     watch.begin(&target);
@@ -259,37 +286,38 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Rounds until all processes have ended, or a signal comes.
-fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode> {
-    let mut spent: std::collections::BTreeMap<u32, Bytes> = Default::default();
-    let (mut refused, mut interval) = (std::collections::BTreeSet::new(), SHORTEST);
+fn follow(
+    root: &Root,
+    args: &Args,
+    mut watch: Watch,
+    typed: &mut Typed,
+) -> anyhow::Result<ExitCode> {
+    let mut spent: BTreeMap<Named, Bytes> = BTreeMap::new();
+    let (mut refused, mut interval) = (BTreeSet::new(), SHORTEST);
     let mut any = false;
     loop {
-        let began = cpu_time();
+        let began = cpu_time(root);
         // New ones have come, and others have gone.
-        let Ok(all) = named(root, args) else {
+        let Ok(all) = named(root, args, typed) else {
             break;
         };
         let mut page = Page::default();
         let (mut is_any_left, mut has_grown) = (false, false);
-        for pid in all.iter().copied() {
-            let done = one(
-                root,
-                pid,
-                args,
-                spent.get(&pid).copied().unwrap_or_default(),
-                &mut watch,
-            );
+        for process in all.iter().copied() {
+            let before = spent.get(&process).copied().unwrap_or_default();
+            let done = one(root, process, args, before, &mut watch);
             is_any_left |= done.refusal.is_none();
             any |= done.refusal.is_none();
             if let Some(outcome) = &done.outcome {
-                *spent.entry(pid).or_default() += outcome.cost;
+                *spent.entry(process).or_default() += outcome.cost;
                 has_grown |= outcome.obtained > Bytes(0);
             }
             let is_news = done
                 .outcome
                 .as_ref()
                 .is_some_and(|outcome| outcome.planned > Bytes(0));
-            if is_news || done.refusal.is_some() && !done.gone && refused.insert(pid) {
+            let is_told = !done.gone || process.started.is_none();
+            if is_news || done.refusal.is_some() && is_told && refused.insert(process) {
                 page.processes.push(done);
             }
             if watch.ended_by().is_some() {
@@ -305,9 +333,9 @@ fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode
         } else {
             (interval * 2).min(LONGEST)
         };
-        let share = (cpu_time().saturating_sub(began)) * (CPU_PARTS - 1);
+        let share = (cpu_time(root).saturating_sub(began)) * (CPU_PARTS - 1);
         watch.rest(interval.max(share), || {
-            all.iter().any(|pid| lives(root, *pid))
+            all.iter().any(|process| lives(root, *process))
         });
     }
     match watch.finish() {
@@ -318,14 +346,16 @@ fn follow(root: &Root, args: &Args, mut watch: Watch) -> anyhow::Result<ExitCode
 }
 
 /// Whether a process has memory still.
-fn lives(root: &Root, pid: u32) -> bool {
-    task::memory(root, pid).is_ok_and(|memory| memory.is_some())
+fn lives(root: &Root, process: Named) -> bool {
+    task::started(root, process.pid).ok() == process.started
+        && task::memory(root, process.pid).is_ok_and(|memory| memory.is_some())
 }
 
-/// The CPU time of this process so far.
-fn cpu_time() -> Duration {
+/// The CPU time of this process and of its children so far.
+fn cpu_time(root: &Root) -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::try_from(time).unwrap_or_default()
+    let children = task::children_cpu(root, std::process::id());
+    Duration::try_from(time).unwrap_or_default() + children.unwrap_or_default()
 }
 
 fn status_of(page: &Page) -> ExitCode {
@@ -342,6 +372,8 @@ fn status_of(page: &Page) -> ExitCode {
         _ => true,
     };
     match () {
+        // All that a group or a name had have ended.
+        () if page.processes.is_empty() => ExitCode::FAILURE,
         () if page.processes.iter().all(is_whole) => ExitCode::SUCCESS,
         () if page.processes.iter().any(is_any) => ExitCode::from(PART),
         () => ExitCode::FAILURE,

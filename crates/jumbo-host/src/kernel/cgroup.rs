@@ -50,6 +50,12 @@ impl Limit {
         let fixed = self.usage.0.saturating_sub(self.reclaimable.0);
         Bytes(self.limit.0.saturating_sub(fixed))
     }
+
+    /// The room without what the group needs to go on growing: an eighth, 64 MiB at most.
+    pub fn spare(&self) -> Bytes {
+        const MOST: u64 = 64 << 20;
+        Bytes(self.room().0.saturating_sub((self.limit.0 / 8).min(MOST)))
+    }
 }
 
 /// A controller's files: the folder of this process's group, and the mount above it.
@@ -108,6 +114,14 @@ pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
     let file = inside(mount, &group.pathname).join("memory.pressure");
     let file = file.strip_prefix("/").ok()?.to_owned();
     root.path(&file).exists().then_some(file)
+}
+
+/// The memory limit on `pid`; `None` where there is none that can be seen from here.
+pub fn memory_limit(root: &Root, pid: u32) -> Option<Limit> {
+    let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
+    let mounts: MountInfos = parse(root, "proc/self/mountinfo").ok()?;
+    let group = Group::find(root, &groups, &mounts, "memory")?;
+    group.tightest(root, "memory").ok()?
 }
 
 /// The processes of a control group and of those in it, by ascending PID. `path` is its folder, or its
@@ -241,4 +255,40 @@ fn unit(size: PageSize) -> String {
         _ => (10, "KB"),
     };
     format!("{}{unit}", size.bytes() >> shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::fake;
+
+    #[test]
+    fn a_process_is_bounded_by_the_groups_above_it() {
+        let mounts = "35 31 0:32 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let (_folder, root) = fake::host(&[
+            ("proc/7/cgroup", "0::/a/b\n"),
+            ("proc/8/cgroup", "0::/c\n"),
+            ("proc/self/mountinfo", mounts),
+            ("sys/fs/cgroup/cgroup.controllers", "cpu memory\n"),
+            ("sys/fs/cgroup/a/memory.max", "134217728\n"),
+            ("sys/fs/cgroup/a/memory.current", "104857600\n"),
+            (
+                "sys/fs/cgroup/a/memory.stat",
+                "active_file 0\ninactive_file 0\nfile_dirty 0\nfile_writeback 0\n",
+            ),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/c/memory.max", "max\n"),
+        ]);
+        let limit = memory_limit(&root, 7).unwrap();
+        // An eighth of 128 MiB of the 28 MiB that are left.
+        assert_eq!(limit.spare(), Bytes(12 << 20));
+        assert_eq!(memory_limit(&root, 8), None);
+        assert_eq!(memory_limit(&root, 9), None);
+        let large = Limit {
+            limit: Bytes(1 << 30),
+            usage: Bytes(1000 << 20),
+            ..limit
+        };
+        assert_eq!(large.spare(), Bytes(0));
+    }
 }

@@ -1,6 +1,7 @@
 //! One process beside its mappings: /proc/PID/{stat,status,comm,cmdline} (proc_pid_stat(5)).
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use procfs_core::process::Stat;
 use serde::Serialize;
@@ -58,7 +59,37 @@ pub fn is_exiting(root: &Root, pid: u32) -> Result<bool, FileError> {
     Ok(stat(root, pid)?.flags & PF_EXITING != 0)
 }
 
-fn stat(root: &Root, pid: u32) -> Result<Stat, FileError> {
+/// True where a thread, `PID/task/TID`, is one that the kernel works with (PF_IO_WORKER, PF_USER_WORKER):
+/// io_uring's or vhost's. It has the memory of the process, and never runs its program.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub(crate) fn is_worker(root: &Root, thread: impl Display) -> Result<bool, FileError> {
+    const PF_IO_WORKER: u32 = 0x10;
+    const PF_USER_WORKER: u32 = 0x4000;
+    Ok(stat(root, thread)?.flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
+}
+
+/// The moment at which `pid` was started, in ticks after the boot: another that gets its ID has another.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub fn started(root: &Root, pid: u32) -> Result<u64, FileError> {
+    Ok(stat(root, pid)?.starttime)
+}
+
+/// The CPU time of the children of `pid` that it waited for.
+///
+/// # Errors
+/// [`FileError::Io`] where it is gone.
+pub fn children_cpu(root: &Root, pid: u32) -> Result<Duration, FileError> {
+    let stat = stat(root, pid)?;
+    let ticks = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
+    let a_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok(Duration::from_secs_f64(ticks as f64 / a_second))
+}
+
+fn stat(root: &Root, pid: impl Display) -> Result<Stat, FileError> {
     parse(root, &format!("proc/{pid}/stat"))
 }
 

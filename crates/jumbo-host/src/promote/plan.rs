@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::{Refusal, Target};
 use crate::kernel::smaps::Mapping;
 use crate::kernel::sys::Pagemap;
-use crate::kernel::{FileError, aside};
+use crate::kernel::{FileError, aside, cgroup};
 use crate::status::{Kind, process::Observer};
 use crate::units::{Bytes, PageSize};
 
@@ -107,6 +107,7 @@ pub fn left_out(reason: &str) -> &str {
     match reason {
         "sparse" => "in blocks that are less than half full",
         "bound" => "in blocks that would take more than --max-waste allows",
+        "group" => "in blocks that would take more than its control group can spare",
         "edge" => "outside of whole aligned blocks",
         "declined" => "under MADV_NOHUGEPAGE",
         "unaligned" => "mapped at addresses that do not fit the file's huge pages",
@@ -149,9 +150,15 @@ impl Plan {
         }
         let bound = bound(wish.max_waste, resident);
         let room = bound.map(|bound| Bytes(bound.0.saturating_sub(spent.0)));
+        let spare = cgroup::memory_limit(&target.root, target.pid()).map(|limit| limit.spare());
+        let is_group = spare.is_some_and(|spare| room.is_none_or(|room| spare < room));
+        let (room, reason) = match is_group {
+            true => (spare, "group"),
+            false => (room, "bound"),
+        };
         let blocks = choose(found, room, |kind, block| {
             let part = kinds.entry(kind).or_default();
-            *part.left.entry("bound").or_default() += block.resident;
+            *part.left.entry(reason).or_default() += block.resident;
         });
         for block in &blocks {
             let part = kinds.entry(block.kind).or_default();

@@ -172,6 +172,8 @@ fn why_not_traced(target: &Target) -> Option<String> {
     };
     if standing.tracer != 0 {
         let name = task::name(root, standing.tracer).unwrap_or_default();
+        // A process chooses its name.
+        let name = name.replace(char::is_control, "\u{fffd}");
         return Some(format!(
             "ptrace: process {} ({name}) traces it",
             standing.tracer

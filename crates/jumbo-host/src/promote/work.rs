@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::plan::{Block, Survey, size};
 use super::reach::What;
 use super::{Pace, Pause, Plan, Reach, Target};
+use crate::kernel::cgroup;
 use crate::kernel::remote::End;
 use crate::units::{Bytes, PageSize};
 
@@ -85,9 +86,9 @@ pub struct Outcome {
 const MAX_RANGES: usize = 3;
 
 impl Outcome {
-    /// True where all of the plan is huge that is still there.
+    /// True where all of the plan is huge that is still there, of a process that is.
     pub fn is_whole(&self) -> bool {
-        self.stopped.is_none() && self.failures.is_empty()
+        !self.ended && self.stopped.is_none() && self.failures.is_empty()
     }
 
     pub(super) fn refused(&mut self, address: u64, bytes: Bytes, errno: Errno) {
@@ -177,6 +178,19 @@ pub fn promote(
     while !blocks.is_empty() && stopped.is_none() {
         if free < reach.at_once() as u64 {
             free = work.pace.free_pages(plan.huge_page).min(BATCH);
+            // Each may grow it by a huge page.
+            let limit = cgroup::memory_limit(&target.root, target.pid());
+            if let Some(limit) = limit.filter(|_| free > 0) {
+                free = free.min(limit.spare().0 / plan.huge_page.bytes());
+                if free == 0 {
+                    stopped = Some(format!(
+                        "its control group has {} left of {}, which it may need to grow",
+                        limit.room(),
+                        limit.limit
+                    ));
+                    break;
+                }
+            }
         }
         if free == 0 {
             let why = "no huge page is free, and the kernel would have to move memory for one; \

@@ -48,6 +48,10 @@ mod machine {
             let gone = |_: Errno| End::Gone;
             let own = ptrace::registers(thread).map_err(gone)?;
             let mut own = own.filter(|own| own.cs == USER_CODE).ok_or(End::Narrow)?;
+            // No program has these: a thread that the kernel works with.
+            if (own.rip, own.rsp) == (0, 0) {
+                return Err(End::NoThread);
+            }
             if own.rax == EINTR && own.orig_rax != NO_CALL && can_begin_again(own.orig_rax) {
                 own.rax = AGAIN_WITHOUT_HANDLER;
                 // At once: it may be let go without a call.
@@ -90,6 +94,12 @@ mod machine {
             registers.rsi = advice.length as u64;
             registers.rdx = u64::from(advice.advice.unsigned_abs());
             ptrace::set_registers(self.thread, &registers)
+        }
+
+        /// Whether a thread stands where it was to make the call: its signal is for that.
+        pub(in super::super) fn is_at_call(&self) -> bool {
+            let registers = ptrace::registers(self.thread).ok().flatten();
+            registers.is_some_and(|registers| registers.rip == self.instruction)
         }
 
         /// The answer to the call, of a thread that has made it.
@@ -179,6 +189,10 @@ mod machine {
 
         pub(in super::super) fn aim(&self, _: u64, _: Advice) -> Result<()> {
             Err(Errno::NOSYS)
+        }
+
+        pub(in super::super) fn is_at_call(&self) -> bool {
+            false
         }
 
         pub(in super::super) fn answer(&self) -> Result<std::result::Result<(), Errno>> {

@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use super::{End, Renewed, SEARCH};
 use crate::kernel::Root;
-use crate::kernel::task::Status;
+use crate::kernel::task::{Status, is_worker};
 
 /// The time between two looks at the threads.
 const LOOK: Duration = Duration::from_millis(1);
@@ -58,7 +58,13 @@ pub(super) fn pick(root: &Root, process: Pid, renewed: Option<Renewed>) -> Resul
             .iter()
             .filter_map(|name| Pid::from_raw(name.parse().ok()?));
         for thread in threads.take(MAX_THREADS) {
-            let place = place(root, process, thread);
+            let place = match place(root, process, thread) {
+                Place::Other => Place::Other,
+                _ if is_worker(root, format!("{process}/task/{thread}")).unwrap_or(true) => {
+                    Place::Other
+                }
+                place => place,
+            };
             let place = match renewed {
                 Some(renewed) if is_in(root, process, thread, renewed) => Place::Other,
                 _ => place,

@@ -1,11 +1,13 @@
 //! The child that traces: [`serve`].
 
+use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::Pid;
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::call::{Held, find};
 use super::{ANSWER, Advice, End, RENEWED, Renewed, threads};
@@ -32,6 +34,13 @@ pub(super) fn serve(
     renewed: Option<Renewed>,
     pipe: &OwnedFd,
 ) -> ! {
+    // What the caller's descriptors lead to may end without it.
+    if let Ok(null) = root.open("dev/null") {
+        let _ = dup2_stdin(&null);
+    }
+    if let Ok(null) = File::options().write(true).open(root.path("dev/null")) {
+        let _ = (dup2_stdout(&null), dup2_stderr(&null));
+    }
     // A session of its own: a kill of the process group is not for it.
     let _ = rustix::process::setsid();
     let say = |message: [i32; 2]| {
@@ -169,6 +178,13 @@ impl Thread {
                 Stop::Signal(libc::SIGSYS) if ptrace::signal_code(self.0) == Ok(DISPATCHED) => {
                     return Ok(Err((Stop::Trap, End::Dispatched)));
                 }
+                // A fault of our instruction, which the program made not executable: no signal of its own.
+                Stop::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL)
+                    if ptrace::signal_code(self.0).is_ok_and(|code| code > 0)
+                        && held.is_at_call() =>
+                {
+                    return Ok(Err((Stop::Trap, End::NoInstruction)));
+                }
                 stop @ Stop::Group(_) => return Ok(Err((stop, End::Stopped))),
                 stop => return Ok(Err((stop, End::Signal))),
             }
@@ -199,7 +215,11 @@ fn vdso(root: &Root, process: Pid) -> Option<u64> {
     let mut code = vec![0; length];
     std::os::unix::fs::FileExt::read_exact_at(&memory, &mut code, own.start).ok()?;
     let offset = find(&code)?;
-    let theirs =
-        range(&Smaps::read_maps(root, process.as_raw_nonzero().get().unsigned_abs()).ok()?)?;
-    Some(theirs.start + offset as u64)
+    let theirs = Smaps::read_maps(root, process.as_raw_nonzero().get().unsigned_abs()).ok()?;
+    let at = range(&theirs)?.start + offset as u64;
+    // The program may have made it not executable.
+    let mut mappings = theirs.mappings();
+    let runs =
+        mappings.any(|mapping| mapping.execute && (mapping.start..mapping.end).contains(&at));
+    runs.then_some(at)
 }

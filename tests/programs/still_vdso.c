@@ -1,0 +1,35 @@
+/*
+ * Holds memory, makes its vDSO not executable, once or on and off all the time, and ends with its input.
+ *
+ *   still_vdso MIB once|flickers
+ */
+#include "check.h"
+
+#include <pthread.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+
+static void *flicker(void *vdso)
+{
+    for (;;) {
+        CHECK(mprotect(vdso, 4096, PROT_READ) == 0);
+        usleep(300);
+        CHECK(mprotect(vdso, 4096, PROT_READ | PROT_EXEC) == 0);
+        usleep(300);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 3);
+    memset(malloc(atoi(argv[1]) * MIB), 1, atoi(argv[1]) * MIB);
+    void *vdso = (void *)getauxval(AT_SYSINFO_EHDR);
+    CHECK(vdso && mprotect(vdso, 4096, PROT_READ) == 0);
+    pthread_t thread;
+    if (!strcmp(argv[2], "flickers"))
+        CHECK(pthread_create(&thread, NULL, flicker, vdso) == 0);
+    CHECK(write(1, "ready\n", 6) == 6);
+    char byte;
+    CHECK(read(0, &byte, 1) == 0);
+    return 0;
+}
