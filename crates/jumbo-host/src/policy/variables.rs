@@ -3,8 +3,11 @@
 /// The glibc tunable that makes malloc advise its own heap.
 pub const HUGETLB_TUNABLE: &str = "glibc.malloc.hugetlb";
 
-/// `LD_PRELOAD` with `library` after what is there, so that the user's own interposers come first.
-/// `None` where the library is there already: a `jumbo run` under `jumbo run`.
+/// The end of the library's path, in each version.
+const LIBRARY_FILE: &[u8] = b"/libjumbo_preload.so";
+
+/// `LD_PRELOAD` with `library` after what is there, so that the user's own interposers come first, and without the library
+/// of another version. `None` where the library is there already: a `jumbo run` under `jumbo run`.
 ///
 /// The loader separates at colons and blanks (ld.so(8)).
 pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
@@ -13,8 +16,8 @@ pub fn preload(current: Option<&[u8]>, library: &[u8]) -> Option<Vec<u8>> {
     let is_anothers = |entry: &&[u8]| entry.ends_with(LIBRARY_FILE) && *entry != library;
     if listed().any(|entry| is_anothers(&entry)) {
         let kept = listed().filter(|entry| !entry.is_empty() && !entry.ends_with(LIBRARY_FILE));
-        return Some(kept.fold(Vec::new(), |all, entry| join(&all, entry)))
-            .map(|all| join(&all, library));
+        let kept = kept.fold(Vec::new(), |all, entry| join(&all, entry));
+        return Some(join(&kept, library));
     }
     if listed().any(|entry| entry == library) {
         return None;
