@@ -9,12 +9,15 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 
+/* Whole: the kernel does not split it. */
+static size_t size = 4096;
+
 static void *flicker(void *vdso)
 {
     for (;;) {
-        CHECK(mprotect(vdso, 4096, PROT_READ) == 0);
+        CHECK(mprotect(vdso, size, PROT_READ) == 0);
         usleep(300);
-        CHECK(mprotect(vdso, 4096, PROT_READ | PROT_EXEC) == 0);
+        CHECK(mprotect(vdso, size, PROT_READ | PROT_EXEC) == 0);
         usleep(300);
     }
 }
@@ -24,7 +27,8 @@ int main(int argc, char **argv)
     CHECK(argc == 3);
     memset(malloc(atoi(argv[1]) * MIB), 1, atoi(argv[1]) * MIB);
     void *vdso = (void *)getauxval(AT_SYSINFO_EHDR);
-    CHECK(vdso && mprotect(vdso, 4096, PROT_READ) == 0);
+    while (mprotect(vdso, size, PROT_READ) != 0)
+        CHECK(vdso && (size += 4096) < MIB);
     pthread_t thread;
     if (!strcmp(argv[2], "flickers"))
         CHECK(pthread_create(&thread, NULL, flicker, vdso) == 0);
