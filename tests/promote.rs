@@ -538,8 +538,8 @@ fn a_program_whose_vdso_is_not_executable_lives_on() {
             let done = As::Nobody.json(&["--rate", "0", &id(&running)]);
             let outcome = &done["outcome"];
             let why = outcome["stopped"].as_str().unwrap_or_default();
-            let is_told = how == "flickers" && why.contains("no system call instruction");
-            assert!(why.is_empty() || is_told, "{done}");
+            // Between two looks at it there may be no place for a call: the program goes on all the same.
+            assert!(why.is_empty() || how == "flickers", "{done}");
             As::Nobody.json(&["--undo", &id(&running)]);
             assert_untouched(running.pid());
         }
