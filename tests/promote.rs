@@ -290,6 +290,9 @@ fn a_program_is_followed_as_it_grows_and_to_its_end() {
     assert_eq!(ended.shell_status(), 130, "{ended:?}");
     assert_untouched(pid);
     let following = follow(&id(&running));
+    running.write("-64\n");
+    running.wait_for_line("grown");
+    until_huge(150);
     running.write("1\n");
     running.wait_for_line("answer 1 ");
     running.wait().ok();
