@@ -125,7 +125,7 @@ fn no_table_and_no_line_is_wider() {
         ("run --dry-run -- sh", "memory"),
         ("run --pool 64M --dry-run -- sh", "pool"),
         ("compare --runs 5 -- true", "Output"),
-        ("fleet compare --simulate 20", "80 % power"),
+        ("fleet compare --simulate 20", "drawn fleets"),
         ("pool set 2M --persistent 4 --dry-run", ""),
         ("thp set enabled=always 64K=always --dry-run", ""),
         ("kill --timeout 1 2000000000", ""),
