@@ -47,7 +47,7 @@ impl As {
         self.program(Program::new("true")).jumbo_itself(&all)
     }
 
-    /// What it did to the one process.
+    /// The outcome for the one process.
     #[track_caller]
     fn json(self, arguments: &[&str]) -> Value {
         let all: Vec<_> = std::iter::once("--json")

@@ -2,7 +2,7 @@
 //!
 //! One value is one pod: the samples of a pod are not independent of each other. The interval is
 //! that of the Mann-Whitney test: the ratios which the test does not reject (Hodges and Lehmann).
-//! What a fleet saves is a matter of totals instead, so its interval is a bootstrap of means.
+//! The saving of a fleet is a matter of totals instead, so its interval is a bootstrap of means.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, Normal};

@@ -143,7 +143,7 @@ impl Plan {
     }
 }
 
-/// What it takes to split so many free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` gives the
+/// The steps that split so many free pages of `pool` into pages of `smaller`, its `demote_size`. `--undo` gives the
 /// smaller ones back and asks for as many large ones again.
 ///
 /// # Errors

@@ -22,7 +22,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// What PTRACE_O_TRACESYSGOOD adds to SIGTRAP.
+    /// The bit that PTRACE_O_TRACESYSGOOD adds to SIGTRAP.
     const CALL: i32 = libc::SIGTRAP | 0x80;
     const EVENT_EXIT: i32 = 6;
     const EVENT_STOP: i32 = 128;
