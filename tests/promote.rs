@@ -28,14 +28,14 @@ const PYTHON: &str = "/usr/bin/python3";
 #[derive(Clone, Copy, PartialEq)]
 enum As {
     Root,
-    Nobody,
+    User,
 }
 
 impl As {
     fn program(self, program: Program) -> Program {
         match self {
             Self::Root => program,
-            Self::Nobody => program.unprivileged(),
+            Self::User => program.unprivileged(),
         }
     }
 
@@ -103,7 +103,7 @@ fn an_interpreter_is_on_huge_pages_while_it_answers() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    for who in [As::Root, As::Nobody] {
+    for who in [As::Root, As::User] {
         let mut running = who.program(answers(256)).start_plain();
         running.wait_for_line("ready");
         let before = resident(running.pid());
@@ -190,11 +190,7 @@ fn no_system_call_ends_early_or_late_for_a_stop() {
     ];
     let programs = std::iter::once(None).chain(alone.map(Some));
     let running: Vec<_> = programs
-        .map(|only| {
-            As::Nobody
-                .program(waits(&files, 32, 20, only))
-                .start_plain()
-        })
+        .map(|only| As::User.program(waits(&files, 32, 20, only)).start_plain())
         .collect();
     let pids: Vec<String> = running.iter().map(id).collect();
     for running in &running {
@@ -204,14 +200,14 @@ fn no_system_call_ends_early_or_late_for_a_stop() {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(12) {
         for pid in &pids {
-            let done = As::Nobody.json(&["--rate", "0", pid]);
+            let done = As::User.json(&["--rate", "0", pid]);
             assert_eq!(done["reach"]["method"], "ptrace", "{done}");
             let obtained = number(&done["outcome"]["obtained"]);
             // The kernel's own thread may have been first, where THP is `always`.
             let huge = number(&done["plan"]["kinds"]["heap"]["huge"]);
             assert!(obtained + huge >= 24 * MIB, "{done}");
             stops += obtained / (8 * MIB);
-            let undone = As::Nobody.json(&["--undo", pid]);
+            let undone = As::User.json(&["--undo", pid]);
             assert_eq!(undone["split"]["after"], 0, "{undone}");
         }
     }
@@ -241,7 +237,7 @@ fn a_program_that_maps_forks_and_executes_all_the_time_stays_as_it_is() {
         return;
     };
     let files = compile(&[Source::C("restless", &[])]);
-    for who in [As::Root, As::Nobody] {
+    for who in [As::Root, As::User] {
         let program = Program::new(files.path("restless")).args(["8", "0", "0"]);
         let plain = who.program(program.clone()).plain().ok();
         let running = who.program(program).start_plain();
@@ -398,7 +394,7 @@ fn what_cannot_be_promoted_is_refused_with_the_reason() {
     let one_of_two = As::Root.promote(&["--dry-run", "4194301", &id(&foreign)]);
     assert_eq!(one_of_two.shell_status(), 3, "{one_of_two:?}");
     assert!(one_of_two.stderr.contains("4194301: no such"));
-    let ran = As::Nobody.promote(&[&id(&foreign)]);
+    let ran = As::User.promote(&[&id(&foreign)]);
     assert_refused(&ran, "it runs as user 0");
     assert!(
         ran.stderr.contains("CAP_SYS_PTRACE and CAP_SYS_NICE"),
@@ -441,7 +437,7 @@ sys.stdin.read()
         .start_plain();
     filtered.wait_for_line("ready");
     let pid = id(&filtered);
-    let ran = As::Nobody.promote(&[&pid]);
+    let ran = As::User.promote(&[&pid]);
     assert_refused(&ran, "under seccomp");
     assert!(ran.stderr.contains("CAP_SYS_NICE"), "{ran:?}");
     // Without a tracer it goes.
@@ -453,7 +449,7 @@ sys.stdin.read()
         .start_plain();
     let line = traced.wait_for_line("traced ");
     let child = line.trim_start_matches("traced ");
-    assert_refused(&As::Nobody.promote(&[child]), "traces it");
+    assert_refused(&As::User.promote(&[child]), "traces it");
     As::Root.promote(&[child]).ok();
 
     let stopped = answers(32).unprivileged().start_plain();
@@ -464,7 +460,7 @@ sys.stdin.read()
             .starts_with('T')
             .then_some(())
     });
-    assert_refused(&As::Nobody.promote(&[&id(&stopped)]), "it is stopped");
+    assert_refused(&As::User.promote(&[&id(&stopped)]), "it is stopped");
     assert!(status(stopped.pid(), "State").starts_with('T'));
     As::Root.promote(&[&id(&stopped)]).ok();
     assert!(status(stopped.pid(), "State").starts_with('T'));
@@ -480,12 +476,12 @@ fn a_stop_that_comes_during_a_promotion_is_not_lost() {
         return;
     };
     let files = compile(&[Source::C("waits", &[])]);
-    let running = As::Nobody
+    let running = As::User
         .program(waits(&files, 64, 600, Some("futex")))
         .start_plain();
     running.wait_for_line("ready");
     for _ in 0..4 {
-        let command = As::Nobody.program(Program::new("true")).itself();
+        let command = As::User.program(Program::new("true")).itself();
         let command = command.args(["promote", "--rate", "64M", &id(&running)]);
         let promoting = command.start_plain();
         wait::until("the first huge page", wait::MOMENT, || {
@@ -504,7 +500,7 @@ fn a_stop_that_comes_during_a_promotion_is_not_lost() {
         wait::until("its going on", wait::MOMENT, || {
             (!status(running.pid(), "State").starts_with('T')).then_some(())
         });
-        As::Nobody.promote(&["--undo", &id(&running)]);
+        As::User.promote(&["--undo", &id(&running)]);
     }
 }
 
@@ -535,15 +531,15 @@ fn a_program_whose_vdso_is_not_executable_lives_on() {
     let files = compile(&[Source::C("still_vdso", &[])]);
     for how in ["once", "flickers"] {
         let program = Program::new(files.path("still_vdso")).args(["32", how]);
-        let running = As::Nobody.program(program).start_plain();
+        let running = As::User.program(program).start_plain();
         running.wait_for_line("ready");
         for _ in 0..8 {
-            let done = As::Nobody.json(&["--rate", "0", &id(&running)]);
+            let done = As::User.json(&["--rate", "0", &id(&running)]);
             let outcome = &done["outcome"];
             let why = outcome["stopped"].as_str().unwrap_or_default();
             // Between two looks at it there may be no place for a call: the program goes on all the same.
             assert!(why.is_empty() || how == "flickers", "{done}");
-            As::Nobody.json(&["--undo", &id(&running)]);
+            As::User.json(&["--undo", &id(&running)]);
             assert_untouched(running.pid());
         }
         running.wait().ok();
@@ -560,12 +556,12 @@ fn a_thread_of_the_kernel_in_the_process_is_left_alone() {
     };
     let files = compile(&[Source::C("sqpoll", &[])]);
     let program = Program::new(files.path("sqpoll")).args(["32"]);
-    let running = As::Nobody.program(program).start_plain();
+    let running = As::User.program(program).start_plain();
     if running.wait_for_line("") == "none" {
         eprintln!("skipped: no io_uring here");
         return;
     }
-    let ran = As::Nobody.promote(&[&id(&running)]);
+    let ran = As::User.promote(&[&id(&running)]);
     assert_eq!(ran.shell_status(), 1, "{ran:?}");
     assert!(ran.stdout.contains("no thread was at a place"), "{ran:?}");
     assert_untouched(running.pid());
