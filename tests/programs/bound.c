@@ -544,6 +544,42 @@ static void dense_then_sparse(void)
     blocks(100, 4 * MIB, 4 * MIB, 32 * PAGE);
 }
 
+/* Blocks of 128 KiB to 40 MiB, replaced at random, of which any part is touched: glibc keeps what fits nothing. */
+static void sizes_replaced(void)
+{
+    static struct {
+        char *memory;
+        size_t size;
+    } all[40];
+    uint64_t random = 11;
+    size_t live = 0;
+    for (int i = 0; i < 1500; i++) {
+        size_t which = next_random(&random) % 40;
+        size_t size = (128 * KIB << next_random(&random) % 8) * (100 + next_random(&random) % 150) / 100;
+        free(all[which].memory);
+        live -= all[which].size;
+        all[which].memory = NULL;
+        all[which].size = 0;
+        if (live + size > 150 * MIB)
+            continue;
+        all[which].memory = taken(malloc(size));
+        all[which].size = size;
+        live += size;
+        touch_each(all[which].memory, i % 3 == 0 ? size : size / (1 + next_random(&random) % 8), PAGE);
+    }
+}
+
+/* Each block that is filled and freed is followed by a larger one that is not filled. */
+static void filled_then_sparse(void)
+{
+    for (int i = 0; i < 30; i++) {
+        char *filled = taken(malloc(16 * MIB));
+        touch_each(filled, 16 * MIB, PAGE);
+        free(filled);
+        *(char *)taken(malloc(17 * MIB)) = 1;
+    }
+}
+
 static void nothing(void)
 {
 }
@@ -598,6 +634,8 @@ static const struct {
     {"shared", shared},
     {"forked", forked},
     {"dense-then-sparse", dense_then_sparse},
+    {"sizes-replaced", sizes_replaced},
+    {"filled-then-sparse", filled_then_sparse},
     {"nothing", nothing},
 };
 

@@ -19,6 +19,7 @@ fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let settings = Settings {
+            glibc: true,
             pmd: PMD,
             max_waste: MaxWaste::Percent(5),
             keep: None,

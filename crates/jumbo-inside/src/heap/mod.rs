@@ -82,6 +82,8 @@ pub struct Settings {
     pub max_waste: MaxWaste,
     /// How much freed memory stays, where the user says so.
     pub keep: Option<Keep>,
+    /// Whether the memory of the program is as glibc's malloc would keep it.
+    pub glibc: bool,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
     pub arenas: bool,
     /// The pages of a pool.
@@ -166,7 +168,10 @@ pub unsafe fn start(settings: Settings) -> bool {
                 settings.keep,
                 random,
                 table,
-            )
+            );
+            if settings.glibc {
+                window.follow_glibc();
+            }
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);

@@ -12,8 +12,6 @@ use crate::heap::extents::State;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
-/// glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits: what is larger it maps and unmaps each time.
-const KEEP_BLOCK: usize = 32 << 20;
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
 /// The pieces that the watching thread gives back while it holds the lock once.
@@ -116,10 +114,6 @@ impl Window {
     }
 
     pub(super) fn release_pages(&mut self, page: u32, pages: u32, leaving: &mut Leaving) {
-        let length = pages as usize * BASE_PAGE;
-        if length <= KEEP_BLOCK {
-            self.largest_kept = self.largest_kept.max(length);
-        }
         self.add_dirty(page, pages);
         let before = self.dirty;
         if before > self.keep() && self.purge(self.keep(), Some(leaving)) && self.is_by_demand() {
@@ -129,7 +123,7 @@ impl Window {
 
     /// Whether the program's demand says what stays, beside the usual.
     fn is_by_demand(&self) -> bool {
-        self.site.backing == Backing::Advised && self.keep.is_none() && demand::is_on()
+        self.follows_glibc() && demand::is_on()
     }
 
     /// Records an allocation of `bytes` that no free memory served.
@@ -186,13 +180,16 @@ impl Window {
         self.usual().saturating_add(by_demand)
     }
 
-    /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
-    /// the allowed waste on top. Of the pool all but its surplus.
+    /// What the user says; else what glibc would keep (at the end of its heap: its trim threshold, twice the largest chunk
+    /// it unmapped so far; or in between), and the allowed waste on top. Of the pool all but its surplus.
     fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.most_live),
-            (Backing::Advised, None) => (self.largest_kept * 2).max(KEEP_LEAST) + self.allowed(0),
+            (Backing::Advised, None) => {
+                let end = self.shadow.trim_threshold().max(KEEP_LEAST);
+                end.max(self.shadow.free()) + self.allowed(0)
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 mod demand;
 mod freed;
 mod place;
+mod shadow;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use demand::Demand;
+use shadow::Shadow;
 
 use super::backing::Backing;
 use super::extents::{Extents, Placement, Record, State};
@@ -73,8 +75,8 @@ pub(super) struct Window {
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
-    /// The largest block of at most [`KEEP_BLOCK`] that was freed so far.
-    largest_kept: usize,
+    /// The memory that glibc would keep: bounds what stays here.
+    shadow: Shadow<PageTable>,
     /// Free memory that stays by demand, beside [`Window::usual`].
     demand: Demand,
 }
@@ -108,7 +110,7 @@ impl Window {
             most_live: 0,
             dirty: 0,
             clean: 0,
-            largest_kept: 0,
+            shadow: Shadow::new(PageTable::new()),
             demand: Demand::new(),
         }
     }
@@ -129,13 +131,26 @@ impl Window {
         self.max_waste = max_waste;
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
-        // The records of all pages of the site fit behind it, and a page that is never mapped stays before it.
-        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>();
-        let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
+        // The records of all pages of the site, and of the shadow, fit behind it. A page that is never mapped stays
+        // before each.
+        let places = (self.site.tables.len() - 2 * self.records()) / BASE_PAGE - 2;
         let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
         self.extents.table_mut().place(table);
         self.site.table.store(table, Ordering::Relaxed);
         self.site.start.store(self.start, Ordering::Release);
+    }
+
+    /// Keeps what glibc would keep: its malloc is the program's. After [`Window::place`].
+    pub(super) fn follow_glibc(&mut self) {
+        if self.follows_glibc() {
+            let shadow = self.site.table.load(Ordering::Relaxed) + self.records() + BASE_PAGE;
+            self.shadow.table_mut().place(shadow);
+        }
+    }
+
+    /// The bytes of the records of all pages of the site.
+    const fn records(&self) -> usize {
+        (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>()
     }
 
     /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
@@ -167,13 +182,21 @@ impl Window {
             return Err(Errno::RANGE);
         }
         let place = self.placement(align, 0);
+        let place_there = self.shadow.take(pages);
         let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
             self.purge(self.spared(pages), None);
             taken = self.take_pages(pages, place);
         }
-        let (page, zero) = taken?;
+        let (page, zero) = match taken {
+            Ok(taken) => taken,
+            Err(errno) => {
+                self.shadow.forget(place_there, pages);
+                return Err(errno);
+            }
+        };
+        self.extents.set_note(page, place_there);
         self.count(pages, true);
         Ok((self.address(page), zero))
     }
@@ -191,6 +214,7 @@ impl Window {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
+        self.shadow.release(self.extents.note(page), pages);
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
         // SAFETY: the caller's promise.
@@ -231,20 +255,39 @@ impl Window {
         let Some(new) = page_count(size) else {
             return Resize::Copy(room);
         };
-        if new <= old {
-            if new < old {
-                let tail = self.extents.split(page, old, new);
-                self.count(old - new, false);
-                self.release_pages(tail, old - new, leaving);
-            }
+        if new == old {
             return Resize::Done(address);
         }
-        if self.grow(page, old, new - old) {
+        self.shadow.forget(self.extents.note(page), old);
+        let place_there = self.shadow.take(new);
+        let resized = if new < old {
+            let tail = self.extents.split(page, old, new);
+            self.count(old - new, false);
+            self.release_pages(tail, old - new, leaving);
+            Some(page)
+        } else if self.grow(page, old, new - old) {
             self.count(new - old, true);
-            return Resize::Done(address);
+            Some(page)
+        } else {
+            self.relocate(page, old, new)
+        };
+        match resized {
+            Some(page) => {
+                self.extents.set_note(page, place_there);
+                Resize::Done(self.address(page))
+            }
+            None => {
+                self.shadow.forget(place_there, new);
+                let place_there = self.shadow.take(old);
+                self.extents.set_note(page, place_there);
+                Resize::Copy(room)
+            }
         }
-        self.relocate(page, old, new)
-            .map_or(Resize::Copy(room), Resize::Done)
+    }
+
+    /// Whether what stays of freed memory is what glibc would keep.
+    fn follows_glibc(&self) -> bool {
+        self.site.backing == Backing::Advised && self.keep.is_none()
     }
 
     /// Gives free memory back that need not be kept. True if there was any.
@@ -278,7 +321,7 @@ impl Window {
 
     /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
     /// move whole.
-    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
+    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<u32> {
         let length = old as usize * BASE_PAGE;
         // The pool's pages stay where they were counted.
         if length < self.pmd || self.site.backing == Backing::Pool {
@@ -296,7 +339,7 @@ impl Window {
         density::moved(from, to, length);
         self.count(new - old, true);
         self.unmapped(page, old);
-        Some(to)
+        Some(target)
     }
 
     fn count(&mut self, pages: u32, more: bool) {

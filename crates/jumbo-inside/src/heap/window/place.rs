@@ -5,7 +5,6 @@ use rustix::io::Errno;
 
 use super::Window;
 use crate::heap::BASE_PAGE;
-use crate::heap::backing::Backing;
 use crate::heap::extents::{Placement, State};
 
 /// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
@@ -75,11 +74,14 @@ impl Window {
     /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
     /// A table that grows does not leave its smaller selves beside it.
     fn make_way(&mut self, bytes: usize) {
-        let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
         let before = self.most_live.saturating_sub(self.live + bytes);
         // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
-        let keep = before.max(KEEP_GROWING).max(self.allowed(bytes));
-        if is_ours && self.dirty > keep {
+        // glibc would leave free memory beside it too.
+        let keep = before
+            .max(KEEP_GROWING)
+            .max(self.allowed(bytes))
+            .max(self.shadow.free());
+        if self.follows_glibc() && self.dirty > keep {
             // At once: what comes is resident before another thread would be through.
             self.purge(keep, None);
         }
