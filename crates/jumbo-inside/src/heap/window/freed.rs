@@ -4,6 +4,7 @@
 use core::ops::Range;
 
 use super::Window;
+use crate::density;
 use crate::gather::Leaving;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
@@ -180,17 +181,27 @@ impl Window {
         self.usual().saturating_add(by_demand)
     }
 
-    /// What the user says; else what glibc would keep (at the end of its heap: its trim threshold, twice the largest chunk
-    /// it unmapped so far; or in between), and the allowed waste on top. Of the pool all but its surplus.
+    /// What the user says; else what glibc would keep: at the end of its heap (its trim threshold, twice the largest chunk
+    /// it unmapped so far) and the allowed waste, or in between. Of the pool all but its surplus.
     fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.most_live),
             (Backing::Advised, None) => {
                 let end = self.shadow.trim_threshold().max(KEEP_LEAST);
-                end.max(self.shadow.free()) + self.allowed(0)
+                self.between().max(end + self.allowed(0))
             }
         }
+    }
+
+    /// What may stay between live blocks because glibc keeps it too. Memory that is huge and untouched is charged elsewhere, and
+    /// the program may not have touched all that it freed.
+    pub(super) fn between(&self) -> usize {
+        let less = match density::is_bounded() {
+            true => density::allowance(),
+            false => 0,
+        };
+        self.shadow.free().saturating_sub(less)
     }
 
     /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is

@@ -76,11 +76,12 @@ impl Window {
     fn make_way(&mut self, bytes: usize) {
         let before = self.most_live.saturating_sub(self.live + bytes);
         // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
-        // glibc would leave free memory beside it too.
+        // glibc would leave free memory beside it too, where the program had as much before.
+        let beside = if before > 0 { self.between() } else { 0 };
         let keep = before
             .max(KEEP_GROWING)
             .max(self.allowed(bytes))
-            .max(self.shadow.free());
+            .max(beside);
         if self.follows_glibc() && self.dirty > keep {
             // At once: what comes is resident before another thread would be through.
             self.purge(keep, None);
