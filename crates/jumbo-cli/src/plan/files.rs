@@ -5,7 +5,7 @@
 
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::host_pools::boot;
-use jumbo_host::kernel::hugetlb;
+use jumbo_host::kernel::{hugetlb, hvo};
 use serde::Serialize;
 
 use super::Plan;
@@ -69,17 +69,24 @@ impl File {
     /// The text of the file, with its path and the reasons as comments.
     pub(super) fn text(&self) -> String {
         let is_xml = self.path.ends_with(".xml");
-        let comment = |indent: &str, text: &str| match is_xml {
-            true => filled(
+        let comment = |indent: &str, text: &str| {
+            let (open, close) = if is_xml {
+                ("<!-- ", " -->")
+            } else {
+                ("# ", "")
+            };
+            let text = filled(
                 "",
-                &format!("{indent}<!-- {text} -->\n"),
-                indent.len() + 5,
-                WIDTH,
-            ),
-            false => {
-                let text = filled("", &format!("{indent}# {text}"), 0, WIDTH);
-                text.replace('\n', &format!("\n{indent}# ")) + "\n"
-            }
+                &format!("{text}{close}"),
+                0,
+                WIDTH - indent.len() - open.len(),
+            );
+            // A comment of XML goes on by itself.
+            let next = if is_xml { "     " } else { open };
+            format!(
+                "{indent}{open}{}\n",
+                text.replace('\n', &format!("\n{indent}{next}"))
+            )
         };
         let mut text = comment("", &self.path);
         for Line { line, why } in &self.lines {
@@ -97,6 +104,7 @@ impl File {
 pub(super) fn of_host(plan: &Plan, workload: &Workload) -> Vec<File> {
     let (mut sysctl, mut tmpfiles, mut boot) = (Vec::new(), Vec::new(), Vec::new());
     let page = workload.page;
+    let in_sysctl = plan.pools.len() == 1 && page == plan.default_page;
     if workload.kind == Kind::Thp {
         for (knob, value, why) in [
             (
@@ -119,9 +127,13 @@ pub(super) fn of_host(plan: &Plan, workload: &Workload) -> Vec<File> {
         let why = format!(
             "HVO (Linux 5.18) frees {saved} of page descriptors. It acts on pages that are made after it."
         );
-        match plan.gigantic {
-            true => boot.push(Line::new(argument("hugetlb_free_vmemmap=on"), why)),
-            false => sysctl.push(Line::new("vm.hugetlb_optimize_vmemmap = 1", why)),
+        // The same reader as that of the pool, which it stands before: two readers have no order.
+        if plan.gigantic {
+            boot.push(Line::new(argument("hugetlb_free_vmemmap=on"), why));
+        } else if in_sysctl {
+            sysctl.push(Line::new("vm.hugetlb_optimize_vmemmap = 1", why));
+        } else {
+            tmpfiles.push(Line::new(format!("w /{} - - - - 1", hvo::FILE), why));
         }
     }
     if let Some(group) = workload.group {
@@ -143,7 +155,7 @@ pub(super) fn of_host(plan: &Plan, workload: &Workload) -> Vec<File> {
             );
             boot.push(Line::new(argument(&boot::command_line(page, &nodes)), why));
         }
-        [_] if page == plan.default_page => {
+        _ if in_sysctl => {
             let why = format!(
                 "{total} pages of {page} in all. Add the pages of other programs of this host: this is the \
                  total of the pool."

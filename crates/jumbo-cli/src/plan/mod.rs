@@ -273,6 +273,9 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         }
         (None, None) => usage("there is neither a WORKLOAD nor --pid"),
     };
+    if workload.kind == Kind::Thp && page.is_some() {
+        usage("THPs have the size of a PMD\nhint: --page-size is for pools: leave it away");
+    }
     let private = options.private.or(measured).unwrap_or(Bytes(1 << 30));
     let target = Target::read(&root, options, &workload)?;
     let mut plan = Plan::new(workload, private, &target, options);
@@ -367,7 +370,13 @@ impl Plan {
             gigantic: target.gigantic,
             default_page: target.default_page,
         };
-        let unit = options.unit.as_deref().unwrap_or(workload.unit);
+        if plan.pools.len() > 1 && !workload.bound {
+            plan.notes.push(String::from(
+                "pages are of the node whose thread touches them first, or of the other where its pool is empty; \
+                 `numactl --interleave=all` before the program spreads them",
+            ));
+        }
+        let unit = options.unit.as_deref().unwrap_or(&workload.unit);
         plan.files = of_host(&plan, &workload);
         plan.files.extend(workload.files.iter().cloned());
         plan.files.extend(of_unit(unit, &workload));

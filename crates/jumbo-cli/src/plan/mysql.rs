@@ -124,6 +124,12 @@ impl Args {
             workload.source =
                 String::from("the settings, by the rules of MySQL 8: an upper bound, not measured");
         }
+        workload.unit = if is_mariadb {
+            "mariadb.service"
+        } else {
+            "mysql.service"
+        }
+        .into();
         workload.files = vec![File::new(
             "/etc/mysql/conf.d/hugepages.cnf",
             Reader::Config,

@@ -181,7 +181,10 @@ impl Args {
         let mut lines = Vec::new();
         if let Some(buffers) = buffers {
             let line = format!("shared_buffers = {}MB", buffers.0 >> 20);
-            lines.push(Line::new(line, format!("With it shared memory is {size}.")));
+            lines.push(Line::new(
+                line,
+                format!("Shared memory as a whole is {size} then."),
+            ));
         }
         if let Some(connections) = self.connections {
             let why = "Each connection takes some 50 KiB of shared memory.";
@@ -202,6 +205,7 @@ impl Args {
             page,
             vec![Region::new("shared memory", size)],
         );
+        workload.unit = "postgresql@.service".into();
         workload.source = source;
         workload.files = vec![File::new("postgresql.conf", Reader::Config, lines)];
         workload.notes = vec![String::from(

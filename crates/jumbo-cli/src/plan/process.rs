@@ -5,7 +5,7 @@
 
 use anyhow::{Context as _, anyhow, bail};
 use jumbo::units::{Bytes, PageSize};
-use jumbo_host::kernel::{Root, base_page, task};
+use jumbo_host::kernel::{FileError, Root, base_page, task};
 use jumbo_host::status::{self, Kind as Of};
 
 use super::sizing::{Kind, Region, Workload};
@@ -24,7 +24,7 @@ struct Memory {
     private: Bytes,
 }
 
-fn read(root: &Root, pid: u32) -> anyhow::Result<Memory> {
+fn read(root: &Root, pid: u32) -> Result<Memory, FileError> {
     let mut memory = Memory::default();
     let base = base_page(root);
     status::observer(root)?.each(pid, |kind, mapping| {
@@ -85,9 +85,13 @@ pub(super) fn workload(
             false => error.into(),
         })?,
     };
-    let memory = read(root, pid).with_context(|| {
-        format!("cannot read the memory of {name} ({pid})\nhint: that takes its user, or root")
+    let memory = read(root, pid).map_err(|error| match error.is_denied() {
+        true => anyhow!("{error}\nhint: that takes the user of {name}, or root"),
+        false => error.into(),
     })?;
+    if memory.hugetlb.is_empty() && memory.private == Bytes(0) {
+        bail!("{name} ({pid}) has no memory of its own: it is a kernel thread or a zombie");
+    }
     let arguments = task::arguments(root, pid)?;
     let page = page.or(memory.hugetlb.first().map(|(size, _)| *size));
     let mut workload = if name == "postgres" {

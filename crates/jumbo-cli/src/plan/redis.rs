@@ -39,7 +39,7 @@ impl Args {
             ),
         ];
         workload.files = vec![
-            File::new("/etc/redis/redis.conf", Reader::Config, lines),
+            File::new("redis.conf", Reader::Config, lines),
             File::new(
                 "/etc/sysctl.d/60-redis.conf",
                 Reader::Sysctl,
@@ -49,6 +49,11 @@ impl Args {
                 )],
             ),
         ];
+        workload.unit = "redis-server.service".into();
+        let why = "Covers the service by jumbo; its command stays as it is. Restart it then.";
+        let drop_in = "/etc/systemd/system/redis-server.service.d/jumbo.conf";
+        let line = format!("jumbo unit redis-server | sudo tee {drop_in}");
+        workload.steps = vec![Line::new(line, why)];
         workload.notes = vec![format!(
             "a snapshot copies the base pages that are written meanwhile: up to {} more, where all are",
             self.data_set

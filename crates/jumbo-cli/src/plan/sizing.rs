@@ -29,7 +29,7 @@ pub(super) struct Region {
 pub(super) struct Workload {
     pub(super) name: &'static str,
     /// The systemd unit that mostly runs it.
-    pub(super) unit: &'static str,
+    pub(super) unit: String,
     pub(super) kind: Kind,
     pub(super) page: PageSize,
     /// Of one instance; with `bound` those of one instance on one node.
@@ -81,7 +81,7 @@ impl Workload {
     ) -> Self {
         Self {
             name,
-            unit: name,
+            unit: format!("{name}.service"),
             kind,
             page,
             regions,
