@@ -87,7 +87,7 @@ impl Args {
             Line::new("[mysqld]", ""),
             Line::new(
                 "large-pages",
-                "Without pages the server says so in its log and runs on base pages.",
+                "Where the pool is short a part runs on base pages, and the log need not say so.",
             ),
             Line::new(
                 format!("innodb_buffer_pool_size = {}M", self.buffer_pool.0 >> 20),

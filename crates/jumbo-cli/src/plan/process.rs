@@ -72,19 +72,17 @@ pub(super) fn workload(
     page: Option<PageSize>,
     nodes: u32,
 ) -> anyhow::Result<(Workload, Bytes)> {
-    let exe = std::fs::read_link(root.path(format!("proc/{pid}/exe")));
-    let exe = exe
-        .ok()
-        .and_then(|exe| Some(exe.file_name()?.to_str()?.replace(" (deleted)", "")));
-    let name = match exe {
-        Some(exe) => exe,
-        None => task::name(root, pid).map_err(|error| match error.is_missing() {
-            true => anyhow!(
-                "there is no process {pid}\nhint: `pidof NAME` prints the number of a program"
-            ),
-            false => error.into(),
-        })?,
-    };
+    let name = task::name(root, pid).map_err(|error| match error.is_missing() {
+        true => {
+            anyhow!("there is no process {pid}\nhint: `pidof NAME` prints the number of a program")
+        }
+        false => error.into(),
+    })?;
+    let exe = std::fs::read_link(root.path(format!("proc/{pid}/exe"))).unwrap_or_default();
+    let exe = exe.file_name().unwrap_or_default().to_string_lossy();
+    // By the file, or by the name that it was called by: Debian's redis-server is a link to another.
+    let file = exe.strip_suffix(" (deleted)").unwrap_or(&exe);
+    let is = |known: &[&str]| known.contains(&file) || known.contains(&name.as_str());
     let memory = read(root, pid).map_err(|error| match error.is_denied() {
         true => anyhow!("{error}\nhint: that takes the user of {name}, or root"),
         false => error.into(),
@@ -94,7 +92,7 @@ pub(super) fn workload(
     }
     let arguments = task::arguments(root, pid)?;
     let page = page.or(memory.hugetlb.first().map(|(size, _)| *size));
-    let mut workload = if name == "postgres" {
+    let mut workload = if is(&["postgres"]) {
         let args = postgres::Args {
             shared_buffers: None,
             connections: None,
@@ -103,12 +101,12 @@ pub(super) fn workload(
             measured: Some(memory.shared),
         };
         args.workload(page)?
-    } else if name == "redis-server" || name == "valkey-server" {
+    } else if is(&["redis-server", "valkey-server"]) {
         redis::Args {
             data_set: memory.anonymous,
         }
         .workload(page)
-    } else if name == "java" {
+    } else if is(&["java"]) {
         let heap = size(&arguments, "-Xmx", 1).or_else(|| size(&arguments, "-XX:MaxHeapSize=", 1));
         let heap =
             heap.context("the command line has no -Xmx\nhint: `jumbo plan jvm --heap SIZE`")?;
@@ -121,13 +119,13 @@ pub(super) fn workload(
                 .any(|argument| argument == "-XX:+UseTransparentHugePages"),
         };
         args.workload(page)
-    } else if name.starts_with("qemu-") {
+    } else if file.starts_with("qemu-") || name.starts_with("qemu-") {
         let ram = size(&arguments, "-m", 1 << 20);
         let memory =
             ram.context("the command line has no -m\nhint: `jumbo plan qemu --memory SIZE`")?;
         qemu::Args { memory }.workload(page, nodes)?
     } else {
-        other(&name, &memory, page)?
+        other(is(&["mariadbd", "mysqld"]), &memory, page)?
     };
     // Mappings of hugetlb pages say exactly what the program takes.
     let regions = memory.hugetlb.into_iter().map(|(_, region)| region);
@@ -142,16 +140,15 @@ pub(super) fn workload(
 }
 
 /// MariaDB, MySQL and any other program: hugetlb pages that it has, else THPs.
-fn other(name: &str, memory: &Memory, page: Option<PageSize>) -> anyhow::Result<Workload> {
-    let is_mysql = matches!(name, "mariadbd" | "mysqld");
-    let (known, kind) = match name {
-        _ if memory.hugetlb.is_empty() && is_mysql => bail!(
-            "the mappings of {name} do not tell its buffer pool\n\
+fn other(is_mysql: bool, memory: &Memory, page: Option<PageSize>) -> anyhow::Result<Workload> {
+    let (known, kind) = match memory.hugetlb.is_empty() {
+        true if is_mysql => bail!(
+            "the mappings of the server do not tell its buffer pool\n\
              hint: `jumbo plan mysql --buffer-pool SIZE`, with innodb_buffer_pool_size"
         ),
-        _ if memory.hugetlb.is_empty() => ("custom", Kind::Thp),
-        _ if is_mysql => ("mysql", Kind::Mapped),
-        _ => ("custom", Kind::Mapped),
+        true => ("custom", Kind::Thp),
+        false if is_mysql => ("mysql", Kind::Mapped),
+        false => ("custom", Kind::Mapped),
     };
     let page = page.unwrap_or(PageSize::SIZE_2M);
     let region = Region::new("anonymous memory", memory.anonymous);
