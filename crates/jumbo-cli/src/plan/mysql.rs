@@ -1,6 +1,6 @@
 //! `jumbo plan mysql`: the buffer pool and the caches beside it.
 
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::{Bytes, PageSize, Pages};
 
 use super::files::{File, Line, Reader};
 use super::sizing::{Kind, Region, Workload};
@@ -78,9 +78,14 @@ impl Args {
             }
             Server::Mysql => {
                 let chunks = self.buffer_pool.0.div_ceil(CHUNK).max(1);
+                // Each chunk and its descriptors have pages of their own.
                 let chunk = Bytes(CHUNK + CHUNK / BLOCK * DESCRIPTOR);
-                let chunk = |number| Region::new(format!("chunk {number}"), chunk);
-                (Kind::Sysv, (1..=chunks).map(chunk).collect())
+                let pages = Region::new("chunk", chunk).pages(page).0;
+                let all = Pages(pages.saturating_mul(chunks)).bytes(page);
+                (
+                    Kind::Sysv,
+                    vec![Region::new(format!("{chunks} chunks"), all)],
+                )
             }
         };
         let mut lines = vec![

@@ -16,7 +16,7 @@ use super::sizing::{Kind, Region, Workload};
 ///
 /// Shared memory is more than shared_buffers: descriptors of buffers, the buffer of the WAL, and some
 /// 50 KiB for each connection. The estimate is for PostgreSQL 15 with other settings at their
-/// defaults, and at most 3 % too large from 512 MiB on. With --data the program itself computes it.
+/// defaults, and at most 4 MiB or 0.3 % too large. With --data the program itself computes it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo plan postgres --shared-buffers 200G --connections 500
@@ -52,23 +52,26 @@ fn estimate(buffers: Bytes, connections: u32) -> Bytes {
     // one in the hash table (16 of header, 24 of tag and number); checkpointer: a request (24; releases
     // since 2025 stop at 10 million).
     let each = 64 + 16 + 20 + 40 + 24;
-    // The hash table has a power of two of buckets, a pointer each, for blocks and 128 partitions.
+    // The hash table has a power of two of buckets, a pointer each, for blocks and 128 partitions, and
+    // a directory with a pointer for 256 of them.
     let buckets = (blocks + 128).next_power_of_two() * 8;
+    let buckets = buckets + buckets / 256;
     // xlog: wal_buffers = -1 is a 32nd, up to a segment. clog, commit_ts: up to 128 and 256 pages.
     let wal = (buffers.0 / 32).min(16 << 20);
     let slru = ((blocks / 512).min(128) + (blocks / 256).min(256)) * BLOCK;
     // Locks, predicate locks, PGPROC, status: by connection, and by the 22 backends that autovacuum,
     // workers and WAL senders may have; measured, 47 to 49 KiB.
     let backends = (u64::from(connections) + 22) * (49 << 10);
-    let fixed = 5 << 19;
-    Bytes(
-        buffers.0.saturating_add(blocks.saturating_mul(each))
-            + buckets
-            + wal
-            + slru
-            + backends
-            + fixed,
-    )
+    let fixed = 3 << 20;
+    let parts = [
+        blocks.saturating_mul(each),
+        buckets,
+        wal,
+        slru,
+        backends,
+        fixed,
+    ];
+    buffers + parts.into_iter().map(Bytes).sum()
 }
 
 /// The programs that may be there, the newest first.
@@ -220,7 +223,7 @@ impl Args {
 mod tests {
     use super::*;
 
-    /// By `postgres -C shared_memory_size` of PostgreSQL 15.14, in MB.
+    /// By `postgres -C shared_memory_size` of PostgreSQL 15.18, in MB.
     #[test]
     fn the_estimate_covers_what_postgresql_computes_and_little_more() {
         for (connections, buffers, measured) in [
@@ -235,6 +238,7 @@ mod tests {
             (100, 2 << 10, 2120),
             (100, 8 << 10, 8399),
             (100, 32 << 10, 33_516),
+            (50, 64 << 10, 67_002),
             (100, 200 << 10, 208_813),
             (100, 1 << 20, 1_068_808),
             (1000, 16, 65),

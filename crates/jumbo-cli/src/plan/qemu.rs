@@ -32,7 +32,7 @@ impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>, nodes: u32) -> anyhow::Result<Workload> {
         let part = Bytes(self.memory.0.div_ceil(nodes.into()));
         let page = page.unwrap_or_else(|| large(part));
-        if part.0 % page.bytes() != 0 || part.0 * u64::from(nodes) != self.memory.0 {
+        if part.0 % page.bytes() != 0 || !self.memory.0.is_multiple_of(nodes.into()) {
             anyhow::bail!(
                 "{} on {nodes} nodes are parts of {part}, no whole number of {page} pages\n\
                  hint: QEMU refuses such RAM: give --memory or --page-size a multiple",
@@ -111,10 +111,9 @@ impl Args {
         ];
         if page > PageSize::SIZE_2M {
             workload.files.push(mount(page));
-            workload.notes = vec![format!(
-                "a host whose guests come and go can have `hugetlb_cma={}` on its command line instead of \
+            workload.notes = vec![String::from(
+                "a host whose guests come and go can have `hugetlb_cma=SIZE` on its command line instead of \
                  `hugepages=`: the kernel lends that memory to movable pages meanwhile (Linux 5.7)",
-                PageSize::new(part.0.next_power_of_two())?
             )];
         }
         Ok(workload)
