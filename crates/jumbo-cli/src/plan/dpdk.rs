@@ -8,8 +8,8 @@ use super::sizing::{Kind, Region, Workload};
 
 /// Plan the memory of a DPDK application
 ///
-/// So much memory on each of --nodes: the sockets whose network cards it drives. Pages of 1 GiB keep
-/// the packet buffers in few IOTLB and TLB entries.
+/// So much memory on each of --nodes: the sockets whose network cards it drives. Pages of 1 GiB
+/// keep the packet buffers in few IOTLB and TLB entries.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   jumbo plan dpdk --socket-memory 4G --nodes 2

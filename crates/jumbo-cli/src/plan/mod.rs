@@ -78,7 +78,7 @@ enum Name {
 
 /// Options of all workloads.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Options of all workloads")]
+#[command(next_help_heading = "Common options")]
 struct Options {
     /// Instances on the host, each with the memory of the plan
     #[arg(long, value_name = "N", global = true, default_value = "1", value_parser = positive::<NonZeroU32>)]
