@@ -16,6 +16,7 @@ mod fleet;
 mod kill;
 mod knobs;
 mod manual;
+mod plan;
 mod pool;
 mod power;
 mod promote;
@@ -59,6 +60,7 @@ enum Command {
     Kill(kill::Args),
     Wait(wait::Args),
     Export(export::Args),
+    Plan(plan::Args),
     Pool(pool::Args),
     Thp(thp::Args),
     Vmemmap(vmemmap::Args),
@@ -121,6 +123,7 @@ fn command() -> ExitCode {
         Command::Kill(args) => kill::main(args),
         Command::Wait(args) => wait::main(&args),
         Command::Export(args) => export::main(&args),
+        Command::Plan(args) => plan::main(&args),
         Command::Pool(args) => pool::main(args),
         Command::Thp(args) => thp::main(&args),
         Command::Vmemmap(args) => vmemmap::main(&args),

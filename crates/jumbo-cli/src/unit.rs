@@ -34,7 +34,7 @@ pub(crate) struct Args {
 }
 
 /// A name that systemd takes (systemd.unit(5)).
-fn unit(typed: &str) -> Result<String, String> {
+pub(crate) fn unit(typed: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
     if typed.is_empty() || !typed.chars().all(is_known) {
         return Err(String::from("systemd has no unit of such a name"));

@@ -58,6 +58,8 @@ fn there_is_a_page_for_every_command() {
         "export",
         "promote",
         "kill",
+        "plan",
+        "plan-postgres",
         "pool",
         "pool-set",
         "vmemmap",

@@ -127,6 +127,7 @@ fn no_table_and_no_line_is_wider() {
         ("compare --runs 5 -- true", "Output"),
         ("fleet compare --simulate 20", "drawn fleets"),
         ("pool set 2M --persistent 4 --dry-run", ""),
+        ("plan custom --size 10M", "Pools"),
         ("thp set enabled=always 64K=always --dry-run", ""),
         ("kill --timeout 1 2000000000", ""),
     ] {

@@ -105,7 +105,7 @@ fn pools(root: &Root) -> anyhow::Result<Vec<Pool>> {
 }
 
 /// The pool of that page size.
-fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
+pub(crate) fn pool(root: &Root, size: PageSize) -> anyhow::Result<Pool> {
     let pools = pools(root)?;
     let sizes: Vec<_> = pools.iter().map(|pool| pool.size.to_string()).collect();
     pools

@@ -43,7 +43,7 @@ pub fn persist(root: &Root, pool: &Pool, wish: &Wish, plan: &Plan) -> Result<Boo
     }
     let mut boot = boot::persist(root, &Group::pool(size), &values, &instead)?;
     if is_gigantic(root, size) || !boot.unset.is_empty() {
-        boot.command_line = pages.map(|pages| command_line(size, wish.node, pages));
+        boot.command_line = pages.map(|pages| command_line(size, &[(wish.node, pages)]));
     }
     boot.notes.extend(command_line_sets(root, size));
     Ok(boot)
@@ -63,9 +63,13 @@ pub fn forget(root: &Root, size: PageSize, node: Option<NodeId>) -> Result<Boot,
 
 /// `hugepagesz=1G hugepages=4`, which the kernel does before anything has broken memory up. Nodes can
 /// be named since Linux 5.16.
-fn command_line(size: PageSize, node: Option<NodeId>, pages: Pages) -> String {
-    let node = node.map_or(String::new(), |node| format!("{node}:"));
-    format!("hugepagesz={size} hugepages={node}{pages}")
+pub fn command_line(size: PageSize, parts: &[(Option<NodeId>, Pages)]) -> String {
+    let part = |(node, pages): &(Option<NodeId>, Pages)| match node {
+        Some(node) => format!("{node}:{pages}"),
+        None => pages.to_string(),
+    };
+    let parts: Vec<_> = parts.iter().map(part).collect();
+    format!("hugepagesz={size} hugepages={}", parts.join(","))
 }
 
 fn command_line_sets(root: &Root, size: PageSize) -> Option<String> {

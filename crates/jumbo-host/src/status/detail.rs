@@ -95,13 +95,21 @@ pub struct Lens {
     pub missing: Vec<Missing>,
 }
 
+/// Looks at processes by a reader that they cannot hold up.
+///
+/// # Errors
+/// [`FileError`] where the PMD size cannot be told.
+pub fn observer(root: &Root) -> Result<Observer, FileError> {
+    Ok(Observer::new(root)?.reading(aside::smaps))
+}
+
 impl Lens {
     /// A lens on the processes behind `root`. Folio sizes are looked up where the kernel lets us.
     ///
     /// # Errors
     /// [`FileError`] where the PMD size cannot be told.
     pub fn new(root: &Root) -> Result<Self, FileError> {
-        let observer = Observer::new(root)?.reading(aside::smaps);
+        let observer = observer(root)?;
         let mut missing = Vec::new();
         let folios = observer.folios().map_err(|error| {
             missing.push(Missing::for_lack_of(

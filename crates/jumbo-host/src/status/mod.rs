@@ -25,7 +25,7 @@ mod tasks;
 
 pub use census::{Census, Member};
 pub use covered::{Covered, Freeing, Pooled, Reaping};
-pub use detail::{Detail, Lens, MappingDetail, find};
+pub use detail::{Detail, Lens, MappingDetail, find, observer};
 pub use host::{Formable, Host, Missing, Sysctl};
 pub use jumbo::status::{Kind, KindUsage, Usage, process};
 pub use library::{LIBRARY, Library};

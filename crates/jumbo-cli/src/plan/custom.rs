@@ -1,0 +1,49 @@
+//! `jumbo plan custom`: memory of a given size and kind.
+
+use jumbo::units::{Bytes, PageSize};
+
+use super::files::Line;
+use super::sizing::{Kind, Region, Workload};
+
+/// Plan memory of a given size
+///
+/// Each --size is a mapping of its own, which rounds up to whole pages.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo plan custom --size 12G
+  jumbo plan custom --size 12G --size 512M --kind sysv --group 1001
+  jumbo plan custom --size 12G --kind thp")]
+pub(super) struct Args {
+    /// A mapping of an instance. May be repeated
+    #[arg(long, value_name = "SIZE", required = true)]
+    pub(super) size: Vec<Bytes>,
+
+    /// The way in which the program has it
+    #[arg(long, value_enum, default_value_t = Kind::Mapped)]
+    pub(super) kind: Kind,
+
+    /// The group of the program, by name or number, for --kind sysv
+    #[arg(long, value_name = "GROUP", required_if_eq("kind", "sysv"))]
+    pub(super) group: Option<String>,
+}
+
+impl Args {
+    pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
+        let page = page.unwrap_or(PageSize::SIZE_2M);
+        let regions = self.size.iter().map(|size| Region::new("memory", *size));
+        let mut workload = Workload::new("custom", self.kind, page, regions.collect());
+        match self.kind {
+            Kind::Mapped => {}
+            Kind::Sysv => {
+                let group = self.group.as_deref().unwrap_or_default();
+                workload.group = Some(super::group(group)?);
+            }
+            Kind::Thp => {
+                let why =
+                    "LD_PRELOAD puts the heap of a program on THPs; the program stays as it is.";
+                workload.steps = vec![Line::new("jumbo run -- PROGRAM", why)];
+            }
+        }
+        Ok(workload)
+    }
+}

@@ -1,0 +1,91 @@
+//! `jumbo plan jvm`: the heap of a JVM, what its collector keeps beside it, and the code cache.
+
+use jumbo::units::{Bytes, PageSize};
+
+use super::files::Line;
+use super::sizing::{Kind, Region, Workload};
+
+/// Plan the heap of a JVM
+///
+/// With -XX:+UseLargePages HotSpot maps its heap, the tables of its collector (4 % of the heap) and
+/// its code cache with huge pages. The tables are those of G1 in Java 17; later ones have fewer.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo plan jvm --heap 16G
+  jumbo plan jvm --heap 16G --thp
+  jumbo plan jvm --heap 4G --count 8 --for kubernetes")]
+pub(super) struct Args {
+    /// The heap, for both -Xms and -Xmx
+    #[arg(long, value_name = "SIZE")]
+    pub(super) heap: Bytes,
+
+    /// ReservedCodeCacheSize
+    #[arg(long, value_name = "SIZE", default_value = "240M")]
+    pub(super) code_cache: Bytes,
+
+    /// THPs by -XX:+UseTransparentHugePages: no pool
+    #[arg(long)]
+    pub(super) thp: bool,
+}
+
+impl Args {
+    pub(super) fn workload(&self, page: Option<PageSize>) -> Workload {
+        let page = page.unwrap_or(PageSize::SIZE_2M);
+        let heap = Region::new("heap", self.heap);
+        let size = format!("-Xms{0}m -Xmx{0}m", self.heap.0 >> 20);
+        let (kind, regions, options, why) = if self.thp {
+            (
+                Kind::Thp,
+                vec![heap],
+                "-XX:+UseTransparentHugePages -XX:+AlwaysPreTouch",
+                "HotSpot advises MADV_HUGEPAGE and touches the heap at its start.",
+            )
+        } else {
+            // A bit for each 8 bytes in two bitmaps, a byte for each 512 bytes in three tables.
+            let of_heap =
+                |name: &str, share: u64| Region::new(name, Bytes(self.heap.0.div_ceil(share)));
+            let tables = [
+                ("first mark bitmap", 64),
+                ("second mark bitmap", 64),
+                ("card table", 512),
+                ("card counts", 512),
+                ("block offset table", 512),
+            ];
+            let tables = tables.map(|(name, share)| of_heap(name, share));
+            let code = Region::new("code cache", self.code_cache);
+            (
+                Kind::Mapped,
+                [vec![heap], tables.into(), vec![code]].concat(),
+                "-XX:+UseLargePages",
+                "With both sizes alike the heap takes its pages at the start. Without pages HotSpot warns and runs on base pages.",
+            )
+        };
+        let mut workload = Workload::new("jvm", kind, page, regions);
+        let page_option = match kind == Kind::Mapped && page != PageSize::SIZE_2M {
+            true => format!(" -XX:LargePageSizeInBytes={}m", page.bytes() >> 20),
+            false => String::new(),
+        };
+        let variable = format!("JAVA_TOOL_OPTIONS={size} {options}{page_option}");
+        workload.environment = Some(Line::new(variable, why));
+        if kind == Kind::Mapped {
+            workload.source = String::from("the heap, by the rules of G1 in Java 17");
+        }
+        workload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counted in the pool while OpenJDK 17.0.15 ran with -XX:+UseLargePages -Xms1g -Xmx1g.
+    #[test]
+    fn a_heap_has_the_pages_that_were_counted() {
+        let args = Args {
+            heap: Bytes(1 << 30),
+            code_cache: Bytes(240 << 20),
+            thp: false,
+        };
+        assert_eq!(args.workload(None).pages().0, 651);
+    }
+}

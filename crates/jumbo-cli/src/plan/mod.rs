@@ -1,0 +1,438 @@
+//! `jumbo plan`: from the sizes of a workload to pools, settings and files, with a reason for each line.
+//!
+//! - [`sizing`]: [`Workload`] and the arithmetic. One file a workload makes it from arguments;
+//!   [`process`] makes it from a program that runs.
+//! - [`files`]: files with a reason for each line. [`show`]: the page for people.
+//!
+//! Invariant: it writes nothing but its output.
+
+mod custom;
+mod dpdk;
+mod files;
+mod jvm;
+mod mysql;
+mod postgres;
+mod process;
+mod qemu;
+mod redis;
+mod show;
+mod sizing;
+
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use jumbo::units::{Bytes, NodeId, PageSize, Pages};
+use jumbo_host::host_pools::is_gigantic;
+use jumbo_host::kernel::memory::{Memory, nodes};
+use jumbo_host::kernel::smaps::kib;
+use jumbo_host::kernel::{Root, base_page, hugetlb, hvo};
+use serde::Serialize;
+
+use crate::knobs::usage;
+use crate::value::{positive, process as pid, whole};
+use crate::view;
+
+use files::{File, Line, Reader, of_host, of_pod, of_unit};
+use sizing::{Kind, Pool, Region, Workload};
+
+/// Compute the huge pages of a workload, and print the lines that set them up
+///
+/// From sizes, or from a program that runs: the pages of each pool and node, the memory that is left,
+/// and the lines for sysctl.d, the kernel command line, systemd, the program and Kubernetes, with a
+/// reason for each. It changes nothing.
+#[derive(Debug, clap::Args)]
+#[command(subcommand_negates_reqs = true, subcommand_value_name = "WORKLOAD")]
+#[command(subcommand_help_heading = "Workloads")]
+#[command(after_help = "Examples:
+  jumbo plan postgres --shared-buffers 200G --nodes 2
+  jumbo plan qemu --memory 64G --host-memory 512G
+  jumbo plan jvm --heap 8G --count 20 --for kubernetes
+  jumbo plan --pid $(pidof -s postgres)
+  jumbo plan postgres --shared-buffers 8G --for sysctl |
+    sudo tee /etc/sysctl.d/60-hugepages-postgres.conf
+
+Exit status: 0 done; 1 failed, or the plan does not fit the host and is printed all the same; 2 wrong usage.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    workload: Option<Name>,
+
+    /// Read the sizes of this process instead: its mappings and its command line
+    #[arg(long, value_name = "PID", value_parser = pid, required = true)]
+    pid: Option<u32>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Name {
+    Postgres(postgres::Args),
+    Redis(redis::Args),
+    Mysql(mysql::Args),
+    Jvm(jvm::Args),
+    Qemu(qemu::Args),
+    Dpdk(dpdk::Args),
+    Custom(custom::Args),
+}
+
+/// Options of all workloads.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Common options")]
+struct Options {
+    /// Instances on the host, each with the memory of the plan
+    #[arg(long, value_name = "N", global = true, default_value = "1", value_parser = positive::<NonZeroU32>)]
+    count: NonZeroU32,
+
+    /// Nodes that share the memory, numbered from 0 [default: those of this host; qemu and dpdk: 1]
+    #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    nodes: Option<u32>,
+
+    /// The size of the pages [default: 2M; qemu and dpdk: 1G where the memory is a multiple]
+    #[arg(long, value_name = "SIZE", global = true)]
+    page_size: Option<PageSize>,
+
+    /// Pages beyond the need, in percent
+    #[arg(long, value_name = "PERCENT", global = true, default_value = "0", value_parser = whole::<u16>)]
+    headroom: u16,
+
+    /// Memory of an instance outside huge pages [default: 1G; with --pid what it has]
+    #[arg(long, value_name = "SIZE", global = true)]
+    private: Option<Bytes>,
+
+    /// Plan for another host with so much memory, equally on each node
+    #[arg(long, value_name = "SIZE", global = true)]
+    host_memory: Option<Bytes>,
+
+    /// The systemd unit of the program
+    #[arg(long, value_name = "UNIT", global = true, value_parser = crate::unit::unit)]
+    unit: Option<String>,
+
+    /// Print these files alone. May be repeated
+    #[arg(
+        long = "for",
+        value_name = "READER",
+        global = true,
+        value_enum,
+        value_delimiter = ','
+    )]
+    readers: Vec<Reader>,
+
+    /// Print JSON, with all files
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Plan {
+    workload: &'static str,
+    kind: Kind,
+    /// Where the sizes are from.
+    source: String,
+    count: u32,
+    page_size: PageSize,
+    /// The mappings of an instance; for qemu and dpdk on each node.
+    regions: Vec<Region>,
+    /// Huge pages of an instance, on all nodes.
+    instance: Bytes,
+    /// Of the host, by node. None for THPs, which have no pool.
+    pools: Vec<Pool>,
+    /// Huge pages of all instances.
+    memory: Bytes,
+    /// The descriptors that HVO frees of the pools.
+    vmemmap_saved: Bytes,
+    /// Memory of an instance outside huge pages.
+    private: Bytes,
+    host_memory: Bytes,
+    /// What is left of the host's memory.
+    rest: Bytes,
+    /// Why the plan does not fit.
+    short: Option<String>,
+    notes: Vec<String>,
+    steps: Vec<Line>,
+    files: Vec<File>,
+    /// Too large for the page allocator: pages are made at boot.
+    #[serde(skip)]
+    gigantic: bool,
+    /// The size of vm.nr_hugepages.
+    #[serde(skip)]
+    default_page: PageSize,
+}
+
+/// The host that a plan is for.
+struct Target {
+    nodes: u32,
+    memory: Bytes,
+    /// The memory of each node.
+    by_node: Vec<Bytes>,
+    base: PageSize,
+    default_page: PageSize,
+    gigantic: bool,
+    hvo: bool,
+}
+
+impl Target {
+    fn read(root: &Root, options: &Options, workload: &Workload) -> anyhow::Result<Self> {
+        let page = workload.page;
+        if let Some(memory) = options.host_memory {
+            let nodes = options.nodes.unwrap_or(1);
+            return Ok(Self {
+                nodes,
+                memory,
+                by_node: vec![Bytes(memory.0 / u64::from(nodes)); nodes as usize],
+                base: PageSize::SIZE_4K,
+                default_page: PageSize::SIZE_2M,
+                gigantic: page >= PageSize::SIZE_1G,
+                hvo: true,
+            });
+        }
+        let here = nodes(root)?;
+        let count = u32::try_from(here.len()).unwrap_or(1).max(1);
+        let wanted = options
+            .nodes
+            .unwrap_or(if workload.bound { 1 } else { count });
+        if wanted > count {
+            bail!(
+                "this host has {count} of {wanted} nodes\nhint: --host-memory SIZE plans for another host"
+            );
+        }
+        if workload.kind != Kind::Thp {
+            crate::pool::pool(root, page)?;
+        }
+        let memory = Memory::read(root)?.total;
+        let of_node = |node: &NodeId| node_memory(root, *node);
+        let by_node = match wanted {
+            1 => vec![memory],
+            _ => here
+                .iter()
+                .take(wanted as usize)
+                .map(of_node)
+                .collect::<anyhow::Result<_>>()?,
+        };
+        Ok(Self {
+            nodes: wanted,
+            memory,
+            by_node,
+            base: base_page(root),
+            default_page: hugetlb::default_size(root)?.unwrap_or(PageSize::SIZE_2M),
+            gigantic: is_gigantic(root, page),
+            hvo: hvo::is_on(root)?.is_some(),
+        })
+    }
+}
+
+/// `Node 0 MemTotal: 1234 kB`.
+fn node_memory(root: &Root, node: NodeId) -> anyhow::Result<Bytes> {
+    let path = format!("sys/devices/system/node/node{node}/meminfo");
+    let text = root.read(&path)?;
+    let total = text
+        .lines()
+        .find_map(|line| line.split_once("MemTotal:")?.1.trim().into());
+    total
+        .and_then(kib)
+        .with_context(|| format!("/{path} has no MemTotal"))
+}
+
+/// The number of a group that is given by name or number.
+fn group(text: &str) -> anyhow::Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    let of = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(text))
+            .then(|| fields.nth(1)?.parse().ok())
+            .flatten()
+    };
+    groups.lines().find_map(of).with_context(|| {
+        format!("no group is `{text}` in /etc/group\nhint: --group takes the number that it has on the other host")
+    })
+}
+
+pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let (root, options) = (Root::host(), &args.options);
+    let (page, parts) = (options.page_size, options.nodes.unwrap_or(1));
+    let mut measured = None;
+    let workload = match (&args.workload, args.pid) {
+        (Some(_), Some(_)) => {
+            usage("a WORKLOAD and --pid are two ways to say the same\nhint: leave one away")
+        }
+        (Some(Name::Postgres(args)), _) => args.workload(page)?,
+        (Some(Name::Redis(args)), _) => args.workload(page),
+        (Some(Name::Mysql(args)), _) => args.workload(page)?,
+        (Some(Name::Jvm(args)), _) => args.workload(page),
+        (Some(Name::Qemu(args)), _) => args.workload(page, parts)?,
+        (Some(Name::Dpdk(args)), _) => args.workload(page, parts),
+        (Some(Name::Custom(args)), _) => args.workload(page)?,
+        (None, Some(pid)) => {
+            let (workload, private) = process::workload(&root, pid, page, parts)?;
+            measured = Some(private);
+            workload
+        }
+        (None, None) => usage("there is neither a WORKLOAD nor --pid"),
+    };
+    if workload.kind == Kind::Thp && page.is_some() {
+        usage("THPs have the size of a PMD\nhint: --page-size is for pools: leave it away");
+    }
+    let private = options.private.or(measured).unwrap_or(Bytes(1 << 30));
+    let target = Target::read(&root, options, &workload)?;
+    let mut plan = Plan::new(workload, private, &target, options);
+    if options.host_memory.is_none() {
+        plan.notes
+            .extend(pages_of_others(&root, plan.page_size).filter(|_| !plan.pools.is_empty()));
+    }
+    if !options.readers.is_empty() && !options.json {
+        show::files(&plan, &options.readers)?;
+    } else {
+        view::page(options.json, &plan, show::show)?;
+        if !options.json {
+            let all = |reader: &&Reader| **reader != Reader::Kubernetes;
+            let all: Vec<_> = <Reader as clap::ValueEnum>::value_variants()
+                .iter()
+                .filter(all)
+                .copied()
+                .collect();
+            show::files(&plan, &all)?;
+        }
+    }
+    match &plan.short {
+        None => Ok(ExitCode::SUCCESS),
+        Some(why) => bail!("{why}\nhint: smaller sizes, or --host-memory SIZE for another host"),
+    }
+}
+
+/// Pages that are in use here now: the total of a pool has to have them too.
+fn pages_of_others(root: &Root, page: PageSize) -> Option<String> {
+    let pools = hugetlb::pools(root).ok()??;
+    let pool = pools.into_iter().find(|pool| pool.size == page)?;
+    let taken = Pages(pool.used().0 + pool.reserved.0);
+    (taken > Pages(0)).then(|| {
+        format!("{taken} pages of {page} are in use or reserved on this host now: add them, unless this workload has them")
+    })
+}
+
+impl Plan {
+    fn new(workload: Workload, private: Bytes, target: &Target, options: &Options) -> Self {
+        let count = options.count.get();
+        let page = workload.page;
+        let pools = workload.pools(count.into(), target.nodes, options.headroom.into());
+        let memory: Bytes = pools.iter().map(|pool| pool.memory).sum();
+        let pages: u64 = pools
+            .iter()
+            .fold(0, |sum, pool| sum.saturating_add(pool.pages.0));
+        let parts = if workload.bound { target.nodes } else { 1 };
+        let instance = Pages(workload.pages().0.saturating_mul(parts.into())).bytes(page);
+        let is_pooled = workload.kind != Kind::Thp;
+        let hvo = is_pooled && target.hvo;
+        let saved = if hvo {
+            hvo::freed(page, target.base).0
+        } else {
+            0
+        };
+        let all_private = private.0.saturating_mul(count.into());
+        let need = memory + Bytes(all_private);
+        let short = match pools
+            .iter()
+            .zip(&target.by_node)
+            .find(|(pool, has)| pool.memory >= **has)
+        {
+            Some((pool, has)) if pool.node.is_some() => Some(format!(
+                "the plan does not fit: {} of huge pages on a node of {has}",
+                pool.memory
+            )),
+            _ if need > target.memory => Some(format!(
+                "the plan does not fit: {memory} of huge pages and {} beside them on a host of {}",
+                Bytes(all_private),
+                target.memory
+            )),
+            _ => None,
+        };
+        let mut plan = Self {
+            workload: workload.name,
+            kind: workload.kind,
+            source: workload.source.clone(),
+            count,
+            page_size: page,
+            regions: workload.regions.clone(),
+            instance,
+            pools: if is_pooled { pools } else { Vec::new() },
+            memory,
+            vmemmap_saved: Bytes(pages.saturating_mul(saved)),
+            private,
+            host_memory: target.memory,
+            rest: Bytes(target.memory.0.saturating_sub(need.0)),
+            short,
+            notes: workload.notes.clone(),
+            steps: Vec::new(),
+            files: Vec::new(),
+            gigantic: target.gigantic,
+            default_page: target.default_page,
+        };
+        if plan.pools.len() > 1 && !workload.bound {
+            plan.notes.push(String::from(
+                "pages are of the node whose thread touches them first, or of the other where its pool is empty; \
+                 `numactl --interleave=all` before the program spreads them",
+            ));
+        }
+        let unit = options.unit.as_deref().unwrap_or(&workload.unit);
+        plan.files = of_host(&plan, &workload);
+        plan.files.extend(workload.files.iter().cloned());
+        plan.files.extend(of_unit(unit, &workload));
+        plan.files.push(of_pod(&plan, &workload, private));
+        plan.steps = steps(&plan, &workload, unit);
+        plan
+    }
+}
+
+/// The commands that bring the files into effect.
+fn steps(plan: &Plan, workload: &Workload, unit: &str) -> Vec<Line> {
+    let reads = |reader| plan.files.iter().any(move |file| file.reader == reader);
+    let mut steps = Vec::new();
+    let mut step = |line: String, why: &str| steps.push(Line::new(line, why));
+    if reads(Reader::CommandLine) {
+        step(
+            "update-grub && reboot".into(),
+            "Pages of this size are made at boot. On Fedora: `grubby --update-kernel=ALL --args=...`.",
+        );
+    }
+    if reads(Reader::Sysctl) {
+        step(
+            "sysctl --system".into(),
+            "Reads sysctl.d now; each boot does.",
+        );
+    }
+    if reads(Reader::Tmpfiles) {
+        step(
+            "systemd-tmpfiles --create".into(),
+            "Reads tmpfiles.d now; each boot does.",
+        );
+    }
+    if let ([pool], false) = (&plan.pools[..], plan.gigantic) {
+        let line = format!(
+            "jumbo pool set {} --persistent {} --dry-run",
+            pool.size, pool.pages
+        );
+        step(
+            line,
+            "Says what speaks against so many pages now: a boot always has them.",
+        );
+    }
+    for file in &plan.files {
+        let name = file.path.strip_prefix("/etc/systemd/system/");
+        if let Some(mount) = name.filter(|name| name.ends_with(".mount")) {
+            step(
+                format!("systemctl enable --now {mount}"),
+                "Mounts hugetlbfs now and at each boot.",
+            );
+        } else if name.is_some() {
+            step(
+                format!("systemctl daemon-reload && systemctl restart {unit}"),
+                "systemd reads the drop-in.",
+            );
+        }
+    }
+    steps.extend(workload.steps.iter().cloned());
+    steps
+}

@@ -1,0 +1,166 @@
+//! `jumbo plan mysql`: the buffer pool and the caches beside it.
+
+use jumbo::units::{Bytes, PageSize, Pages};
+
+use super::files::{File, Line, Reader};
+use super::sizing::{Kind, Region, Workload};
+
+/// Plan the buffer pool of MariaDB or MySQL
+///
+/// MariaDB maps its buffer pool, two log buffers and the caches of MyISAM and Aria with huge pages.
+/// The caches count by their default of 128 MiB each, unless the options say otherwise.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  jumbo plan mysql --buffer-pool 64G
+  jumbo plan mysql --server mysql --buffer-pool 64G --group mysql")]
+pub(super) struct Args {
+    /// innodb_buffer_pool_size
+    #[arg(long, value_name = "SIZE")]
+    pub(super) buffer_pool: Bytes,
+
+    /// innodb_log_buffer_size
+    #[arg(long, value_name = "SIZE", default_value = "16M")]
+    pub(super) log_buffer: Bytes,
+
+    /// key_buffer_size, the cache of MyISAM
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub(super) key_buffer: Bytes,
+
+    /// aria_pagecache_buffer_size
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub(super) aria_cache: Bytes,
+
+    /// The server: their ways to huge pages differ
+    #[arg(long, value_enum, default_value_t = Server::Mariadb)]
+    pub(super) server: Server,
+
+    /// The group that mysqld runs as, by name or number, for --server mysql
+    #[arg(long, value_name = "GROUP", default_value = "mysql")]
+    pub(super) group: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Server {
+    /// MariaDB 10.11 and later: mmap(2)
+    Mariadb,
+    /// MySQL 8: shmget(2), in chunks of innodb_buffer_pool_chunk_size
+    Mysql,
+}
+
+/// MySQL's default innodb_buffer_pool_chunk_size. The buffer pool is a multiple of it.
+const CHUNK: u64 = 128 << 20;
+/// A page of InnoDB, and its descriptor in a chunk of MySQL 8 (`buf_block_t`), rounded up.
+const BLOCK: u64 = 16 << 10;
+const DESCRIPTOR: u64 = 512;
+
+impl Args {
+    pub(super) fn workload(&self, page: Option<PageSize>) -> anyhow::Result<Workload> {
+        let page = page.unwrap_or(PageSize::SIZE_2M);
+        let is_mariadb = self.server == Server::Mariadb;
+        let (kind, regions) = match self.server {
+            Server::Mariadb => {
+                // The caches hold so many blocks of 1 KiB and 8 KiB that these and their records, of 214
+                // and 266 bytes, fit the setting (init_key_cache, init_pagecache). Only blocks are huge.
+                let blocks = |cache: Bytes, block: u64, record: u64| {
+                    Bytes(cache.0 / (block + record) * block)
+                };
+                let regions = [
+                    ("buffer pool", self.buffer_pool),
+                    ("log buffer", self.log_buffer),
+                    ("second log buffer", self.log_buffer),
+                    ("MyISAM's key cache", blocks(self.key_buffer, 1 << 10, 214)),
+                    ("Aria's page cache", blocks(self.aria_cache, 8 << 10, 266)),
+                ];
+                (
+                    Kind::Mapped,
+                    regions.map(|(name, size)| Region::new(name, size)).into(),
+                )
+            }
+            Server::Mysql => {
+                let chunks = self.buffer_pool.0.div_ceil(CHUNK).max(1);
+                // Each chunk and its descriptors have pages of their own.
+                let chunk = Bytes(CHUNK + CHUNK / BLOCK * DESCRIPTOR);
+                let pages = Region::new("chunk", chunk).pages(page).0;
+                let all = Pages(pages.saturating_mul(chunks)).bytes(page);
+                (
+                    Kind::Sysv,
+                    vec![Region::new(format!("{chunks} chunks"), all)],
+                )
+            }
+        };
+        let mut lines = vec![
+            Line::new("[mysqld]", ""),
+            Line::new(
+                "large-pages",
+                "Where the pool is short a part runs on base pages, and the log need not say so.",
+            ),
+            Line::new(
+                format!("innodb_buffer_pool_size = {}M", self.buffer_pool.0 >> 20),
+                "The size that the pool of huge pages is made for.",
+            ),
+        ];
+        let mut workload = Workload::new("mysql", kind, page, regions);
+        if is_mariadb {
+            let line = format!("innodb_log_buffer_size = {}M", self.log_buffer.0 >> 20);
+            lines.push(Line::new(
+                line,
+                "The log has two of them, both on huge pages.",
+            ));
+            let line = format!("key_buffer_size = {}M", self.key_buffer.0 >> 20);
+            lines.push(Line::new(
+                line,
+                "For MyISAM alone: a server without it may have 8M.",
+            ));
+            let line = format!("aria_pagecache_buffer_size = {}M", self.aria_cache.0 >> 20);
+            lines.push(Line::new(
+                line,
+                "For Aria, which has temporary tables on disk too.",
+            ));
+            workload.source = String::from("the settings, by the rules of MariaDB 10.11");
+        } else {
+            let line = format!("innodb_buffer_pool_chunk_size = {}M", CHUNK >> 20);
+            lines.push(Line::new(
+                line,
+                "The default. Each chunk and its descriptors have pages of their own.",
+            ));
+            workload.group = Some(super::group(&self.group)?);
+            workload.memlock =
+                Some("shmget(2) with SHM_HUGETLB locks memory where the group does not match.");
+            workload.source =
+                String::from("the settings, by the rules of MySQL 8: an upper bound, not measured");
+        }
+        workload.unit = if is_mariadb {
+            "mariadb.service"
+        } else {
+            "mysql.service"
+        }
+        .into();
+        workload.files = vec![File::new(
+            "/etc/mysql/conf.d/hugepages.cnf",
+            Reader::Config,
+            lines,
+        )];
+        Ok(workload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counted in the pool while MariaDB 10.11.19 ran with large-pages.
+    #[test]
+    fn mariadb_has_the_pages_that_were_counted() {
+        for (pool, log, pages) in [(512, 16, 387), (1024, 64, 691)] {
+            let args = Args {
+                buffer_pool: Bytes(pool << 20),
+                log_buffer: Bytes(log << 20),
+                key_buffer: Bytes(128 << 20),
+                aria_cache: Bytes(128 << 20),
+                server: Server::Mariadb,
+                group: String::new(),
+            };
+            assert_eq!(args.workload(None).unwrap().pages().0, pages);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `jumbo plan --pid`: the memory of a program that runs, as a workload.
+//!
+//! The program is known by its executable. A reader process reads the mappings: a program that holds
+//! them back holds the reader up for a second, and not this process.
+
+use anyhow::{Context as _, anyhow, bail};
+use jumbo::units::{Bytes, PageSize};
+use jumbo_host::kernel::{FileError, Root, base_page, task};
+use jumbo_host::status::{self, Kind as Of};
+
+use super::sizing::{Kind, Region, Workload};
+use super::{jvm, postgres, qemu, redis};
+
+/// The memory of a process by the way in which it could be huge.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Mappings of hugetlb pages, whole, by page size.
+    hugetlb: Vec<(PageSize, Region)>,
+    /// The largest shared mapping, of whatever pages.
+    shared: Bytes,
+    /// Resident anonymous memory.
+    anonymous: Bytes,
+    /// Resident memory on base pages or THPs, without shared memory.
+    private: Bytes,
+}
+
+fn read(root: &Root, pid: u32) -> Result<Memory, FileError> {
+    let mut memory = Memory::default();
+    let base = base_page(root);
+    status::observer(root)?.each(pid, |kind, mapping| {
+        let page = mapping.kernel_page_size.unwrap_or(base);
+        let (size, is_shared) = (mapping.size(), kind == Of::Shared);
+        if page > base {
+            let region = Region::new(format!("mapping at {:x}", mapping.start), size);
+            memory.hugetlb.push((page, region));
+        } else if !is_shared {
+            memory.private += mapping.rss;
+        }
+        memory.anonymous += mapping.anonymous;
+        if is_shared {
+            memory.shared = memory.shared.max(size);
+        }
+    })?;
+    Ok(memory)
+}
+
+/// The last of `-Xmx8g`, `-m 4G`, `-m size=4G,...`: a size behind one of `options`, in `unit` where it has none.
+fn size(arguments: &[String], option: &str, unit: u64) -> Option<Bytes> {
+    let value = |(at, argument): (usize, &String)| {
+        let value = argument.strip_prefix(option)?;
+        let value = match value {
+            "" => arguments.get(at + 1)?,
+            value => value,
+        };
+        let value = value.split(',').next()?;
+        let value = value.strip_prefix("size=").unwrap_or(value);
+        let bytes: Bytes = value.parse().ok()?;
+        let is_bare = value.ends_with(|c: char| c.is_ascii_digit());
+        Some(Bytes(bytes.0.saturating_mul(if is_bare {
+            unit
+        } else {
+            1
+        })))
+    };
+    arguments.iter().enumerate().filter_map(value).next_back()
+}
+
+/// The workload of `pid`, and its resident memory outside huge pages.
+pub(super) fn workload(
+    root: &Root,
+    pid: u32,
+    page: Option<PageSize>,
+    nodes: u32,
+) -> anyhow::Result<(Workload, Bytes)> {
+    let name = task::name(root, pid).map_err(|error| match error.is_missing() {
+        true => {
+            anyhow!("there is no process {pid}\nhint: `pidof NAME` prints the number of a program")
+        }
+        false => error.into(),
+    })?;
+    let exe = std::fs::read_link(root.path(format!("proc/{pid}/exe"))).unwrap_or_default();
+    let exe = exe.file_name().unwrap_or_default().to_string_lossy();
+    // By the file, or by the name that it was called by: Debian's redis-server is a link to another.
+    let file = exe.strip_suffix(" (deleted)").unwrap_or(&exe);
+    let is = |known: &[&str]| known.contains(&file) || known.contains(&name.as_str());
+    let memory = read(root, pid).map_err(|error| match error.is_denied() {
+        true => anyhow!("{error}\nhint: that takes the user of {name}, or root"),
+        false => error.into(),
+    })?;
+    if memory.hugetlb.is_empty() && memory.private == Bytes(0) {
+        bail!("{name} ({pid}) has no memory of its own: it is a kernel thread or a zombie");
+    }
+    let arguments = task::arguments(root, pid)?;
+    let page = page.or(memory.hugetlb.first().map(|(size, _)| *size));
+    let mut workload = if is(&["postgres"]) {
+        let args = postgres::Args {
+            shared_buffers: None,
+            connections: None,
+            data: None,
+            program: None,
+            measured: Some(memory.shared),
+        };
+        args.workload(page)?
+    } else if is(&["redis-server", "valkey-server"]) {
+        redis::Args {
+            data_set: memory.anonymous,
+        }
+        .workload(page)
+    } else if is(&["java"]) {
+        let heap = size(&arguments, "-Xmx", 1).or_else(|| size(&arguments, "-XX:MaxHeapSize=", 1));
+        let heap =
+            heap.context("the command line has no -Xmx\nhint: `jumbo plan jvm --heap SIZE`")?;
+        let code = size(&arguments, "-XX:ReservedCodeCacheSize=", 1);
+        let args = jvm::Args {
+            heap,
+            code_cache: code.unwrap_or(Bytes(240 << 20)),
+            thp: arguments
+                .iter()
+                .any(|argument| argument == "-XX:+UseTransparentHugePages"),
+        };
+        args.workload(page)
+    } else if file.starts_with("qemu-") || name.starts_with("qemu-") {
+        let ram = size(&arguments, "-m", 1 << 20);
+        let memory =
+            ram.context("the command line has no -m\nhint: `jumbo plan qemu --memory SIZE`")?;
+        qemu::Args { memory }.workload(page, nodes)?
+    } else {
+        other(is(&["mariadbd", "mysqld"]), &memory, page)?
+    };
+    // Mappings of hugetlb pages say exactly what the program takes.
+    let regions = memory.hugetlb.into_iter().map(|(_, region)| region);
+    let regions: Vec<_> = regions.collect();
+    if !regions.is_empty() && !workload.bound {
+        workload.regions = regions;
+        workload.source = String::from("the mappings of hugetlb pages that it has");
+    } else if workload.source == "as given" {
+        workload.source = format!("the memory and command line of {name} ({pid})");
+    }
+    Ok((workload, memory.private))
+}
+
+/// MariaDB, MySQL and any other program: hugetlb pages that it has, else THPs.
+fn other(is_mysql: bool, memory: &Memory, page: Option<PageSize>) -> anyhow::Result<Workload> {
+    let (known, kind) = match memory.hugetlb.is_empty() {
+        true if is_mysql => bail!(
+            "the mappings of the server do not tell its buffer pool\n\
+             hint: `jumbo plan mysql --buffer-pool SIZE`, with innodb_buffer_pool_size"
+        ),
+        true => ("custom", Kind::Thp),
+        false if is_mysql => ("mysql", Kind::Mapped),
+        false => ("custom", Kind::Mapped),
+    };
+    let page = page.unwrap_or(PageSize::SIZE_2M);
+    let region = Region::new("anonymous memory", memory.anonymous);
+    let mut workload = Workload::new(known, kind, page, vec![region]);
+    if kind == Kind::Thp && memory.shared >= Bytes(page.bytes()) {
+        workload.notes = vec![format!(
+            "it maps {} of shared memory too: `jumbo thp set shmem=within_size` gives that THPs",
+            memory.shared
+        )];
+    }
+    Ok(workload)
+}

@@ -1,0 +1,113 @@
+//! The page of a plan, for people, and its files.
+
+use std::io::{self, Write as _};
+
+use anyhow::bail;
+use clap::ValueEnum as _;
+use jumbo::units::{Bytes, Pages, counted};
+
+use super::Plan;
+use super::files::{Line, Reader};
+use super::sizing::{Kind, Region};
+use crate::view::{NONE, Stdout, View};
+
+pub(super) fn show(view: &mut View, plan: &Plan) -> io::Result<()> {
+    let page = plan.page_size;
+    let pages = counted(plan.memory.whole_pages(page).0, "page");
+    let pool = match plan.kind {
+        Kind::Thp => "THPs, no pool",
+        Kind::Mapped | Kind::Sysv => "hugetlb",
+    };
+    let of = match plan.count {
+        1 => String::new(),
+        count => format!(", {} each", counted(count.into(), "instance")),
+    };
+    view.line(format!(
+        "{}: {} in {pages} of {page} ({pool}){of}",
+        plan.workload, plan.memory
+    ))?;
+    view.fact("Sizes from", &plan.source)?;
+    if plan.vmemmap_saved > Bytes(0) {
+        view.fact(
+            "Saved by HVO",
+            format!("{} of page descriptors", plan.vmemmap_saved),
+        )?;
+    }
+    view.fact(
+        "Beside them",
+        format!("{} for each instance (--private)", plan.private),
+    )?;
+    let rest = match &plan.short {
+        Some(why) => why.clone(),
+        None => format!("{} of {}", plan.rest, plan.host_memory),
+    };
+    view.fact("Left", rest)?;
+    view.heading("Mappings of an instance")?;
+    let region = |region: &Region| {
+        let pages = region.pages(page);
+        [
+            region.name.clone(),
+            region.size.to_string(),
+            pages.to_string(),
+        ]
+    };
+    // Many alike say nothing.
+    view.table(
+        "<MAPPING|>SIZE|>PAGES",
+        plan.regions.iter().take(8).map(region),
+    )?;
+    if let Some(more) = plan.regions.get(8..).filter(|more| !more.is_empty()) {
+        let pages: u64 = more.iter().map(|region| region.pages(page).0).sum();
+        view.line(format!("  and {} more, {} pages", more.len(), Pages(pages)))?;
+    }
+    if !plan.pools.is_empty() {
+        view.heading("Pools")?;
+        let row = |pool: &super::Pool| {
+            let node = pool
+                .node
+                .map_or_else(|| NONE.to_owned(), |node| node.to_string());
+            [
+                node,
+                pool.size.to_string(),
+                pool.pages.to_string(),
+                pool.memory.to_string(),
+            ]
+        };
+        view.table(">NODE|>PAGE|>PAGES|>MEMORY", plan.pools.iter().map(row))?;
+    }
+    view.list("Notes", plan.notes.iter().cloned())?;
+    view.heading("Commands, once the files below are there")?;
+    for Line { line, why } in &plan.steps {
+        view.line(format!("  {line}"))?;
+        view.line(format!("      {why}"))?;
+    }
+    view.line("")
+}
+
+/// The files for `readers`, ready to be copied.
+pub(super) fn files(plan: &Plan, readers: &[Reader]) -> anyhow::Result<()> {
+    let files = plan
+        .files
+        .iter()
+        .filter(|file| readers.contains(&file.reader));
+    let texts: Vec<_> = files.map(super::files::File::text).collect();
+    if texts.is_empty() {
+        let name = |reader: &Reader| {
+            reader
+                .to_possible_value()
+                .map(|value| value.get_name().to_owned())
+        };
+        let mut has: Vec<_> = plan
+            .files
+            .iter()
+            .filter_map(|file| name(&file.reader))
+            .collect();
+        has.dedup();
+        bail!(
+            "this plan has no such file\nhint: it has files for {}",
+            has.join(", ")
+        );
+    }
+    Stdout::lock().write_all(texts.join("\n").as_bytes())?;
+    Ok(())
+}

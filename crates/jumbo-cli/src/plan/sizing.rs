@@ -1,0 +1,169 @@
+//! The arithmetic of a plan: from a [`Workload`] to [`Pool`]s. Pure; sizes round up.
+
+use jumbo::units::{Bytes, NodeId, PageSize, Pages};
+use serde::Serialize;
+
+use super::files::{File, Line};
+
+/// The way in which a program maps huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Kind {
+    /// hugetlb pages by mmap(2), memfd_create(2) or hugetlbfs: any user may have them
+    Mapped,
+    /// hugetlb pages by shmget(2): for vm.hugetlb_shm_group and root
+    Sysv,
+    /// THPs: no pool, no change of the program
+    Thp,
+}
+
+/// One mapping of an instance, in pages of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Region {
+    pub(super) name: String,
+    pub(super) size: Bytes,
+}
+
+/// The memory of a program, and the lines that make the program use it.
+#[derive(Clone, Debug)]
+pub(super) struct Workload {
+    pub(super) name: &'static str,
+    /// The systemd unit that mostly runs it.
+    pub(super) unit: String,
+    pub(super) kind: Kind,
+    pub(super) page: PageSize,
+    /// Of one instance; with `bound` those of one instance on one node.
+    pub(super) regions: Vec<Region>,
+    /// The program binds its memory to each of the nodes. Else it may lie on any.
+    pub(super) bound: bool,
+    /// Where the sizes are from.
+    pub(super) source: String,
+    /// The group of a [`Kind::Sysv`].
+    pub(super) group: Option<u32>,
+    /// The reason for which the program needs a limit of locked memory.
+    pub(super) memlock: Option<&'static str>,
+    /// Of the environment: a variable that the program reads.
+    pub(super) environment: Option<Line>,
+    /// Configuration of the program.
+    pub(super) files: Vec<File>,
+    /// Commands for the operator.
+    pub(super) steps: Vec<Line>,
+    pub(super) notes: Vec<String>,
+}
+
+/// The pages on one node; without a node those of a host as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Pool {
+    pub(super) node: Option<NodeId>,
+    pub(super) size: PageSize,
+    pub(super) pages: Pages,
+    pub(super) memory: Bytes,
+}
+
+impl Region {
+    pub(super) fn new(name: impl Into<String>, size: Bytes) -> Self {
+        let name = name.into();
+        Self { name, size }
+    }
+
+    pub(super) fn pages(&self, page: PageSize) -> Pages {
+        Pages(self.size.0.div_ceil(page.bytes()))
+    }
+}
+
+impl Workload {
+    /// One without files, steps and notes.
+    pub(super) fn new(
+        name: &'static str,
+        kind: Kind,
+        page: PageSize,
+        regions: Vec<Region>,
+    ) -> Self {
+        Self {
+            name,
+            unit: format!("{name}.service"),
+            kind,
+            page,
+            regions,
+            bound: false,
+            source: String::from("as given"),
+            group: None,
+            memlock: None,
+            environment: None,
+            files: Vec::new(),
+            steps: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The pages of one instance, on one node where memory is bound.
+    pub(super) fn pages(&self) -> Pages {
+        let pages = self.regions.iter().map(|region| region.pages(self.page).0);
+        Pages(pages.fold(0, u64::saturating_add))
+    }
+
+    /// The pages on each of `nodes` for `count` instances, with so many percent more.
+    pub(super) fn pools(&self, count: u64, nodes: u32, headroom: u64) -> Vec<Pool> {
+        let all = self.pages().0.saturating_mul(count);
+        let all = all.saturating_add(all.saturating_mul(headroom).div_ceil(100));
+        // Bound memory needs all of it on each node. Memory that may lie anywhere is spread, as the
+        // kernel spreads a total over its nodes.
+        let each = match self.bound {
+            true => all,
+            false => all.div_ceil(nodes.into()),
+        };
+        let pool = |node| Pool {
+            node: (nodes > 1).then_some(NodeId(node)),
+            size: self.page,
+            pages: Pages(each),
+            memory: Pages(each).bytes(self.page),
+        };
+        (0..nodes).map(pool).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(
+        sizes: &[u64],
+        page: PageSize,
+        bound: bool,
+        count: u64,
+        nodes: u32,
+        headroom: u64,
+    ) -> u64 {
+        let regions = sizes.iter().map(|size| Region::new("memory", Bytes(*size)));
+        let mut workload = Workload::new("custom", Kind::Mapped, page, regions.collect());
+        workload.bound = bound;
+        workload.pools(count, nodes, headroom)[0].pages.0
+    }
+
+    #[test]
+    fn sizes_round_up_by_region_by_node_and_by_headroom() {
+        const M: u64 = 1 << 20;
+        let (small, large) = (PageSize::SIZE_2M, PageSize::SIZE_1G);
+        for (sizes, page, bound, count, nodes, headroom, expected) in [
+            (&[2 * M][..], small, false, 1, 1, 0, 1),
+            (&[2 * M + 1], small, false, 1, 1, 0, 2),
+            // Two mappings never share a page.
+            (&[M, M], small, false, 1, 1, 0, 2),
+            (&[10 * M], small, false, 1, 2, 0, 3),
+            (&[10 * M], small, true, 1, 2, 0, 5),
+            (&[10 * M], small, false, 3, 2, 0, 8),
+            (&[200 << 30], small, false, 1, 2, 0, 51_200),
+            (&[200 << 30], large, false, 1, 2, 0, 100),
+            (&[200 << 30], small, false, 1, 1, 1, 103_424),
+            (&[2 * M], small, false, 1, 1, 1, 2),
+            (&[], small, false, 1, 1, 0, 0),
+            (&[u64::MAX], small, false, u64::MAX, 1, 5, u64::MAX),
+        ] {
+            let found = pages(sizes, page, bound, count, nodes, headroom);
+            assert_eq!(
+                found, expected,
+                "{sizes:?} {page} {bound} {count} {nodes} {headroom}"
+            );
+        }
+    }
+}
