@@ -184,7 +184,7 @@ struct Latency {
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Less work: done in under 30 seconds on a quiet machine, each of `programs` in a minute
+    /// Less work: done in under 30 seconds on a quiet machine, `latency` and each of `programs` in some 80
     #[arg(long)]
     quick: bool,
     /// Print JSON

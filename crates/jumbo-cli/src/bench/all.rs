@@ -159,7 +159,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
         let table = args.table(name)?;
         let settings = table.common().settings(ahead.bar.clone())?;
         let measured = table.measure(&settings);
-        ahead.end(at, begun.elapsed());
+        let seconds = begun.elapsed().as_secs_f64();
         document.seconds = clock.elapsed().as_secs_f64();
         match measured.map_err(hinted) {
             Ok(measured) => {
@@ -167,7 +167,7 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
                 view.heading(name)?;
                 table.show(&mut view, &measured)?;
                 view.finish()?;
-                let seconds = begun.elapsed().as_secs_f64();
+                ahead.end(at, seconds);
                 document.tables.push(Measured {
                     table: measured,
                     seconds,
@@ -289,10 +289,10 @@ impl Ahead {
         }
     }
 
-    fn end(&mut self, at: usize, took: Duration) {
+    /// The table at this place was measured.
+    fn end(&mut self, at: usize, seconds: f64) {
         self.so_far[0] += self.wanted[at].1;
-        self.so_far[1] += took.as_secs_f64();
-        self.bar.set_message("");
+        self.so_far[1] += seconds;
     }
 }
 
@@ -330,7 +330,7 @@ mod tests {
         };
         ahead.begin("a", (1, 3));
         assert_eq!(left(&ahead), [10, 60]);
-        ahead.end(0, Duration::from_secs(30));
+        ahead.end(0, 30.0);
         ahead.begin("b", (2, 3));
         assert_eq!(left(&ahead), [60, 120]);
         assert_eq!(about(Duration::from_secs(180)), "about 3 min left");

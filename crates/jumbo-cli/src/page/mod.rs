@@ -50,13 +50,13 @@ pub(crate) fn bench(document: &Document) -> String {
     let title = "jumbo: all measurements";
     let took = span(document.seconds);
     let quick = if document.quick {
-        " with less work (--quick),"
+        ", with less work (--quick)"
     } else {
         ""
     };
     let body = html! {
         h1 { (title) }
-        p.soft { "jumbo " (document.version) ", " (date(document.began)) ", measured for" (quick) " " (took) }
+        p.soft { "jumbo " (document.version) ", " (date(document.began)) ", measured in " (took) (quick) }
         @if !document.complete {
             p.warn role="alert" { strong { "Incomplete." } " The measurement was interrupted, or is going on. Tables are missing, and some rows may have fewer rounds." }
         }
@@ -71,7 +71,7 @@ pub(crate) fn bench(document: &Document) -> String {
         @if !document.not_measured.is_empty() {
             section id="not-measured" {
                 h2 { "Tables that were not measured" }
-                ul { @for it in &document.not_measured { li { strong { (it.table) } ": " (clean(&it.why)) } } }
+                ul { @for it in &document.not_measured { li { strong { (it.table) } ": " (text(&it.why)) } } }
             }
         }
     };
@@ -96,7 +96,7 @@ pub(crate) fn compare(it: &Comparison, said: &[String], figures: &[Figures]) -> 
         h1 { "jumbo compare" }
         pre { code { (clean(&command)) } }
         p.soft { (runs) " of each kind, in turn, jumbo " (env!("CARGO_PKG_VERSION")) }
-        @for line in said { p { (clean(line)) } }
+        @for line in said { p { (text(line)) } }
         @for (columns, rows) in figures { table {
             caption { "Medians of the runs" }
             thead { tr { th scope="col" { "started" } @for column in columns { th scope="col" { (column) } } } }
@@ -130,6 +130,11 @@ fn verdict_of(it: &Comparison, row: &str) -> Option<Verdict> {
         Change::More { .. } => Verdict::Behind,
         Change::None { .. } | Change::Unknown => Verdict::NoDifference,
     })
+}
+
+/// Text of several lines in one.
+fn text(lines: &str) -> String {
+    clean(&lines.replace('\n', "; ")).into_owned()
 }
 
 fn page(title: &str, body: &Markup) -> String {
@@ -238,7 +243,7 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
             @if table.interrupted.is_some() { p.warn { "Interrupted: rows may have fewer rounds, or be missing." } }
             table.rows {
                 caption {
-                    (clean(&render::title(table)))
+                    (clean(&table.what)) ", " (counted(table.rounds as u64, "round"))
                     @if let Some(seconds) = seconds { ", in " (span(seconds)) }
                 }
                 thead { tr {
@@ -256,7 +261,7 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
                     dl { @for [name, value] in &beside { dt { code { (name) } } dd { (value) } } }
                 }
             }
-            @for Missing { what, why } in &table.missing { p { strong { "Not measured: " } (what) ": " (clean(why)) } }
+            @for Missing { what, why } in &table.missing { p { strong { "Not measured: " } (what) ": " (text(why)) } }
         }
     }
 }
@@ -281,9 +286,17 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
             td.candidate data-of="compared" { span.name { (clean(&candidate)) } (figure(&cand)) }
             td.plot data-of="samples from 0" { (plot::samples(row, &clean(&samples))) }
             td.plot data-of="baseline / compared" { (figure(&compared)) @if let Some(axis) = axis { (axis.ratio(row, &clean(&ratio))) } }
-            td data-of="verdict" { span.(plot::class(row.verdict)) { (row.verdict.text()) } }
+            td data-of="verdict" { (verdict(row)) }
             td data-of="published" { (published) }
         }
+    }
+}
+
+/// In words; what a row of noise shows is no gain and no loss.
+fn verdict(row: &Row) -> Markup {
+    match (row.verdict, is_aa(row)) {
+        (Verdict::Ahead | Verdict::Behind, true) => html! { span.none { "differs from itself" } },
+        (verdict, _) => html! { span.(plot::class(verdict)) { (verdict.text()) } },
     }
 }
 

@@ -13,14 +13,15 @@ pub(super) struct Axis {
     high: f64,
 }
 
-/// Round numbers that an axis may have marks at; those that fit are taken, a few at most.
+/// Round numbers that an axis may have marks at; the first of these whose marks lie apart is taken.
 const MARKS: [&[f64]; 4] = [
     &[0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0],
     &[0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0],
     &[0.01, 0.1, 1.0, 10.0, 100.0, 1000.0],
     &[1e-6, 1e-3, 1.0, 1e3, 1e6],
 ];
-const MAX_MARKS: usize = 5;
+/// Their least distance, as a part of the axis.
+const APART: f64 = 0.13;
 
 impl Axis {
     /// The axis that all ratios of `rows` and 1 fit on; `None` where there is no ratio.
@@ -43,9 +44,10 @@ impl Axis {
                 .filter(|mark| (self.low..=self.high).contains(&mark.ln()))
                 .collect()
         };
-        let mut all = MARKS.iter().map(fit);
-        let few = all.find(|marks| (2..=MAX_MARKS).contains(&marks.len()));
-        few.unwrap_or_else(|| vec![1.0])
+        let is_apart = |pair: &[f64]| (pair[1] / pair[0]).ln() >= (self.high - self.low) * APART;
+        let fit_apart = |marks: &Vec<f64>| marks.len() > 1 && marks.windows(2).all(is_apart);
+        let found = MARKS.iter().map(fit).find(fit_apart);
+        found.unwrap_or_else(|| vec![1.0])
     }
 
     /// The marks, for the head of the column.
@@ -149,7 +151,7 @@ mod tests {
             };
             let marks = axis.marks();
             assert!(
-                marks.contains(&1.0) && marks.len() <= MAX_MARKS,
+                marks.contains(&1.0) && marks.len() <= 7,
                 "{low} {high}: {marks:?}"
             );
             assert_eq!(axis.place(low), "5.00%");
