@@ -219,14 +219,19 @@ fn overview(tables: &[Measured]) -> Markup {
                 tbody { @for Measured { table, seconds } in tables { tr {
                     th scope="row" { a href={ "#" (table.table) } { (table.table) } }
                     td { (clean(&table.what)) }
-                    td.ahead data-of="ahead" { (count(table, Verdict::Ahead)) }
+                    (counted_cell("ahead", count(table, Verdict::Ahead)))
                     td data-of="no difference seen" { (count(table, Verdict::NoDifference)) }
-                    td.behind data-of="behind" { (count(table, Verdict::Behind)) }
+                    (counted_cell("behind", count(table, Verdict::Behind)))
                     td.number data-of="time" { (span(*seconds)) }
                 } } }
             }
         }
     }
+}
+
+/// A number of rows, in its colour where there are any.
+fn counted_cell(verdict: &str, rows: usize) -> Markup {
+    html! { td.(if rows > 0 { verdict } else { "none" }) data-of=(verdict) { (rows) } }
 }
 
 /// A row of the baseline against itself.
@@ -239,7 +244,7 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
     let beside: Vec<_> = table.beside().map(render::beside).collect();
     html! {
         section id=(table.table) {
-            h2 { (table.table) }
+            h2 { (if seconds.is_some() { table.table } else { "Every run" }) }
             @if table.interrupted.is_some() { p.warn { "Interrupted: rows may have fewer rounds, or be missing." } }
             table.rows {
                 caption {
@@ -248,7 +253,7 @@ fn section(table: &Table, seconds: Option<f64>) -> Markup {
                 }
                 thead { tr {
                     @for head in ["measure", "baseline", "compared", "samples from 0"] { th scope="col" { (head) } }
-                    th.plot scope="col" { "baseline / compared" @if let Some(axis) = &axis { (axis.head()) } }
+                    th.plot scope="col" { "ratio, or difference" @if let Some(axis) = &axis { (axis.head()) } }
                     th scope="col" { "verdict" }
                     th scope="col" { "published" }
                 } }
@@ -285,7 +290,7 @@ fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
             td.baseline data-of="baseline" { span.name { (clean(&baseline)) } (figure(&base)) }
             td.candidate data-of="compared" { span.name { (clean(&candidate)) } (figure(&cand)) }
             td.plot data-of="samples from 0" { (plot::samples(row, &clean(&samples))) }
-            td.plot data-of="baseline / compared" { (figure(&compared)) @if let Some(axis) = axis { (axis.ratio(row, &clean(&ratio))) } }
+            td.plot data-of="ratio, or difference" { (figure(&compared)) @if let Some(axis) = axis { (axis.ratio(row, &clean(&ratio))) } }
             td data-of="verdict" { (verdict(row)) }
             td data-of="published" { (published) }
         }

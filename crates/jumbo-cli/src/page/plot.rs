@@ -65,7 +65,11 @@ impl Axis {
             return html! {};
         };
         let [low, middle, high] = [ratio.min, ratio.median, ratio.max].map(|it| self.place(it));
-        let class = class(row.verdict);
+        let class = if super::is_aa(row) {
+            "none"
+        } else {
+            class(row.verdict)
+        };
         html! {
             svg height="22" role="img" {
                 title { (words) }
