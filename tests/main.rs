@@ -17,6 +17,7 @@
 //! - [`mappings`]: `mmap` and its kin.
 //! - [`pool`]: pages set aside for the heap, and mimalloc on them.
 //! - [`promote`]: programs that run already.
+//! - [`page`]: measurements as a page, in a browser.
 //! - [`memory`]: nothing resident that the program did not ask for.
 //! - [`status`]: `jumbo status -p` of a program that is covered.
 //! - [`reaper`]: memory given back after the program's end.
@@ -41,6 +42,7 @@ mod launcher;
 mod limits;
 mod mappings;
 mod memory;
+mod page;
 mod pool;
 mod promote;
 mod real_programs;

@@ -1,5 +1,6 @@
 //! What the end-to-end tests stand on.
 //!
+//! - [`browser`]: headless Chromium.
 //! - [`build`]: the `jumbo` under test and its library; programs compiled from `tests/programs`.
 //! - [`program`]: a command to be run plain and under jumbo; [`running`]: one that is running.
 //! - [`report`]: jumbo's word on where the memory was; [`smaps`]: the kernel's.
@@ -7,6 +8,7 @@
 //! - `inherited`: what programs inherit, however the tests were started.
 //! - [`wait`]: waiting for an event, with a bound.
 
+pub(crate) mod browser;
 pub(crate) mod build;
 pub(crate) mod host;
 mod inherited;

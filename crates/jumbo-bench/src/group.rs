@@ -21,7 +21,7 @@ use crate::stats::{Spread, median};
 use crate::table::{Missing, Row, Samples, Table, What};
 use crate::task::Task;
 use crate::work::Worker;
-use crate::{Error, Settings};
+use crate::{Error, Settings, interrupt};
 
 /// Sides that are measured in turn, and the rows between them.
 pub(crate) struct Group<'a> {
@@ -245,7 +245,8 @@ impl<'a> Group<'a> {
         &mut self.rows[at].what
     }
 
-    /// The figures of each side, lap by lap, without a first lap that warms up; or why it has none.
+    /// The figures of each side, lap by lap, without a first lap that warms up; or why it has none. Fewer laps once a
+    /// signal has asked for the end.
     fn samples(&self, hit: &mut Hit) -> Result<Vec<Sampled>, Error> {
         let (root, rounds) = (Root::host(), self.settings.rounds.get());
         let progress = &self.settings.progress;
@@ -258,6 +259,9 @@ impl<'a> Group<'a> {
             };
             let is_first = lap == 0 || (lap - 1).is_multiple_of(self.laps);
             for at in order(lap, self.sides.len()) {
+                if interrupt::asked().is_some() {
+                    return Ok(samples);
+                }
                 let side = &self.sides[at];
                 if is_first {
                     let what = self.what;
@@ -281,6 +285,8 @@ impl<'a> Group<'a> {
                 match figures {
                     Ok(figures) if lap > 0 => laps.push(figures),
                     Ok(_) => {}
+                    // The signal may have gone to the worker too.
+                    Err(_) if interrupt::asked().is_some() => return Ok(samples),
                     Err(error) if self.spare.contains(&at) && (self.optional)(&error) => {
                         samples[at] = Err(format!("{}: {error}", side.name));
                     }
@@ -300,6 +306,13 @@ impl<'a> Group<'a> {
                 table.without(&values, self.what, why.clone());
             }
         }
+        let laps = samples.iter().flatten().map(Vec::len).min();
+        let whole = laps.unwrap_or_default() / self.laps * self.laps;
+        if whole == 0 && laps.is_some() {
+            let why = "interrupted before the first round was over".to_owned();
+            let what = self.what;
+            return table.missing.push(Missing { what, why });
+        }
         for row in self.rows {
             let [Ok(baseline), Ok(candidate)] = row.sides.map(|side| samples[side].as_ref()) else {
                 continue;
@@ -314,13 +327,14 @@ impl<'a> Group<'a> {
                     fold(&figures.collect::<Vec<_>>())
                 };
                 let of_round = |laps| row.figure.split('+').map(|name| of_lap(laps, name)).sum();
-                let rounds = laps.chunks(self.laps).map(of_round);
+                let rounds = laps[..whole].chunks(self.laps).map(of_round);
                 (self.sides[side].name.clone(), rounds.collect())
             });
+            let is_absent = |(_, rounds): &Samples| rounds.iter().all(|figure| figure.is_nan());
             match row.compare {
-                Some(compare) => table.push(compare(row.what, sides)),
                 // Not every side has every figure.
-                None if sides[0].1.iter().all(|figure| figure.is_nan()) => {}
+                _ if sides.iter().any(is_absent) => {}
+                Some(compare) => table.push(compare(row.what, sides)),
                 None => table.value(row.what.name, row.what.unit, Spread::of(&sides[0].1)),
             }
         }
@@ -357,6 +371,7 @@ pub(crate) fn measure(
             Err(error) => return Err(error),
         }
     }
+    table.interrupted = interrupt::asked();
     Ok(table)
 }
 

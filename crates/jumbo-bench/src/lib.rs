@@ -9,6 +9,7 @@
 //! - `claim`: whether a sample is what was to be measured. `figures`: the figures that it found.
 //! - [`table`]: rows that hold two sides of one run against each other; what `--json` prints. [`stats`]: what many
 //!   samples come to. [`machine`]: where it was measured.
+//! - [`interrupt`]: a signal that asks for the end. [`published`]: where published figures come from.
 //! - `keeper`: knobs of the kernel, set for a sample and put back. `elf`: a worker with a segment more.
 //! - [`memory`]: what a process has, when memory is free again, and that it is warm. `life`: memory taken and given
 //!   back.
@@ -29,6 +30,8 @@ pub mod fork;
 pub mod free;
 mod group;
 pub mod heap;
+#[expect(unsafe_code, reason = "calls sigaction")]
+pub mod interrupt;
 mod keeper;
 pub mod latency;
 mod launch;
@@ -39,6 +42,7 @@ pub mod memory;
 pub mod pool;
 pub mod program;
 pub mod programs;
+pub mod published;
 pub mod shmem;
 pub mod stats;
 pub mod table;

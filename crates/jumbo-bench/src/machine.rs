@@ -63,6 +63,31 @@ impl Machine {
     }
 }
 
+/// The kernel's version and its settings of huge pages, each by the path of its file; those that this kernel lacks or
+/// this user may not read are left out.
+pub fn knobs(root: &Root) -> BTreeMap<String, String> {
+    let folders = [
+        "sys/kernel/mm/transparent_hugepage",
+        "sys/kernel/mm/hugepages",
+    ];
+    let list = |folder: &str| -> Vec<String> {
+        let names = root.list(folder).unwrap_or_default().into_iter();
+        names.map(|name| format!("{folder}/{name}")).collect()
+    };
+    let listed = folders.into_iter().flat_map(list);
+    let deep = listed.flat_map(|path| [list(&path), vec![path]].concat());
+    let vm = [
+        "compaction_proactiveness",
+        "hugetlb_optimize_vmemmap",
+        "overcommit_memory",
+        "swappiness",
+    ];
+    let named = vm.iter().map(|name| format!("proc/sys/vm/{name}"));
+    let named = named.chain(["proc/version".to_owned()]);
+    let text = |path: String| Some((format!("/{path}"), root.read(&path).ok()?.trim().to_owned()));
+    deep.chain(named).filter_map(text).collect()
+}
+
 /// The value of `name` in a file of `name: value` lines.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines()
@@ -84,6 +109,7 @@ mod tests {
             ("proc/loadavg", "0.25 0.1 0.0 1/99 1234\n"),
             ("proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 50.00\n"),
             ("proc/sys/kernel/osrelease", "6.18.0-arm64\n"),
+            ("sys/kernel/mm/hugepages/hugepages-64kB/nr_hugepages", "3\n"),
         ] {
             let path = folder.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -94,5 +120,11 @@ mod tests {
         assert_eq!(machine.kernel, "6.18.0-arm64");
         assert!((machine.load - 0.25).abs() < 1e-9);
         assert!(machine.thp.is_empty());
+        let knobs = knobs(&Root::at(folder.path()));
+        let pool = "/sys/kernel/mm/hugepages/hugepages-64kB/nr_hugepages";
+        assert_eq!(
+            knobs.into_iter().collect::<Vec<_>>(),
+            [(pool.to_owned(), "3".to_owned())]
+        );
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::machine::Machine;
 use crate::memory::Hit;
+use crate::published::{self, Source};
 use crate::stats::Spread;
 use crate::{Error, Settings};
 
@@ -28,6 +29,11 @@ pub struct Table {
     values: BTreeMap<String, Option<Value>>,
     /// The samples that waited for the host.
     pub hit: Hit,
+    /// Where the published figures come from.
+    pub source: Option<Source>,
+    /// The signal that ended it early: rows have fewer rounds, or are missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<i32>,
     /// The rows that could not be measured here: none is left out in silence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
@@ -85,9 +91,11 @@ pub struct What {
 pub struct Side {
     /// Its name.
     pub name: String,
-    /// Its samples, one a round.
+    /// Of its samples.
     #[serde(flatten)]
     pub spread: Spread,
+    /// One a round.
+    pub samples: Vec<f64>,
 }
 
 /// How the two sides of a row compare, round by round.
@@ -104,12 +112,42 @@ pub enum Comparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It was better in every round.
+    /// It is better.
     Ahead,
-    /// The rounds do not agree.
-    Even,
-    /// It was worse in every round.
+    /// The spread is larger than the difference.
+    #[serde(rename = "no_difference_seen")]
+    NoDifference,
+    /// It is worse.
     Behind,
+}
+
+impl Verdict {
+    /// As tables show it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Ahead => "ahead",
+            Self::NoDifference => "no difference seen",
+            Self::Behind => "BEHIND",
+        }
+    }
+}
+
+impl Comparison {
+    /// The verdict on the candidate: the one rule for all tables. A difference is seen where all rounds agree about its
+    /// direction, and half of the distance from the least to the most of them is smaller than their median. Ratios
+    /// count by their logarithm.
+    pub fn verdict(self) -> Verdict {
+        let (median, min, max) = match self {
+            Self::Ratio(Spread { median, min, max }) => (median.ln(), min.ln(), max.ln()),
+            Self::Difference(Spread { median, min, max }) => (-median, -max, -min),
+        };
+        let spread = if max > min { (max - min) / 2.0 } else { 0.0 };
+        match (min, max) {
+            (min, _) if min > 0.0 && median > spread => Verdict::Ahead,
+            (_, max) if max < 0.0 && -median > spread => Verdict::Behind,
+            _ => Verdict::NoDifference,
+        }
+    }
 }
 
 /// A side's name and its samples, one a round.
@@ -117,11 +155,10 @@ pub type Samples = (String, Vec<f64>);
 
 impl Table {
     /// A table without rows.
-    pub(crate) fn new(
-        table: &'static str,
-        what: String,
-        settings: &Settings,
-    ) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// [`Error::File`] where the machine cannot be described.
+    pub fn new(table: &'static str, what: String, settings: &Settings) -> Result<Self, Error> {
         Ok(Self {
             table,
             what,
@@ -131,6 +168,8 @@ impl Table {
             ratios: BTreeMap::new(),
             values: BTreeMap::new(),
             hit: Hit::default(),
+            source: published::source(table),
+            interrupted: None,
             missing: Vec::new(),
         })
     }
@@ -218,23 +257,18 @@ impl Row {
         compare: fn(f64, f64) -> f64,
         comparison: fn(Spread) -> Comparison,
     ) -> Self {
-        let rounds = || baseline.1.iter().zip(&candidate.1);
-        let compared: Vec<_> = rounds().map(|(&b, &c)| compare(b, c)).collect();
-        let verdict = if rounds().all(|(b, c)| c < b) {
-            Verdict::Ahead
-        } else if rounds().all(|(b, c)| c > b) {
-            Verdict::Behind
-        } else {
-            Verdict::Even
-        };
+        let rounds = baseline.1.iter().zip(&candidate.1);
+        let compared: Vec<_> = rounds.map(|(&b, &c)| compare(b, c)).collect();
         let side = |(name, samples): Samples| Side {
             name,
             spread: Spread::of(&samples),
+            samples,
         };
+        let comparison = comparison(Spread::of(&compared));
         Self {
             what,
-            comparison: comparison(Spread::of(&compared)),
-            verdict,
+            comparison,
+            verdict: comparison.verdict(),
             baseline: side(baseline),
             candidate: side(candidate),
         }
@@ -296,17 +330,17 @@ mod tests {
                     "startup_ms": {"median": 1.5, "min": 1.0, "max": 2.0, "unit": "ms"},
                     "wait_ms": {"median": 2.0, "min": 1.0, "max": 3.0, "unit": "ms"},
                 },
-                "hit": {"samples": 0, "taken_again": 0, "kept": 0},
+                "hit": {"samples": 0, "taken_again": 0, "kept": 0}, "source": null,
                 "rows": [{
                     "name": "heap_total", "measure": "what", "unit": "ms",
-                    "baseline": {"name": "plain", "median": 6.0, "min": 4.0, "max": 8.0},
-                    "candidate": {"name": "jumbo run", "median": 2.0, "min": 2.0, "max": 2.0},
+                    "baseline": {"name": "plain", "median": 6.0, "min": 4.0, "max": 8.0, "samples": [4.0, 8.0]},
+                    "candidate": {"name": "jumbo run", "median": 2.0, "min": 2.0, "max": 2.0, "samples": [2.0, 2.0]},
                     "ratio": {"median": 3.0, "min": 2.0, "max": 4.0},
                     "verdict": "ahead", "published": "1.77",
                 }, {
                     "name": "startup_ms", "measure": "what", "unit": "ms",
-                    "baseline": {"name": "plain", "median": 1.0, "min": 1.0, "max": 1.0},
-                    "candidate": {"name": "jumbo run", "median": 2.5, "min": 2.0, "max": 3.0},
+                    "baseline": {"name": "plain", "median": 1.0, "min": 1.0, "max": 1.0, "samples": [1.0, 1.0]},
+                    "candidate": {"name": "jumbo run", "median": 2.5, "min": 2.0, "max": 3.0, "samples": [3.0, 2.0]},
                     "difference": {"median": 1.5, "min": 1.0, "max": 2.0},
                     "verdict": "behind", "published": null,
                 }],
@@ -332,9 +366,13 @@ mod tests {
             assert_eq!(ratio, difference);
             ratio
         };
-        assert_eq!(verdict(&[9.0, 8.0, 9.9]), Verdict::Ahead);
-        assert_eq!(verdict(&[11.0, 12.0, 10.1]), Verdict::Behind);
-        assert_eq!(verdict(&[5.0, 6.0, 10.1]), Verdict::Even);
-        assert_eq!(verdict(&[10.0, 10.0, 10.0]), Verdict::Even);
+        assert_eq!(verdict(&[9.0, 8.0, 9.5]), Verdict::Ahead);
+        assert_eq!(verdict(&[11.0, 12.0, 10.5]), Verdict::Behind);
+        // The rounds disagree.
+        assert_eq!(verdict(&[5.0, 6.0, 10.1]), Verdict::NoDifference);
+        // They agree, and lie further apart than the difference is large.
+        assert_eq!(verdict(&[9.0, 5.0, 9.5]), Verdict::NoDifference);
+        assert_eq!(verdict(&[11.0, 18.0, 10.5]), Verdict::NoDifference);
+        assert_eq!(verdict(&[10.0, 10.0, 10.0]), Verdict::NoDifference);
     }
 }

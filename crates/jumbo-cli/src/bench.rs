@@ -1,8 +1,10 @@
 //! `jumbo bench`: the tables of `jumbo-bench`, with progress on stderr and the figures on stdout.
 
+pub(crate) mod all;
 mod programs;
-mod render;
+pub(crate) mod render;
 
+use std::io;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::ExitCode;
 
@@ -11,10 +13,12 @@ use clap::{Args as _, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use jumbo::units::Bytes;
 use jumbo_bench::{
-    Error, Settings, exit, fork, free, heap, latency, pool, shmem, table, text, vmemmap, worker,
+    Error, Settings, exit, fork, free, heap, interrupt, latency, pool, shmem, table, text, vmemmap,
+    worker,
 };
 use jumbo_host::policy::MAX_FREE_WORKERS;
 
+use crate::signal::end_by;
 use crate::value::positive;
 use crate::view::{self, View};
 
@@ -24,11 +28,23 @@ use crate::view::{self, View};
   jumbo bench                        # which tables there are
   jumbo bench heap --quick
   jumbo bench pool --json >pool.json
+  jumbo bench all --quick --html bench.html
 
 Exit status: 0 measured; 1 failed; 2 wrong usage; 128+N signal N ended it.")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    table: Option<Table>,
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Every table in turn, in one page and one JSON document
+    All(all::Args),
+    #[command(flatten)]
+    Table(Table),
+    /// The program that a table measures
+    #[command(hide = true)]
+    Worker { task: String },
 }
 
 #[derive(Debug, Subcommand)]
@@ -53,9 +69,6 @@ enum Table {
     Latency(Latency),
     /// Run real programs: plain, `jumbo run` in its modes, glibc's tunable, jemalloc, tcmalloc, mimalloc
     Programs(programs::Args),
-    /// The program that a table measures
-    #[command(hide = true)]
-    Worker { task: String },
 }
 
 #[derive(Debug, clap::Args)]
@@ -171,7 +184,7 @@ struct Latency {
 /// What all tables take.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Less work: done in under 30 seconds on a quiet machine, each of `programs` in a minute
+    /// Less work: done in under 30 seconds on a quiet machine, `latency` and each of `programs` in some 80
     #[arg(long)]
     quick: bool,
     /// Print JSON
@@ -186,47 +199,76 @@ struct Common {
 pub(crate) const MIN_ROUNDS: usize = 5;
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
-    match args.table {
+    match args.command {
         None => list()?,
-        Some(Table::Heap(Heap { common, size })) => {
-            let size = common.size(size, 2 << 30, 256 << 20);
-            common.measure(|settings| heap::measure(settings, size))?;
-        }
-        Some(Table::Free(free)) => {
-            let size = free.common.size(free.size, 8 << 30, 256 << 20);
-            let measure = |settings: &_| free::measure(settings, size, &free.workers);
-            free.common.measure(measure)?;
-        }
-        Some(Table::Exit(Exit { common, size })) => {
-            let size = common.size(size, 8 << 30, 128 << 20);
-            common.measure(|settings| exit::measure(settings, size))?;
-        }
-        Some(Table::Pool(Pool { common, size })) => {
-            let size = common.size(size, 1536 << 20, 48 << 20);
-            common.measure(|settings| pool::measure(settings, size, common.quick))?;
-        }
-        Some(Table::Text(Text { common, size })) => {
-            let size = common.size(size, 256 << 20, 64 << 20);
-            common.measure(|settings| text::measure(settings, size, common.quick))?;
-        }
-        Some(Table::Shmem(Shmem { common, size })) => {
-            let size = common.size(size, 1 << 30, 64 << 20);
-            common.measure(|settings| shmem::measure(settings, size, common.quick))?;
-        }
-        Some(Table::Vmemmap(Vmemmap { common })) => {
-            common.measure(|settings| vmemmap::measure(settings, common.quick))?;
-        }
-        Some(Table::Fork(Fork { common, size })) => {
-            common.measure(|settings| fork::measure(settings, &size))?;
-        }
-        Some(Table::Latency(Latency { common, size })) => {
-            let size = common.size(size, 3 << 30, 256 << 20);
-            common.measure(|settings| latency::measure(settings, size, common.quick))?;
-        }
-        Some(Table::Programs(args)) => return programs::main(&args),
-        Some(Table::Worker { task }) => worker::run(&task)?,
+        Some(Command::All(args)) => return all::main(&args),
+        Some(Command::Table(table)) => return table.run(),
+        Some(Command::Worker { task }) => worker::run(&task)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl Table {
+    fn run(&self) -> anyhow::Result<ExitCode> {
+        let common = self.common();
+        let settings = common.settings(bar())?;
+        if matches!(self, Self::Programs(_)) {
+            interrupt::watch();
+        }
+        let table = self.measure(&settings);
+        settings.progress.finish_and_clear();
+        if let Some(signal) = interrupt::asked() {
+            return Ok(end_by(signal));
+        }
+        let table = table.map_err(hinted)?;
+        view::page(common.json, &table, |view, table| self.show(view, table))
+    }
+
+    fn common(&self) -> &Common {
+        match self {
+            Self::Heap(Heap { common, .. })
+            | Self::Free(Free { common, .. })
+            | Self::Exit(Exit { common, .. })
+            | Self::Pool(Pool { common, .. })
+            | Self::Text(Text { common, .. })
+            | Self::Shmem(Shmem { common, .. })
+            | Self::Vmemmap(Vmemmap { common })
+            | Self::Fork(Fork { common, .. })
+            | Self::Latency(Latency { common, .. })
+            | Self::Programs(programs::Args { common, .. }) => common,
+        }
+    }
+
+    fn measure(&self, settings: &Settings) -> Result<table::Table, Error> {
+        let common = self.common();
+        let quick = common.quick;
+        let size = |asked: Option<Bytes>, full: u64, less: u64| {
+            asked.unwrap_or(Bytes(if quick { less } else { full }))
+        };
+        match self {
+            Self::Heap(it) => heap::measure(settings, size(it.size, 2 << 30, 256 << 20)),
+            Self::Free(it) => {
+                free::measure(settings, size(it.size, 8 << 30, 256 << 20), &it.workers)
+            }
+            Self::Exit(it) => exit::measure(settings, size(it.size, 8 << 30, 128 << 20)),
+            Self::Pool(it) => pool::measure(settings, size(it.size, 1536 << 20, 48 << 20), quick),
+            Self::Text(it) => text::measure(settings, size(it.size, 256 << 20, 64 << 20), quick),
+            Self::Shmem(it) => shmem::measure(settings, size(it.size, 1 << 30, 64 << 20), quick),
+            Self::Vmemmap(_) => vmemmap::measure(settings, quick),
+            Self::Fork(it) => fork::measure(settings, &it.size),
+            Self::Latency(it) => {
+                latency::measure(settings, size(it.size, 3 << 30, 256 << 20), quick)
+            }
+            Self::Programs(it) => it.measure(settings),
+        }
+    }
+
+    fn show(&self, view: &mut View, table: &table::Table) -> io::Result<()> {
+        match self {
+            Self::Programs(it) => it.show(view, table),
+            _ => render::show(view, table),
+        }
+    }
 }
 
 /// The tables that there are, as the help has them.
@@ -253,7 +295,7 @@ fn tables() -> Vec<[String; 2]> {
 }
 
 impl Common {
-    fn settings(&self) -> anyhow::Result<Settings> {
+    fn settings(&self, progress: ProgressBar) -> anyhow::Result<Settings> {
         let default = NonZeroUsize::MIN.saturating_add(if self.quick { 4 } else { 6 });
         let rounds = self.rounds.unwrap_or(default);
         if rounds.get() < MIN_ROUNDS {
@@ -262,29 +304,9 @@ impl Common {
         Ok(Settings {
             jumbo: std::env::current_exe().context("cannot find the jumbo executable")?,
             rounds,
-            progress: bar(),
+            progress,
             line: None,
         })
-    }
-
-    /// The size that was asked for, or that of a table, or of its quick form.
-    fn size(&self, asked: Option<Bytes>, full: u64, quick: u64) -> Bytes {
-        asked.unwrap_or(Bytes(if self.quick { quick } else { full }))
-    }
-
-    fn measure(
-        &self,
-        table: impl FnOnce(&Settings) -> Result<table::Table, Error>,
-    ) -> anyhow::Result<()> {
-        let settings = self.settings()?;
-        let table = table(&settings).map_err(hinted)?;
-        settings.progress.finish_and_clear();
-        if self.json {
-            return view::json(&table);
-        }
-        let mut view = View::stdout();
-        render::show(&mut view, &table)?;
-        Ok(view.finish()?)
     }
 }
 
@@ -331,6 +353,7 @@ mod tests {
         assert_eq!(
             commands,
             [
+                "jumbo bench all",
                 "jumbo bench heap",
                 "jumbo bench free",
                 "jumbo bench exit",

@@ -16,6 +16,7 @@ mod fleet;
 mod kill;
 mod knobs;
 mod manual;
+mod page;
 mod plan;
 mod pool;
 mod power;

@@ -125,9 +125,35 @@ const HOST_TO_INSIDE: Table = &[
 /// The benchmarks: the list of all work and the tables on top, the engine that starts, hears and
 /// compares workers below. A module uses those that stand below it.
 const BENCH: &[&str] = &[
-    "worker", "programs", "exit", "fork", "free", "latency", "shmem", "text", "vmemmap", "pool",
-    "program", "elf", "heap", "life", "group", "table", "keeper", "work", "claim", "machine",
-    "memory", "stats", "talk", "error", "launch", "task", "figures",
+    "worker",
+    "programs",
+    "exit",
+    "fork",
+    "free",
+    "latency",
+    "shmem",
+    "text",
+    "vmemmap",
+    "pool",
+    "program",
+    "elf",
+    "heap",
+    "life",
+    "group",
+    "table",
+    "keeper",
+    "work",
+    "claim",
+    "machine",
+    "memory",
+    "stats",
+    "talk",
+    "interrupt",
+    "published",
+    "error",
+    "launch",
+    "task",
+    "figures",
 ];
 
 /// From the command's backend to what a Rust program has.

@@ -2,14 +2,12 @@
 //! preload instead. What `jumbo compare` and `jumbo bench programs` do.
 //!
 //! - [`Program`]: what is run; [`Server`]: how it is measured where it does not end by itself. [`Way`]: how it is started.
-//! - `running`: one run. `listens`: whether a server does. `peak`: what memory it had. `interrupt`: its end when a signal asks for it. `served`: figures of a load.
+//! - `running`: one run. `listens`: whether a server does. `peak`: what memory it had. `served`: figures of a load.
 //! - [`compare`]: one program, with what to say about it ([`verdict`]).
 //!
 //! Invariants: nothing but the way differs between the sides; a first run of each side is looked at and not counted; no process
 //! is left when a measurement ends, however it does.
 
-#[expect(unsafe_code, reason = "calls sigaction")]
-mod interrupt;
 mod listens;
 mod peak;
 #[expect(unsafe_code, reason = "calls wait4, and fork instead of vfork")]
@@ -37,8 +35,7 @@ use serde::Serialize;
 use crate::figures::{Figures, figures, ms, with};
 use crate::group::{self, Group, rows};
 use crate::table::Table;
-use crate::{Error, Settings};
-pub use interrupt::watch;
+use crate::{Error, Settings, interrupt};
 use peak::Peak;
 use running::{Ended, Running};
 pub use served::{Pattern, Served};
@@ -170,6 +167,7 @@ pub fn compare(
     let table = Table::new("compare", words.join(" "), settings)?;
     let group = notes.group(settings, program, "time", "program", ways);
     let table = group::measure(settings, table, vec![group])?;
+    interrupt::check()?;
     Ok(notes.compared(table, words, (program, ways)))
 }
 
@@ -236,7 +234,11 @@ impl Program {
         ended.served = served;
         let huge = huge_faults(&root) - huge;
         let cpu = ended.user_ms + ended.system_ms;
+        let [p50, p99] = [|it: Served| it.p50_ms, |it: Served| it.p99_ms]
+            .map(|of| served.and_then(of).unwrap_or(f64::NAN));
         let figures = figures([
+            ("p50_ms", p50),
+            ("p99_ms", p99),
             ("time_ms", took.unwrap_or(cpu)),
             ("user_ms", ended.user_ms),
             ("system_ms", ended.system_ms),
@@ -314,6 +316,10 @@ impl Notes {
             ("", "time", "time_ms"),
             ("_cpu", "CPU time", "user_ms+system_ms"),
             ("_rss", "peak memory", "rss_bytes"),
+            ("_faults", "page faults", "faults"),
+            // Of a server whose load prints them.
+            ("_p50", "p50 of the load", "p50_ms"),
+            ("_p99", "p99 of the load", "p99_ms"),
         ] {
             let measure = &format!("{what}, {measure}");
             rows! { group; format!("{key}{suffix}_aa") => measure, figure, plain / plain; }

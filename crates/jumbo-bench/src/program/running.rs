@@ -17,10 +17,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::interrupt;
 use super::served::Served;
 use crate::Error;
 use crate::figures::cpu_ms;
+use crate::interrupt;
 use crate::launch::line;
 
 /// How long a program may take to end that was asked to, and how long its output may stay open behind its end.

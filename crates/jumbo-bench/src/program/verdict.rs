@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Ended;
-use crate::table::Table;
+use crate::table::{Comparison, Table, Verdict};
 
 /// How a cost changed, against what plain runs differ by from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -50,9 +50,9 @@ impl Change {
         if !(factor.is_finite() && noise.is_finite()) {
             return Self::Unknown;
         }
-        let agree = ratio.min > 1.0 || ratio.max < 1.0;
-        // Where the rounds do not agree, or are few, it has to stand out clearly.
-        let is_clear = agree && table.rounds >= ENOUGH;
+        let verdict = Comparison::Ratio(ratio).verdict();
+        // Where the row alone shows no difference, or the rounds are few, it has to stand out clearly.
+        let is_clear = verdict != Verdict::NoDifference && table.rounds >= ENOUGH;
         let needed = noise.max(LEAST) * if is_clear { 1.0 } else { 2.0 };
         match factor - 1.0 > needed {
             false => Self::None { noise },

@@ -1,18 +1,16 @@
 //! `jumbo bench programs`: a row for each program, a column for each way to start it.
 
 use std::io;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
+use jumbo_bench::program::Way;
 use jumbo_bench::program::verdict::Change;
-use jumbo_bench::program::{self, Way};
 use jumbo_bench::table::{Missing, Table};
-use jumbo_bench::{Error, programs};
+use jumbo_bench::{Error, Settings, programs};
 
-use super::{Common, hinted, render};
-use crate::signal::end_by;
-use crate::view::{self, View, duration};
+use super::{Common, render};
+use crate::view::{View, duration};
 
 /// Programs that are not installed are left out, with what installs them; `jumbo compare` is for your own.
 ///
@@ -21,7 +19,7 @@ use crate::view::{self, View, duration};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Modes of jumbo, as `jumbo compare` has them [default: default,glibc,mimalloc; default with --quick]
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', hide_possible_values = true,
         value_parser = PossibleValuesParser::new(Way::modes()))]
@@ -35,24 +33,19 @@ pub(super) struct Args {
     names: Vec<String>,
 }
 
-pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let settings = args.common.settings()?;
-    let (ways, missing) = args.ways().map_err(hinted)?;
-    program::watch();
-    let table = programs::measure(&settings, &args.names, &ways, args.common.quick);
-    settings.progress.finish_and_clear();
-    let mut table = match table {
-        Err(Error::Interrupted(signal)) => return Ok(end_by(signal)),
-        table => table.map_err(hinted)?,
-    };
-    table.missing.extend(missing);
-    view::page(args.common.json, &table, |view, table| {
-        show(view, table, &ways)
-    })?;
-    Ok(ExitCode::SUCCESS)
-}
-
 impl Args {
+    pub(super) fn measure(&self, settings: &Settings) -> Result<Table, Error> {
+        let (ways, missing) = self.ways()?;
+        let mut table = programs::measure(settings, &self.names, &ways, self.common.quick)?;
+        table.missing.extend(missing);
+        Ok(table)
+    }
+
+    pub(super) fn show(&self, view: &mut View, table: &Table) -> io::Result<()> {
+        let (ways, _) = self.ways().map_err(io::Error::other)?;
+        show(view, table, &ways)
+    }
+
     /// The ways that are asked for, and the peers that are not installed.
     fn ways(&self) -> Result<(Vec<Way>, Vec<Missing>), Error> {
         let modes: Vec<_> = match (self.modes.is_empty(), self.common.quick) {

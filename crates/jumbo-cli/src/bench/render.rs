@@ -5,7 +5,7 @@ use std::io;
 use jumbo::units::counted;
 use jumbo_bench::machine::Machine;
 use jumbo_bench::stats::Spread;
-use jumbo_bench::table::{Comparison, Row, Side, Table, Verdict};
+use jumbo_bench::table::{Comparison, Row, Side, Table};
 
 use crate::view::View;
 
@@ -25,7 +25,7 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
     }
     view.line("")?;
     view.line("  Median [least to most] of the rounds. A ratio is baseline / compared: above 1x compared is ahead.")?;
-    view.line("  Ahead, BEHIND: in every round; even: the rounds do not agree. A/A: the baseline against itself.")?;
+    view.line("  No difference seen: the spread is larger. A/A: the baseline against itself.")?;
     let hit = table.hit;
     view.line(format!(
         "  Each sample had its memory touched right before. {} of {} waited for the host all the same: taken again. Kept: {}.",
@@ -38,14 +38,14 @@ pub(super) fn show(view: &mut View, table: &Table) -> io::Result<()> {
 }
 
 /// A figure that is compared with nothing.
-fn beside((name, figure, unit): (&str, Spread, &'static str)) -> [String; 2] {
+pub(crate) fn beside((name, figure, unit): (&str, Spread, &'static str)) -> [String; 2] {
     let (divisor, unit) = scale(unit);
     let figure = spread(figure, &unit, |value| digits(value / divisor));
     [name.to_owned(), figure]
 }
 
 /// What was measured and how often.
-pub(super) fn title(table: &Table) -> String {
+pub(crate) fn title(table: &Table) -> String {
     let rounds = counted(table.rounds as u64, "round");
     format!("{}: {}, {rounds}", table.table, table.what)
 }
@@ -65,7 +65,8 @@ pub(super) fn machine(machine: &Machine) -> String {
     )
 }
 
-fn cells(row: &Row) -> [String; 8] {
+/// A row, cell by cell.
+pub(crate) fn cells(row: &Row) -> [String; 8] {
     let (divisor, unit) = scale(row.what.unit);
     let side = |side: &Side| spread(side.spread, &unit, |value| digits(value / divisor));
     let comparison = match row.comparison {
@@ -81,12 +82,7 @@ fn cells(row: &Row) -> [String; 8] {
         row.candidate.name.clone(),
         side(&row.candidate),
         comparison,
-        match row.verdict {
-            Verdict::Ahead => "ahead",
-            Verdict::Even => "even",
-            Verdict::Behind => "BEHIND",
-        }
-        .to_owned(),
+        row.verdict.text().to_owned(),
         row.what.published.unwrap_or_default().to_owned(),
     ]
 }

@@ -15,9 +15,11 @@ use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use jumbo_bench::program::verdict::Agreement;
 use jumbo_bench::program::{self, Comparison, Pattern, Program, Server, Way};
-use jumbo_bench::{Error, Settings};
+use jumbo_bench::{Error, Settings, interrupt};
 
 use crate::bench::{MIN_ROUNDS, bar, hinted};
+use crate::export::publish;
+use crate::page;
 use crate::run::unreached;
 use crate::signal::end_by;
 use crate::value::{interval, positive};
@@ -43,6 +45,7 @@ const DIFFERS: u8 = 3;
   jumbo compare --modes default,pool --peers tunable -- ./program
   jumbo compare --modes '--heap=glibc --text=shared' -- ./program
   jumbo compare --prepare 'rm -rf out' -- make -s
+  jumbo compare --html page.html -- ./program
   jumbo compare --for 10s --ready 'redis-cli ping' \\
       --load 'redis-benchmark -q -t set' -- redis-server
 
@@ -103,6 +106,10 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Write a page with the figures and a plot of every run; it needs no other file and no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -126,6 +133,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
             "fewer than {MIN_ROUNDS} runs: the spread says little"
         ));
     }
+    let html = args.html.as_deref().map(page::target).transpose()?;
     let mut ways: Vec<_> = args.modes.into_iter().flat_map(|modes| modes.0).collect();
     let (peers, missing) = Way::peers_of(&args.peers);
     ways.extend(peers);
@@ -150,7 +158,7 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         line: progress.is_hidden().then_some(view::tell),
         progress,
     };
-    program::watch();
+    interrupt::watch();
     let compared = program::compare(&settings, &program, &ways, args.runs);
     settings.progress.finish_and_clear();
     let mut comparison = match compared {
@@ -159,6 +167,11 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     };
     comparison.table.missing = missing;
     comparison.unreached = unreached(&program.words);
+    if let Some(path) = html {
+        let shown = path.display();
+        let page = show::page(&comparison, program.server.as_ref());
+        publish(&path, &page).with_context(|| format!("cannot write {shown}"))?;
+    }
     view::page(args.json, &comparison, |view, it| {
         show::show(view, it, program.server.as_ref())
     })?;

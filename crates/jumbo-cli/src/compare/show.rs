@@ -7,6 +7,7 @@ use jumbo::units::{Bytes, counted};
 use jumbo_bench::program::verdict::{Agreement, Change};
 use jumbo_bench::program::{Compared, Comparison, PLAIN, Served, Server};
 
+use crate::page;
 use crate::view::{NONE, View, WIDTH, duration, filled};
 
 /// Below this a program has too little memory for any of it to be worth a huge page.
@@ -24,22 +25,58 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
     let program = cut(&it.program.join(" "), WIDTH - runs.len() - 20);
     view.line(format!("{program}: {runs} of each kind, in turn"))?;
     view.line("")?;
-    let ways = it
-        .ways
-        .iter()
-        .map(|way| (way.key.as_str(), way.name.as_str()));
-    let sides = std::iter::once((PLAIN, PLAIN)).chain(ways);
+    let columns = columns(server).map(|column| format!("|>{column}"));
+    view.table(&format!("<{}", columns.concat()), rows(it))?;
+    show_served(view, it)?;
+    view.line("")?;
+    for text in said(it, server) {
+        view.lines(wrapped(&text).lines())?;
+    }
+    let missing = it.table.missing.iter();
+    view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)))
+}
+
+/// The same as a page.
+pub(super) fn page(it: &Comparison, server: Option<&Server>) -> String {
+    let rows: Vec<_> = rows(it).map(Vec::from).collect();
+    let mut tables = vec![(columns(server).to_vec(), rows)];
+    let served = served(it);
+    if !served.is_empty() {
+        let rows = served.into_iter().map(Vec::from).collect();
+        tables.push((vec!["throughput", "p50", "p99"], rows));
+    }
+    page::compare(it, &said(it, server), &tables)
+}
+
+/// The columns of figures behind the name of a side.
+fn columns(server: Option<&Server>) -> [&'static str; 6] {
     let time = match server {
         Some(Server { load: Some(_), .. }) => "one load",
         Some(_) => "CPU time",
         None => "time",
     };
-    view.table(
-        &format!("<|>{time}|>user|>system|>peak memory|>in huge pages|>faults"),
-        sides.map(|(key, name)| cells(it, key, name)),
-    )?;
-    show_served(view, it)?;
-    view.line("")?;
+    [
+        time,
+        "user",
+        "system",
+        "peak memory",
+        "in huge pages",
+        "faults",
+    ]
+}
+
+/// The figures of each side.
+fn rows(it: &Comparison) -> impl Iterator<Item = [String; 7]> {
+    let ways = it
+        .ways
+        .iter()
+        .map(|way| (way.key.as_str(), way.name.as_str()));
+    let sides = std::iter::once((PLAIN, PLAIN)).chain(ways);
+    sides.map(|(key, name)| cells(it, key, name))
+}
+
+/// The report in sentences.
+fn said(it: &Comparison, server: Option<&Server>) -> Vec<String> {
     let told = it.ways.iter().flat_map(|way| {
         let verdict = std::iter::once(verdict(it, way, server));
         verdict.chain(advice(it, way))
@@ -49,15 +86,21 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
             "LD_PRELOAD cannot reach this program, so `jumbo run` changes nothing in it: {reason}."
         )
     });
-    for text in unreached.chain(told).chain(did(it)) {
-        view.lines(wrapped(&text).lines())?;
-    }
-    let missing = it.table.missing.iter();
-    view.lines(missing.map(|missing| format!("Left out: {}: {}", missing.what, missing.why)))
+    unreached.chain(told).chain(did(it)).collect()
 }
 
 /// Shows the figures that the load printed, where it did.
 fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
+    let rows = served(it);
+    if rows.is_empty() {
+        return Ok(());
+    }
+    view.line("")?;
+    view.table("<The load says|>throughput|>p50|>p99", rows)
+}
+
+/// The figures that the load printed, side by side.
+fn served(it: &Comparison) -> Vec<[String; 4]> {
     let sides = [(PLAIN, it.plain_served)].into_iter();
     let ways = it.ways.iter().map(|way| (way.name.as_str(), way.served));
     let rows = sides.chain(ways).filter_map(|(name, served)| {
@@ -72,12 +115,7 @@ fn show_served(view: &mut View, it: &Comparison) -> io::Result<()> {
         let [throughput, p50, p99] = figures.map(|it| it.unwrap_or_else(|| NONE.to_owned()));
         Some([short(name), throughput, p50, p99])
     });
-    let rows: Vec<_> = rows.collect();
-    if rows.is_empty() {
-        return Ok(());
-    }
-    view.line("")?;
-    view.table("<The load says|>throughput|>p50|>p99", rows)
+    rows.collect()
 }
 
 /// The name of a way, as far as it fits.

@@ -80,8 +80,8 @@ pub(crate) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives `path` this text, whole or not at all; other exporters may be at it too.
-fn publish(path: &Path, text: &str) -> io::Result<()> {
+/// Gives `path` this text, whole or not at all; other processes may be at it too.
+pub(crate) fn publish(path: &Path, text: &str) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = PathBuf::from(new);

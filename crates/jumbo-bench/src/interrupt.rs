@@ -1,4 +1,4 @@
-//! The end of a measurement that a signal asks for: [`watch`], [`check`].
+//! The end of a measurement that a signal asks for: [`watch`], [`asked`].
 //!
 //! A handler notes the signal and no more, so that whatever was started or made is ended and removed on the way out.
 //! What is started has the default dispositions again (execve(2)), and no signal blocked.
@@ -34,10 +34,12 @@ pub fn watch() {
     }
 }
 
+/// The signal that asked for the end, if one did.
+pub fn asked() -> Option<i32> {
+    Some(ASKED.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
+
 /// [`Error::Interrupted`] once a signal has asked for the end.
-pub(super) fn check() -> Result<(), Error> {
-    match ASKED.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        signal => Err(Error::Interrupted(signal)),
-    }
+pub(crate) fn check() -> Result<(), Error> {
+    asked().map_or(Ok(()), |signal| Err(Error::Interrupted(signal)))
 }

@@ -1,0 +1,339 @@
+//! `jumbo bench all`: every table in turn, in one document of JSON and one page.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context as _;
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressState, ProgressStyle};
+use jumbo_bench::machine::{Machine, knobs};
+use jumbo_bench::{interrupt, table};
+use jumbo_host::kernel::Root;
+use serde::Serialize;
+
+use super::{Table, bar, hinted};
+use crate::export::publish;
+use crate::page;
+use crate::signal::end_by;
+use crate::value::positive;
+use crate::view::{View, escaped, tell};
+
+/// The tables in turn, and the seconds that each takes with --quick on the machine of docs/results.md.
+const TABLES: [(&str, f64); 10] = [
+    ("heap", 16.0),
+    ("free", 10.0),
+    ("exit", 5.0),
+    ("pool", 8.0),
+    ("text", 19.0),
+    ("shmem", 22.0),
+    ("vmemmap", 25.0),
+    ("fork", 9.0),
+    ("latency", 76.0),
+    ("programs", 84.0),
+];
+
+/// Of real programs these, with --quick: all of them would take a quarter of an hour.
+const QUICK_PROGRAMS: [&str; 7] = [
+    "hashmap",
+    "graph",
+    "python",
+    "redis_fork",
+    "sqlite",
+    "sort",
+    "zstd",
+];
+
+/// A table that cannot be measured here is named with its reason, and the others go on. Files are written after each
+/// table, whole or not at all. An interrupt ends it: what was measured is in the files, which say that they are
+/// incomplete.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Less work: under eight minutes on a quiet machine with 2 processors; of `programs` a few
+    #[arg(long)]
+    quick: bool,
+    /// Rounds to measure after the warm-up; 7, or 5 with --quick
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>, allow_negative_numbers = true)]
+    rounds: Option<NonZeroUsize>,
+    /// Write a page with all tables and plots; it needs no other file and no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write all tables as one JSON document
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only these tables
+    #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
+    only: Vec<String>,
+    /// Not these tables
+    #[arg(long, value_name = "TABLE,...", value_delimiter = ',', hide_possible_values = true,
+        value_parser = PossibleValuesParser::new(TABLES.map(|(name, _)| name)))]
+    skip: Vec<String>,
+}
+
+/// All of it, as `--json` has it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Document {
+    /// Of jumbo.
+    pub(crate) version: &'static str,
+    /// In seconds since 1970.
+    pub(crate) began: u64,
+    pub(crate) seconds: f64,
+    pub(crate) quick: bool,
+    /// All tables were tried, and none was interrupted.
+    pub(crate) complete: bool,
+    /// Before the first table.
+    pub(crate) machine: Machine,
+    /// By the path of the kernel's file.
+    pub(crate) knobs: BTreeMap<String, String>,
+    pub(crate) tables: Vec<Measured>,
+    pub(crate) not_measured: Vec<NotMeasured>,
+}
+
+/// A table and the time that it took.
+#[derive(Debug, Serialize)]
+pub(crate) struct Measured {
+    #[serde(flatten)]
+    pub(crate) table: table::Table,
+    pub(crate) seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct NotMeasured {
+    pub(crate) table: &'static str,
+    pub(crate) why: String,
+}
+
+/// The command line of one table.
+#[derive(Parser)]
+struct One {
+    #[command(subcommand)]
+    table: Table,
+}
+
+pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let html = args.html.as_deref().map(page::target).transpose()?;
+    let json = args.json.as_deref().map(page::target).transpose()?;
+    anyhow::ensure!(
+        html.is_none() || html != json,
+        "--html and --json name the same file"
+    );
+    let is_wanted = |name: &str| {
+        let named = |names: &[String]| names.iter().any(|it| it == name);
+        (args.only.is_empty() || named(&args.only)) && !named(&args.skip)
+    };
+    let wanted: Vec<_> = TABLES
+        .into_iter()
+        .filter(|(name, _)| is_wanted(name))
+        .collect();
+    anyhow::ensure!(
+        !wanted.is_empty(),
+        "no table is left\nhint: name others with --only, or fewer with --skip"
+    );
+    let (root, clock) = (Root::host(), Instant::now());
+    let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let mut document = Document {
+        version: env!("CARGO_PKG_VERSION"),
+        began: began.unwrap_or_default().as_secs(),
+        seconds: 0.0,
+        quick: args.quick,
+        complete: false,
+        machine: Machine::read(&root)?,
+        knobs: knobs(&root),
+        tables: Vec::new(),
+        not_measured: Vec::new(),
+    };
+    let mut ahead = Ahead::new(&wanted);
+    interrupt::watch();
+    for (at, &(name, _)) in wanted.iter().enumerate() {
+        if interrupt::asked().is_some() {
+            break;
+        }
+        ahead.begin(name, (at + 1, wanted.len()));
+        let begun = Instant::now();
+        let table = args.table(name)?;
+        let settings = table.common().settings(ahead.bar.clone())?;
+        let measured = table.measure(&settings);
+        let seconds = begun.elapsed().as_secs_f64();
+        document.seconds = clock.elapsed().as_secs_f64();
+        match measured.map_err(hinted) {
+            Ok(measured) => {
+                let mut view = View::stdout();
+                view.heading(name)?;
+                table.show(&mut view, &measured)?;
+                view.finish()?;
+                ahead.end(at, seconds);
+                document.tables.push(Measured {
+                    table: measured,
+                    seconds,
+                });
+            }
+            // It most likely failed because of the signal.
+            Err(_) if interrupt::asked().is_some() => {}
+            Err(why) => {
+                let why = why.to_string();
+                tell(&format!("{name} was not measured: {why}"));
+                document.not_measured.push(NotMeasured { table: name, why });
+            }
+        }
+        document.complete = at + 1 == wanted.len() && interrupt::asked().is_none();
+        write(&document, html.as_deref(), json.as_deref())?;
+    }
+    if let Some(signal) = interrupt::asked() {
+        return Ok(end_by(signal));
+    }
+    anyhow::ensure!(!document.tables.is_empty(), "no table could be measured");
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    /// The table, with the sizes that its own command has.
+    fn table(&self, name: &str) -> anyhow::Result<Table> {
+        let mut words = vec!["bench".to_owned(), name.to_owned()];
+        words.extend(self.quick.then(|| "--quick".to_owned()));
+        words.extend(self.rounds.map(|rounds| format!("--rounds={rounds}")));
+        if self.quick && name == "programs" {
+            words.extend(QUICK_PROGRAMS.map(str::to_owned));
+        }
+        Ok(One::try_parse_from(words)?.table)
+    }
+}
+
+fn write(document: &Document, html: Option<&Path>, json: Option<&Path>) -> anyhow::Result<()> {
+    let put = |path: Option<&Path>, text: &dyn Fn() -> anyhow::Result<String>| match path {
+        Some(path) => {
+            publish(path, &text()?).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(()),
+    };
+    put(json, &|| {
+        Ok(escaped(serde_json::to_string_pretty(document)?) + "\n")
+    })?;
+    put(html, &|| Ok(page::bench(document)))
+}
+
+/// The time that remains: of the table at work by its rounds, of those behind it by what they take on another machine,
+/// in the proportion that those before it had.
+struct Ahead {
+    bar: indicatif::ProgressBar,
+    wanted: Vec<(&'static str, f64)>,
+    /// So far: expected there, and taken here.
+    so_far: [f64; 2],
+    /// Milliseconds: of the table at work, and of those behind it.
+    left: Arc<[AtomicU64; 2]>,
+}
+
+impl Ahead {
+    fn new(wanted: &[(&'static str, f64)]) -> Self {
+        let left = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let of_bar = Arc::clone(&left);
+        let remaining = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let [this, rest] = of_bar
+                .each_ref()
+                .map(|ms| Duration::from_millis(ms.load(Ordering::Relaxed)));
+            let this = match (state.pos(), state.len()) {
+                (done @ 1.., Some(all)) => state
+                    .elapsed()
+                    .mul_f64(all.saturating_sub(done) as f64 / done as f64),
+                _ => this.saturating_sub(state.elapsed()),
+            };
+            let _ = out.write_str(&about(this + rest));
+        };
+        let bar = bar();
+        if let Ok(style) = ProgressStyle::with_template("{bar:20} {prefix}: {wide_msg} {remaining}")
+        {
+            bar.set_style(style.with_key("remaining", remaining));
+        }
+        Self {
+            bar,
+            wanted: wanted.to_vec(),
+            so_far: [0.0; 2],
+            left,
+        }
+    }
+
+    /// The table of that number begins.
+    fn begin(&mut self, name: &str, (number, all): (usize, usize)) {
+        let [expected, taken] = self.so_far;
+        let scale = if expected > 0.0 {
+            taken / expected
+        } else {
+            1.0
+        };
+        let costs = self
+            .wanted
+            .iter()
+            .skip(number - 1)
+            .map(|(_, seconds)| seconds * scale);
+        let costs: Vec<_> = costs.map(Duration::from_secs_f64).collect();
+        let (this, rest) = (costs[0], costs[1..].iter().sum());
+        for (left, time) in self.left.iter().zip([this, rest]) {
+            left.store(
+                u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+                Ordering::Relaxed,
+            );
+        }
+        self.bar.reset();
+        self.bar.set_length(0);
+        self.bar.set_prefix(format!("{name}, {number} of {all}"));
+        if self.bar.is_hidden() {
+            tell(&format!(
+                "{name}, table {number} of {all}: {}",
+                about(this + rest)
+            ));
+        }
+    }
+
+    /// The table at this place was measured.
+    fn end(&mut self, at: usize, seconds: f64) {
+        self.so_far[0] += self.wanted[at].1;
+        self.so_far[1] += seconds;
+    }
+}
+
+/// In whole minutes, or seconds where there are few.
+fn about(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ ..100 => format!("about {seconds} s left"),
+        seconds => format!("about {} min left", seconds.div_ceil(60)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_tables_are_in_it() {
+        let names = super::super::tables().into_iter();
+        let names =
+            names.filter_map(|[command, _]| Some(command.strip_prefix("jumbo bench ")?.to_owned()));
+        let names: Vec<_> = names.filter(|name| name != "all").collect();
+        assert_eq!(names, TABLES.map(|(name, _)| name));
+        let args = One::try_parse_from(["bench", "heap"]).map(|one| one.table);
+        assert!(matches!(args, Ok(Table::Heap(_))));
+    }
+
+    #[test]
+    fn the_time_that_remains_follows_what_was_taken() {
+        let mut ahead = Ahead::new(&[("a", 10.0), ("b", 20.0), ("c", 40.0)]);
+        let left = |ahead: &Ahead| {
+            ahead
+                .left
+                .each_ref()
+                .map(|it| it.load(Ordering::Relaxed) / 1000)
+        };
+        ahead.begin("a", (1, 3));
+        assert_eq!(left(&ahead), [10, 60]);
+        ahead.end(0, 30.0);
+        ahead.begin("b", (2, 3));
+        assert_eq!(left(&ahead), [60, 120]);
+        assert_eq!(about(Duration::from_secs(180)), "about 3 min left");
+        assert_eq!(about(Duration::from_secs(99)), "about 99 s left");
+    }
+}

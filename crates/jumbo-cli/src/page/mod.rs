@@ -1,0 +1,366 @@
+//! Measurements as one page of HTML that needs nothing else: no script, no image, no font, and by its own policy no
+//! connection. [`bench`] and [`compare`] make it from the values that `--json` prints.
+//!
+//! `maud` escapes every text; control characters are replaced before.
+
+mod plot;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use jumbo::units::counted;
+use jumbo_bench::machine::Machine;
+use jumbo_bench::program::Comparison;
+use jumbo_bench::program::verdict::Change;
+use jumbo_bench::table::{Missing, Row, Table, Verdict};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::bench::all::{Document, Measured};
+use crate::bench::render;
+use crate::view::clean;
+
+/// Nothing is loaded from anywhere, and no script runs.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
+
+/// A file that is going to be written, and takes it now, before minutes of work.
+///
+/// # Errors
+/// In words, with the path.
+pub(crate) fn target(path: &Path) -> anyhow::Result<PathBuf> {
+    let shown = path.display();
+    // A link stays, and its file is replaced.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
+        anyhow::bail!(
+            "cannot write {shown}: it is no regular file\nhint: name a regular file, or a new one"
+        );
+    }
+    let mut probe = path.clone().into_os_string();
+    probe.push(".jumbo-new");
+    let made = fs::File::create(&probe).and_then(|_| fs::remove_file(&probe));
+    made.with_context(|| {
+        format!("cannot write {shown}\nhint: name a file in a folder that takes new files")
+    })?;
+    Ok(path)
+}
+
+/// The page of `jumbo bench all`.
+pub(crate) fn bench(document: &Document) -> String {
+    let title = "jumbo: all measurements";
+    let took = span(document.seconds);
+    let quick = if document.quick {
+        ", with less work (--quick)"
+    } else {
+        ""
+    };
+    let body = html! {
+        h1 { (title) }
+        p.soft { "jumbo " (document.version) ", " (date(document.began)) ", measured in " (took) (quick) }
+        @if !document.complete {
+            p.warn role="alert" { strong { "Incomplete." } " The measurement was interrupted, or is going on. Tables are missing, and some rows may have fewer rounds." }
+        }
+        (machine(&document.machine))
+        details {
+            summary { "The kernel and its settings of huge pages (" (document.knobs.len()) " files)" }
+            dl { @for (path, value) in &document.knobs { dt { code { (clean(path)) } } dd { (clean(value)) } } }
+        }
+        (reading())
+        (overview(&document.tables))
+        @for measured in &document.tables { (section(&measured.table, Some(measured.seconds))) }
+        @if !document.not_measured.is_empty() {
+            section id="not-measured" {
+                h2 { "Tables that were not measured" }
+                ul { @for it in &document.not_measured { li { strong { (it.table) } ": " (text(&it.why)) } } }
+            }
+        }
+    };
+    page(title, &body)
+}
+
+/// Columns of figures, and the rows below them; the first cell of each is its name.
+type Figures = (Vec<&'static str>, Vec<Vec<String>>);
+
+/// The page of `jumbo compare`: `said` is its report in sentences.
+pub(crate) fn compare(it: &Comparison, said: &[String], figures: &[Figures]) -> String {
+    let command = it.program.join(" ");
+    let title = format!("jumbo compare: {}", clean(&command));
+    let mut table = it.table.clone();
+    for row in &mut table.rows {
+        if let Some(verdict) = verdict_of(it, &row.what.name) {
+            row.verdict = verdict;
+        }
+    }
+    let runs = counted(table.rounds as u64, "run");
+    let body = html! {
+        h1 { "jumbo compare" }
+        pre { code { (clean(&command)) } }
+        p.soft { (runs) " of each kind, in turn, jumbo " (env!("CARGO_PKG_VERSION")) }
+        @for line in said { p { (text(line)) } }
+        @for (columns, rows) in figures { table {
+            caption { "Medians of the runs" }
+            thead { tr { th scope="col" { "started" } @for column in columns { th scope="col" { (column) } } } }
+            tbody { @for row in rows { @if let [name, cells @ ..] = row.as_slice() {
+                tr { th scope="row" { (clean(name)) } @for (cell, column) in cells.iter().zip(columns) { td data-of=(column) { (cell) } } }
+            } } }
+        } }
+        (machine(&table.machine))
+        (reading())
+        (section(&table, None))
+    };
+    page(&title, &body)
+}
+
+/// The verdict of the report on a row, which has the noise of plain runs in it.
+fn verdict_of(it: &Comparison, row: &str) -> Option<Verdict> {
+    let of = |way: &jumbo_bench::program::Compared| {
+        let base = if way.key == "default" {
+            "time".to_owned()
+        } else {
+            format!("time_{}", way.key)
+        };
+        let changes = [("", way.time), ("_cpu", way.cpu), ("_rss", way.memory)];
+        let found = changes
+            .into_iter()
+            .find(|(suffix, _)| row == format!("{base}{suffix}"));
+        found.map(|(_, change)| change)
+    };
+    it.ways.iter().find_map(of).map(|change| match change {
+        Change::Less { .. } => Verdict::Ahead,
+        Change::More { .. } => Verdict::Behind,
+        Change::None { .. } | Change::Unknown => Verdict::NoDifference,
+    })
+}
+
+/// Text of several lines in one.
+fn text(lines: &str) -> String {
+    clean(&lines.replace('\n', "; ")).into_owned()
+}
+
+fn page(title: &str, body: &Markup) -> String {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                link rel="icon" href="data:,";
+                title { (title) }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body {
+                main { (body) }
+                footer { p { "Made by jumbo " (env!("CARGO_PKG_VERSION")) ". This file loads nothing and runs no script." } }
+            }
+        }
+    }
+    .into_string()
+}
+
+fn machine(machine: &Machine) -> Markup {
+    let thp = machine
+        .thp
+        .iter()
+        .map(|(knob, value)| format!("{knob} {value}"));
+    let thp: Vec<_> = thp.collect();
+    let facts = [
+        (
+            "Processor",
+            machine.cpu.clone().unwrap_or_else(|| "unknown".to_owned()),
+        ),
+        ("Processors used", machine.cores.to_string()),
+        ("Memory", machine.ram.to_string()),
+        ("Kernel", format!("Linux {}", machine.kernel)),
+        (
+            "Transparent huge pages",
+            if thp.is_empty() {
+                "none".to_owned()
+            } else {
+                thp.join(", ")
+            },
+        ),
+        (
+            "Load before",
+            format!("{:.1} runnable processes", machine.load),
+        ),
+    ];
+    html! {
+        section id="machine" {
+            h2 { "Machine" }
+            dl { @for (name, value) in &facts { dt { (name) } dd { (clean(value)) } } }
+        }
+    }
+}
+
+fn reading() -> Markup {
+    html! {
+        section id="reading" {
+            h2 { "Reading the tables" }
+            p { "Each figure is a cost: less is better. It is the median of the rounds, with the least and the most below. A ratio is baseline divided by compared, round by round: above 1 the compared side is ahead." }
+            p { "A row says “no difference seen” where the rounds disagree about the direction, or where half of the distance from least to most is at least as large as the difference itself (of ratios, by their logarithm). Rows with “A/A” hold the baseline against itself: what they differ by is noise." }
+            p { "Plots of samples begin at 0: each circle is a round of the baseline, each disc one of the compared side, and the strokes are the medians. Plots of ratios are logarithmic, with a dashed line at 1; the dot is the median, the whisker goes from least to most." }
+        }
+    }
+}
+
+fn overview(tables: &[Measured]) -> Markup {
+    let count = |table: &Table, verdict| {
+        let rows = table.rows.iter().filter(|row| !is_aa(row));
+        rows.filter(|row| row.verdict == verdict).count()
+    };
+    html! {
+        section id="overview" {
+            h2 { "Overview" }
+            table {
+                caption { "Rows of each table by verdict, without A/A rows" }
+                thead { tr { @for head in ["table", "measured", "ahead", "no difference seen", "behind", "time"] { th scope="col" { (head) } } } }
+                tbody { @for Measured { table, seconds } in tables { tr {
+                    th scope="row" { a href={ "#" (table.table) } { (table.table) } }
+                    td { (clean(&table.what)) }
+                    (counted_cell("ahead", count(table, Verdict::Ahead)))
+                    td data-of="no difference seen" { (count(table, Verdict::NoDifference)) }
+                    (counted_cell("behind", count(table, Verdict::Behind)))
+                    td.number data-of="time" { (span(*seconds)) }
+                } } }
+            }
+        }
+    }
+}
+
+/// A number of rows, in its colour where there are any.
+fn counted_cell(verdict: &str, rows: usize) -> Markup {
+    html! { td.(if rows > 0 { verdict } else { "none" }) data-of=(verdict) { (rows) } }
+}
+
+/// A row of the baseline against itself.
+fn is_aa(row: &Row) -> bool {
+    row.what.measure.ends_with(", A/A")
+}
+
+fn section(table: &Table, seconds: Option<f64>) -> Markup {
+    let axis = plot::Axis::of(&table.rows);
+    let beside: Vec<_> = table.beside().map(render::beside).collect();
+    html! {
+        section id=(table.table) {
+            h2 { (if seconds.is_some() { table.table } else { "Every run" }) }
+            @if table.interrupted.is_some() { p.warn { "Interrupted: rows may have fewer rounds, or be missing." } }
+            table.rows {
+                caption {
+                    (clean(&table.what)) ", " (counted(table.rounds as u64, "round"))
+                    @if let Some(seconds) = seconds { ", in " (span(seconds)) }
+                }
+                thead { tr {
+                    @for head in ["measure", "baseline", "compared", "samples from 0"] { th scope="col" { (head) } }
+                    th.plot scope="col" { "ratio, or difference" @if let Some(axis) = &axis { (axis.head()) } }
+                    th scope="col" { "verdict" }
+                    th scope="col" { "published" }
+                } }
+                tbody { @for row in &table.rows { (line(row, axis.as_ref())) } }
+            }
+            (source(table))
+            @if !beside.is_empty() {
+                details {
+                    summary { (counted(beside.len() as u64, "value")) " beside the rows" }
+                    dl { @for [name, value] in &beside { dt { code { (name) } } dd { (value) } } }
+                }
+            }
+            @for Missing { what, why } in &table.missing { p { strong { "Not measured: " } (what) ": " (text(why)) } }
+        }
+    }
+}
+
+fn line(row: &Row, axis: Option<&plot::Axis>) -> Markup {
+    let [
+        measure,
+        baseline,
+        base,
+        candidate,
+        cand,
+        compared,
+        _,
+        published,
+    ] = render::cells(row);
+    let samples = format!("{measure}: {baseline} {base}; {candidate} {cand}");
+    let ratio = format!("{measure}: {compared}");
+    html! {
+        tr.aa[is_aa(row)] {
+            th scope="row" { (clean(&measure)) }
+            td.baseline data-of="baseline" { span.name { (clean(&baseline)) } (figure(&base)) }
+            td.candidate data-of="compared" { span.name { (clean(&candidate)) } (figure(&cand)) }
+            td.plot data-of="samples from 0" { (plot::samples(row, &clean(&samples))) }
+            td.plot data-of="ratio, or difference" { (figure(&compared)) @if let Some(axis) = axis { (axis.ratio(row, &clean(&ratio))) } }
+            td data-of="verdict" { (verdict(row)) }
+            td data-of="published" { (published) }
+        }
+    }
+}
+
+/// In words; what a row of noise shows is no gain and no loss.
+fn verdict(row: &Row) -> Markup {
+    match (row.verdict, is_aa(row)) {
+        (Verdict::Ahead | Verdict::Behind, true) => html! { span.none { "differs from itself" } },
+        (verdict, _) => html! { span.(plot::class(verdict)) { (verdict.text()) } },
+    }
+}
+
+/// `MEDIAN UNIT [LEAST to MOST]`, the spread on a line of its own.
+fn figure(text: &str) -> Markup {
+    match text.split_once(" [") {
+        Some((median, spread)) => {
+            html! { span.number { (median) } small { (spread.trim_end_matches(']')) } }
+        }
+        None => html! { (text) },
+    }
+}
+
+fn source(table: &Table) -> Markup {
+    let Some(source) = table.source else {
+        return html! {};
+    };
+    html! {
+        p.soft {
+            "Published: "
+            @match source.url {
+                Some(url) => a href=(url) rel="noreferrer" { (source.title) },
+                None => (source.title),
+            }
+            ". " (source.conditions)
+        }
+    }
+}
+
+/// Minutes and seconds.
+fn span(seconds: f64) -> String {
+    match (seconds / 60.0).floor() {
+        0.0 => format!("{seconds:.0} s"),
+        minutes => format!("{minutes} min {:.0} s", (seconds - minutes * 60.0).floor()),
+    }
+}
+
+/// The day and the minute, of seconds since 1970.
+fn date(seconds: u64) -> String {
+    let (day, minute) = (seconds / 86_400, seconds % 86_400 / 60);
+    // Years of March to February: the day that a leap year has more is the last one.
+    let shifted = day + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let date = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    let year = year + era * 400 + next;
+    format!(
+        "{year}-{month:02}-{date:02} {:02}:{:02} UTC",
+        minute / 60,
+        minute % 60
+    )
+}
+
+#[cfg(test)]
+mod tests;
