@@ -230,7 +230,7 @@ impl Collector {
         }
         for (pid, arguments) in new.iter().zip(task::arguments_of_each(&self.root, &new)) {
             if let Some(known) = self.known.get_mut(pid) {
-                known.process.command = arguments.join(" ");
+                known.process.command = arguments.join(" ").replace(char::is_control, " ");
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The screen, from the state: [`draw`]. No meaning by colour alone; ASCII alone, for any terminal.
 
-use jumbo::units::{Bytes, PageSize};
+use jumbo::units::Bytes;
 use jumbo_host::promote::left_out;
 use jumbo_host::status::Kind;
 use ratatui_core::buffer::Buffer;
@@ -125,29 +125,18 @@ fn foot(app: &App, width: usize) -> Vec<String> {
         .flat_map(|line| line.lines().map(str::to_owned))
         .collect();
     lines.push(match &app.page {
-        _ if app.question.is_some() => "y do it   n leave it".to_owned(),
+        _ if app.question.is_some() && !app.busy => "y do it   n leave it".to_owned(),
         _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.choice.filter),
         _ if app.busy => "working ...   Esc ends it".to_owned(),
-        Page::List => {
-            "? help  / filter  < > sort  R reverse  t tree  Enter detail  p promote  u undo  q quit"
-                .to_owned()
-        }
+        Page::List => KEYS.to_owned(),
         Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
         Page::Detail(..) => "q back   arrows scroll   r read again   p promote   u undo".to_owned(),
     });
-    if width < 90
-        && app.question.is_none()
-        && !app.typing
-        && !app.busy
-        && matches!(app.page, Page::List)
-    {
-        lines.pop();
-        lines.push(
-            "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit".to_owned(),
-        );
-    }
     lines
 }
+
+/// Of the list, in 80 columns.
+const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit";
 
 /// Lines of text that can be scrolled; the first is the title.
 fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
@@ -160,11 +149,20 @@ fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
     }
 }
 
-/// The columns of a screen of this width.
-pub(super) fn columns(width: usize) -> Vec<Column> {
+/// The columns of a screen of this width. A tree has the groups in it.
+pub(super) fn columns(width: usize, tree: bool) -> Vec<Column> {
     use clap::ValueEnum as _;
     let all = Column::value_variants().iter().copied();
-    all.filter(|column| column.layout().2 <= width).collect()
+    let fits = |column: &Column| column.layout().2 <= width && !(tree && *column == Column::Group);
+    all.filter(fits).collect()
+}
+
+/// Text that is longer ends in its end: of a path that says more than the beginning.
+fn tail(text: &str, size: usize) -> String {
+    match text.chars().count().checked_sub(size) {
+        None | Some(0) => text.to_owned(),
+        Some(over) => format!("~{}", text.chars().skip(over + 1).collect::<String>()),
+    }
 }
 
 fn list(app: &mut App, canvas: &mut Canvas<'_>) {
@@ -182,28 +180,24 @@ fn list(app: &mut App, canvas: &mut Canvas<'_>) {
             .iter()
             .for_each(|line| canvas.fact(line));
     }
-    let columns = columns(width);
+    let columns = columns(width, app.choice.tree);
     let fixed: usize = columns.iter().map(|column| column.layout().1 + 1).sum();
-    let is_last = |column: Column| column == Column::Command;
-    let room = width.saturating_sub(fixed.saturating_sub(1));
-    let name = Column::Name.layout().1
-        + if columns.iter().any(|c| is_last(*c)) {
-            9
-        } else {
-            room
-        };
+    let room = (width + 1).saturating_sub(fixed);
+    let has_commands = columns.contains(&Column::Command);
+    let name = match (has_commands, app.choice.tree) {
+        (false, _) => room,
+        // A command line may be as long as all the rest.
+        (true, true) => room / 2,
+        (true, false) => 5,
+    };
     let cell = |column: Column, text: &str| {
         let size = match column {
-            Column::Name => name,
+            Column::Name => Column::Name.layout().1 + name,
             column => column.layout().1,
         };
         match column {
             Column::Command => text.to_owned(),
-            // The end of a path says more than its beginning.
-            Column::Group if text.chars().count() > size => {
-                let cut = text.chars().count() - size + 1;
-                format!("~{}", text.chars().skip(cut).collect::<String>())
-            }
+            Column::Group => format!("{:<size$}", tail(text, size)),
             _ if column.is_text() => format!("{text:<size$.size$}"),
             _ => format!("{text:>size$.size$}"),
         }
@@ -263,10 +257,7 @@ fn title(app: &App, sample: &Sample, width: usize) -> String {
         }
     }];
     if sample.hidden > 0 {
-        parts.push(format!(
-            "{} of other users unread: run it as root",
-            sample.hidden
-        ));
+        parts.push(format!("{} {}", sample.hidden, why_hidden()));
     }
     if sample.held_back > 0 {
         parts.push(format!("{} hold their memory back", sample.held_back));
@@ -277,6 +268,14 @@ fn title(app: &App, sample: &Sample, width: usize) -> String {
         .saturating_sub(left.chars().count() + every.len())
         .max(2);
     format!("{left}{:blanks$}{every}", "")
+}
+
+/// The remedy for processes that are not looked into, behind their number.
+pub(super) fn why_hidden() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        true => "unread, for lack of CAP_SYS_PTRACE",
+        false => "of other users unread: run it as root",
+    }
 }
 
 /// A number a second.
@@ -314,28 +313,30 @@ pub(super) fn summary(host: &Host) -> Vec<String> {
     let pools = pools.collect::<Vec<_>>().join("; ");
     let stall = rates.and_then(|rates| rates.stall);
     let stall = stall.map_or("unknown".to_owned(), |(some, full)| {
-        format!("some {:.1}%, full {:.1}%", some * 100.0, full * 100.0)
+        format!("{:.1}% {:.1}%", some * 100.0, full * 100.0)
     });
-    let huge = host
-        .free_huge
-        .map_or("in blocks of unknown size".to_owned(), |huge| {
-            let size = host.pmd.map_or(String::new(), |size| size.to_string());
-            format!("{} in free blocks of {size}", percent(huge, host.free))
-        });
+    let huge = match (host.free_huge, host.pmd) {
+        (Some(huge), Some(size)) => {
+            format!("{} of it in blocks of {size}", percent(huge, host.free))
+        }
+        _ => "in blocks of unknown size".to_owned(),
+    };
     let enabled = host.thp.as_ref().and_then(|thp| thp.anon(thp.pmd_size));
     let enabled = enabled.map_or("unknown", |choice| choice.current.as_str());
     let of = |name| rate(rates, name);
     vec![
         format!(
-            "Memory  {} available of {}; anon {}, {} huge; shared {}, {} huge",
-            memory.available,
-            memory.total,
-            memory.anon,
-            percent(memory.anon_huge, memory.anon),
-            memory.shmem,
-            percent(memory.shmem_huge, memory.shmem)
+            "Memory  {} of {} available, {} free, {huge}",
+            memory.available, memory.total, host.free
         ),
-        format!("Free    {}, {huge}; PSI memory: {stall}", host.free),
+        format!(
+            "Huge    {} of {} anon, {} of {} shared, {} of files; PSI {stall}",
+            percent(memory.anon_huge, memory.anon),
+            memory.anon,
+            percent(memory.shmem_huge, memory.shmem),
+            memory.shmem,
+            memory.file_huge
+        ),
         format!("Pools   {}", if pools.is_empty() { "none" } else { &pools }),
         format!(
             "THP     {enabled}; a second: {} faulted, {} fell back, {} collapsed, {} split",
@@ -355,19 +356,18 @@ fn tables(host: &Host) -> Vec<String> {
         "ENABLED",
         "SHMEM",
         "FOLIOS",
-        "FAULTS/s",
+        "FAULT/s",
         "FALLBACK/s",
         "SHMEM/s",
         "SPLIT/s",
-        "SWPOUT/s",
+        "SWAP/s",
     ];
     let row = |name: &str, cells: [String; 8]| {
-        let cells = cells.map(|cell| format!("{cell:>10.10}"));
-        format!("{name:<8.8}{}", cells.concat())
-            .trim_end()
-            .to_owned()
+        let cells = cells.iter().zip([9, 9, 9, 9, 12, 9, 9, 8]);
+        let cells = cells.map(|(cell, width)| format!("{cell:>width$}"));
+        format!("{name:<6}{}", cells.collect::<String>())
     };
-    lines.push(row("Folios  ", heading.map(str::to_owned)));
+    lines.push(row("Folios", heading.map(str::to_owned)));
     let sizes = host.thp.iter().flat_map(|thp| {
         thp.sizes
             .iter()
@@ -388,7 +388,7 @@ fn tables(host: &Host) -> Vec<String> {
             rate.map_or(NONE.to_owned(), |rate| count(*rate))
         };
         lines.push(row(
-            &format!("{:>7}", short(size)),
+            &format!("{size:>6}"),
             [
                 word(thp.anon(size)),
                 word(thp.shared(size)),
@@ -403,21 +403,13 @@ fn tables(host: &Host) -> Vec<String> {
     }
     let of = |name| rate(rates, name);
     lines.push(format!(
-        "Events  a second: {} page faults; {} stalls for compaction, {} of them in vain; {} pages moved",
+        "Events  a second: {} page faults, {} compaction stalls, {} in vain, {} moved",
         of("pgfault"),
         of("compact_stall"),
         of("compact_fail"),
         of("pgmigrate_success"),
     ));
     lines
-}
-
-/// `2M`: a size in a narrow column.
-fn short(size: PageSize) -> String {
-    size.to_string()
-        .replace(" KiB", "K")
-        .replace(" MiB", "M")
-        .replace(" GiB", "G")
 }
 
 fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
@@ -429,8 +421,8 @@ fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
     lines.extend(summary(host));
     lines.extend(tables(host));
     lines.push(format!(
-        "{:<8}{:>10}{:>10}{:>12}{:>14}",
-        "Zones", "NODE", "ZONE", "FREE", "IN HUGE BLOCKS"
+        "{:<8}{:>6}{:>10}{:>12}{:>13}",
+        "Zones", "NODE", "ZONE", "FREE", "HUGE BLOCKS"
     ));
     for zone in &host.zones {
         let base = jumbo_host::kernel::base_page(&jumbo_host::kernel::Root::host());
@@ -440,7 +432,7 @@ fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
         let free = zone.free(base);
         let share = huge.map_or(NONE.to_owned(), |huge| percent(huge, free));
         lines.push(format!(
-            "{:<8}{:>10}{:>10}{free:>12}{share:>14}",
+            "{:<8}{:>6}{:>10}{free:>12}{share:>13}",
             "", zone.node.0, zone.name
         ));
     }
@@ -513,13 +505,13 @@ fn detail(look: &Look, width: usize) -> Vec<String> {
         .collect();
     mappings.sort_by_key(|mapping| (std::cmp::Reverse(mapping.bytes), mapping.start));
     lines.push(format!(
-        "Mappings{:>8}{:>7}{:>11}{:>11}{:>6}  ADVICE  NAME",
+        "Mappings{:>8}{:>7}{:>11}{:>11}{:>6}  THP       NAME",
         "KIND", "PERM", "SIZE", "RESIDENT", "HUGE"
     ));
     for mapping in mappings {
         let advice = match (mapping.declined, mapping.advised, mapping.fits) {
-            (true, ..) => "never",
-            (_, true, _) => "huge",
+            (true, ..) => "declined",
+            (_, true, _) => "advised",
             (_, _, false) => "small",
             _ => NONE,
         };
@@ -530,11 +522,12 @@ fn detail(look: &Look, width: usize) -> Vec<String> {
         };
         let size = bytes(Some(Bytes(mapping.end - mapping.start)));
         lines.push(format!(
-            "{:>16}{:>7}{size:>11}{:>11}{:>6}  {advice:<6}  {name}",
+            "{:>16}{:>7}{size:>11}{:>11}{:>6}  {advice:<8}  {}",
             mapping.kind.name(),
             mapping.permissions,
             mapping.bytes.to_string(),
             percent(mapping.huge, mapping.bytes),
+            tail(name, width.saturating_sub(63).max(12)),
         ));
     }
     lines
@@ -542,24 +535,23 @@ fn detail(look: &Look, width: usize) -> Vec<String> {
 
 const HELP: &str = "\
 jumbo top: help
-Keys     arrows j k PgUp PgDn Home End   move
-         < >  s       sort by another column, in brackets; R reverses
+Keys     arrows, j k, PgUp PgDn, Home End   move
+         < > s        sort by another column, the one in brackets; R reverses
          /            filter by name, command, user, group or PID; Esc drops it
-         t            tree by control group; Space + - fold a group, * all
+         t            tree by control group; Space folds a group, * all of them
          Enter        one process: kinds, reasons, plan, mappings
-         p  u         promote a process, undo it: shows the plan, then asks
+         p u          promote a process, undo that: shows the plan, then asks
          Tab          the host: folio sizes, counters, zones
-         ?  q         this help; quit
+         ? q          this help; back, or quit
 Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files
-         HUGE SHARE   on huge pages, of memory that can be (all but files)
-         GAIN         private memory on base pages, in mappings that hold a huge
-                      page: an estimate, exact on the page of the process
-         WASTE        huge memory that is not known to be touched, at most: known
-                      of programs under jumbo run
+         HUGE SHARE   on huge pages, of memory that can be: all but files
+         GAIN         private memory that could be, an estimate: on base pages
+                      in mappings that hold a huge page. Enter has it exactly
+         WASTE        huge and not known to be touched, at most: of programs
+                      under jumbo run; of others it is not known
          -            not known: not read yet, or another user's process
-Reading  Processes are looked into every 5 s at most, and the larger ones less
-         often, so that it costs about 0.5 % of a CPU.
-Host     THP: huge pages that faults got, that fell back to base pages, that
-         khugepaged or a call collapsed, that were split, each second.
-         Free: the share in blocks of a huge page; the rest is fragmented.
-         PSI: time in which some, or all, tasks waited for memory.";
+Cost     Processes are looked into each 5 s at most, large ones less often:
+         0.5 % of a CPU for all of them together.
+Host     PSI: time in which some, and all, tasks waited for memory. THP: huge
+         pages a second that faults got, that were not to be had, that were
+         collapsed from base pages, and split into them.";

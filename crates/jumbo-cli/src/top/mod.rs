@@ -25,6 +25,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use jumbo::units::counted;
 use jumbo_host::kernel::process::Signals;
 use jumbo_host::kernel::{FileError, Root};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -125,12 +126,13 @@ fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
     view.lines(draw::summary(&sample.host))?;
     if sample.hidden > 0 {
         view.line(format!(
-            "{} processes of other users could not be read; hint: run it as root, or with CAP_SYS_PTRACE",
-            sample.hidden
+            "{} {}",
+            counted(sample.hidden as u64, "process"),
+            draw::why_hidden()
         ))?;
     }
     view.line("")?;
-    let columns = draw::columns(80);
+    let columns = draw::columns(80, choice.tree);
     let titles = columns.iter().map(|column| {
         let side = if column.is_text() { '<' } else { '>' };
         format!("{side}{}", column.layout().0)
@@ -325,7 +327,7 @@ impl App {
     }
 
     fn list_key(&mut self, key: Key) -> Option<Work> {
-        let columns = draw::columns(self.width);
+        let columns = draw::columns(self.width, self.choice.tree);
         match key {
             Key::Char('/') => self.typing = true,
             Key::Escape => self.choice.filter.clear(),
@@ -334,12 +336,8 @@ impl App {
             Key::Char('R' | 'I') => self.choice.ascending = !self.choice.ascending,
             Key::Char('t') => self.choice.tree = !self.choice.tree,
             Key::Char('*') if self.choice.folded.is_empty() => {
-                let groups = self
-                    .sample
-                    .as_ref()
-                    .map(|sample| model::groups(&sample.processes));
-                let groups = groups.unwrap_or_default().into_keys();
-                self.choice.folded = groups.filter(|path| path != "/").collect();
+                let below = self.lines.iter().filter(|line| line.depth > 0);
+                self.choice.folded = below.filter_map(Line::path).collect();
             }
             Key::Char('*') => self.choice.folded.clear(),
             Key::Char(' ' | '+' | '-') | Key::Left | Key::Right => self.fold(),
@@ -366,7 +364,7 @@ impl App {
     }
 
     fn fold(&mut self) {
-        if let Some(Who::Group(path)) = self.lines.get(self.selected()).map(|line| line.who.clone())
+        if let Some(path) = self.lines.get(self.selected()).and_then(Line::path)
             && !self.choice.folded.remove(&path)
         {
             self.choice.folded.insert(path);

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, counted};
 use serde::Serialize;
 
 use super::collect::{Process, candidate};
@@ -192,17 +192,30 @@ impl Line {
         }
     }
 
-    fn of_group(path: &str, group: &Group, depth: usize, is_folded: bool) -> Self {
-        let last = path.rsplit('/').next().filter(|name| !name.is_empty());
+    fn of_group(path: &str, around: &str, group: &Group, depth: usize, is_folded: bool) -> Self {
+        let inside = path.strip_prefix(around).unwrap_or(path);
+        let inside = if around.is_empty() {
+            inside
+        } else {
+            inside.trim_start_matches('/')
+        };
         let mark = if is_folded { '+' } else { '-' };
         Self {
             who: Who::Group(path.to_owned()),
             depth,
-            name: format!("{mark} {}", last.unwrap_or("/")),
+            name: format!("{mark} {inside}"),
             user: String::new(),
             group: path.to_owned(),
-            command: format!("{} processes", group.processes),
+            command: counted(group.processes as u64, "process"),
             figures: group.figures,
+        }
+    }
+
+    /// The path of a group.
+    pub(super) fn path(&self) -> Option<String> {
+        match &self.who {
+            Who::Group(path) => Some(path.clone()),
+            Who::Process(_) => None,
         }
     }
 
@@ -327,42 +340,69 @@ impl Choice {
             return lines;
         }
         let groups = groups(taken.iter().copied());
-        let mut lines = Vec::new();
-        if let Some(top) = groups.get("/") {
-            self.add("/", top, 0, &groups, &taken, &mut lines);
+        let mut tree = Tree {
+            choice: self,
+            below: BTreeMap::new(),
+            own: BTreeMap::new(),
+            groups: &groups,
+            lines: Vec::new(),
+        };
+        for path in groups.keys() {
+            let siblings = tree.below.entry(parent(path).unwrap_or_default());
+            siblings.or_default().push(path);
         }
-        lines
+        for process in taken {
+            tree.own.entry(&process.group).or_default().push(process);
+        }
+        for top in tree.below.get("").cloned().unwrap_or_default() {
+            tree.add(top, "", 0);
+        }
+        tree.lines
     }
+}
 
-    fn add(
-        &self,
-        path: &str,
-        group: &Group,
-        depth: usize,
-        groups: &BTreeMap<String, Group>,
-        processes: &[&Process],
-        lines: &mut Vec<Line>,
-    ) {
-        let is_folded = self.folded.contains(path);
-        lines.push(Line::of_group(path, group, depth, is_folded));
+/// The lines of a tree, as far as it was walked.
+struct Tree<'a> {
+    choice: &'a Choice,
+    groups: &'a BTreeMap<String, Group>,
+    /// By path the groups right below, and the processes of the group itself.
+    below: BTreeMap<&'a str, Vec<&'a str>>,
+    own: BTreeMap<&'a str, Vec<&'a Process>>,
+    lines: Vec<Line>,
+}
+
+impl<'a> Tree<'a> {
+    /// Adds a group with all below it, below the group `around`.
+    fn add(&mut self, mut path: &'a str, around: &str, depth: usize) {
+        // A group of one group alone has no line of its own.
+        while let (None, Some([only])) =
+            (self.own.get(path), self.below.get(path).map(Vec::as_slice))
+        {
+            path = only;
+        }
+        let Some(group) = self.groups.get(path) else {
+            return;
+        };
+        let is_folded = self.choice.folded.contains(path);
+        let line = Line::of_group(path, around, group, depth, is_folded);
+        self.lines.push(line);
         if is_folded {
             return;
         }
-        let below = groups
-            .iter()
-            .filter(|(below, _)| parent(below) == Some(path));
-        let mut below: Vec<_> = below
-            .map(|(below, group)| Line::of_group(below, group, depth + 1, false))
-            .collect();
-        below.sort_by(|one, other| self.order(one, other));
-        for line in below {
-            if let Some(group) = groups.get(&line.group) {
-                self.add(&line.group, group, depth + 1, groups, processes, lines);
-            }
-        }
-        let own = processes.iter().filter(|process| process.group == path);
+        let order = |one: &Line, other: &Line| self.choice.order(one, other);
+        let below = self.below.get(path).into_iter().flatten();
+        let line = |below: &&'a str| {
+            let group = self.groups.get(*below).cloned().unwrap_or_default();
+            (Line::of_group(below, path, &group, 0, false), *below)
+        };
+        let mut below: Vec<_> = below.map(line).collect();
+        below.sort_by(|one, other| order(&one.0, &other.0));
+        let own = self.own.get(path).into_iter().flatten();
         let mut own: Vec<_> = own.map(|process| Line::of(process, depth + 1)).collect();
-        own.sort_by(|one, other| self.order(one, other));
-        lines.extend(own);
+        own.sort_by(order);
+        for (_, below) in below {
+            self.add(below, path, depth + 1);
+        }
+        self.lines.extend(own);
     }
 }
