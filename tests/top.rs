@@ -183,6 +183,10 @@ fn however_it_ends_the_terminal_is_as_it_was() {
         ("HUP", 129),
         ("panic", 134),
     ] {
+        // A build that is released does not panic when it is asked to.
+        if how == "panic" && !cfg!(debug_assertions) {
+            continue;
+        }
         let script = match how {
             // Where the shell says that it was killed is no matter.
             "panic" => format!("export JUMBO_TOP_PANIC=1; {BETWEEN}"),

@@ -330,12 +330,11 @@ pub(super) fn summary(host: &Host) -> Vec<String> {
             memory.available, memory.total, host.free
         ),
         format!(
-            "Huge    {} of {} anon, {} of {} shared, {} of files; PSI {stall}",
+            "Huge    {} of {} anon, {} of {} shared; PSI {stall}",
             percent(memory.anon_huge, memory.anon),
             memory.anon,
             percent(memory.shmem_huge, memory.shmem),
-            memory.shmem,
-            memory.file_huge
+            memory.shmem
         ),
         format!("Pools   {}", if pools.is_empty() { "none" } else { &pools }),
         format!(
@@ -408,6 +407,10 @@ fn tables(host: &Host) -> Vec<String> {
         of("compact_stall"),
         of("compact_fail"),
         of("pgmigrate_success"),
+    ));
+    lines.push(format!(
+        "Files   {} of page cache in huge folios; page tables take {}",
+        host.memory.file_huge, host.memory.page_tables
     ));
     lines
 }
@@ -553,5 +556,5 @@ Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files
 Cost     Processes are looked into each 5 s at most, large ones less often:
          0.5 % of a CPU for all of them together.
 Host     PSI: time in which some, and all, tasks waited for memory. THP: huge
-         pages a second that faults got, that were not to be had, that were
-         collapsed from base pages, and split into them.";
+         pages that faults got, or got base pages instead of, a second; huge
+         pages that were collapsed from base pages, and that were split.";

@@ -150,7 +150,7 @@ fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
 
 /// What other threads tell the loop.
 enum Event {
-    Sample(Result<Sample, FileError>),
+    Sample(Result<Box<Sample>, FileError>),
     News(News),
 }
 
@@ -179,7 +179,7 @@ enum Page {
 struct App {
     choice: Choice,
     interval: Duration,
-    sample: Option<Sample>,
+    sample: Option<Box<Sample>>,
     lines: Vec<Line>,
     /// The line that is selected, wherever it moves.
     selection: Option<Who>,
@@ -422,7 +422,11 @@ fn watch(args: &Args, collector: Collector) -> anyhow::Result<ExitCode> {
     let outbox = Outbox(sender, Arc::new(wake));
     let (wanted, asked) = channel();
     let samples = outbox.clone();
-    std::thread::spawn(move || collector.run(&asked, |sample| samples.send(Event::Sample(sample))));
+    std::thread::spawn(move || {
+        collector.run(&asked, |sample| {
+            samples.send(Event::Sample(sample.map(Box::new)))
+        })
+    });
     let mut screen = Screen::enter().context("cannot draw on the terminal")?;
     let running = Running::default();
     let mut app = App::new(args);
@@ -495,7 +499,7 @@ fn turn(
         if keyboard.intersects(PollFlags::IN) {
             let mut bytes = [0; 256];
             // The terminal has hung up where nothing is there.
-            let Ok(read @ 1..) = rustix::io::read(&stdin, &mut bytes) else {
+            let Ok(read @ 1..) = rustix::io::read(stdin, &mut bytes) else {
                 return Ok(Some(libc::SIGHUP));
             };
             for key in decoder.keys(&bytes[..read]) {

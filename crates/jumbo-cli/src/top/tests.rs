@@ -51,11 +51,11 @@ fn app(change: impl FnOnce(&mut App)) -> App {
     };
     let mut app = App::new(&args);
     change(&mut app);
-    app.event(Event::Sample(Ok(Sample {
+    app.event(Event::Sample(Ok(Box::new(Sample {
         processes: processes(),
         hidden: 1,
         ..Sample::default()
-    })));
+    }))));
     app
 }
 
