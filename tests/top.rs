@@ -189,7 +189,7 @@ fn however_it_ends_the_terminal_is_as_it_was() {
         }
         let script = match how {
             // Where the shell says that it was killed is no matter.
-            "panic" => format!("export JUMBO_TOP_PANIC=1; {BETWEEN}"),
+            "panic" => format!("export JUMBO_TOP_PANIC=1 RUST_BACKTRACE=0; {BETWEEN}"),
             _ => BETWEEN.to_owned(),
         };
         let Some(terminal) = Terminal::start(&script) else {

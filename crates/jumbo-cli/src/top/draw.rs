@@ -256,7 +256,7 @@ fn title(app: &App, sample: &Sample, width: usize) -> String {
             )
         }
     }];
-    if sample.hidden > 0 {
+    if sample.hidden > 0 && app.choice.filter.is_empty() {
         parts.push(format!("{} {}", sample.hidden, why_hidden()));
     }
     if sample.held_back > 0 {
@@ -452,7 +452,9 @@ fn detail(look: &Look, width: usize) -> Vec<String> {
     let detail = &look.detail;
     let mut lines = vec![format!(
         "{} {}: {}",
-        detail.pid, detail.name, detail.command
+        detail.pid,
+        detail.name,
+        detail.command.replace(char::is_control, " ")
     )];
     let fold = |text: &str| {
         let folded = filled("  ", text, 4, width);
