@@ -15,6 +15,7 @@ use jumbo_host::kernel::thp::{self, Thp};
 use jumbo_host::kernel::{FileError, Root, base_page, cgroup, task};
 use jumbo_host::status::{Glance, Glances, Missing, is_reaper};
 use jumbo_inside::reaper;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// The part of a CPU that reads of smaps take.
@@ -29,6 +30,13 @@ const TOGETHER: usize = 16;
 const LARGE: Bytes = Bytes(1 << 30);
 /// Sampling takes one part of so many of the time at most, whatever the interval.
 const CPU_PARTS: u32 = 20;
+/// The least [`Collector::speed`].
+const SLOWEST: f64 = 0.05;
+
+/// The CPU time of this thread.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
 
 /// A process.
 #[derive(Clone, Debug, Serialize)]
@@ -122,6 +130,8 @@ pub(super) struct Collector {
     wanted: BTreeSet<u32>,
     counters: Option<Counters>,
     rates: Option<Rates>,
+    /// The part of the time that this thread gets of a CPU while it works: on a busy host a read costs less than it takes.
+    speed: f64,
 }
 
 /// Memory of a kind that can be huge.
@@ -147,13 +157,14 @@ impl Collector {
             wanted: BTreeSet::new(),
             counters: None,
             rates: None,
+            speed: 1.0,
         })
     }
 
     /// Samples until `wanted`, which names processes to be read at once, has no sender.
     pub(super) fn run(mut self, wanted: &Receiver<u32>, send: impl Fn(Result<Sample, FileError>)) {
         loop {
-            let started = Instant::now();
+            let (started, cpu) = (Instant::now(), cpu_time());
             let is_first = self.counters.is_none();
             send(self.sample(false));
             // Rates are there soon.
@@ -163,7 +174,7 @@ impl Collector {
                 self.interval
             };
             let rest = interval.saturating_sub(started.elapsed());
-            match wanted.recv_timeout(rest.max(started.elapsed() * CPU_PARTS)) {
+            match wanted.recv_timeout(rest.max((cpu_time() - cpu) * CPU_PARTS)) {
                 Ok(pid) => drop(self.wanted.insert(pid)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -174,7 +185,11 @@ impl Collector {
 
     /// A sample; of a `whole` one every process is read.
     pub(super) fn sample(&mut self, whole: bool) -> Result<Sample, FileError> {
+        let (started, cpu) = (Instant::now(), cpu_time());
         self.processes()?;
+        let worked = (cpu_time() - cpu).as_secs_f64();
+        let speed = worked / started.elapsed().as_secs_f64().max(1e-6);
+        self.speed = speed.clamp(SLOWEST, 1.0);
         self.glance(whole);
         let known = self.known.values();
         let count = |is: fn(&State) -> bool| known.clone().filter(|known| is(&known.state)).count();
@@ -296,7 +311,7 @@ impl Collector {
         };
         let mut due = due.as_slice();
         while let Some((_, first)) = due.first()
-            && (whole || now.elapsed() < most)
+            && (whole || now.elapsed().mul_f64(self.speed) < most)
         {
             let count = if *first >= LARGE {
                 1
@@ -314,7 +329,7 @@ impl Collector {
         let at = Instant::now();
         let pids: Vec<_> = batch.iter().map(|(pid, _)| *pid).collect();
         let glances = self.glances.look(&pids);
-        let cost = at.elapsed() / u32::try_from(batch.len()).unwrap_or(1);
+        let cost = at.elapsed().mul_f64(self.speed) / u32::try_from(batch.len()).unwrap_or(1);
         for ((pid, candidate), glance) in batch.iter().zip(glances) {
             let Some(known) = self.known.get_mut(pid) else {
                 continue;
