@@ -84,6 +84,7 @@ fn no_command_waits_for_a_process_that_holds_its_memory_back() {
             &["status", "-p", &impostor],
             &["doctor"],
             &["export"],
+            &["top", "--once"],
             &["wait", "--timeout=1"],
             &["wait", "--timeout=0", &impostor],
             &["kill", "--timeout=1", "--signal=CONT", &impostor],

@@ -28,6 +28,7 @@ mod similar;
 mod status;
 mod text;
 mod thp;
+mod top;
 mod unit;
 mod value;
 mod view;
@@ -56,6 +57,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Status(status::Args),
+    Top(top::Args),
     Doctor(doctor::Args),
     Promote(promote::Args),
     Kill(kill::Args),
@@ -119,6 +121,7 @@ fn command() -> ExitCode {
     let result = match run_alone().unwrap_or_else(|| parse().command) {
         Command::Run(args) => run::main(args),
         Command::Status(args) => status::main(args),
+        Command::Top(args) => top::main(&args),
         Command::Doctor(args) => doctor::main(args),
         Command::Promote(args) => promote::main(args),
         Command::Kill(args) => kill::main(args),

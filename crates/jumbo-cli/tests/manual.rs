@@ -54,6 +54,7 @@ fn there_is_a_page_for_every_command() {
         "fleet",
         "fleet-compare",
         "status",
+        "top",
         "doctor",
         "export",
         "promote",

@@ -107,6 +107,7 @@ fn no_table_and_no_line_is_wider() {
     for (command, part) in [
         ("status", "Page sizes"),
         ("status --top 100", "ANONYMOUS"),
+        ("top --once --interval 0.1", "GAIN"),
         (&format!("status -p {own}"), "RESIDENT"),
         (&format!("status --mappings -p {own}"), "ADDRESS"),
         ("doctor", ""),

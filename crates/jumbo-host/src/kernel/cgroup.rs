@@ -116,6 +116,18 @@ pub fn pressure_file(root: &Root, pid: u32) -> Option<PathBuf> {
     root.path(&file).exists().then_some(file)
 }
 
+/// The path of the group that counts the memory of `pid`, as /proc/PID/cgroup has it; `None` where the process is gone.
+pub fn path(root: &Root, pid: u32) -> Option<String> {
+    let ProcessCGroups(groups) = parse(root, &format!("proc/{pid}/cgroup")).ok()?;
+    let counts = |group: &procfs_core::ProcessCGroup| {
+        let mut names = group.controllers.iter();
+        names.any(|name| name == "memory")
+    };
+    let v1 = groups.iter().find(|group| counts(group));
+    let group = v1.or_else(|| groups.iter().find(|group| group.hierarchy == 0))?;
+    Some(group.pathname.clone())
+}
+
 /// The memory limit on `pid`; `None` where there is none that can be seen from here.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<Limit> {
     let groups: ProcessCGroups = parse(root, &format!("proc/{pid}/cgroup")).ok()?;

@@ -8,6 +8,7 @@
 //! - [`Library`]: which file that library is.
 //! - [`Sibling`]: a reaper, whose memory is a program's.
 //! - [`Host`]: page sizes, pools, controls, free memory, counters.
+//! - [`Glance`]: many processes in few words, for a view that is refreshed.
 //! - [`Tasks`]: the processes with the most memory that could be huge.
 //! - [`doctor`]: what of all that is worth mending.
 //!
@@ -18,6 +19,7 @@ mod census;
 mod covered;
 mod detail;
 pub mod doctor;
+mod glance;
 mod host;
 mod library;
 mod siblings;
@@ -26,6 +28,7 @@ mod tasks;
 pub use census::{Census, Member};
 pub use covered::{Covered, Freeing, Pooled, Reaping};
 pub use detail::{Detail, Lens, MappingDetail, find, observer};
+pub use glance::{Glance, Glances};
 pub use host::{Formable, Host, Missing, Sysctl};
 pub use jumbo::status::{Kind, KindUsage, Usage, process};
 pub use library::{LIBRARY, Library};

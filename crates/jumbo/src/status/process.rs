@@ -122,12 +122,13 @@ impl Observer {
     ///
     /// # Errors
     /// As [`Observer::usage`].
-    pub fn each(
-        &self,
-        pid: u32,
-        mut visit: impl FnMut(Kind, &Mapping<'_>),
-    ) -> Result<(), FileError> {
-        let smaps = (self.read)(&self.root, pid)?;
+    pub fn each(&self, pid: u32, visit: impl FnMut(Kind, &Mapping<'_>)) -> Result<(), FileError> {
+        self.visit(&(self.read)(&self.root, pid)?, visit);
+        Ok(())
+    }
+
+    /// Calls `visit` with every mapping of a text that was read already, as [`Observer::each`].
+    pub fn visit(&self, smaps: &Smaps, mut visit: impl FnMut(Kind, &Mapping<'_>)) {
         let mut data_end = None;
         for mapping in smaps.mappings() {
             let kind = self.kind(&mapping, data_end);
@@ -135,7 +136,6 @@ impl Observer {
             data_end = (kind == Kind::Data && from_file).then_some(mapping.end);
             visit(kind, &mapping);
         }
-        Ok(())
     }
 
     /// `data_end` is where the data segment right before it ends: anonymous memory there is bss.

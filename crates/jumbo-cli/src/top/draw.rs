@@ -1,0 +1,562 @@
+//! The screen, from the state: [`draw`]. No meaning by colour alone; ASCII alone, for any terminal.
+
+use jumbo::units::Bytes;
+use jumbo_host::promote::left_out;
+use jumbo_host::status::Kind;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::{Color, Modifier, Style};
+
+use super::act::Look;
+use super::collect::{Host, Rates, Sample};
+use super::model::{Column, Who};
+use super::{App, Page};
+use crate::view::{NONE, bytes, clean, filled, percent};
+
+const PLAIN: Style = Style::new();
+const TITLE: Style = Style::new().add_modifier(Modifier::REVERSED);
+const LABEL: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+
+/// A screen of so many lines has the page of the host above the list.
+const TALL: u16 = 44;
+
+/// A screen, written line by line.
+struct Canvas<'a> {
+    buffer: &'a mut Buffer,
+    area: Rect,
+    y: u16,
+}
+
+impl Canvas<'_> {
+    fn line(&mut self, text: &str, style: Style) {
+        let at = self.area.y.saturating_add(self.y);
+        if at < self.area.bottom() {
+            let width = usize::from(self.area.width);
+            self.buffer
+                .set_stringn(self.area.x, at, clean(text), width, style);
+            // Reversed to the end of the line.
+            if style.add_modifier.contains(Modifier::REVERSED) {
+                self.buffer
+                    .set_style(Rect::new(self.area.x, at, self.area.width, 1), style);
+            }
+        }
+        self.y = self.y.saturating_add(1);
+    }
+
+    /// A line whose first word is its name.
+    fn fact(&mut self, text: &str) {
+        let y = self.y;
+        self.line(text, PLAIN);
+        let end = text.find("  ").unwrap_or(0);
+        let width = u16::try_from(end).unwrap_or(0).min(self.area.width);
+        if self.area.y + y < self.area.bottom() && !text.starts_with(' ') {
+            self.buffer
+                .set_style(Rect::new(self.area.x, self.area.y + y, width, 1), LABEL);
+        }
+    }
+
+    fn left(&self) -> usize {
+        usize::from(self.area.height.saturating_sub(self.y))
+    }
+}
+
+/// Draws all of it. Scrolls so that what is selected is in sight.
+pub(super) fn draw(app: &mut App, buffer: &mut Buffer) {
+    let area = buffer.area;
+    let foot = foot(app, usize::from(area.width));
+    let lines = u16::try_from(foot.len())
+        .unwrap_or(area.height)
+        .min(area.height);
+    let above = Rect {
+        height: area.height - lines,
+        ..area
+    };
+    let mut canvas = Canvas {
+        buffer,
+        area: above,
+        y: 0,
+    };
+    match &app.page {
+        Page::List => list(app, &mut canvas),
+        Page::Host => host_page(app, &mut canvas),
+        Page::Help => text(
+            &mut canvas,
+            HELP.lines().map(str::to_owned).collect(),
+            &mut app.scroll,
+        ),
+        Page::Detail(chosen, look) => {
+            let lines = match look {
+                None => vec![
+                    format!("{} {}", chosen.pid, chosen.name),
+                    "reading ...".to_owned(),
+                ],
+                Some(Err(error)) => vec![format!("{} {}", chosen.pid, chosen.name), error.clone()],
+                Some(Ok(look)) => detail(look, usize::from(area.width)),
+            };
+            text(&mut canvas, lines, &mut app.scroll);
+        }
+    }
+    let below = Rect {
+        y: area.y + above.height,
+        height: lines,
+        ..area
+    };
+    let mut canvas = Canvas {
+        buffer,
+        area: below,
+        y: 0,
+    };
+    let last = foot.len().saturating_sub(1);
+    for (index, line) in foot.iter().enumerate() {
+        canvas.line(line, if index == last { TITLE } else { BOLD });
+    }
+}
+
+/// Message, question, and keys at the foot.
+fn foot(app: &App, width: usize) -> Vec<String> {
+    let fold = |line: &String| {
+        let indent = line.chars().take_while(|c| *c == ' ').count();
+        filled(&" ".repeat(indent), line.trim_start(), indent + 2, width)
+    };
+    let mut lines: Vec<String> = app.message.iter().map(fold).collect();
+    lines = lines
+        .iter()
+        .flat_map(|line| line.lines().map(str::to_owned))
+        .collect();
+    lines.push(match &app.page {
+        _ if app.question.is_some() && !app.busy => "y do it   n leave it".to_owned(),
+        _ if app.typing => format!("Filter: {}_   Enter keep   Esc drop", app.choice.filter),
+        _ if app.busy => "working ...   Esc ends it".to_owned(),
+        Page::List => KEYS.to_owned(),
+        Page::Host | Page::Help => "q back   arrows scroll".to_owned(),
+        Page::Detail(..) => "q back   arrows scroll   r read again   p promote   u undo".to_owned(),
+    });
+    lines
+}
+
+/// Of the list, in 80 columns.
+const KEYS: &str = "? help  / filter  <> sort  t tree  Enter detail  p promote  u undo  q quit";
+
+/// Lines of text that can be scrolled; the first is the title.
+fn text(canvas: &mut Canvas<'_>, lines: Vec<String>, scroll: &mut usize) {
+    let mut lines = lines.into_iter();
+    canvas.line(&lines.next().unwrap_or_default(), TITLE);
+    let lines: Vec<_> = lines.collect();
+    *scroll = (*scroll).min(lines.len().saturating_sub(canvas.left()));
+    for line in lines.iter().skip(*scroll) {
+        canvas.fact(line);
+    }
+}
+
+/// The columns of a screen of this width. A tree has the groups in it.
+pub(super) fn columns(width: usize, tree: bool) -> Vec<Column> {
+    use clap::ValueEnum as _;
+    let all = Column::value_variants().iter().copied();
+    let fits = |column: &Column| column.layout().2 <= width && !(tree && *column == Column::Group);
+    all.filter(fits).collect()
+}
+
+/// Text that is longer ends in its end: of a path that says more than the beginning.
+fn tail(text: &str, size: usize) -> String {
+    match text.chars().count().checked_sub(size) {
+        None | Some(0) => text.to_owned(),
+        Some(over) => format!("~{}", text.chars().skip(over + 1).collect::<String>()),
+    }
+}
+
+fn list(app: &mut App, canvas: &mut Canvas<'_>) {
+    let width = usize::from(canvas.area.width);
+    let Some(sample) = &app.sample else {
+        canvas.line("jumbo top: reading ...", TITLE);
+        return;
+    };
+    canvas.line(&title(app, sample, width), BOLD);
+    for line in summary(&sample.host) {
+        canvas.fact(&line);
+    }
+    if canvas.area.height >= TALL {
+        tables(&sample.host)
+            .iter()
+            .for_each(|line| canvas.fact(line));
+    }
+    let columns = columns(width, app.choice.tree);
+    let fixed: usize = columns.iter().map(|column| column.layout().1 + 1).sum();
+    let room = (width + 1).saturating_sub(fixed);
+    let has_commands = columns.contains(&Column::Command);
+    let name = match (has_commands, app.choice.tree) {
+        (false, _) => room,
+        // A command line may be as long as all the rest.
+        (true, true) => room / 2,
+        (true, false) => 5,
+    };
+    let cell = |column: Column, text: &str| {
+        let size = match column {
+            Column::Name => Column::Name.layout().1 + name,
+            column => column.layout().1,
+        };
+        match column {
+            Column::Command => text.to_owned(),
+            Column::Group => format!("{:<size$}", tail(text, size)),
+            _ if column.is_text() => format!("{text:<size$.size$}"),
+            _ => format!("{text:>size$.size$}"),
+        }
+    };
+    let titles = columns.iter().map(|column| {
+        let text = column.layout().0;
+        let text = match (*column == app.choice.sort, app.choice.ascending) {
+            (false, _) => text.to_owned(),
+            (true, false) => format!("[{text}]"),
+            (true, true) => format!("[{text}^]"),
+        };
+        cell(*column, &text)
+    });
+    canvas.line(&titles.collect::<Vec<_>>().join(" "), TITLE);
+    app.rows = canvas.left().max(1);
+    let selected = app.selected();
+    app.top = app
+        .top
+        .min(selected)
+        .max((selected + 1).saturating_sub(app.rows));
+    for (index, line) in app.lines.iter().enumerate().skip(app.top).take(app.rows) {
+        let cells: Vec<_> = columns
+            .iter()
+            .map(|column| cell(*column, &clean(&line.cell(*column))))
+            .collect();
+        let style = match line.who {
+            _ if index == selected => TITLE,
+            Who::Group(_) => BOLD,
+            Who::Process(_) => PLAIN,
+        };
+        canvas.line(&cells.join(" "), style);
+    }
+    if app.lines.is_empty() {
+        canvas.line(
+            &format!(
+                "  no process matches `{}`: / changes the filter",
+                app.choice.filter
+            ),
+            PLAIN,
+        );
+    }
+}
+
+fn title(app: &App, sample: &Sample, width: usize) -> String {
+    let all = sample.processes.len();
+    let mut parts = vec![match app.choice.filter.as_str() {
+        "" => format!("jumbo top: {all} processes"),
+        filter => {
+            let shown = app
+                .lines
+                .iter()
+                .filter(|line| matches!(line.who, Who::Process(_)));
+            format!(
+                "jumbo top: {} of {all} processes, filter `{filter}`",
+                shown.count()
+            )
+        }
+    }];
+    if sample.hidden > 0 && app.choice.filter.is_empty() {
+        parts.push(format!("{} {}", sample.hidden, why_hidden()));
+    }
+    if sample.held_back > 0 {
+        parts.push(format!("{} hold their memory back", sample.held_back));
+    }
+    let every = format!("every {} s", app.interval.as_secs_f64());
+    let left = parts.join(", ");
+    let blanks = width
+        .saturating_sub(left.chars().count() + every.len())
+        .max(2);
+    format!("{left}{:blanks$}{every}", "")
+}
+
+/// The remedy for processes that are not looked into, behind their number.
+pub(super) fn why_hidden() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        true => "unread, for lack of CAP_SYS_PTRACE",
+        false => "of other users unread: run it as root",
+    }
+}
+
+/// A number a second.
+fn rate(rates: Option<&Rates>, name: &str) -> String {
+    let value = rates.and_then(|rates| rates.events.get(name));
+    value.map_or(NONE.to_owned(), |value| count(*value))
+}
+
+fn count(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        value if value < 10.0 => format!("{value:.1}"),
+        value if value < 100_000.0 => format!("{value:.0}"),
+        value => format!("{:.0}k", value / 1e3),
+    }
+}
+
+/// The host in four lines.
+pub(super) fn summary(host: &Host) -> Vec<String> {
+    let memory = &host.memory;
+    let rates = host.rates.as_ref();
+    let pools = host.pools.iter().map(|pool| {
+        let size = pool.size;
+        match pool.total.0 {
+            0 => format!("{size}: none"),
+            total => {
+                let more = match (pool.reserved.0, pool.surplus.0) {
+                    (0, 0) => String::new(),
+                    (reserved, surplus) => format!(", {reserved} reserved, {surplus} surplus"),
+                };
+                format!("{size}: {} of {total} free{more}", pool.free)
+            }
+        }
+    });
+    let pools = pools.collect::<Vec<_>>().join("; ");
+    let stall = rates.and_then(|rates| rates.stall);
+    let stall = stall.map_or("unknown".to_owned(), |(some, full)| {
+        format!("{:.1}% {:.1}%", some * 100.0, full * 100.0)
+    });
+    let huge = match (host.free_huge, host.pmd) {
+        (Some(huge), Some(size)) => {
+            format!("{} of it in blocks of {size}", percent(huge, host.free))
+        }
+        _ => "in blocks of unknown size".to_owned(),
+    };
+    let enabled = host.thp.as_ref().and_then(|thp| thp.anon(thp.pmd_size));
+    let enabled = enabled.map_or("unknown", |choice| choice.current.as_str());
+    let of = |name| rate(rates, name);
+    vec![
+        format!(
+            "Memory  {} of {} available, {} free, {huge}",
+            memory.available, memory.total, host.free
+        ),
+        format!(
+            "Huge    {} of {} anon, {} of {} shared; PSI {stall}",
+            percent(memory.anon_huge, memory.anon),
+            memory.anon,
+            percent(memory.shmem_huge, memory.shmem),
+            memory.shmem
+        ),
+        format!("Pools   {}", if pools.is_empty() { "none" } else { &pools }),
+        format!(
+            "THP     {enabled}; a second: {} faulted, {} fell back, {} collapsed, {} split",
+            of("thp_fault_alloc"),
+            of("thp_fault_fallback"),
+            of("thp_collapse_alloc"),
+            of("thp_split_page"),
+        ),
+    ]
+}
+
+/// Folio sizes, counters and zones.
+fn tables(host: &Host) -> Vec<String> {
+    let mut lines = Vec::new();
+    let rates = host.rates.as_ref();
+    let heading = [
+        "ENABLED",
+        "SHMEM",
+        "FOLIOS",
+        "FAULT/s",
+        "FALLBACK/s",
+        "SHMEM/s",
+        "SPLIT/s",
+        "SWAP/s",
+    ];
+    let row = |name: &str, cells: [String; 8]| {
+        let cells = cells.iter().zip([9, 9, 9, 9, 12, 9, 9, 8]);
+        let cells = cells.map(|(cell, width)| format!("{cell:>width$}"));
+        format!("{name:<6}{}", cells.collect::<String>())
+    };
+    lines.push(row("Folios", heading.map(str::to_owned)));
+    let sizes = host.thp.iter().flat_map(|thp| {
+        thp.sizes
+            .iter()
+            .map(move |(size, control)| (thp, *size, control))
+    });
+    for (thp, size, control) in sizes {
+        let word = |choice: Option<&jumbo_host::kernel::thp::Choice>| {
+            choice.map_or(NONE.to_owned(), |choice| choice.current.clone())
+        };
+        let number = |name: &str| {
+            control
+                .stats
+                .get(name)
+                .map_or(NONE.to_owned(), u64::to_string)
+        };
+        let rate = |name: &str| {
+            let rate = rates.and_then(|rates| rates.folios.get(&size)?.get(name));
+            rate.map_or(NONE.to_owned(), |rate| count(*rate))
+        };
+        lines.push(row(
+            &format!("{size:>6}"),
+            [
+                word(thp.anon(size)),
+                word(thp.shared(size)),
+                number("nr_anon"),
+                rate("anon_fault_alloc"),
+                rate("anon_fault_fallback"),
+                rate("shmem_alloc"),
+                rate("split"),
+                rate("swpout"),
+            ],
+        ));
+    }
+    let of = |name| rate(rates, name);
+    lines.push(format!(
+        "Events  a second: {} page faults, {} compaction stalls, {} in vain, {} moved",
+        of("pgfault"),
+        of("compact_stall"),
+        of("compact_fail"),
+        of("pgmigrate_success"),
+    ));
+    lines.push(format!(
+        "Files   {} of page cache in huge folios; page tables take {}",
+        host.memory.file_huge, host.memory.page_tables
+    ));
+    lines
+}
+
+fn host_page(app: &mut App, canvas: &mut Canvas<'_>) {
+    let Some(sample) = &app.sample else {
+        return;
+    };
+    let host = &sample.host;
+    let mut lines = vec!["jumbo top: the host".to_owned()];
+    lines.extend(summary(host));
+    lines.extend(tables(host));
+    lines.push(format!(
+        "{:<8}{:>6}{:>10}{:>12}{:>13}",
+        "Zones", "NODE", "ZONE", "FREE", "HUGE BLOCKS"
+    ));
+    for zone in &host.zones {
+        let base = jumbo_host::kernel::base_page(&jumbo_host::kernel::Root::host());
+        let huge = host
+            .pmd
+            .and_then(|pmd| Some(zone.whole(pmd, base)?.bytes(pmd)));
+        let free = zone.free(base);
+        let share = huge.map_or(NONE.to_owned(), |huge| percent(huge, free));
+        lines.push(format!(
+            "{:<8}{:>6}{:>10}{free:>12}{share:>13}",
+            "", zone.node.0, zone.name
+        ));
+    }
+    lines.extend(
+        host.missing
+            .iter()
+            .map(|missing| format!("  {}: {}", missing.what, missing.why)),
+    );
+    text(canvas, lines, &mut app.scroll);
+}
+
+/// One process by kind and by mapping.
+fn detail(look: &Look, width: usize) -> Vec<String> {
+    let detail = &look.detail;
+    let mut lines = vec![format!(
+        "{} {}: {}",
+        detail.pid,
+        detail.name,
+        detail.command.replace(char::is_control, " ")
+    )];
+    let fold = |text: &str| {
+        let folded = filled("  ", text, 4, width);
+        folded.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    lines.push(format!(
+        "{:<8}{:>12}{:>12}{:>8}",
+        "Kinds", "RESIDENT", "HUGE", "SHARE"
+    ));
+    for (kind, usage) in detail.usage.iter().flat_map(|usage| &usage.0) {
+        let (all, huge) = (usage.bytes, usage.huge);
+        lines.push(format!(
+            "  {:<6}{all:>12}{huge:>12}{:>8}",
+            kind.name(),
+            percent(huge, all)
+        ));
+        lines.extend(
+            detail
+                .why_not
+                .get(kind)
+                .into_iter()
+                .flat_map(|why| fold(&format!("  base pages: {why}"))),
+        );
+    }
+    match &look.plan {
+        Err(why) => lines.extend(fold(&format!("Promote: {why}"))),
+        Ok(plan) if plan.is_empty() => lines.push("Promote  would gain nothing".to_owned()),
+        Ok(plan) => lines.push(format!(
+            "Promote  {} would be huge, for {} more memory",
+            plan.gain, plan.cost
+        )),
+    }
+    let heap = look
+        .plan
+        .iter()
+        .filter_map(|plan| plan.kinds.get(&Kind::Heap));
+    for (reason, bytes) in heap.flat_map(|part| &part.left) {
+        lines.push(format!("  {bytes} stay {}", left_out(reason)));
+    }
+    lines.extend(
+        detail
+            .missing
+            .iter()
+            .flat_map(|missing| fold(&format!("not shown: {}: {}", missing.what, missing.why))),
+    );
+    if detail.mappings.is_empty() {
+        return lines;
+    }
+    let mut mappings: Vec<_> = detail
+        .mappings
+        .iter()
+        .filter(|mapping| mapping.bytes > Bytes(0))
+        .collect();
+    mappings.sort_by_key(|mapping| (std::cmp::Reverse(mapping.bytes), mapping.start));
+    lines.push(format!(
+        "Mappings{:>8}{:>7}{:>11}{:>11}{:>6}  THP       NAME",
+        "KIND", "PERM", "SIZE", "RESIDENT", "HUGE"
+    ));
+    for mapping in mappings {
+        let advice = match (mapping.declined, mapping.advised, mapping.fits) {
+            (true, ..) => "declined",
+            (_, true, _) => "advised",
+            (_, _, false) => "small",
+            _ => NONE,
+        };
+        let name = if mapping.path.is_empty() {
+            "[anonymous]"
+        } else {
+            &mapping.path
+        };
+        let size = bytes(Some(Bytes(mapping.end - mapping.start)));
+        lines.push(format!(
+            "{:>16}{:>7}{size:>11}{:>11}{:>6}  {advice:<8}  {}",
+            mapping.kind.name(),
+            mapping.permissions,
+            mapping.bytes.to_string(),
+            percent(mapping.huge, mapping.bytes),
+            tail(name, width.saturating_sub(63).max(12)),
+        ));
+    }
+    lines
+}
+
+const HELP: &str = "\
+jumbo top: help
+Keys     arrows, j k, PgUp PgDn, Home End   move
+         < > s        sort by another column, the one in brackets; R reverses
+         /            filter by name, command, user, group or PID; Esc drops it
+         t            tree by control group; Space folds a group, * all of them
+         Enter        one process: kinds, reasons, plan, mappings
+         p u          promote a process, undo that: shows the plan, then asks
+         Tab          the host: folio sizes, counters, zones
+         ? q          this help; back, or quit
+Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files
+         HUGE SHARE   on huge pages, of memory that can be: all but files
+         GAIN         private memory that could be, an estimate: on base pages
+                      in mappings that hold a huge page. Enter has it exactly
+         WASTE        huge and not known to be touched, at most: of programs
+                      under jumbo run; of others it is not known
+         -            not known: not read yet, or another user's process
+Cost     Processes are looked into each 5 s at most, large ones less often:
+         0.5 % of a CPU for all of them together.
+Host     PSI: time in which some, and all, tasks waited for memory. THP: huge
+         pages that faults got, or got base pages instead of, a second; huge
+         pages that were collapsed from base pages, and that were split.";
