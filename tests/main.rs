@@ -23,6 +23,7 @@
 //! - [`segments`]: text and data on huge pages.
 //! - [`shmem`]: shared memory on huge pages.
 //! - [`shmem_user`]: that from user space.
+//! - [`unreached`]: programs that LD_PRELOAD does not reach.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -50,3 +51,4 @@ mod shmem;
 mod shmem_user;
 mod status;
 mod support;
+mod unreached;

@@ -158,7 +158,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         compared => compared.map_err(hinted)?,
     };
     comparison.table.missing = missing;
-    comparison.unreached = unreached(&program.words);
+    let unreached = unreached(&program.words);
+    comparison.outside = unreached.as_ref().is_some_and(|(_, outside)| *outside);
+    comparison.unreached = unreached.map(|(reason, _)| reason);
     view::page(args.json, &comparison, |view, it| {
         show::show(view, it, program.server.as_ref())
     })?;

@@ -45,9 +45,11 @@ pub(super) fn show(view: &mut View, it: &Comparison, server: Option<&Server>) ->
         verdict.chain(advice(it, way))
     });
     let unreached = it.unreached.iter().map(|reason| {
-        format!(
-            "LD_PRELOAD cannot reach this program, so `jumbo run` changes nothing in it: {reason}."
-        )
+        let what = match it.outside {
+            true => "promotes its memory from outside, at a CPU time that is not in the table",
+            false => "changes nothing in it",
+        };
+        format!("LD_PRELOAD cannot reach this program, so `jumbo run` {what}: {reason}.")
     });
     for text in unreached.chain(told).chain(did(it)) {
         view.lines(wrapped(&text).lines())?;

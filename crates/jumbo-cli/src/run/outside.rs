@@ -10,7 +10,7 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Beside, Child, Image, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
-use jumbo_inside::sandbox;
+use jumbo_inside::{reaper, sandbox};
 use jumbo_inside::sys::has_collapse;
 
 use super::args::Settings;
@@ -38,6 +38,11 @@ pub(super) fn decide(settings: &Settings, reach: &Reach, orders: &Orders<'_>, th
             none("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
         }
         () if !has_collapse() => none("this kernel has no MADV_COLLAPSE (Linux 6.1)"),
+        // The first of them would be PID 1 there.
+        () if reaper::children_elsewhere() => none("children are born into another PID namespace"),
+        () if !settings.is_parent() && std::process::id() != 1 && !reaper::takes_notice() => {
+            none("init of this PID namespace waits for no orphan; hint: --report, or another init")
+        }
         // It might end this process for a call, and no thread of the program could be had make one.
         () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () => Some(Ok(orders.max_waste)),
