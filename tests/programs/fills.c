@@ -43,7 +43,7 @@ int main(int argc, char **argv)
         long all = field("/proc/self/smaps_rollup", "Anonymous");
         is_huge = field("/proc/self/smaps_rollup", "AnonHugePages") >= all / 10 * 9;
     }
-    printf("huge=%d child=%d resident=%ld\n", is_huge, has_child, field("/proc/self/status", "VmRSS"));
+    printf("huge=%d\nchild=%d\nresident=%ld\n", is_huge, has_child, field("/proc/self/status", "VmRSS"));
     fflush(stdout);
     if (argc > 3)
         execvp(argv[3], argv + 3);

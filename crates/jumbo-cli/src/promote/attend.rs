@@ -58,7 +58,7 @@ fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
         let resident = tree::resident_anonymous(root, target.pid()).unwrap_or(size);
         let now = Instant::now();
         if now >= due || now >= earliest && resident.0.abs_diff(size.0) >= GROWTH.0 {
-            let (before, began) = (promoted.obtained, cpu_time(root));
+            let (before, began, start) = (promoted.obtained, cpu_time(root), Instant::now());
             let plan = plan(root, target, wish, promoted.cost);
             // A collapse is paid once for its block; to look for blocks is what must not be done too often.
             let planning = cpu_time(root).saturating_sub(began);
@@ -75,7 +75,7 @@ fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
                 true => SHORTEST,
                 false => (interval * 2).min(LONGEST),
             };
-            earliest = Instant::now() + planning * (CPU_PARTS - 1);
+            earliest = start + planning * CPU_PARTS;
             due = earliest.max(Instant::now() + interval);
         }
         watch.wait_for(target.process(), LOOK);
