@@ -51,7 +51,10 @@ fn a_static_program_is_promoted_in_place() {
     };
     for libc in [Libc::Glibc, Libc::Musl] {
         let files = fills(libc);
-        for program in [program(&files, SECONDS), program(&files, SECONDS).unprivileged()] {
+        for program in [
+            program(&files, SECONDS),
+            program(&files, SECONDS).unprivileged(),
+        ] {
             let running = program.start_jumbo(&[]);
             let pid = running.pid();
             let line = running.wait_for_line("filled");
@@ -79,11 +82,24 @@ fn the_report_says_how_a_static_program_was_promoted() {
         assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
         let method = report.at("/outside/method").as_str().unwrap();
         // Without CAP_SYS_NICE in the first user namespace root is an ordinary user.
-        assert!(method == "ptrace" || is_root && method == "process_madvise", "{report:?}");
-        assert!(report.number("/outside/obtained") >= 110.0 * MIB as f64, "{report:?}");
-        assert!(report.number("/outside/cost") <= 16.0 * MIB as f64, "{report:?}");
+        assert!(
+            method == "ptrace" || is_root && method == "process_madvise",
+            "{report:?}"
+        );
+        assert!(
+            report.number("/outside/obtained") >= 110.0 * MIB as f64,
+            "{report:?}"
+        );
+        assert!(
+            report.number("/outside/cost") <= 16.0 * MIB as f64,
+            "{report:?}"
+        );
         let text = program.start_jumbo(&["--report"]).wait();
-        assert!(text.stderr.contains(&format!("from outside, by {method}: it is statically")), "{text:?}");
+        assert!(
+            text.stderr
+                .contains(&format!("from outside, by {method}: it is statically")),
+            "{text:?}"
+        );
     }
 }
 
@@ -98,7 +114,10 @@ fn what_is_switched_off_stays_off() {
     let Some(_held) = host::with_thp() else {
         return;
     };
-    let ran = Program::new(files.path("fills")).args(["128", "2"]).env("JUMBO", "off").jumbo();
+    let ran = Program::new(files.path("fills"))
+        .args(["128", "2"])
+        .env("JUMBO", "off")
+        .jumbo();
     assert!(ran.number("huge") == 0 || host::thp_is_always(), "{ran:?}");
 }
 
@@ -133,8 +152,15 @@ fn an_init_that_waits_for_no_orphan_is_left_none() {
     for (how, seconds, huge) in [("application", "2", 0), ("catches", SECONDS, 1)] {
         let around = ["unshare", "--pid", "--fork", "--mount-proc", &init, how];
         let ran = program(&files, seconds).around(around).jumbo();
-        assert!(ran.number("huge") == huge || host::thp_is_always(), "{how} {ran:?}");
-        assert_eq!((ran.number("child"), ran.number("zombies")), (0, 0), "{how} {ran:?}");
+        assert!(
+            ran.number("huge") == huge || host::thp_is_always(),
+            "{how} {ran:?}"
+        );
+        assert_eq!(
+            (ran.number("child"), ran.number("zombies")),
+            (0, 0),
+            "{how} {ran:?}"
+        );
     }
 }
 
@@ -151,8 +177,12 @@ fn a_kill_ends_both() {
     let pid = running.pid();
     let other = wait::until("the process beside it", wait::MOMENT, || beside(pid));
     let held = std::fs::read_dir(format!("/proc/{}/fd", other.as_raw_nonzero())).unwrap();
-    let held = held.flatten().map(|fd| std::fs::read_link(fd.path()).unwrap_or_default());
-    let held: Vec<_> = held.filter(|file| file.to_string_lossy().starts_with("pipe:")).collect();
+    let held = held
+        .flatten()
+        .map(|fd| std::fs::read_link(fd.path()).unwrap_or_default());
+    let held: Vec<_> = held
+        .filter(|file| file.to_string_lossy().starts_with("pipe:"))
+        .collect();
     assert_eq!(held, Vec::<std::path::PathBuf>::new());
     running.signal(Signal::TERM);
     assert_eq!(running.wait().shell_status(), 128 + 15);

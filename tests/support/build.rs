@@ -80,7 +80,9 @@ fn compile_one(source: &Source, folder: &Path) {
             compiler = Command::new("musl-gcc");
             compiler.args(["-O1", "-g", "-Wall", "-Wextra", "-o"]);
             compiler.arg(folder.join(name));
-            compiler.arg(programs.join(format!("{name}.c"))).args(*flags);
+            compiler
+                .arg(programs.join(format!("{name}.c")))
+                .args(*flags);
         }
         Source::Go(name) => {
             compiler = Command::new("go");

@@ -4,12 +4,15 @@
 //! comes before each round, so that a program that fills its memory within a second is huge a moment
 //! later, and an idle one costs next to nothing.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::tree;
 use jumbo_host::kernel::{Root, task};
-use jumbo_host::promote::{Outcome, Pace, Plan, Reach, Refusal, Target, Wish, promote};
+use jumbo_host::promote::{
+    Outcome, Pace, Plan, Progress, Reach, Refusal, Target, Watcher, Wish, promote,
+};
 use jumbo_host::status::LIBRARY;
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +20,14 @@ use super::watch::Watch;
 use super::{CPU_PARTS, LONGEST, cpu_time};
 
 /// The time between two looks at the size.
-const LOOK: Duration = Duration::from_millis(50);
-/// The growth that calls for a round: a huge page of any size that x86-64 and arm64 have for 4 KiB base pages.
+const LOOK: Duration = Duration::from_millis(20);
+/// The growth that calls for a round: a huge page.
 const GROWTH: Bytes = Bytes(2 << 20);
+/// A program that grows by so much between two looks fills memory. A collapse would hold up its page faults.
+const FILL: Bytes = Bytes(8 << 20);
+/// A round is put off while the program fills memory, but no longer than this; then it has a quarter of the time.
+const MAX_FILL: Duration = Duration::from_secs(1);
+const FILL_SHARE: Duration = Duration::from_millis(250);
 /// The first interval between rounds without growth.
 const SHORTEST: Duration = Duration::from_millis(400);
 
@@ -51,44 +59,104 @@ pub(super) fn main(root: &Root, pid: u32, wish: &Wish, mut watch: Watch) -> anyh
 
 fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted: &mut Promoted) {
     let mut pace = Pace::new(target, None);
-    let (mut size, mut interval) = (Bytes(0), SHORTEST);
+    let mut size = Size::new(root, target);
+    let (mut planned_at, mut interval) = (Bytes(0), SHORTEST);
     let mut earliest = Instant::now();
-    let mut due = earliest;
+    let (mut due, mut ended) = (earliest, earliest);
     while watch.ended_by().is_none() && !target.process().is_gone() {
-        let resident = tree::resident_anonymous(root, target.pid()).unwrap_or(size);
+        let fills = size.look();
         let now = Instant::now();
-        if now >= due || now >= earliest && resident.0.abs_diff(size.0) >= GROWTH.0 {
-            let (before, began, start) = (promoted.obtained, cpu_time(root), Instant::now());
+        let has_changed = size.resident.0.abs_diff(planned_at.0) >= GROWTH.0;
+        let is_late = now >= ended + MAX_FILL;
+        if now >= earliest && (now >= due || has_changed) && (!fills || is_late) {
+            let (before, began) = (promoted.obtained, cpu_time(root));
             let plan = plan(root, target, wish, promoted.cost);
             // A collapse is paid once for its block; to look for blocks is what must not be done too often.
             let planning = cpu_time(root).saturating_sub(began);
-            let done = plan.map(|(plan, reach)| {
-                let outcome = promote(target, &reach, &plan, &mut pace, watch);
-                promoted.add(&reach, &outcome);
-            });
-            match done {
-                Ok(()) | Err(Refusal::Gone) => {}
+            planned_at = size.resident;
+            let mut calm = Calm {
+                watch,
+                size: &mut size,
+                until: fills.then(|| now + FILL_SHARE),
+                is_cut: false,
+            };
+            match plan {
+                Ok((plan, reach)) => {
+                    let outcome = promote(target, &reach, &plan, &mut pace, &mut calm);
+                    promoted.add(&reach, &outcome, calm.is_cut);
+                    if calm.is_cut {
+                        // The rest of the plan is left.
+                        planned_at = Bytes(0);
+                    }
+                }
+                Err(Refusal::Gone) => {}
                 Err(refusal) => promoted.reason = Some(refusal.to_string()),
             }
-            size = tree::resident_anonymous(root, target.pid()).unwrap_or(resident);
             interval = match promoted.obtained > before {
                 true => SHORTEST,
                 false => (interval * 2).min(LONGEST),
             };
-            earliest = start + planning * CPU_PARTS;
-            due = earliest.max(Instant::now() + interval);
+            ended = Instant::now();
+            earliest = now + planning * CPU_PARTS;
+            due = earliest.max(ended + interval);
         }
         watch.wait_for(target.process(), LOOK);
     }
 }
 
+/// The resident memory of the program at the last look.
+struct Size<'a> {
+    root: &'a Root,
+    pid: u32,
+    looked: Instant,
+    resident: Bytes,
+}
+
+impl<'a> Size<'a> {
+    fn new(root: &'a Root, target: &Target) -> Self {
+        Self {
+            root,
+            pid: target.pid(),
+            looked: Instant::now(),
+            resident: Bytes(0),
+        }
+    }
+
+    /// Looks; whether the program fills memory.
+    fn look(&mut self) -> bool {
+        let before = (self.looked, self.resident);
+        self.looked = Instant::now();
+        self.resident = tree::resident_anonymous(self.root, self.pid).unwrap_or(self.resident);
+        let grown = self.resident.0.saturating_sub(before.1.0) as f64;
+        let looks = (self.looked - before.0).as_secs_f64() / LOOK.as_secs_f64();
+        grown >= FILL.0 as f64 * looks.max(1.0)
+    }
+}
+
+/// Ends a round once the program fills memory again.
+struct Calm<'a, 'r> {
+    watch: &'a mut Watch,
+    size: &'a mut Size<'r>,
+    /// The end of a round while it fills memory.
+    until: Option<Instant>,
+    is_cut: bool,
+}
+
+impl Watcher for Calm<'_, '_> {
+    fn look(&mut self, progress: &Progress) -> ControlFlow<()> {
+        self.is_cut = match self.until {
+            Some(until) => Instant::now() >= until,
+            None => self.size.looked.elapsed() >= LOOK && self.size.look(),
+        };
+        match self.is_cut {
+            true => ControlFlow::Break(()),
+            false => self.watch.look(progress),
+        }
+    }
+}
+
 /// The plan for now, and the method.
-fn plan(
-    root: &Root,
-    target: &Target,
-    wish: &Wish,
-    spent: Bytes,
-) -> Result<(Plan, Reach), Refusal> {
+fn plan(root: &Root, target: &Target, wish: &Wish, spent: Bytes) -> Result<(Plan, Reach), Refusal> {
     if task::map_each(root, &[target.pid()], LIBRARY) == [true] {
         return Err(Refusal::Covered);
     }
@@ -96,7 +164,7 @@ fn plan(
 }
 
 impl Promoted {
-    fn add(&mut self, reach: &Reach, outcome: &Outcome) {
+    fn add(&mut self, reach: &Reach, outcome: &Outcome, is_cut: bool) {
         self.obtained += outcome.obtained;
         self.cost += outcome.cost;
         if outcome.obtained > Bytes(0) {
@@ -105,7 +173,7 @@ impl Promoted {
         }
         let refused = outcome.failures.first();
         let refused = refused.map(|failure| format!("{}: {}", failure.errno, failure.reason));
-        if !outcome.ended {
+        if !outcome.ended && !is_cut {
             self.reason = outcome.stopped.clone().or(refused);
         }
     }

@@ -26,7 +26,8 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
         let heap = memory.iter_mut().filter(|memory| memory.is_heap());
         for memory in heap {
             memory.sizes = PageSize::new(plan.orders.pmd as u64).into_iter().collect();
-            memory.how = format!("collapsed from outside once it is half full; --max-waste={bound}");
+            memory.how =
+                format!("collapsed from outside once it is half full; --max-waste={bound}");
         }
     }
     let changes = launch.changes(None);
@@ -132,10 +133,13 @@ fn describe(
     };
     view.fact("Reached", reached)?;
     if let Some(outside) = &launch.outside {
-        view.fact("Promoted", match outside {
-            Ok(_) => String::from("yes, from outside, by a process beside it: docs/live.md"),
-            Err(reason) => format!("no: {reason}"),
-        })?;
+        view.fact(
+            "Promoted",
+            match outside {
+                Ok(_) => String::from("yes, from outside, by a process beside it: docs/live.md"),
+                Err(reason) => format!("no: {reason}"),
+            },
+        )?;
     }
     let started = match (&settings.report, settings.shares_pool()) {
         (None, false) => "in place of jumbo, with its process ID",

@@ -10,8 +10,8 @@ use std::time::Duration;
 use jumbo::units::Bytes;
 use jumbo_host::kernel::process::{Beside, Child, Image, Signals};
 use jumbo_host::policy::{HeapMode, MaxWaste, Orders, Reach};
-use jumbo_inside::{reaper, sandbox};
 use jumbo_inside::sys::has_collapse;
+use jumbo_inside::{reaper, sandbox};
 
 use super::args::Settings;
 use crate::promote::Promoted;
@@ -25,7 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) type Outside = Option<Result<MaxWaste, String>>;
 
 /// What becomes of a program with this reach.
-pub(super) fn decide(settings: &Settings, reach: &Reach, orders: &Orders<'_>, thp: bool) -> Outside {
+pub(super) fn decide(
+    settings: &Settings,
+    reach: &Reach,
+    orders: &Orders<'_>,
+    thp: bool,
+) -> Outside {
     if !reach.is_outside() {
         return None;
     }
@@ -90,15 +95,22 @@ pub(super) fn result(
     }
     Some(match beside? {
         Err(error) => Err(format!("no process for it: {error}")),
-        Ok(beside) => match beside.finish(PATIENCE) {
-            None => Err(String::from("the process that was to do it was ended")),
-            Some(text) if text.is_empty() => Err(format!("it held less than {LEAST}, or too briefly")),
-            Some(text) => match serde_json::from_str::<Promoted>(&text) {
-                Ok(Promoted { method: None, reason, .. }) => {
-                    Err(reason.unwrap_or_else(|| String::from("no block of a huge page was half full")))
+        Ok(beside) => {
+            match beside.finish(PATIENCE) {
+                None => Err(String::from("the process that was to do it was ended")),
+                Some(text) if text.is_empty() => {
+                    Err(format!("it held less than {LEAST}, or too briefly"))
                 }
-                promoted => promoted.map_err(|error| error.to_string()),
-            },
-        },
+                Some(text) => match serde_json::from_str::<Promoted>(&text) {
+                    Ok(Promoted {
+                        method: None,
+                        reason,
+                        ..
+                    }) => Err(reason
+                        .unwrap_or_else(|| String::from("no block of a huge page was half full"))),
+                    promoted => promoted.map_err(|error| error.to_string()),
+                },
+            }
+        }
     })
 }

@@ -196,10 +196,7 @@ fn write(out: &mut Lines, report: &Report<'_>) {
     if let Some(promoted) = promoted(report) {
         let (all, cost) = (promoted.obtained, promoted.cost);
         let how = from_outside(report).unwrap_or_default();
-        out.line(
-            "promoted",
-            &format!("{all}, {cost} of it filled up, {how}"),
-        );
+        out.line("promoted", &format!("{all}, {cost} of it filled up, {how}"));
         for why in [&promoted.fallback, &promoted.reason].into_iter().flatten() {
             out.line("", why);
         }

@@ -46,6 +46,11 @@ const pause = 20 * time.Millisecond
 
 // Waits for the pause, again and again, by `call`, which answers an errno.
 func wait(timed bool, call func() syscall.Errno) {
+	// Without the signal by which the runtime preempts: it interrupts calls by itself.
+	runtime.LockOSThread()
+	urgent := uint64(1) << (syscall.SIGURG - 1)
+	const block, size = 0, 8
+	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, block, uintptr(unsafe.Pointer(&urgent)), 0, size, 0, 0)
 	for {
 		start := time.Now()
 		errno := call()

@@ -15,9 +15,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{
-    PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer,
-};
+use rustix::process::{PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::{Image, Signals, tree};
@@ -83,7 +81,12 @@ impl Beside {
     ///
     /// # Errors
     /// As [`Beside::of_this`].
-    pub fn of_child(child: u32, image: &Image, least: Bytes, signals: &Signals) -> io::Result<Self> {
+    pub fn of_child(
+        child: u32,
+        image: &Image,
+        least: Bytes,
+        signals: &Signals,
+    ) -> io::Result<Self> {
         let id = i32::try_from(child).ok().and_then(Pid::from_raw);
         let id = id.ok_or(Errno::SRCH)?;
         let program = pidfd_open(id, PidfdFlags::empty())?;
@@ -165,7 +168,10 @@ fn end() -> ! {
 fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null");
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null");
     if let Ok(null) = null {
         let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
     }
@@ -205,6 +211,9 @@ fn has_ended(process: &OwnedFd, within: Duration) -> bool {
     use std::os::fd::AsFd as _;
     let within = Timespec::try_from(within).unwrap_or_default();
     let fd: BorrowedFd<'_> = process.as_fd();
-    let ready = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&within));
+    let ready = poll(
+        &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
+        Some(&within),
+    );
     !matches!(ready, Ok(0) | Err(Errno::INTR))
 }

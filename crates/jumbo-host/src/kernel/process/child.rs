@@ -68,11 +68,7 @@ impl Child {
     ///
     /// # References
     /// fork(2), PR_SET_PDEATHSIG(2const)
-    pub fn spawn(
-        image: &Image,
-        signals: &Signals,
-        traceable: bool,
-    ) -> Result<Self, SpawnError> {
+    pub fn spawn(image: &Image, signals: &Signals, traceable: bool) -> Result<Self, SpawnError> {
         let (read, write) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))?;
         let launcher = rustix::process::getpid();
