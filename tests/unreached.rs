@@ -171,8 +171,10 @@ fn a_kill_ends_both() {
         return;
     };
     let files = fills(Libc::Glibc);
-    let program = program(&files, SECONDS).args(["sleep", "1000"]);
-    let running = program.unprivileged().start_jumbo(&[]);
+    let program = program(&files, SECONDS)
+        .args(["sleep", "1000"])
+        .unprivileged();
+    let running = program.start_jumbo(&[]);
     running.wait_for_line("huge=1");
     let pid = running.pid();
     let other = wait::until("the process beside it", wait::MOMENT, || beside(pid));

@@ -1,4 +1,4 @@
-//! A program promoted from its start, for `jumbo run`: [`main`].
+//! A program promoted from its start, for `jumbo run`: [`attend`].
 //!
 //! `jumbo promote --follow` has an interval between rounds. Here a cheap look at the size of the process
 //! comes before each round, so that a program that fills its memory within a second is huge a moment
@@ -14,6 +14,7 @@ use jumbo_host::promote::{
     Outcome, Pace, Plan, Progress, Reach, Refusal, Target, Watcher, Wish, promote,
 };
 use jumbo_host::status::LIBRARY;
+use jumbo_inside::orders::MaxWaste;
 use serde::{Deserialize, Serialize};
 
 use super::watch::Watch;
@@ -46,21 +47,31 @@ pub(crate) struct Promoted {
     pub(crate) reason: Option<String>,
 }
 
-/// Promotes `pid` until it has ended, and says what came of it.
-pub(super) fn main(root: &Root, pid: u32, wish: &Wish, mut watch: Watch) -> anyhow::Result<()> {
+/// Promotes the heap of `pid` until it has ended, and says what came of it.
+pub(crate) fn attend(pid: u32, max_waste: MaxWaste) -> anyhow::Result<()> {
+    let root = Root::host();
+    let mut watch = Watch::new()?;
     let mut promoted = Promoted::default();
-    match Target::open(root, pid) {
-        Ok(target) => attend(root, &target, wish, &mut watch, &mut promoted),
+    let wish = Wish {
+        heap: true,
+        text: false,
+        shm: false,
+        max_waste,
+    };
+    match Target::open(&root, pid) {
+        Ok(target) => follow(&root, &target, &wish, &mut watch, &mut promoted),
         Err(refusal) => promoted.reason = Some(refusal.to_string()),
     }
     watch.finish();
     crate::view::json_line(&promoted)
 }
 
-fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted: &mut Promoted) {
+fn follow(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted: &mut Promoted) {
     let mut pace = Pace::new(target, None);
     let mut size = Size::new(root, target);
     let (mut planned_at, mut interval) = (Bytes(0), SHORTEST);
+    // A plan that was cut short.
+    let mut open: Option<Plan> = None;
     let mut earliest = Instant::now();
     let (mut due, mut ended) = (earliest, earliest);
     while watch.ended_by().is_none() && !target.process().is_gone() {
@@ -68,12 +79,18 @@ fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
         let now = Instant::now();
         let has_changed = size.resident.0.abs_diff(planned_at.0) >= GROWTH.0;
         let is_late = now >= ended + MAX_FILL;
-        if now >= earliest && (now >= due || has_changed) && (!fills || is_late) {
+        let is_due = open.is_some() || now >= earliest && (now >= due || has_changed);
+        if is_due && (!fills || is_late) {
             let (before, began) = (promoted.obtained, cpu_time(root));
-            let plan = plan(root, target, wish, promoted.cost);
+            let plan = match open.take() {
+                Some(plan) => Reach::find(target).map(|reach| (plan, reach)),
+                None => {
+                    planned_at = size.resident;
+                    plan(root, target, wish, promoted.cost)
+                }
+            };
             // A collapse is paid once for its block; to look for blocks is what must not be done too often.
             let planning = cpu_time(root).saturating_sub(began);
-            planned_at = size.resident;
             let mut calm = Calm {
                 watch,
                 size: &mut size,
@@ -84,10 +101,7 @@ fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
                 Ok((plan, reach)) => {
                     let outcome = promote(target, &reach, &plan, &mut pace, &mut calm);
                     promoted.add(&reach, &outcome, calm.is_cut);
-                    if calm.is_cut {
-                        // The rest of the plan is left.
-                        planned_at = Bytes(0);
-                    }
+                    open = calm.is_cut.then(|| plan.after(&outcome));
                 }
                 Err(Refusal::Gone) => {}
                 Err(refusal) => promoted.reason = Some(refusal.to_string()),
@@ -97,7 +111,7 @@ fn attend(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
                 false => (interval * 2).min(LONGEST),
             };
             ended = Instant::now();
-            earliest = now + planning * CPU_PARTS;
+            earliest = earliest.max(now + planning * CPU_PARTS);
             due = earliest.max(ended + interval);
         }
         watch.wait_for(target.process(), LOOK);

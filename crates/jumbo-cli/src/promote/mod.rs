@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::knobs::PART;
 use crate::signal::end_by;
-pub(crate) use attend::Promoted;
+pub(crate) use attend::{Promoted, attend};
 use watch::Watch;
 
 /// Put processes that run already on huge pages
@@ -165,11 +165,10 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
     let mut typed = Typed::new();
     let all = named(&root, &args, &mut typed)?;
-    let mut watch = Watch::new().context("cannot read signals from a descriptor")?;
     if let (true, [process]) = (args.from_start, all.as_slice()) {
-        attend::main(&root, process.pid, &args.wish(), watch)?;
-        return Ok(ExitCode::SUCCESS);
+        return attend(process.pid, args.max_waste).map(|()| ExitCode::SUCCESS);
     }
+    let mut watch = Watch::new().context("cannot read signals from a descriptor")?;
     if args.follow {
         return follow(&root, &args, watch, &mut typed);
     }

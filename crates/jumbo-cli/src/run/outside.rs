@@ -14,7 +14,7 @@ use jumbo_inside::sys::has_collapse;
 use jumbo_inside::{reaper, sandbox};
 
 use super::args::Settings;
-use crate::promote::Promoted;
+use crate::promote::{Promoted, attend};
 
 /// Of a program with less there is nothing to gain.
 const LEAST: Bytes = Bytes(16 << 20);
@@ -60,7 +60,13 @@ pub(super) fn beside_this(outside: &Outside) -> Option<Beside> {
         return None;
     };
     // Without it the program starts all the same, and there is no report to say why.
-    Beside::of_this(&image(std::process::id(), *bound).ok()?, LEAST).ok()
+    let (pid, bound) = (std::process::id(), *bound);
+    let image = image(pid, bound).ok()?;
+    Beside::of_this(LEAST, |may_execute| match may_execute {
+        true => drop(image.exec()),
+        false => drop(attend(pid, bound)),
+    })
+    .ok()
 }
 
 /// Starts the process beside a child.

@@ -1,12 +1,13 @@
 //! A process beside a program, which looks after it from outside: [`Beside`].
 //!
 //! It holds no descriptor, folder, terminal or process group of the program's, and ends with it. Until
-//! the program holds enough memory it is a copy of this process that sleeps; then it becomes an image.
+//! the program holds enough memory it is a copy of this process that sleeps; then it does its work, and
+//! mostly becomes another image for that.
 //!
 //! A program that takes the place of this process sees no child: the process is an orphan, and another
 //! process adopts it. Where this process itself adopts orphans (the first one of a PID namespace,
 //! PR_SET_CHILD_SUBREAPER), it is a child whose end raises no signal, which wait(2) sees with __WALL
-//! alone.
+//! alone. Such a child must not execute anything: execve(2) has its end raise SIGCHLD again.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -35,15 +36,15 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// A process beside the program that this one is about to become. It executes `image` once the
-    /// program holds `least` of anonymous memory.
+    /// A process beside the program that this one is about to become. It does `work` once the program
+    /// holds `least` of anonymous memory. `work` is told whether it may execute an image for that.
     ///
     /// # Errors
     /// No process or descriptor is to be had.
     ///
     /// # References
     /// clone(2), PR_SET_PTRACER(2const): stays over an execve(2)
-    pub fn of_this(image: &Image, least: Bytes) -> io::Result<Self> {
+    pub fn of_this(least: Bytes, work: impl FnOnce(bool)) -> io::Result<Self> {
         let program = pidfd_open(getpid(), PidfdFlags::empty())?;
         let (runs, gate) = pipe_with(PipeFlags::CLOEXEC)?;
         let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -59,7 +60,7 @@ impl Beside {
             drop(tell);
             // Nothing is written: it ends.
             let _ = std::fs::File::from(runs).read(&mut [0]);
-            look_after(id, &program, image, least);
+            look_after(id, &program, least, || work(!is_adopter));
         }
         drop((tell, runs));
         let mut pid = [0; 4];
@@ -77,7 +78,8 @@ impl Beside {
         })
     }
 
-    /// A process beside a child of this one that runs, which allows its parent to trace it.
+    /// A process beside a child of this one that runs, which allows its parent to trace it. It executes
+    /// `image` once the child holds `least` of anonymous memory.
     ///
     /// # Errors
     /// As [`Beside::of_this`].
@@ -95,7 +97,7 @@ impl Beside {
         if pid == 0 {
             signals.give_back();
             leave(&[program.as_raw_fd()], Some(&write));
-            look_after(id, &program, image, least);
+            look_after(id, &program, least, || drop(image.exec()));
         }
         Ok(Self {
             pid,
@@ -188,15 +190,15 @@ fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
     }
 }
 
-/// Waits until the program holds enough, becomes `image`, or ends with the program.
-fn look_after(id: Pid, program: &OwnedFd, image: &Image, least: Bytes) -> ! {
+/// Waits until the program holds enough, does `work`, and ends, with the program at the latest.
+fn look_after(id: Pid, program: &OwnedFd, least: Bytes, work: impl FnOnce()) -> ! {
     let root = Root::host();
     let pid = id.as_raw_nonzero().get().unsigned_abs();
     let mut pause = LOOK.0;
     while !has_ended(program, pause) {
         match tree::resident_anonymous(&root, pid) {
             Ok(resident) if resident >= least => {
-                image.exec();
+                work();
                 break;
             }
             Ok(_) => pause = (pause * 2).min(LOOK.1),
