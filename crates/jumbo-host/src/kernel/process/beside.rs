@@ -16,7 +16,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{PTracer, Pid, PidfdFlags, child_subreaper, getpid, pidfd_open, set_ptracer};
+use rustix::process::{
+    PTracer, Pid, PidfdFlags, Resource, Rlimit, child_subreaper, getpid, pidfd_open, set_ptracer,
+    setrlimit,
+};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::{Image, Signals, tree};
@@ -170,6 +173,12 @@ fn end() -> ! {
 fn leave(keep: &[RawFd], output: Option<&OwnedFd>) {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
+    // A limit of the program's may end it, which is none of the user's faults to look into.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
     let null = std::fs::File::options()
         .read(true)
         .write(true)
