@@ -82,13 +82,10 @@ fn follow(root: &Root, target: &Target, wish: &Wish, watch: &mut Watch, promoted
         let is_due = open.is_some() || now >= earliest && (now >= due || has_changed);
         if is_due && (!fills || is_late) {
             let (before, began) = (promoted.obtained, cpu_time(root));
-            let plan = match open.take() {
-                Some(plan) => Reach::find(target).map(|reach| (plan, reach)),
-                None => {
-                    planned_at = size.resident;
-                    plan(root, target, wish, promoted.cost)
-                }
-            };
+            if open.is_none() {
+                planned_at = size.resident;
+            }
+            let plan = plan(root, target, wish, promoted.cost, open.take());
             // A collapse is paid once for its block; to look for blocks is what must not be done too often.
             let planning = cpu_time(root).saturating_sub(began);
             let mut calm = Calm {
@@ -169,12 +166,19 @@ impl Watcher for Calm<'_, '_> {
     }
 }
 
-/// The plan for now, and the method.
-fn plan(root: &Root, target: &Target, wish: &Wish, spent: Bytes) -> Result<(Plan, Reach), Refusal> {
+/// The plan for now, which is the open one where there is one, and the method.
+fn plan(
+    root: &Root,
+    target: &Target,
+    wish: &Wish,
+    spent: Bytes,
+    open: Option<Plan>,
+) -> Result<(Plan, Reach), Refusal> {
     if task::map_each(root, &[target.pid()], LIBRARY) == [true] {
         return Err(Refusal::Covered);
     }
-    Ok((Plan::new(target, wish, spent)?, Reach::find(target)?))
+    let plan = open.map_or_else(|| Plan::new(target, wish, spent), Ok)?;
+    Ok((plan, Reach::find(target)?))
 }
 
 impl Promoted {

@@ -38,6 +38,8 @@ pub(super) fn decide(
     match () {
         () if settings.asked.heap == HeapMode::Off => none("--heap=off"),
         () if !settings.asked.maps => none("--maps=off"),
+        // It might end this process for a call, and no thread of the program could be had make one.
+        () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () if !thp => none("this kernel has no transparent huge pages"),
         () if jumbo_inside::heap::thp_disabled() => {
             none("THP is switched off for this process and its children (PR_SET_THP_DISABLE)")
@@ -48,8 +50,6 @@ pub(super) fn decide(
         () if !settings.is_parent() && std::process::id() != 1 && !reaper::takes_notice() => {
             none("init of this PID namespace waits for no orphan; hint: --report, or another init")
         }
-        // It might end this process for a call, and no thread of the program could be had make one.
-        () if sandbox::inherited() != Some(0) => none("a seccomp filter is in force"),
         () => Some(Ok(orders.max_waste)),
     }
 }
