@@ -10,7 +10,7 @@
 //! alone. Such a child must not execute anything: execve(2) has its end raise SIGCHLD again.
 
 use std::io::{self, Read as _};
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,7 +56,7 @@ impl Beside {
         let first = clone()?;
         if first == 0 {
             leave(&[&program, &runs, &tell].map(|fd| fd.as_raw_fd()), None);
-            if !is_adopter && clone().map_or(true, |child| child > 0) {
+            if !is_adopter && !matches!(clone(), Ok(0)) {
                 end();
             }
             let _ = rustix::io::write(&tell, &getpid().as_raw_nonzero().get().to_ne_bytes());
@@ -219,12 +219,7 @@ fn look_after(id: Pid, program: &OwnedFd, least: Bytes, work: impl FnOnce()) -> 
 
 /// Whether a process ends within a time.
 fn has_ended(process: &OwnedFd, within: Duration) -> bool {
-    use std::os::fd::AsFd as _;
     let within = Timespec::try_from(within).unwrap_or_default();
-    let fd: BorrowedFd<'_> = process.as_fd();
-    let ready = poll(
-        &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
-        Some(&within),
-    );
+    let ready = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&within));
     !matches!(ready, Ok(0) | Err(Errno::INTR))
 }
