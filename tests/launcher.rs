@@ -44,7 +44,7 @@ fn a_program_of_another_c_library_runs_as_it_is() {
     if !is_there.is_ok_and(|output| output.status.success()) {
         return host::skip("there is no musl-gcc");
     }
-    let files = compile(&[Source::Musl("elsewhere")]);
+    let files = compile(&[Source::Musl("elsewhere", &[])]);
     let direct = Program::new(files.path("elsewhere"));
     let path = files.path("elsewhere");
     let child = Program::shell(&format!("{}; exit 3", path.display()));

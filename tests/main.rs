@@ -25,6 +25,7 @@
 //! - [`shmem`]: shared memory on huge pages.
 //! - [`shmem_user`]: that from user space.
 //! - [`top`]: `jumbo top` on a terminal.
+//! - [`unreached`]: programs that LD_PRELOAD does not reach.
 //! - [`limits`]: resource limits, lack of privilege, debuggers.
 //!
 //! A test that cannot run here says `SKIP name: reason`; with `JUMBO_TEST_STRICT=1` it fails.
@@ -54,3 +55,4 @@ mod shmem_user;
 mod status;
 mod support;
 mod top;
+mod unreached;

@@ -20,8 +20,8 @@ pub(crate) enum Source {
     C(&'static str, &'static [&'static str]),
     /// C, as a shared library.
     Library(&'static str),
-    /// C, as an executable for musl.
-    Musl(&'static str),
+    /// C, as an executable for musl, with these flags beside the usual ones.
+    Musl(&'static str, &'static [&'static str]),
     /// Go.
     Go(&'static str),
 }
@@ -76,11 +76,13 @@ fn compile_one(source: &Source, folder: &Path) {
             compiler.arg(folder.join(format!("lib{name}.so")));
             compiler.arg(programs.join(format!("{name}.c")));
         }
-        Source::Musl(name) => {
+        Source::Musl(name, flags) => {
             compiler = Command::new("musl-gcc");
             compiler.args(["-O1", "-g", "-Wall", "-Wextra", "-o"]);
             compiler.arg(folder.join(name));
-            compiler.arg(programs.join(format!("{name}.c")));
+            compiler
+                .arg(programs.join(format!("{name}.c")))
+                .args(*flags);
         }
         Source::Go(name) => {
             compiler = Command::new("go");

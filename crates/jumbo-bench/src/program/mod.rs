@@ -73,6 +73,8 @@ pub struct Comparison {
     pub program: Vec<String>,
     /// The reason why LD_PRELOAD does not get into the program, where that is known.
     pub unreached: Option<String>,
+    /// Its memory is promoted from outside instead.
+    pub outside: bool,
     /// How the first plain run ended, as in "exit status: 0"; `None` for a server.
     pub plain_status: Option<String>,
     /// The figures that the load of a server printed, plain.
@@ -404,6 +406,7 @@ impl Notes {
             ways: ways.collect(),
             program: words,
             unreached: None,
+            outside: false,
             plain_status: first.and_then(status),
             plain_served: served(plain),
             plain_words: (first.filter(|ended| !ended.status.success())).map(Ended::last_words),

@@ -166,7 +166,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
         compared => compared.map_err(hinted)?,
     };
     comparison.table.missing = missing;
-    comparison.unreached = unreached(&program.words);
+    let unreached = unreached(&program.words);
+    comparison.outside = unreached.as_ref().is_some_and(|(_, outside)| *outside);
+    comparison.unreached = unreached.map(|(reason, _)| reason);
     if let Some(path) = html {
         let shown = path.display();
         let page = show::page(&comparison, program.server.as_ref());

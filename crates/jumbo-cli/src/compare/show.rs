@@ -82,9 +82,11 @@ fn said(it: &Comparison, server: Option<&Server>) -> Vec<String> {
         verdict.chain(advice(it, way))
     });
     let unreached = it.unreached.iter().map(|reason| {
-        format!(
-            "LD_PRELOAD cannot reach this program, so `jumbo run` changes nothing in it: {reason}."
-        )
+        let what = match it.outside {
+            true => "promotes its memory from outside, at a CPU time that is not in the table",
+            false => "changes nothing in it",
+        };
+        format!("LD_PRELOAD cannot reach this program, so `jumbo run` {what}: {reason}.")
     });
     unreached.chain(told).chain(did(it)).collect()
 }

@@ -1,8 +1,10 @@
 //! `jumbo promote`: huge pages for processes that run already.
 //!
 //! The command line, the processes that it names, and the rounds of `--follow` are here. [`show`]:
-//! the results. [`watch`]: signals and progress.
+//! the results. [`watch`]: signals and progress. [`attend`]: `jumbo run` starts it for a program that its
+//! library does not reach.
 
+mod attend;
 mod show;
 mod watch;
 
@@ -24,6 +26,7 @@ use serde::Serialize;
 
 use crate::knobs::PART;
 use crate::signal::end_by;
+pub(crate) use attend::{Promoted, attend};
 use watch::Watch;
 
 /// Put processes that run already on huge pages
@@ -70,6 +73,10 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     rate: Bytes,
+
+    /// From the start of the process, for `jumbo run`
+    #[arg(long, hide = true, requires = "follow")]
+    from_start: bool,
 
     /// The memory that blocks may be filled up with, in percent of the resident memory (16M at least; 0: none)
     /// or `unbounded`
@@ -158,6 +165,9 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     let root = Root::host();
     let mut typed = Typed::new();
     let all = named(&root, &args, &mut typed)?;
+    if let (true, [process]) = (args.from_start, all.as_slice()) {
+        return attend(process.pid, args.max_waste).map(|()| ExitCode::SUCCESS);
+    }
     let mut watch = Watch::new().context("cannot read signals from a descriptor")?;
     if args.follow {
         return follow(&root, &args, watch, &mut typed);

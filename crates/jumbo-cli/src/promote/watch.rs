@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use jumbo_host::kernel::process::Signals;
 use jumbo_host::promote::{Progress, Target, Watcher};
+use jumbo_host::teardown::Process;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::bench::bar;
@@ -70,6 +71,16 @@ impl Watch {
                 return;
             }
         }
+    }
+
+    /// Waits so long, for a signal that asks for an end, or for the end of a process.
+    pub(super) fn wait_for(&mut self, process: &Process, time: Duration) {
+        let mut ready = [
+            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN),
+        ];
+        let _ = poll(&mut ready, Some(time));
+        self.is_asked();
     }
 
     fn is_asked(&mut self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use jumbo::units::Bytes;
+use jumbo::units::{Bytes, PageSize};
 use jumbo_host::kernel::thp::Thp;
 use jumbo_host::kernel::{Root, hugetlb};
 use jumbo_host::policy::Tunable;
@@ -17,11 +17,19 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
     // What cannot be read is unknown, and the plan says so.
     let thp = Thp::read_controls(root).ok().flatten();
     let (plan, program) = (&launch.plan, launch.program);
-    let memory = plan.memory(
+    let mut memory = plan.memory(
         &program.reach,
         thp.as_ref(),
         jumbo_inside::heap::thp_disabled(),
     );
+    if let Some(Ok(bound)) = &launch.outside {
+        let heap = memory.iter_mut().filter(|memory| memory.is_heap());
+        for memory in heap {
+            memory.sizes = PageSize::new(plan.orders.pmd as u64).into_iter().collect();
+            memory.how =
+                format!("collapsed from outside once it is half full; --max-waste={bound}");
+        }
+    }
     let changes = launch.changes(None);
     written(if settings.json {
         let environment: serde_json::Map<_, _> = changes
@@ -38,6 +46,10 @@ pub(super) fn print(root: &Root, settings: &Settings, launch: &Launch<'_>) -> Re
             "binary": program.binary,
             "mode": if settings.is_parent() { "parent" } else { "exec" },
             "reach": { "reached": program.reach.is_reached(), "reason": program.reach.reason() },
+            "outside": launch.outside.as_ref().map(|outside| match outside {
+                Ok(_) => json!({"promoted": true}),
+                Err(reason) => json!({"promoted": false, "reason": reason}),
+            }),
             "environment": environment,
             "memory": memory,
             "pool": launch.plan.orders.pool.map(|pool| host_pool(pool.page)),
@@ -120,6 +132,15 @@ fn describe(
         Some(reason) => format!("no: {reason}"),
     };
     view.fact("Reached", reached)?;
+    if let Some(outside) = &launch.outside {
+        view.fact(
+            "Promoted",
+            match outside {
+                Ok(_) => String::from("yes, from outside, by a process beside it: docs/live.md"),
+                Err(reason) => format!("no: {reason}"),
+            },
+        )?;
+    }
     let started = match (&settings.report, settings.shares_pool()) {
         (None, false) => "in place of jumbo, with its process ID",
         (None, true) => "as a child of jumbo, which keeps the account of the pool",

@@ -14,6 +14,7 @@ use jumbo_inside::sandbox::{self, Answer};
 
 use super::args::Settings;
 use super::library;
+use super::outside::{self, Outside};
 use super::program::{Program, start_failure};
 use super::{Failure, NOT_EXECUTABLE};
 
@@ -29,6 +30,8 @@ pub(super) struct Launch<'a> {
     library: Option<PathBuf>,
     /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
     outer_tunable: Option<Vec<u8>>,
+    /// What is done from outside.
+    pub(super) outside: Outside,
     /// Background frees were asked for, and the kernel promises no more memory than there is.
     is_promise_strict: bool,
 }
@@ -71,8 +74,10 @@ impl<'a> Launch<'a> {
         if program.filter == Answer::Harmless {
             plan.orders.filters = sandbox::inherited().unwrap_or_default();
         }
+        let outside = outside::decide(settings, &program.reach, &plan.orders, plan.thp);
         Ok(Self {
             program,
+            outside,
             plan,
             command: &settings.command,
             libs: settings.libs.as_deref(),
@@ -141,7 +146,10 @@ impl<'a> Launch<'a> {
     /// Becomes the program; returns only where that fails.
     pub(super) fn exec(&self) -> Failure {
         match self.image(None) {
-            Ok(image) => start_failure(self.name(), &image.exec()),
+            Ok(image) => {
+                let _beside = outside::beside_this(&self.outside);
+                start_failure(self.name(), &image.exec())
+            }
             Err(failure) => failure,
         }
     }
@@ -153,7 +161,7 @@ impl<'a> Launch<'a> {
         signals: &Signals,
     ) -> Result<Result<Child, SpawnError>, Failure> {
         let image = self.image(ledger)?;
-        match Child::spawn(&image, signals) {
+        match Child::spawn(&image, signals, matches!(self.outside, Some(Ok(_)))) {
             Err(SpawnError::Exec(error)) => Err(start_failure(self.name(), &error)),
             made => Ok(made),
         }

@@ -2,7 +2,7 @@
 //!
 //! The stages, a file each: [`options`], [`profile`], [`config`] and [`args`] (what is asked), [`program`]
 //! (which file, and whether LD_PRELOAD gets into it), [`library`] (which library), [`launch`] (the
-//! environment and the start), [`supervise`] (standing in for the program), [`sample`] (looking at
+//! environment and the start), [`outside`] (what LD_PRELOAD does not reach), [`supervise`] (standing in for the program), [`sample`] (looking at
 //! it), [`report`], [`shortfall`], [`text`] and [`destination`] (saying what came of it, and
 //! where); [`dry_run`] instead of the last five. [`standing`] has the environment for programs that
 //! other commands start.
@@ -17,6 +17,7 @@ mod dry_run;
 mod launch;
 pub(crate) mod library;
 mod options;
+mod outside;
 mod profile;
 mod program;
 mod report;

@@ -63,10 +63,11 @@ impl Program {
     }
 }
 
-/// The reason why LD_PRELOAD does not get into the program of `command`; `None` where it does, or
-/// there is no such program.
-pub(crate) fn unreached(command: &[OsString]) -> Option<String> {
-    Program::find(command, true).ok()?.reach.reason()
+/// The reason why LD_PRELOAD does not get into the program of `command`, and whether it is promoted from
+/// outside instead; `None` where it does, or there is no such program.
+pub(crate) fn unreached(command: &[OsString]) -> Option<(String, bool)> {
+    let reach = Program::find(command, true).ok()?.reach;
+    Some((reach.reason()?, reach.is_outside()))
 }
 
 /// One line: which program, what is wrong with it, what to do.

@@ -27,6 +27,7 @@ use super::shmem;
 use super::shortfall::{self, Shortfall};
 use super::supervise::End;
 use super::text;
+use crate::promote::Promoted;
 use crate::view::escaped;
 
 /// All kinds of memory, whether there is any of them or not.
@@ -64,6 +65,8 @@ pub(super) struct Seen<'a> {
     pub(super) fallbacks: Option<u64>,
     /// At the start and at the end: what ruled huge pages out at either counts.
     pub(super) controls: [Option<Thp>; 2],
+    /// What was done from outside, or why nothing was; `None` where that was not the way.
+    pub(super) outside: Option<Result<Promoted, String>>,
 }
 
 /// A ledger slot, or several added up.
@@ -311,6 +314,10 @@ impl<'a> Report<'a> {
             "reach": {
                 "reached": self.reached,
                 "reason": (!self.reached).then(|| shortfall::unreached(self.launch)),
+            },
+            "outside": match &seen.outside {
+                Some(Err(reason)) => json!({"reason": reason}),
+                promoted => json!(promoted.as_ref().and_then(|promoted| promoted.as_ref().ok())),
             },
             "peak": seen.peak.as_ref().map(|peak| {
                 let mut kinds = json!({});

@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::Failure;
 use super::args::{Place, Settings};
 use super::launch::{self, Launch};
+use super::outside;
 use super::report::{Report, Seen};
 use super::sample::Sampler;
 use crate::signal::{end_by, poll};
@@ -100,6 +101,7 @@ pub(super) fn run(
             return Err(in_place(settings, launch, &error.to_string()));
         }
     };
+    let beside = outside::beside_child(&launch.outside, &child, &signals);
     // From here on nothing is worth giving up the program for.
     let fallbacks = || {
         let events = Events::read(root).ok()?;
@@ -140,6 +142,7 @@ pub(super) fn run(
             trouble,
             fallbacks,
             controls: [first, controls()],
+            outside: outside::result(&launch.outside, beside),
         },
     );
     if let Err(error) = report.write(wanted) {

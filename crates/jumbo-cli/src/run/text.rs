@@ -15,6 +15,7 @@ use super::sample::{Peak, Sampled};
 use super::segments;
 use super::shmem;
 use super::shortfall;
+use crate::promote::Promoted;
 use crate::view::{self, clean, clean_lines};
 
 /// At most so many reapers have a line.
@@ -103,8 +104,28 @@ fn huge(name: &str, total: &KindUsage) -> String {
 /// Why the library is in no process of the program; `None` where it is in one.
 fn unreached(report: &Report<'_>) -> Option<String> {
     let is_reached = report.reached || report.counted.images > 0;
-    let why = || shortfall::unreached(report.launch);
-    (!is_reached).then(|| format!("could not help {}: {}", name(report), why()))
+    if is_reached || promoted(report).is_some() {
+        return None;
+    }
+    let outside = match &report.seen.outside {
+        Some(Err(why)) => format!("; from outside: {why}"),
+        _ => String::new(),
+    };
+    let why = shortfall::unreached(report.launch);
+    Some(format!("could not help {}: {why}{outside}", name(report)))
+}
+
+/// What was promoted from outside.
+fn promoted<'a>(report: &'a Report<'_>) -> Option<&'a Promoted> {
+    report.seen.outside.as_ref()?.as_ref().ok()
+}
+
+/// How that was done, and why in this way.
+fn from_outside(report: &Report<'_>) -> Option<String> {
+    let promoted = promoted(report)?;
+    let method = promoted.method.as_deref().unwrap_or_default();
+    let why = shortfall::unreached(report.launch);
+    Some(format!("from outside, by {method}: {why}"))
 }
 
 /// The memory at its peak, or why too little of it was seen.
@@ -172,6 +193,14 @@ fn write(out: &mut Lines, report: &Report<'_>) {
         },
     };
     out.line("huge pages", &obtained);
+    if let Some(promoted) = promoted(report) {
+        let (all, cost) = (promoted.obtained, promoted.cost);
+        let how = from_outside(report).unwrap_or_default();
+        out.line("promoted", &format!("{all}, {cost} of it filled up, {how}"));
+        for why in [&promoted.fallback, &promoted.reason].into_iter().flatten() {
+            out.line("", why);
+        }
+    }
     if let MaxWaste::Percent(percent) = report.settings.asked.max_waste {
         let untouched = Bytes(ledger.untouched);
         let untouched = format!("{untouched} at most, huge and untouched (--max-waste={percent})");
@@ -257,6 +286,9 @@ fn reason(report: &Report<'_>) -> String {
     }
     if total.bytes < LITTLE {
         return format!("{name} {TOO_LITTLE}", name = name(report));
+    }
+    if let Some(how) = from_outside(report) {
+        return how;
     }
     let is_most = total.huge_share().is_some_and(|share| share >= MOST);
     let why = largest.filter(|_| !is_most).and_then(|kind| {

@@ -170,10 +170,9 @@ impl Plan {
             Tunable::Kept(value) => Err(format!("your GLIBC_TUNABLES says {tunable}={value}")),
             Tunable::Left(reason) => Err(general.clone().unwrap_or((*reason).to_owned())),
         };
-        let small = "small allocations";
         let small = match how {
-            Ok(how) => advised(small, heap, "--heap", how),
-            Err(why) => Memory::left(small, why),
+            Ok(how) => advised(SMALL, heap, "--heap", how),
+            Err(why) => Memory::left(SMALL, why),
         };
         let wasted = match self.orders.max_waste {
             MaxWaste::Percent(percent) => format!("at most {percent} % wasted"),
@@ -181,9 +180,9 @@ impl Plan {
         };
         let maps = format!("mmap, aligned and advised where a whole huge page fits; {wasted}");
         vec![
-            advised("large allocations", heap, "--heap", self.large()),
+            advised(LARGE, heap, "--heap", self.large()),
             small,
-            advised("anonymous mappings", self.orders.maps, "--maps", maps),
+            advised(MAPPINGS, self.orders.maps, "--maps", maps),
             match &general {
                 Some(reason) => Memory::left("text", reason),
                 None => self.text(),
@@ -205,9 +204,19 @@ impl Plan {
     }
 }
 
+/// [`Memory::what`] of the heap.
+const LARGE: &str = "large allocations";
+const SMALL: &str = "small allocations";
+const MAPPINGS: &str = "anonymous mappings";
+
 impl Memory {
     /// What [`Memory::what`] says of shared memory, whose sizes are not those of private memory.
     pub const SHARED: &str = "shared memory";
+
+    /// True for allocations and private mappings.
+    pub fn is_heap(&self) -> bool {
+        [LARGE, SMALL, MAPPINGS].contains(&self.what)
+    }
 
     /// What stays on base pages.
     fn left(what: &'static str, why: impl Into<String>) -> Self {

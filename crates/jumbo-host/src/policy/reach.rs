@@ -69,6 +69,14 @@ impl Reach {
         *self == Self::Reached
     }
 
+    /// True where its memory can be promoted from outside instead: what it is rules nothing else out.
+    pub fn is_outside(&self) -> bool {
+        matches!(
+            self,
+            Self::Static { .. } | Self::Go | Self::Machine(_) | Self::Loader(_)
+        )
+    }
+
     /// Why not.
     pub fn reason(&self) -> Option<String> {
         Some(match self {

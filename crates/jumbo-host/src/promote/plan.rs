@@ -14,7 +14,7 @@ use jumbo_inside::orders::MaxWaste;
 use rustix::io::Errno;
 use serde::Serialize;
 
-use super::{Refusal, Target};
+use super::{Outcome, Refusal, Target};
 use crate::kernel::smaps::Mapping;
 use crate::kernel::sys::Pagemap;
 use crate::kernel::{FileError, aside, cgroup};
@@ -174,6 +174,17 @@ impl Plan {
             kinds,
             blocks,
         })
+    }
+
+    /// The rest of it, after an outcome that was cut short.
+    #[must_use]
+    pub fn after(mut self, outcome: &Outcome) -> Self {
+        let refused: Bytes = outcome.failures.iter().map(|failure| failure.bytes).sum();
+        let done = outcome.obtained + outcome.changed + refused;
+        let done = usize::try_from(done.0 / self.huge_page.bytes()).unwrap_or(usize::MAX);
+        self.blocks.drain(..done.min(self.blocks.len()));
+        self.gain = Bytes(self.huge_page.bytes() * self.blocks.len() as u64);
+        self
     }
 
     /// True where there is nothing to collapse.

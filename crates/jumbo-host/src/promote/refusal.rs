@@ -27,6 +27,9 @@ pub enum Refusal {
     /// A reaper of jumbo.
     #[error("that is a reaper, whose memory is that of a program")]
     Reaper,
+    /// It runs under `jumbo run`: libjumbo_preload.so is in it, with a bound of its own.
+    #[error("libjumbo_preload.so is in it, and does it from inside")]
+    Covered,
     /// Its mappings are not to be seen.
     #[error("it runs as user {uid}, and this user may not look into it: {error}")]
     Hidden {

@@ -102,8 +102,10 @@ impl Target {
         if !error.is_denied() {
             return Refusal::File(error);
         }
-        let memory = task::memory(&self.root, self.pid()).ok().flatten();
-        let uid = memory.map_or(0, |memory| memory.uid);
-        Refusal::Hidden { uid, error }
+        match task::memory(&self.root, self.pid()).ok().flatten() {
+            Some(task::Memory { uid, .. }) => Refusal::Hidden { uid, error },
+            // It is ending: nothing is left to look into.
+            None => Refusal::Gone,
+        }
     }
 }

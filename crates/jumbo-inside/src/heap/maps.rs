@@ -1,10 +1,11 @@
-//! The program's own anonymous mappings: [`place_large`], [`take_small`], [`advise_mapping`].
+//! The program's own anonymous mappings: [`place_large`], [`take_small`], [`place_piece`], [`advise_mapping`].
 //!
 //! A mapping of at least one PMD gets an address aligned to it, so that all of it but the end can be
 //! PMD-mapped (the kernel does so by itself since 6.7, and only for lengths that are multiples of the
 //! PMD size), and is advised. Smaller ones cannot be huge alone: allocators that ask for, say, 1 MiB at a
 //! time (CPython's arenas) get theirs packed one behind the other on a frontier of their own, once
-//! they have asked for so much that it pays.
+//! they have asked for so much that it pays. The pieces that V8 reserves its heap in get addresses one
+//! behind the other as well, and stay V8's own mappings.
 //!
 //! What is mapped here is the program's: it may unmap, protect, lock, or advise it otherwise, as any
 //! mapping, and nothing is kept about it.
@@ -36,6 +37,42 @@ pub(super) struct Pack {
     frontier: Frontier,
     asked: usize,
     pmd: usize,
+    pieces: Pieces,
+}
+
+/// Addresses for the pieces of a heap, and the first block of them that is not scanned yet.
+#[derive(Debug)]
+struct Pieces {
+    asked: usize,
+    left: Range<usize>,
+    open: usize,
+}
+
+/// The addresses for pieces that are taken at a time.
+const PIECES_BYTES: usize = 64 << 20;
+
+impl Pieces {
+    /// The address of the next `length` bytes.
+    fn take(&mut self, length: usize, pmd: usize) -> Option<usize> {
+        self.asked = self.asked.saturating_add(length);
+        if self.asked < PACKED_AFTER_PMDS * pmd {
+            return None;
+        }
+        // All pieces in front of the next one are there by now, as far as this thread asked for them.
+        let complete = self.open..self.left.start & !(pmd - 1);
+        if complete.len() >= pmd {
+            density::begin_on_base_pages(&complete);
+            self.open = complete.end;
+        }
+        if self.left.len() < length {
+            let start = LARGE.take(PIECES_BYTES.max(pmd), usize::MAX)?;
+            self.left = start..start + PIECES_BYTES.max(pmd);
+            self.open = start;
+        }
+        let at = self.left.start;
+        self.left.start += length;
+        Some(at)
+    }
 }
 
 impl Pack {
@@ -65,6 +102,11 @@ pub(super) static PACK: Lock<Pack> = Lock::new(Pack {
     frontier: Frontier::new(Backing::Advised),
     asked: 0,
     pmd: 0,
+    pieces: Pieces {
+        asked: 0,
+        left: 0..0,
+        open: 0,
+    },
 });
 /// Where the next large mapping goes.
 static LARGE: Cursor = Cursor::new(PACK_END, LARGE_END);
@@ -183,6 +225,22 @@ pub fn take_small(length: usize) -> Option<usize> {
     })
     .flatten()
     .inspect(|_| Slot::add(&stats::slot().maps_advised, length as u64))
+}
+
+/// A good address for a piece of a heap, as a hint for mmap(2), in the place of the program's own `hint`. `None` where
+/// it is not for us.
+///
+/// V8 reserves its heap in pieces of 256 KiB at random addresses, where no huge page fits. To have a piece aligned, it
+/// asks for as much more, and unmaps the rest.
+pub fn place_piece(hint: usize, length: usize) -> Option<usize> {
+    let kept = length.checked_sub(SMALL - BASE_PAGE)?;
+    let is_piece = hint != 0 && hint.is_multiple_of(SMALL) && kept >= SMALL;
+    if !is_piece || !active() {
+        return None;
+    }
+    let kept = kept.next_multiple_of(SMALL);
+    PACK.with_soon(|pack| pack.pieces.take(kept, pack.pmd))
+        .flatten()
 }
 
 /// Advises an anonymous mapping that the program has just made, if a whole huge page fits in it. One without access is a reservation

@@ -17,7 +17,7 @@ const FETCHES: &[u8] = b"sigtimedwait";
 /// does with it: it catches it, blocks it to fetch it, or ignores it so that the kernel waits. False where /proc
 /// does not tell: to whom init is another user's, it does not tell that init fetches signals. Once it has told, the
 /// answer stands, also for a process that has become another user since.
-pub(super) fn takes_notice() -> bool {
+pub fn takes_notice() -> bool {
     static TAKES: AtomicBool = AtomicBool::new(false);
     let takes = TAKES.load(Ordering::Relaxed) || look();
     TAKES.store(takes, Ordering::Relaxed);

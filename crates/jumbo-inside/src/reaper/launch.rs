@@ -205,7 +205,7 @@ fn obstacle() -> Option<State> {
 /// Whether children of this thread are born into another PID namespace (unshare(2) of CLONE_NEWPID): the
 /// first would be its PID 1, and end it for all others. Linux 4.12; where /proc does not say, there is no
 /// sibling either.
-fn children_elsewhere() -> bool {
+pub fn children_elsewhere() -> bool {
     let read = |path: &core::ffi::CStr, name: &mut [u8; 64]| {
         rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name[..]).is_ok()
     };

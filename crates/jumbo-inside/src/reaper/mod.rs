@@ -52,8 +52,10 @@ mod zap;
 
 pub use confine::NAME;
 pub use identity::{Ids, stays};
+pub use init::takes_notice;
 pub use launch::{
-    dismiss, forked, is_owner, is_running, keep_out, let_in, prepare, record, retire, start,
+    children_elsewhere, dismiss, forked, is_owner, is_running, keep_out, let_in, prepare, record,
+    retire, start,
 };
 pub use locks::is_locked;
 pub use orphans::set_taken as orphans_are_taken;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, set_parent_process_death_signal};
 
-use super::{Image, Signals, Standing};
+use super::{Image, Signals, Standing, beside};
 use crate::kernel::Root;
 
 /// A program that runs as a child of this process, in its session and process group.
@@ -60,19 +60,23 @@ pub enum SpawnError {
 }
 
 impl Child {
-    /// Runs `image` with the signal mask and dispositions that this process was given.
+    /// Runs `image` with the signal mask and dispositions that this process was given. `traceable`: this
+    /// process and its children may trace it, as far as Yama is concerned.
     ///
     /// # Errors
     /// [`SpawnError`]. No child is left behind.
     ///
     /// # References
     /// fork(2), PR_SET_PDEATHSIG(2const)
-    pub fn spawn(image: &Image, signals: &Signals) -> Result<Self, SpawnError> {
+    pub fn spawn(image: &Image, signals: &Signals, traceable: bool) -> Result<Self, SpawnError> {
         let (read, write) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))?;
         let launcher = rustix::process::getpid();
         let pid = fork().map_err(SpawnError::Fork)?;
         if pid == 0 {
+            if traceable {
+                beside::allow(launcher.as_raw_nonzero().get());
+            }
             become_program(image, signals, launcher, &write);
         }
         let child = Self { pid };

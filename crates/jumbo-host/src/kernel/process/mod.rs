@@ -7,11 +7,13 @@
 //! - [`tree`]: the processes that a program consists of.
 //! - [`Standing`]: what a process is to one that wants to end it; [`Stop`]: why a traced one stands still.
 //! - [`release`]: the memory of a process that is ending, before it has ended.
+//! - [`Beside`]: a process that looks after a program from outside.
 //! - [`Child`]: a program run as a child, with the signals, descriptors and dispositions that this
 //!   process was given.
 //!
 //! Invariant: between [`start::record`] and `execve` nothing that the program could see has changed.
 
+mod beside;
 mod child;
 mod image;
 mod interruptible;
@@ -22,6 +24,7 @@ mod stop;
 pub mod tree;
 
 pub use super::sys::release;
+pub use beside::Beside;
 pub(super) use child::fork;
 pub use child::{Change, Child, Faults, SpawnError};
 pub use image::{Image, inherited_environment};

@@ -1,0 +1,219 @@
+//! Programs that LD_PRELOAD does not reach: a process beside them promotes their memory.
+
+use rustix::process::{Pid, Signal};
+
+use crate::support::{Compiled, MIB, Program, Source, compile, host, wait};
+
+/// Longer than any machine takes; a program that is promoted goes on at once.
+const SECONDS: &str = "100";
+
+/// The C library that is linked in.
+#[derive(Clone, Copy)]
+enum Libc {
+    Glibc,
+    Musl,
+}
+
+fn fills(libc: Libc) -> Compiled {
+    compile(&[match libc {
+        Libc::Glibc => Source::C("fills", &["-static"]),
+        Libc::Musl => Source::Musl("fills", &["-static"]),
+    }])
+}
+
+/// The process beside it; `None` once there is none.
+fn beside(program: Pid) -> Option<Pid> {
+    let end = format!("\0{}\0", program.as_raw_nonzero());
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pid: i32 = pids.find(|pid: &i32| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("\0--from-start\0") && line.ends_with(&end)
+    })?;
+    Pid::from_raw(pid)
+}
+
+#[track_caller]
+fn assert_alone(program: Pid) {
+    wait::until("the end of the process beside it", wait::MOMENT, || {
+        beside(program).is_none().then_some(())
+    });
+}
+
+fn program(files: &Compiled, seconds: &str) -> Program {
+    Program::new(files.path("fills")).args(["128", seconds])
+}
+
+#[test]
+fn a_static_program_is_promoted_in_place() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    for libc in [Libc::Glibc, Libc::Musl] {
+        let files = fills(libc);
+        for program in [
+            program(&files, SECONDS),
+            program(&files, SECONDS).unprivileged(),
+        ] {
+            let running = program.start_jumbo(&[]);
+            let pid = running.pid();
+            let line = running.wait_for_line("filled");
+            assert_eq!(line, format!("filled pid={}", pid.as_raw_nonzero()));
+            let ran = running.wait();
+            assert_eq!(ran.shell_status(), 5, "{ran:?}");
+            assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
+            assert_alone(pid);
+        }
+    }
+}
+
+#[test]
+fn the_report_says_how_a_static_program_was_promoted() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = fills(Libc::Glibc);
+    let is_root = rustix::process::geteuid().is_root();
+    for (program, is_root) in [
+        (program(&files, SECONDS), is_root),
+        (program(&files, SECONDS).unprivileged(), false),
+    ] {
+        let (ran, report) = program.reported();
+        assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
+        let method = report.at("/outside/method").as_str().unwrap();
+        // Without CAP_SYS_NICE in the first user namespace root is an ordinary user.
+        assert!(
+            method == "ptrace" || is_root && method == "process_madvise",
+            "{report:?}"
+        );
+        assert!(
+            report.number("/outside/obtained") >= 110.0 * MIB as f64,
+            "{report:?}"
+        );
+        assert!(
+            report.number("/outside/cost") <= 16.0 * MIB as f64,
+            "{report:?}"
+        );
+        let text = program.start_jumbo(&["--report"]).wait();
+        assert!(
+            text.stderr
+                .contains(&format!("from outside, by {method}: it is statically")),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_switched_off_stays_off() {
+    let files = fills(Libc::Glibc);
+    let program = program(&files, "0");
+    for option in ["--heap=off", "--maps=off"] {
+        let (_, report) = program.reported_with(&[option]);
+        assert_eq!(report.at("/outside/reason"), option, "{report:?}");
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let ran = Program::new(files.path("fills"))
+        .args(["128", "2"])
+        .env("JUMBO", "off")
+        .jumbo();
+    assert!(ran.number("huge") == 0 || host::thp_is_always(), "{ran:?}");
+}
+
+/// The process beside it would be its child there, in its waits.
+#[test]
+fn the_first_process_of_a_namespace_has_no_child() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = fills(Libc::Glibc);
+    let around = ["unshare", "--pid", "--fork", "--mount-proc"];
+    let ran = program(&files, SECONDS).around(around).jumbo();
+    assert!(ran.stdout.starts_with("filled pid=1\n"), "{ran:?}");
+    assert_eq!((ran.number("huge"), ran.number("child")), (1, 0), "{ran:?}");
+}
+
+/// An init that waits for its own child alone would keep it as a zombie.
+#[test]
+fn an_init_that_waits_for_no_orphan_is_left_none() {
+    if !host::root() {
+        return;
+    }
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = fills(Libc::Glibc);
+    let init = compile(&[Source::C("init", &[])]);
+    let init = init.path("init").display().to_string();
+    for (how, seconds, huge) in [("application", "2", 0), ("catches", SECONDS, 1)] {
+        let around = ["unshare", "--pid", "--fork", "--mount-proc", &init, how];
+        let ran = program(&files, seconds).around(around).jumbo();
+        assert!(
+            ran.number("huge") == huge || host::thp_is_always(),
+            "{how} {ran:?}"
+        );
+        assert_eq!(
+            (ran.number("child"), ran.number("zombies")),
+            (0, 0),
+            "{how} {ran:?}"
+        );
+    }
+}
+
+/// Neither the end of the program nor that of its output waits for the process beside it.
+#[test]
+fn a_kill_ends_both() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = fills(Libc::Glibc);
+    let program = program(&files, SECONDS)
+        .args(["sleep", "1000"])
+        .unprivileged();
+    let running = program.start_jumbo(&[]);
+    running.wait_for_line("huge=1");
+    let pid = running.pid();
+    let other = wait::until("the process beside it", wait::MOMENT, || beside(pid));
+    let held = std::fs::read_dir(format!("/proc/{}/fd", other.as_raw_nonzero())).unwrap();
+    let held = held
+        .flatten()
+        .map(|fd| std::fs::read_link(fd.path()).unwrap_or_default());
+    let held: Vec<_> = held
+        .filter(|file| file.to_string_lossy().starts_with("pipe:"))
+        .collect();
+    assert_eq!(held, Vec::<std::path::PathBuf>::new());
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait().shell_status(), 128 + 15);
+    assert_alone(pid);
+}
+
+/// libjumbo_preload.so has a bound of its own.
+#[test]
+fn a_dynamic_program_in_its_place_is_left_to_the_library() {
+    let Some(_held) = host::with_thp() else {
+        return;
+    };
+    let files = compile(&[Source::C("fills", &["-static"]), Source::C("heap", &[])]);
+    let heap = files.path("heap");
+    let program = Program::new(files.path("fills")).args(["32", SECONDS]);
+    let program = program.arg(heap).args(["16", "go"]);
+    let plain = Program::new(files.path("heap")).args(["16", "go"]).plain();
+    let ran = program.jumbo();
+    assert!(ran.stdout.ends_with(&plain.stdout), "{ran:?}");
+    assert_eq!(ran.shell_status(), plain.shell_status(), "{ran:?}");
+}
+
+#[test]
+fn a_program_under_a_filter_is_left_alone() {
+    let files = fills(Libc::Glibc);
+    let filter = compile(&[Source::C("under_filter", &[])]);
+    let filter = filter.path("under_filter").display().to_string();
+    let program = program(&files, "0").around([&filter, "container"]);
+    let (ran, report) = program.reported();
+    assert_eq!((ran.shell_status(), ran.number("child")), (5, 0), "{ran:?}");
+    assert_eq!(report.at("/outside/reason"), "a seccomp filter is in force");
+}
