@@ -1,4 +1,5 @@
-//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run` starts programs.
+//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run`
+//! starts programs.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
