@@ -40,7 +40,7 @@ fn json(words: &str) -> Value {
 fn skip(name: &str, reason: &str) {
     let strict = std::env::var_os("JUMBO_TEST_STRICT").is_some_and(|value| value == "1");
     assert!(!strict, "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)");
-    writeln!(std::io::stderr(), "SKIP {name}: {reason}").unwrap();
+    eprintln!("SKIP {name}: {reason}");
 }
 
 #[test]
