@@ -1,4 +1,5 @@
-//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run` starts programs.
+//! `jumbo plan`: its golden output, the formats of its files, its exit status. `tests/plan/run`
+//! starts programs.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::fs;
@@ -39,7 +40,7 @@ fn json(words: &str) -> Value {
 fn skip(name: &str, reason: &str) {
     let strict = std::env::var_os("JUMBO_TEST_STRICT").is_some_and(|value| value == "1");
     assert!(!strict, "SKIP {name}: {reason} (JUMBO_TEST_STRICT=1)");
-    writeln!(std::io::stderr(), "SKIP {name}: {reason}").unwrap();
+    eprintln!("SKIP {name}: {reason}");
 }
 
 #[test]

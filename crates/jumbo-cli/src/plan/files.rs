@@ -1,7 +1,8 @@
 //! Files with a reason for each line: [`File`], and those of the host: [`of_host`], [`of_unit`],
 //! [`of_pod`].
 //!
-//! A file is printed so that it can be copied whole: a reason is a comment of the file's own format.
+//! A file is printed so that it can be copied whole: a reason is a comment of the file's own
+//! format.
 
 use jumbo::units::{Bytes, PageSize};
 use jumbo_host::host_pools::boot;

@@ -1,4 +1,5 @@
-//! `jumbo plan`: from the sizes of a workload to pools, settings and files, with a reason for each line.
+//! `jumbo plan`: from the sizes of a workload to pools, settings and files, with a reason for each
+//! line.
 //!
 //! - [`sizing`]: [`Workload`] and the arithmetic. One file a workload makes it from arguments;
 //!   [`process`] makes it from a program that runs.
@@ -38,9 +39,9 @@ use sizing::{Kind, Pool, Region, Workload};
 
 /// Compute the huge pages of a workload, and print the lines that set them up
 ///
-/// From sizes, or from a program that runs: the pages of each pool and node, the memory that is left,
-/// and the lines for sysctl.d, the kernel command line, systemd, the program and Kubernetes, with a
-/// reason for each. It changes nothing.
+/// From sizes, or from a program that runs: the pages of each pool and node, the memory that is
+/// left, and the lines for sysctl.d, the kernel command line, systemd, the program and Kubernetes,
+/// with a reason for each. It changes nothing.
 #[derive(Debug, clap::Args)]
 #[command(subcommand_negates_reqs = true, subcommand_value_name = "WORKLOAD")]
 #[command(subcommand_help_heading = "Workloads")]

@@ -59,8 +59,9 @@ impl Args {
         let is_mariadb = self.server == Server::Mariadb;
         let (kind, regions) = match self.server {
             Server::Mariadb => {
-                // The caches hold so many blocks of 1 KiB and 8 KiB that these and their records, of 214
-                // and 266 bytes, fit the setting (init_key_cache, init_pagecache). Only blocks are huge.
+                // The caches hold so many blocks of 1 KiB and 8 KiB that these and their records,
+                // of 214 and 266 bytes, fit the setting (init_key_cache, init_pagecache). Only
+                // blocks are huge.
                 let blocks = |cache: Bytes, block: u64, record: u64| {
                     Bytes(cache.0 / (block + record) * block)
                 };

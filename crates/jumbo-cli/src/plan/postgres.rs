@@ -14,8 +14,8 @@ use super::sizing::{Kind, Region, Workload};
 
 /// Plan the shared memory of PostgreSQL
 ///
-/// Shared memory is more than shared_buffers: descriptors of buffers, the buffer of the WAL, and some
-/// 50 KiB for each connection. The estimate is for PostgreSQL 15 with other settings at their
+/// Shared memory is more than shared_buffers: descriptors of buffers, the buffer of the WAL, and
+/// some 50 KiB for each connection. The estimate is for PostgreSQL 15 with other settings at their
 /// defaults, and at most 4 MiB or 0.3 % too large. With --data the program itself computes it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -48,19 +48,19 @@ pub(super) struct Args {
 fn estimate(buffers: Bytes, connections: u32) -> Bytes {
     const BLOCK: u64 = 8 << 10;
     let blocks = buffers.0 / BLOCK;
-    // bufmgr: a descriptor (64), a condition variable (16), an entry to sort at a checkpoint (20) and
-    // one in the hash table (16 of header, 24 of tag and number); checkpointer: a request (24; releases
-    // since 2025 stop at 10 million).
+    // bufmgr: a descriptor (64), a condition variable (16), an entry to sort at a checkpoint (20)
+    // and one in the hash table (16 of header, 24 of tag and number); checkpointer: a request (24;
+    // releases since 2025 stop at 10 million).
     let each = 64 + 16 + 20 + 40 + 24;
-    // The hash table has a power of two of buckets, a pointer each, for blocks and 128 partitions, and
-    // a directory with a pointer for 256 of them.
+    // The hash table has a power of two of buckets, a pointer each, for blocks and 128 partitions,
+    // and a directory with a pointer for 256 of them.
     let buckets = (blocks + 128).next_power_of_two() * 8;
     let buckets = buckets + buckets / 256;
     // xlog: wal_buffers = -1 is a 32nd, up to a segment. clog, commit_ts: up to 128 and 256 pages.
     let wal = (buffers.0 / 32).min(16 << 20);
     let slru = ((blocks / 512).min(128) + (blocks / 256).min(256)) * BLOCK;
-    // Locks, predicate locks, PGPROC, status: by connection, and by the 22 backends that autovacuum,
-    // workers and WAL senders may have; measured, 47 to 49 KiB.
+    // Locks, predicate locks, PGPROC, status: by connection, and by the 22 backends that
+    // autovacuum, workers and WAL senders may have; measured, 47 to 49 KiB.
     let backends = (u64::from(connections) + 22) * (49 << 10);
     let fixed = 3 << 20;
     let parts = [

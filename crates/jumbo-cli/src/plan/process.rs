@@ -1,7 +1,7 @@
 //! `jumbo plan --pid`: the memory of a program that runs, as a workload.
 //!
-//! The program is known by its executable. A reader process reads the mappings: a program that holds
-//! them back holds the reader up for a second, and not this process.
+//! The program is known by its executable. A reader process reads the mappings: a program that
+//! holds them back holds the reader up for a second, and not this process.
 
 use anyhow::{Context as _, anyhow, bail};
 use jumbo::units::{Bytes, PageSize};
@@ -44,7 +44,8 @@ fn read(root: &Root, pid: u32) -> Result<Memory, FileError> {
     Ok(memory)
 }
 
-/// The last of `-Xmx8g`, `-m 4G`, `-m size=4G,...`: a size behind one of `options`, in `unit` where it has none.
+/// The last of `-Xmx8g`, `-m 4G`, `-m size=4G,...`: a size behind one of `options`, in `unit` where
+/// it has none.
 fn size(arguments: &[String], option: &str, unit: u64) -> Option<Bytes> {
     let value = |(at, argument): (usize, &String)| {
         let value = argument.strip_prefix(option)?;
@@ -80,7 +81,8 @@ pub(super) fn workload(
     })?;
     let exe = std::fs::read_link(root.path(format!("proc/{pid}/exe"))).unwrap_or_default();
     let exe = exe.file_name().unwrap_or_default().to_string_lossy();
-    // By the file, or by the name that it was called by: Debian's redis-server is a link to another.
+    // By the file, or by the name that it was called by: Debian's redis-server is a link to
+    // another.
     let file = exe.strip_suffix(" (deleted)").unwrap_or(&exe);
     let is = |known: &[&str]| known.contains(&file) || known.contains(&name.as_str());
     let memory = read(root, pid).map_err(|error| match error.is_denied() {

@@ -32,7 +32,7 @@ impl Args {
     pub(super) fn workload(&self, page: Option<PageSize>, nodes: u32) -> anyhow::Result<Workload> {
         let part = Bytes(self.memory.0.div_ceil(nodes.into()));
         let page = page.unwrap_or_else(|| large(part));
-        if part.0 % page.bytes() != 0 || !self.memory.0.is_multiple_of(nodes.into()) {
+        if !part.0.is_multiple_of(page.bytes()) || !self.memory.0.is_multiple_of(nodes.into()) {
             anyhow::bail!(
                 "{} on {nodes} nodes are parts of {part}, no whole number of {page} pages\n\
                  hint: QEMU refuses such RAM: give --memory or --page-size a multiple",
