@@ -252,7 +252,7 @@ fn a_user_sees_what_it_may() {
         .ok();
     let page: Value = serde_json::from_str(&ran.stdout).unwrap();
     let found = page["processes"].as_array().unwrap().iter();
-    let is_it = |process: &&Value| process["pid"].to_string() == pid;
+    let is_it = |process: &&Value| process["pid"].as_u64() == pid.parse().ok();
     let process = found.clone().find(is_it).unwrap();
     assert!(process["anon"].as_u64() >= Some(48 << 20), "{process}");
     assert!(process["glance"].is_null(), "{process}");
@@ -288,7 +288,7 @@ fn without_a_terminal_it_prints_one_sample_or_says_so() {
     let found = page["processes"].as_array().unwrap().iter();
     let process = found
         .clone()
-        .find(|process| process["pid"].to_string() == pid);
+        .find(|process| process["pid"].as_u64() == pid.parse().ok());
     let glance = &process.unwrap()["glance"];
     let known = [&glance["gain"], &glance["huge"]["anon"]].map(Value::as_u64);
     let sum = known[0].unwrap() + known[1].unwrap();

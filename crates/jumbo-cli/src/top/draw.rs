@@ -556,7 +556,7 @@ Columns  RESIDENT     anonymous, shared and hugetlb memory, and mapped files
                       under jumbo run; of others it is not known
          -            not known: not read yet, or another user's process
 Cost     Processes are looked into each 5 s at most, large ones less often:
-         0.5 % of a CPU for all of them together.
+         all of these reads together aim at 0.5 % of a CPU.
 Host     PSI: time in which some, and all, tasks waited for memory. THP: huge
          pages that faults got, or got base pages instead of, a second; huge
          pages that were collapsed from base pages, and that were split.";
