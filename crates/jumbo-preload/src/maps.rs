@@ -223,8 +223,7 @@ fn anonymous(
         {
             return with_exposed_provenance_mut(address);
         }
-        let is_reserved =
-            prot == PROT_NONE && flags == MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        let is_reserved = prot == PROT_NONE && flags == MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         if is_reserved && let Some(place) = maps::place_piece(addr.addr(), len) {
             return map(with_exposed_provenance_mut(place), flags);
         }
