@@ -310,7 +310,7 @@ mod tests {
             thp: BTreeMap::from([("enabled", "madvise".to_owned())]),
         };
         let settings = Settings::for_tests();
-        let mut table = Table::new("heap", "2 GiB".to_owned(), &settings).unwrap();
+        let mut table = Table::new("fork", "2 GiB".to_owned(), &settings).unwrap();
         table.machine = machine;
         let mut total = row(Row::ratio, "heap_total", &[4.0, 8.0], &[2.0, 2.0]);
         total.what.published = Some("1.77");
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(
             serde_json::to_value(&table).unwrap(),
             json!({
-                "table": "heap", "what": "2 GiB", "rounds": 2,
+                "table": "fork", "what": "2 GiB", "rounds": 2,
                 "machine": {
                     "cpu": "a processor", "cores": 2, "ram": 1 << 30, "kernel": "6.18", "load": 0.0,
                     "thp": {"enabled": "madvise"},
