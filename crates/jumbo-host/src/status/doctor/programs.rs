@@ -11,7 +11,7 @@ const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     let heaps = snapshot.tasks.largest.iter();
-    let heaps = heaps.filter_map(|task| small_heap(snapshot, task));
+    let heaps = heaps.filter_map(|task| small_heap(task));
     let disabled = snapshot.tasks.thp_disabled.iter().filter_map(disabled);
     heaps
         .chain(disabled)
@@ -37,21 +37,7 @@ fn is_young(task: &Task) -> bool {
     task.age.is_some_and(|age| age < YOUNG)
 }
 
-/// The way to huge pages for a program that LD_PRELOAD does not reach, for a `reason`.
-fn without_jumbo(snapshot: &Snapshot, task: &Task, reason: &str) -> String {
-    let thp = snapshot.host.thp.as_ref();
-    let enabled = thp.and_then(|thp| thp.anon(thp.pmd_size));
-    let is_always = enabled.is_some_and(|choice| choice.is("always"));
-    let look = format!("`jumbo status -p {}` shows what keeps it small", task.pid);
-    match is_always {
-        true => format!("{look}; jumbo cannot reach it: {reason}"),
-        false => format!(
-            "jumbo cannot reach it: {reason}; `jumbo thp set enabled=always` gives huge pages to all programs, and so to it; {look}"
-        ),
-    }
-}
-
-fn small_heap(snapshot: &Snapshot, task: &Task) -> Option<Finding> {
+fn small_heap(task: &Task) -> Option<Finding> {
     let small = task.small_anon()?;
     if small < LARGE || is_young(task) || is_jumbo(task) || task.memory.thp_enabled == Some(false) {
         return None;
@@ -76,9 +62,14 @@ fn small_heap(snapshot: &Snapshot, task: &Task) -> Option<Finding> {
                 "it runs under `jumbo run` already: `jumbo status -p {}` shows what keeps it small",
                 task.pid
             ),
-            (false, Some(reason)) => without_jumbo(snapshot, task, reason),
+            (false, Some(reason)) => format!(
+                "LD_PRELOAD does not reach it ({reason}): `jumbo promote {0}` puts its memory on huge pages from \
+                 outside; `jumbo status -p {0}` shows what keeps it small",
+                task.pid
+            ),
             (false, None) => format!(
-                "start it with `jumbo run -- {}`; `jumbo status -p {}` shows what keeps it small",
+                "start it with `jumbo run -- {}`, or `jumbo promote {1}` as it runs; `jumbo status -p {1}` shows \
+                 what keeps it small",
                 task.command, task.pid
             ),
         }),
