@@ -11,7 +11,7 @@ const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 pub(super) fn rules(snapshot: &Snapshot) -> Vec<Finding> {
     let heaps = snapshot.tasks.largest.iter();
-    let heaps = heaps.filter_map(|task| small_heap(task));
+    let heaps = heaps.filter_map(small_heap);
     let disabled = snapshot.tasks.thp_disabled.iter().filter_map(disabled);
     heaps
         .chain(disabled)
