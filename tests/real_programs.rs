@@ -57,8 +57,8 @@ fn node_with_buffers_and_objects() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/heap.js");
     let (plain, report) = assert_same(&Program::new(node).arg(script));
     assert_eq!(plain.shell_status(), 3, "{plain:?}");
-    // Buffers and large arrays are at once, V8's own heap once it is filled.
-    assert_huge(&report, 200 * MIB, 0.6);
+    // Buffers and large arrays are at once, V8's own heap once there was time to scan it.
+    assert_huge(&report, 200 * MIB, 0.4);
 }
 
 /// It reserves pieces of 256 KiB at random addresses, where no huge page fits.
