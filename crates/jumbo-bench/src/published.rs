@@ -9,7 +9,7 @@ pub struct Source {
     pub title: &'static str,
     /// Where it can be read.
     pub url: Option<&'static str>,
-    /// How it was measured there, where that differs from here.
+    /// The conditions there, where they differ from those here.
     pub conditions: &'static str,
 }
 

@@ -124,7 +124,7 @@ struct Options {
     json: bool,
 }
 
-/// What is printed.
+/// The printed plan.
 #[derive(Debug, Serialize)]
 struct Plan {
     workload: &'static str,
@@ -146,7 +146,7 @@ struct Plan {
     /// Memory of an instance outside huge pages.
     private: Bytes,
     host_memory: Bytes,
-    /// What is left of the host's memory.
+    /// The host's memory that is left.
     rest: Bytes,
     /// Why the plan does not fit.
     short: Option<String>,

@@ -30,7 +30,7 @@ pub(super) struct Launch<'a> {
     library: Option<PathBuf>,
     /// The tunable that an outer `jumbo run` set is to go: GLIBC_TUNABLES without it.
     outer_tunable: Option<Vec<u8>>,
-    /// What is done from outside.
+    /// The promotion from outside.
     pub(super) outside: Outside,
     /// Background frees were asked for, and the kernel promises no more memory than there is.
     is_promise_strict: bool,

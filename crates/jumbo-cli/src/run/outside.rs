@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Whether the program is promoted from outside, with the bound, or why not; `None` where that is not the way.
 pub(super) type Outside = Option<Result<MaxWaste, String>>;
 
-/// What becomes of a program with this reach.
+/// The decision for a program with this reach.
 pub(super) fn decide(
     settings: &Settings,
     reach: &Reach,
@@ -91,7 +91,7 @@ fn image(pid: u32, bound: MaxWaste) -> io::Result<Image> {
     Image::new(&std::env::current_exe()?, words, Vec::new())
 }
 
-/// What came of it, once the program has ended; the error: why nothing did.
+/// The result, once the program has ended; the error: why there is none.
 pub(super) fn result(
     outside: &Outside,
     beside: Option<io::Result<Beside>>,

@@ -65,7 +65,7 @@ pub(super) struct Seen<'a> {
     pub(super) fallbacks: Option<u64>,
     /// At the start and at the end: what ruled huge pages out at either counts.
     pub(super) controls: [Option<Thp>; 2],
-    /// What was done from outside, or why nothing was; `None` where that was not the way.
+    /// The promotion from outside, or why there was none; `None` where that was not the way.
     pub(super) outside: Option<Result<Promoted, String>>,
 }
 

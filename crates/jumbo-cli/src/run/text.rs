@@ -115,12 +115,12 @@ fn unreached(report: &Report<'_>) -> Option<String> {
     Some(format!("could not help {}: {why}{outside}", name(report)))
 }
 
-/// What was promoted from outside.
+/// The memory promoted from outside.
 fn promoted<'a>(report: &'a Report<'_>) -> Option<&'a Promoted> {
     report.seen.outside.as_ref()?.as_ref().ok()
 }
 
-/// How that was done, and why in this way.
+/// The method, and why this one.
 fn from_outside(report: &Report<'_>) -> Option<String> {
     let promoted = promoted(report)?;
     let method = promoted.method.as_deref().unwrap_or_default();

@@ -36,7 +36,7 @@ pub(super) struct Chosen {
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) detail: Detail,
-    /// What `jumbo promote` would do; or why it would do nothing.
+    /// The plan of `jumbo promote`; or why it would do nothing.
     pub(super) plan: Result<Plan, String>,
 }
 
