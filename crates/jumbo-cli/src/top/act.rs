@@ -40,7 +40,7 @@ pub(super) struct Look {
     pub(super) plan: Result<Plan, String>,
 }
 
-/// What a piece of work says at its end.
+/// The result of a piece of work.
 pub(super) enum News {
     Look(u32, Result<Box<Look>, String>),
     /// The plan, and whether it can be carried out.

@@ -148,7 +148,7 @@ fn show(view: &mut View, sample: &Sample, choice: &Choice) -> io::Result<()> {
     view.table(&titles, lines.iter().map(row))
 }
 
-/// What other threads tell the loop.
+/// A message of another thread to the loop.
 enum Event {
     Sample(Result<Box<Sample>, FileError>),
     News(News),
@@ -166,7 +166,7 @@ impl Outbox {
     }
 }
 
-/// What is shown.
+/// The part that is shown.
 enum Page {
     List,
     Host,

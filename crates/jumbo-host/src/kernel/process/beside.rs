@@ -109,7 +109,7 @@ impl Beside {
         })
     }
 
-    /// What it printed, once it has ended; waits so long for that.
+    /// Its output, once it has ended; waits so long for that.
     pub fn finish(self, patience: Duration) -> Option<String> {
         let mut output = std::fs::File::from(self.output?);
         let deadline = std::time::Instant::now() + patience;

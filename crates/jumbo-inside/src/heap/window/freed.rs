@@ -181,7 +181,7 @@ impl Window {
         self.usual().saturating_add(by_demand)
     }
 
-    /// What the user says; else what glibc would keep: at the end of its heap (its trim threshold, twice the largest chunk
+    /// The user's amount; else what glibc would keep: at the end of its heap (its trim threshold, twice the largest chunk
     /// it unmapped so far) and the allowed waste, or in between. Of the pool all but its surplus.
     fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
@@ -194,7 +194,7 @@ impl Window {
         }
     }
 
-    /// What may stay between live blocks because glibc keeps it too. Memory that is huge and untouched is charged elsewhere, and
+    /// The bytes that may stay between live blocks because glibc keeps them too. Memory that is huge and untouched is charged elsewhere, and
     /// the program may not have touched all that it freed.
     pub(super) fn between(&self) -> usize {
         let less = match density::is_bounded() {
