@@ -194,8 +194,8 @@ impl Window {
         }
     }
 
-    /// The bytes that may stay between live blocks because glibc keeps them too. Memory that is huge and untouched is charged elsewhere, and
-    /// the program may not have touched all that it freed.
+    /// The bytes that may stay between live blocks because glibc keeps them too. The credit is charged
+    /// elsewhere, and the program may not have touched all that it freed.
     pub(super) fn between(&self) -> usize {
         let less = match density::is_bounded() {
             true => density::allowance(),
