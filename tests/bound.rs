@@ -13,7 +13,7 @@ use crate::pool::group::Group;
 use crate::support::{Compiled, MIB, Program, Ran, Source, compile, host};
 
 /// What may be on huge pages without being dense, whatever the size of the program.
-const LEAST_WASTE: u64 = 16 * MIB;
+pub(crate) const LEAST_WASTE: u64 = 16 * MIB;
 /// The library, its ledger and what the kernel counts ahead for each CPU: 0.4 to 1 MiB as measured.
 const OWN: u64 = 4 * MIB;
 /// More than a program's peak in plain, for a limit in which it lives.

@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use jumbo_inside::density::program_break;
 use jumbo_inside::gather;
-use jumbo_inside::heap::{self, Resize};
+use jumbo_inside::heap::main_heap::{self, Part};
+use jumbo_inside::heap::{self, Resize, maps};
 
 use crate::end::invalid;
 use crate::glibc;
@@ -101,12 +102,71 @@ fn block(size: usize, align: usize, zeroed: bool, ask: impl Fn() -> *mut c_void)
     if !block.is_null() {
         return block;
     }
-    if is_large(size)
-        && let Some(block) = large(size, align, zeroed)
-    {
-        return block;
+    if is_large(size) {
+        if align == ALIGN {
+            match main_heap::part(size) {
+                Part::All => return in_main_heap(size, ask),
+                Part::Free => {
+                    if let Some(block) = between(size, zeroed) {
+                        return block;
+                    }
+                }
+                Part::None => {}
+            }
+        }
+        if let Some(block) = large(size, align, zeroed) {
+            return block;
+        }
     }
     behind(ask)
+}
+
+/// A large block of glibc's main heap, of which what it grows by is advised here.
+#[cold]
+#[inline(never)]
+fn in_main_heap(size: usize, ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    glibc::set_threshold();
+    // glibc would advise the whole step, which may be more than is charged.
+    let has_earned = glibc::earn(false);
+    let block = match gather::is_pending() {
+        false => ask(),
+        true => behind_pending(ask),
+    };
+    let end = heap_end();
+    main_heap::took(size, end);
+    if let Some(step) = program_break::moved(end) {
+        maps::advise_mapping(step.start, step.len(), true);
+    }
+    glibc::earn(has_earned);
+    block
+}
+
+/// A block from the free memory of glibc's main heap, as glibc serves one that it would map else.
+#[cold]
+#[inline(never)]
+fn between(size: usize, zeroed: bool) -> Option<*mut c_void> {
+    let before = next::errno();
+    glibc::set_threshold();
+    // SAFETY: malloc(3).
+    let block = unsafe { (next::malloc.get())(size) };
+    if !program_break::is_below(block.addr(), heap_end()) {
+        // glibc has mapped it, or there is no memory.
+        // SAFETY: the block has just been allocated, and nothing uses it.
+        unsafe { (next::free.get())(block) };
+        set_errno(before);
+        return None;
+    }
+    if zeroed {
+        // SAFETY: as above, and it has that size.
+        unsafe { block.write_bytes(0, size) };
+    }
+    Some(block)
+}
+
+/// The end of glibc's main heap.
+fn heap_end() -> usize {
+    // SAFETY: it only asks.
+    unsafe { (next::sbrk.get())(0) }.addr()
 }
 
 /// malloc(3).
@@ -194,14 +254,17 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
         // SAFETY: the caller's promise; mimalloc says how large it is.
         return unsafe { resize_small(pointer, room, size) };
     }
+    // SAFETY: the same call.
+    let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if is_large(size) {
+        if main_heap::part(size) == Part::All {
+            return in_main_heap(size, resize);
+        }
         // SAFETY: the caller's promise.
         if let Some(block) = unsafe { move_in(pointer, size) } {
             return block;
         }
     }
-    // SAFETY: the same call.
-    let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if size == 0 {
         // It frees the block, and has none to give.
         return resize();
@@ -239,8 +302,13 @@ unsafe fn resize(pointer: *mut c_void, size: usize) -> *mut c_void {
     let Some(room) = room else {
         invalid("realloc(): invalid pointer")
     };
+    // A block that glibc mapped it would map again.
+    let ask = || match is_large(size) {
+        true => large(size, ALIGN, false).unwrap_or_else(|| malloc(size)),
+        false => malloc(size),
+    };
     // SAFETY: the caller's promise; the heap says how large it is.
-    unsafe { moved_or_kept(pointer, room, size) }
+    unsafe { moved_or_kept(pointer, room, size, ask) }
 }
 
 /// A block of mimalloc's, which has that room, gets another size.
@@ -258,17 +326,22 @@ unsafe fn resize_small(pointer: *mut c_void, room: usize, size: usize) -> *mut c
         return pointer;
     }
     // SAFETY: the caller's promise.
-    unsafe { moved_or_kept(pointer, room, size) }
+    unsafe { moved_or_kept(pointer, room, size, || malloc(size)) }
 }
 
 /// As [`moved`]; where there is no memory for a smaller one, the block as it is: programs do not expect that to fail.
 ///
 /// # Safety
 /// As for [`moved`].
-unsafe fn moved_or_kept(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
+unsafe fn moved_or_kept(
+    pointer: *mut c_void,
+    room: usize,
+    size: usize,
+    ask: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
     let before = next::errno();
     // SAFETY: the caller's promise.
-    let block = unsafe { moved(pointer, room, size) };
+    let block = unsafe { moved(pointer, room, size, ask) };
     if block.is_null() && size <= room {
         set_errno(before);
         return pointer;
@@ -276,12 +349,17 @@ unsafe fn moved_or_kept(pointer: *mut c_void, room: usize, size: usize) -> *mut 
     block
 }
 
-/// A new block with what `pointer` holds, which is freed then; null where there is no memory.
+/// A new block, of `ask`, with what `pointer` holds, which is freed then; null where there is no memory.
 ///
 /// # Safety
-/// As for [`realloc`]; it has that room.
-unsafe fn moved(pointer: *mut c_void, room: usize, size: usize) -> *mut c_void {
-    let block = malloc(size);
+/// As for [`realloc`]; it has that room, and the new one has `size` bytes.
+unsafe fn moved(
+    pointer: *mut c_void,
+    room: usize,
+    size: usize,
+    ask: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
+    let block = ask();
     if !block.is_null() {
         // SAFETY: the caller's promise, and the new one is so large; what it held is there then.
         unsafe {
@@ -409,6 +487,17 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     }
     // SAFETY: the same call.
     unsafe { mimalloc::room(pointer).unwrap_or_else(|| (next::malloc_usable_size.get())(pointer)) }
+}
+
+/// mallopt(3).
+///
+/// # Safety
+/// As the C library has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mallopt(parameter: c_int, value: c_int) -> c_int {
+    main_heap::end();
+    // SAFETY: the same call.
+    unsafe { (next::mallopt.get())(parameter, value) }
 }
 
 /// malloc_trim(3).

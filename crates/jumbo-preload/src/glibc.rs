@@ -6,10 +6,12 @@
 //! function to tell it. So the word is found that it looks at (`mp_.thp_pagesize`, malloc/malloc.c), and is 0 meanwhile, as
 //! it is without the tunable. Where it is not found for certain, all is left as it is.
 
+use core::ffi::c_int;
 use core::ops::Range;
 use core::ptr::{self, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
+use jumbo_inside::heap::main_heap;
 use jumbo_inside::sandbox;
 use rustix::thread::gettid;
 
@@ -48,11 +50,36 @@ pub(crate) fn watch(pmd: usize) {
 /// Whether the heap has earned the advice for its next step.
 static IS_EARNED: AtomicBool = AtomicBool::new(true);
 
-/// Has glibc advise the next steps of its heap, or not.
+/// Has glibc advise the next steps of its heap, or not; and whether it did before.
 #[cold]
-pub(crate) fn earn(is_earned: bool) {
-    if IS_EARNED.swap(is_earned, Ordering::Relaxed) != is_earned {
+pub(crate) fn earn(is_earned: bool) -> bool {
+    let before = IS_EARNED.swap(is_earned, Ordering::Relaxed);
+    if before != is_earned {
         follow();
+    }
+    before
+}
+
+/// Sets the size from which on glibc maps a block by itself, as it would have done by now. mallopt(3).
+pub(crate) fn set_threshold() {
+    static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
+    let threshold = main_heap::threshold();
+    let before = THRESHOLD.swap(threshold, Ordering::Relaxed);
+    if before == threshold {
+        return;
+    }
+    if before == 0 {
+        // Before, the word is not found that says whether glibc advises its heap.
+        next::start_malloc();
+    }
+    for (parameter, bytes) in [
+        (libc::M_MMAP_THRESHOLD, threshold),
+        (libc::M_TRIM_THRESHOLD, 2 * threshold),
+    ] {
+        if let Ok(bytes) = c_int::try_from(bytes) {
+            // SAFETY: it changes a word of glibc's.
+            unsafe { (next::mallopt.get())(parameter, bytes) };
+        }
     }
 }
 

@@ -155,6 +155,7 @@ next! {
     pvalloc: fn(size: usize) -> *mut c_void, else no_memory();
     malloc_usable_size: fn(_pointer: *mut c_void) -> usize, else 0;
     malloc_trim: fn(_pad: usize) -> c_int, else 0;
+    mallopt: fn(_parameter: c_int, _value: c_int) -> c_int, else 0;
     mmap: fn(addr: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, off: libc::off_t)
         -> *mut c_void, else failed_map();
     mremap: fn(addr: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void)

@@ -6,6 +6,7 @@
 //! ([`seen`] tells when that changes). The break moves without a call that could be heard; but a block
 //! of the heap beyond the last known break tells.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::{PMD_BYTES, fill};
@@ -88,6 +89,28 @@ fn has_moved(block: usize, known: usize) -> Option<bool> {
         fill::give_ahead();
     }
     Some(may_advise)
+}
+
+/// Whether a block is in the heap that ends at `now`.
+pub fn is_below(block: usize, now: usize) -> bool {
+    (FIRST.load(Ordering::Relaxed)..now).contains(&block)
+}
+
+/// The break is `now`, after a call of glibc's that advised nothing. Gives what the heap grew by, which is the caller's
+/// to advise.
+pub fn moved(now: usize) -> Option<Range<usize>> {
+    let known = BREAK.load(Ordering::Relaxed);
+    if known == NOT_FOLLOWED || now == known {
+        return None;
+    }
+    let relaxed = Ordering::Relaxed;
+    BREAK.compare_exchange(known, now, relaxed, relaxed).ok()?;
+    if now < known {
+        fill::forget(&(now..known));
+        return None;
+    }
+    let first = fill::next_block(FIRST.load(Ordering::Relaxed));
+    Some(known.max(first)..now.max(first))
 }
 
 /// glibc may have returned the end of its heap to the kernel.

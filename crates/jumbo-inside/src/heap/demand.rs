@@ -24,7 +24,7 @@ const MIN_ROOM_BYTES: usize = 32 << 20;
 const ROOM_LOOKS: u32 = 20;
 
 static JOB: Job = Job::new(3, look, without_thread);
-/// The resident memory at its peak, in bytes; 0: not known yet.
+/// The resident memory without what is free in the heap, at its peak, in bytes; 0: not known yet.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Looks until the next question for the room.
 static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
@@ -42,7 +42,6 @@ pub(super) fn is_on() -> bool {
 
 /// Something stays by demand from now on.
 pub(super) fn begin() {
-    PEAK.store(0, Ordering::Relaxed);
     watch::begin(&JOB, TICK);
 }
 
@@ -61,7 +60,10 @@ fn without_thread(_why: Without) {
 }
 
 fn look(stop: &Stop) -> Option<Duration> {
-    let is_over = has_grown() || is_short();
+    let Some(free) = HEAP.window.with_soon(|window| window.free()) else {
+        return Some(TICK);
+    };
+    let is_over = has_grown(free) || is_short();
     loop {
         let aged = HEAP.window.with_soon(|window| {
             let is_more = window.age(is_over, None);
@@ -77,20 +79,18 @@ fn look(stop: &Stop) -> Option<Duration> {
     }
 }
 
-/// Whether the process has become larger than it was when the demand began.
-fn has_grown() -> bool {
+/// Whether the process is larger than it would ever have been without the `free` bytes of the heap.
+fn has_grown(free: usize) -> bool {
     let Some(resident) = density::resident_memory() else {
         return true;
     };
     let before = match PEAK.load(Ordering::Relaxed) {
-        0 => peak().unwrap_or(resident).max(resident),
+        0 => peak().unwrap_or(resident),
         peak => peak,
     };
-    let has_grown = resident > before + SLACK_BYTES;
-    // Small steps count together.
-    let peak = if has_grown { resident } else { before };
+    let peak = before.max(resident.saturating_sub(free));
     PEAK.store(peak, Ordering::Relaxed);
-    has_grown
+    resident > peak + SLACK_BYTES
 }
 
 /// The resident memory of the process at its peak, in bytes: `VmHWM` of proc_pid_status(5).

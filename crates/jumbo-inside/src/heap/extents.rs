@@ -63,12 +63,6 @@ pub(super) trait Table {
     fn forget(&mut self, pages: Range<u32>, within: Range<u32>);
 }
 
-/// A table that grows.
-pub(super) trait Grow: Table {
-    /// Makes sure that every page below `end` has a record; false where there is no memory.
-    fn reaches(&mut self, end: u32) -> bool;
-}
-
 /// Where an extent must begin: `page % modulus == remainder`. The modulus is a power of two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
@@ -304,22 +298,6 @@ impl<T: Table> Extents<T> {
     pub(super) fn claim(&mut self, start: u32, pages: u32, state: State) {
         self.remove(start, pages, state);
         self.tag(start, pages, State::Live);
-    }
-
-    /// Ends the index where the free extent at `start` begins, which is its last.
-    pub(super) fn cut(&mut self, start: u32, pages: u32, state: State) {
-        self.remove(start, pages, state);
-        self.end = start;
-    }
-
-    /// The number that [`Extents::set_note`] left with the live extent at `start`, which has kept its length.
-    pub(super) fn note(&self, start: u32) -> u32 {
-        self.table.get(start).next
-    }
-
-    /// Leaves a number with the live extent at `start`.
-    pub(super) fn set_note(&mut self, start: u32, note: u32) {
-        self.update(start, |record| record.next = note);
     }
 
     /// Takes one of the largest free extents in `state` whole, and makes it live.

@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::BASE_PAGE;
-use super::extents::{Grow, Record, Table};
+use super::extents::{Record, Table};
 use crate::density::{self, Policy};
 pub(super) use crate::sys::unmap;
 use crate::{pool, sandbox, sys};
@@ -274,12 +274,6 @@ impl Table for PageTable {
             // SAFETY: whole pages of the table, whose records mean nothing.
             let _ = unsafe { discard(first, last - first) };
         }
-    }
-}
-
-impl Grow for PageTable {
-    fn reaches(&mut self, end: u32) -> bool {
-        self.base != 0 && self.reach(end).is_ok()
     }
 }
 

@@ -10,7 +10,7 @@
 //! - `supply` has the pages of a pool (`--pool`), which a window of its own is made of, or [`managed`] for an
 //!   allocator with addresses of its own; `warm` makes them resident beforehand;
 //! - [`maps`] places and advises the program's own anonymous mappings;
-//! - [`arena`] advises glibc's thread arenas;
+//! - [`main_heap`] says which large blocks are left to glibc, [`arena`] advises its thread arenas;
 //! - `demand` gives back what stayed for the program's next allocations;
 //! - `memory` is the one leaf that touches memory.
 //!
@@ -25,6 +25,7 @@ mod backing;
 mod demand;
 mod extents;
 mod frontier;
+pub mod main_heap;
 pub mod managed;
 pub mod maps;
 mod memory;
@@ -82,7 +83,7 @@ pub struct Settings {
     pub max_waste: MaxWaste,
     /// How much freed memory stays, where the user says so.
     pub keep: Option<Keep>,
-    /// Whether the memory of the program is as glibc's malloc would keep it.
+    /// Whether the program's malloc is glibc's, with its own defaults.
     pub glibc: bool,
     /// Whether glibc's thread arenas are laid out as [`arena`] knows them, and may grow at once.
     pub arenas: bool,
@@ -169,13 +170,17 @@ pub unsafe fn start(settings: Settings) -> bool {
                 random,
                 table,
             );
-            if settings.glibc {
-                window.follow_glibc();
-            }
         });
         maps::place(settings, random >> 32);
         managed::place(settings.pmd, random >> 16);
         density::start(settings.pmd, settings.max_waste);
+        if settings.glibc
+            && settings.keep.is_none()
+            && settings.pool.is_none()
+            && density::is_bounded()
+        {
+            main_heap::start();
+        }
         PMD.store(settings.pmd, Ordering::Relaxed);
         ARENAS.store(settings.arenas, Ordering::Relaxed);
         PLACED.store(true, Ordering::Release);

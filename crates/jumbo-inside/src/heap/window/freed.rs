@@ -4,17 +4,19 @@
 use core::ops::Range;
 
 use super::Window;
-use crate::density;
 use crate::gather::Leaving;
 use crate::heap::BASE_PAGE;
 use crate::heap::backing::Backing;
 use crate::heap::demand;
 use crate::heap::extents::State;
+use crate::heap::main_heap;
 use crate::heap::supply::SUPPLY;
 use crate::sync::{millis, now};
 
 /// What is kept in any case: enough for a set of blocks that come and go.
 const KEEP_LEAST: usize = 16 << 20;
+/// What is kept beside glibc's heap.
+const KEEP_BESIDE: usize = 4 << 20;
 /// The pieces that the watching thread gives back while it holds the lock once.
 const MAX_PIECES: usize = 8;
 
@@ -124,7 +126,10 @@ impl Window {
 
     /// Whether the program's demand says what stays, beside the usual.
     fn is_by_demand(&self) -> bool {
-        self.follows_glibc() && demand::is_on()
+        self.site.backing == Backing::Advised
+            && self.keep.is_none()
+            && demand::is_on()
+            && !main_heap::is_used()
     }
 
     /// Records an allocation of `bytes` that no free memory served.
@@ -132,6 +137,11 @@ impl Window {
         if self.is_by_demand() && self.demand.has_returned() {
             self.demand.missed(bytes, millis(now()));
         }
+    }
+
+    /// The free memory that may be resident, in bytes.
+    pub(in crate::heap) const fn free(&self) -> usize {
+        self.dirty
     }
 
     /// Whether memory stays by demand.
@@ -181,27 +191,18 @@ impl Window {
         self.usual().saturating_add(by_demand)
     }
 
-    /// The user's amount; else what glibc would keep: at the end of its heap (its trim threshold, twice the largest chunk
-    /// it unmapped so far) and the allowed waste, or in between. Of the pool all but its surplus.
+    /// What the user says; else what glibc would keep (its trim threshold: twice the largest chunk it unmapped so far), and
+    /// the allowed waste on top. Of the pool all but its surplus.
     fn usual(&self) -> usize {
         match (self.site.backing, self.keep) {
             (Backing::Pool, _) => self.dirty.saturating_sub(SUPPLY.surplus()),
             (Backing::Advised, Some(keep)) => keep.of(self.most_live),
+            // glibc's heap has its own free memory then, and what glibc would map it would unmap at once.
+            (Backing::Advised, None) if main_heap::is_used() => KEEP_BESIDE,
             (Backing::Advised, None) => {
-                let end = self.shadow.trim_threshold().max(KEEP_LEAST);
-                self.between().max(end + self.allowed(0))
+                (main_heap::largest() * 2).max(KEEP_LEAST) + self.allowed(0)
             }
         }
-    }
-
-    /// The bytes that may stay between live blocks because glibc keeps them too. The credit is charged
-    /// elsewhere, and the program may not have touched all that it freed.
-    pub(super) fn between(&self) -> usize {
-        let less = match density::is_bounded() {
-            true => density::allowance(),
-            false => 0,
-        };
-        self.shadow.free().saturating_sub(less)
     }
 
     /// How much may stay free when there is no room for so many pages more: nothing, but of the pool what is

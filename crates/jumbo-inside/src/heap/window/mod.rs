@@ -16,7 +16,6 @@
 mod demand;
 mod freed;
 mod place;
-mod shadow;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -24,11 +23,11 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use demand::Demand;
-use shadow::Shadow;
 
 use super::backing::Backing;
 use super::extents::{Extents, Placement, Record, State};
 use super::frontier::Frontier;
+use super::main_heap;
 use super::memory::{self, PageTable};
 use super::{BASE_PAGE, Resize};
 use crate::density;
@@ -75,8 +74,6 @@ pub(super) struct Window {
     /// Bytes in `Dirty` and in `Clean` extents.
     dirty: usize,
     clean: usize,
-    /// The memory that glibc would keep: bounds what stays here.
-    shadow: Shadow<PageTable>,
     /// Free memory that stays by demand, beside [`Window::usual`].
     demand: Demand,
 }
@@ -110,7 +107,6 @@ impl Window {
             most_live: 0,
             dirty: 0,
             clean: 0,
-            shadow: Shadow::new(PageTable::new()),
             demand: Demand::new(),
         }
     }
@@ -131,26 +127,13 @@ impl Window {
         self.max_waste = max_waste;
         self.keep = keep;
         self.frontier.place(self.start, self.site.end, pmd);
-        // The records of all pages of the site, and of the shadow, fit behind it. A page that is never mapped stays
-        // before each.
-        let places = (self.site.tables.len() - 2 * self.records()) / BASE_PAGE - 2;
+        // The records of all pages of the site fit behind it, and a page that is never mapped stays before it.
+        let records = (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>();
+        let places = (self.site.tables.len() - records) / BASE_PAGE - 1;
         let table = self.site.tables.start + (1 + random_table % places) * BASE_PAGE;
         self.extents.table_mut().place(table);
         self.site.table.store(table, Ordering::Relaxed);
         self.site.start.store(self.start, Ordering::Release);
-    }
-
-    /// Keeps what glibc would keep: its malloc is the program's. After [`Window::place`].
-    pub(super) fn follow_glibc(&mut self) {
-        if self.follows_glibc() {
-            let shadow = self.site.table.load(Ordering::Relaxed) + self.records() + BASE_PAGE;
-            self.shadow.table_mut().place(shadow);
-        }
-    }
-
-    /// The bytes of the records of all pages of the site.
-    const fn records(&self) -> usize {
-        (self.site.end - self.site.base) / BASE_PAGE * size_of::<Record>()
     }
 
     /// As [`Window::take`], at a multiple of more than `align` where that helps to free it.
@@ -182,21 +165,13 @@ impl Window {
             return Err(Errno::RANGE);
         }
         let place = self.placement(align, 0);
-        let place_there = self.shadow.take(pages);
         let mut taken = self.take_pages(pages, place);
         if taken == Err(Errno::NOMEM) && self.dirty > self.spared(pages) {
             // Freed at once, or it would be no help.
             self.purge(self.spared(pages), None);
             taken = self.take_pages(pages, place);
         }
-        let (page, zero) = match taken {
-            Ok(taken) => taken,
-            Err(errno) => {
-                self.shadow.forget(place_there, pages);
-                return Err(errno);
-            }
-        };
-        self.extents.set_note(page, place_there);
+        let (page, zero) = taken?;
         self.count(pages, true);
         Ok((self.address(page), zero))
     }
@@ -214,9 +189,11 @@ impl Window {
         let Some((page, pages)) = self.block(address) else {
             return false;
         };
-        self.shadow.release(self.extents.note(page), pages);
         self.count(pages, false);
         let length = pages as usize * BASE_PAGE;
+        if self.site.backing == Backing::Advised {
+            main_heap::freed(length);
+        }
         // SAFETY: the caller's promise.
         let unmap = || unsafe { self.site.backing.unmap(address, length, None) };
         if !keep && unmap().is_ok() {
@@ -255,39 +232,20 @@ impl Window {
         let Some(new) = page_count(size) else {
             return Resize::Copy(room);
         };
-        if new == old {
+        if new <= old {
+            if new < old {
+                let tail = self.extents.split(page, old, new);
+                self.count(old - new, false);
+                self.release_pages(tail, old - new, leaving);
+            }
             return Resize::Done(address);
         }
-        self.shadow.forget(self.extents.note(page), old);
-        let place_there = self.shadow.take(new);
-        let resized = if new < old {
-            let tail = self.extents.split(page, old, new);
-            self.count(old - new, false);
-            self.release_pages(tail, old - new, leaving);
-            Some(page)
-        } else if self.grow(page, old, new - old) {
+        if self.grow(page, old, new - old) {
             self.count(new - old, true);
-            Some(page)
-        } else {
-            self.relocate(page, old, new)
-        };
-        match resized {
-            Some(page) => {
-                self.extents.set_note(page, place_there);
-                Resize::Done(self.address(page))
-            }
-            None => {
-                self.shadow.forget(place_there, new);
-                let place_there = self.shadow.take(old);
-                self.extents.set_note(page, place_there);
-                Resize::Copy(room)
-            }
+            return Resize::Done(address);
         }
-    }
-
-    /// Whether what stays of freed memory is what glibc would keep.
-    fn follows_glibc(&self) -> bool {
-        self.site.backing == Backing::Advised && self.keep.is_none()
+        self.relocate(page, old, new)
+            .map_or(Resize::Copy(room), Resize::Done)
     }
 
     /// Gives free memory back that need not be kept. True if there was any.
@@ -321,7 +279,7 @@ impl Window {
 
     /// Moves a block by its page tables. Both places lie alike within a huge page, so that huge pages
     /// move whole.
-    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<u32> {
+    fn relocate(&mut self, page: u32, old: u32, new: u32) -> Option<usize> {
         let length = old as usize * BASE_PAGE;
         // The pool's pages stay where they were counted.
         if length < self.pmd || self.site.backing == Backing::Pool {
@@ -339,7 +297,7 @@ impl Window {
         density::moved(from, to, length);
         self.count(new - old, true);
         self.unmapped(page, old);
-        Some(target)
+        Some(to)
     }
 
     fn count(&mut self, pages: u32, more: bool) {

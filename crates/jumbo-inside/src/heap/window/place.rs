@@ -5,6 +5,7 @@ use rustix::io::Errno;
 
 use super::Window;
 use crate::heap::BASE_PAGE;
+use crate::heap::backing::Backing;
 use crate::heap::extents::{Placement, State};
 
 /// So many addresses are used before any is used again that leaves something over; or twice what the program had at once.
@@ -74,15 +75,11 @@ impl Window {
     /// So many bytes more are about to become resident: what is kept beside them goes where the program never had as much at once.
     /// A table that grows does not leave its smaller selves beside it.
     fn make_way(&mut self, bytes: usize) {
+        let is_ours = self.site.backing == Backing::Advised && self.keep.is_none();
         let before = self.most_live.saturating_sub(self.live + bytes);
         // The allowed waste may be there: so little goes under the heap's lock, however large the program is.
-        // glibc would leave free memory beside it too, where the program had as much before.
-        let beside = if before > 0 { self.between() } else { 0 };
-        let keep = before
-            .max(KEEP_GROWING)
-            .max(self.allowed(bytes))
-            .max(beside);
-        if self.follows_glibc() && self.dirty > keep {
+        let keep = before.max(KEEP_GROWING).max(self.allowed(bytes));
+        if is_ours && self.dirty > keep {
             // At once: what comes is resident before another thread would be through.
             self.purge(keep, None);
         }
