@@ -257,13 +257,8 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, size: usize) -> *mut c_vo
     // SAFETY: the same call.
     let resize = || unsafe { (next::realloc.get())(pointer, size) };
     if is_large(size) {
-        if main_heap::part(size) == Part::All {
-            return in_main_heap(size, resize);
-        }
         // SAFETY: the caller's promise.
-        if let Some(block) = unsafe { move_in(pointer, size) } {
-            return block;
-        }
+        return unsafe { resize_large(pointer, size, resize) };
     }
     if size == 0 {
         // It frees the block, and has none to give.
@@ -370,15 +365,43 @@ unsafe fn moved(
     block
 }
 
-/// A block of the program's allocator grows large enough for the heap.
+/// A block of the program's allocator gets a large size.
+///
+/// # Safety
+/// As for [`realloc`], which `resize` calls.
+#[cold]
+#[inline(never)]
+unsafe fn resize_large(
+    pointer: *mut c_void,
+    size: usize,
+    resize: impl Fn() -> *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
+    match main_heap::part(size) {
+        Part::All => in_main_heap(size, resize),
+        Part::Free => {
+            let block = in_main_heap(size, resize);
+            if block.is_null() || program_break::is_below(block.addr(), heap_end()) {
+                return block;
+            }
+            // glibc has mapped it by itself.
+            // SAFETY: it has just been allocated, and holds `room` bytes of the program's.
+            unsafe { move_in(block, room, size) }.unwrap_or(block)
+        }
+        // SAFETY: the caller's promise.
+        Part::None => {
+            unsafe { move_in(pointer, room, size) }.unwrap_or_else(|| behind(resize))
+        }
+    }
+}
+
+/// A block of the program's allocator, which holds `room` bytes, moves to the heap.
 ///
 /// # Safety
 /// `pointer` was allocated by it and not freed.
-#[cold]
-unsafe fn move_in(pointer: *mut c_void, size: usize) -> Option<*mut c_void> {
+unsafe fn move_in(pointer: *mut c_void, room: usize, size: usize) -> Option<*mut c_void> {
     let block = large(size, ALIGN, false)?;
-    // SAFETY: the caller's promise.
-    let room = unsafe { (next::malloc_usable_size.get())(pointer) };
     // SAFETY: the caller's promise; what it held is in the new block then, which has room for it.
     unsafe {
         heap::copy(pointer.addr(), block.addr(), room.min(size));
