@@ -50,27 +50,31 @@ static STACK_OF_THREAD: Stack = Stack {
     _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
 };
 
-static THREAD: Thread = Thread::none();
-/// There was a thread, or is: the stack is as it has to be.
-static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-/// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
-static MAKER: AtomicI32 = AtomicI32::new(0);
+crate::fork_page! {
+    static THREAD: Thread = Thread::none();
+    /// There was a thread, or is: the stack is as it has to be.
+    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    /// The process that made it: in a child that shares the memory (vfork(2)) what concerns threads concerns another process.
+    static MAKER: AtomicI32 = AtomicI32::new(0);
+}
 /// What there is to do: one for each mechanism.
 static JOBS: [AtomicPtr<Job>; 5] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 5];
-/// It is to end, and to give up what it is at.
-static ENDING: AtomicBool = AtomicBool::new(false);
-/// It is to end before it waits again.
-static LEAVING: AtomicBool = AtomicBool::new(false);
-/// None is to be made any more.
-static OVER: AtomicBool = AtomicBool::new(false);
-/// What it sleeps on: another number has it look at what it is to do.
-static CALLS: AtomicU32 = AtomicU32::new(0);
-/// It ended for a fork, and is to come again.
-static AGAIN: AtomicBool = AtomicBool::new(false);
-/// The forks so far.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-/// One is being made or ended.
-static BUSY: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// It is to end, and to give up what it is at.
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    /// It is to end before it waits again.
+    static LEAVING: AtomicBool = AtomicBool::new(false);
+    /// None is to be made any more.
+    static OVER: AtomicBool = AtomicBool::new(false);
+    /// What it sleeps on: another number has it look at what it is to do.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    /// It ended for a fork, and is to come again.
+    static AGAIN: AtomicBool = AtomicBool::new(false);
+    /// The forks so far.
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    /// One is being made or ended.
+    static BUSY: AtomicBool = AtomicBool::new(false);
+}
 
 /// What ends the threads of another mechanism, which are as this one is and have to go when it has to.
 static OTHERS: AtomicPtr<Others> = AtomicPtr::new(core::ptr::null_mut());

@@ -502,7 +502,9 @@ pub(super) fn forked() {
     let ahead = program_break::charged_ahead();
     let (mut charged, mut huge) = (ahead, ahead);
     let mut numbers = blocks::ALL;
-    while let Some(block) = BLOCKS.next(numbers.clone(), |_| true) {
+    while blocks::IS_ANY.load(Ordering::Acquire)
+        && let Some(block) = BLOCKS.next(numbers.clone(), |_| true)
+    {
         numbers.start = block + 1;
         if let state @ State::Huge { .. } = BLOCKS.seen(block).state() {
             charged += charge(state);

@@ -73,11 +73,15 @@ static BACKGROUND: AtomicBool = AtomicBool::new(false);
 /// [`Settings::small_pages`].
 static SMALL_PAGES: AtomicBool = AtomicBool::new(false);
 static MERGED: AtomicBool = AtomicBool::new(false);
-/// Whose locks these are: this process, from [`start`] or [`forked`] on.
-static OWNER: AtomicI32 = AtomicI32::new(0);
-/// A word that the kernel clears in a copy of this memory, as long as [`forked`] has not set it there. Null where
-/// there is none.
-static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+crate::fork_page! {
+    /// Whose locks these are: this process, from [`start`] or [`forked`] on.
+    static OWNER: AtomicI32 = AtomicI32::new(0);
+    /// A word that the kernel clears in a copy of this memory, as long as [`forked`] has not set it there. Null where
+    /// there is none.
+    static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    /// The child of a fork has not set that word yet: it does when it first asks, before it holds a lock or has a worker.
+    static IS_UNMARKED: AtomicBool = AtomicBool::new(false);
+}
 
 /// Has [`unmap`], [`discard`] and [`Leaving`] work from now on; before, they leave all to the kernel.
 pub fn start(settings: Settings) {
@@ -111,6 +115,7 @@ fn own(process: i32) {
     if let Some(word) = memory::word(&COPY) {
         word.store(1, Ordering::Relaxed);
     }
+    IS_UNMARKED.store(false, Ordering::Relaxed);
     OWNER.store(process, Ordering::Relaxed);
 }
 
@@ -121,6 +126,9 @@ fn own(process: i32) {
 /// by its ID.
 fn is_own() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
+    if IS_UNMARKED.load(Ordering::Relaxed) && owner == process() {
+        own(owner);
+    }
     let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
     owner == 0 || !is_copy() && owner == process()
 }
@@ -213,7 +221,7 @@ fn clear(address: usize, length: usize) {
 
 /// A fork is about to be made, and no lock is held yet: idle workers leave.
 pub fn end_idle_workers() {
-    if HANDOVER.has_workers() && is_own() {
+    if workers::were_made() && HANDOVER.has_workers() && is_own() {
         let _blocked = Blocked::new();
         workers::end_idle();
     }
@@ -251,7 +259,8 @@ pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
 )]
 pub unsafe fn forked(process: i32) {
     if OWNER.load(Ordering::Relaxed) != 0 {
-        own(process);
+        IS_UNMARKED.store(true, Ordering::Relaxed);
+        OWNER.store(process, Ordering::Relaxed);
     }
     // SAFETY: the caller's promise.
     unsafe { workers::forked() };

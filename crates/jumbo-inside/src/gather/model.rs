@@ -134,7 +134,7 @@ impl World {
     fn new(linger: Duration) -> Self {
         let word = Number::default;
         Self {
-            handover: Arc::new(Handover::on(word(), word(), word())),
+            handover: Arc::new(Handover::on(word(), word(), word(), word())),
             book: Arc::default(),
             workers: Arc::default(),
             linger,

@@ -47,8 +47,10 @@ const DETOURS: u32 = 8;
 
 static USED: Mapped<AtomicU32> = Mapped::new(supply::PAGES);
 
-/// Keeps threads from bringing the same page twice.
-pub(super) static LOCK: Lock<()> = Lock::new(());
+crate::fork_page! {
+    /// Keeps threads from bringing the same page twice.
+    pub(super) static LOCK: Lock<()> = Lock::new(());
+}
 
 /// The addresses that may be asked for: as many as the pool can hold, and a part that it cannot, so that
 /// they are whole multiples of `unit`. Empty where there is no pool.

@@ -32,7 +32,7 @@ pub mod supply;
 pub(crate) mod warm;
 mod window;
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::density;
 use crate::events::{Held, Mechanism, Side};
@@ -40,7 +40,7 @@ use crate::gather::{self, Leaving};
 use crate::keep::Keep;
 use crate::ledger::{Ledger, Slot, stats};
 use crate::orders::{MaxWaste, PoolOrder};
-use crate::sync::{Lock, thread_pointer};
+use crate::sync::{Apart, Lock, thread_pointer};
 use crate::sys;
 use crate::watch;
 use backing::Backing;
@@ -107,7 +107,7 @@ pub enum Resize {
 #[derive(Debug)]
 struct Part {
     site: &'static Site,
-    window: Lock<Window>,
+    window: Lock<Window, Apart>,
     deferred: Deferred,
 }
 
@@ -127,15 +127,21 @@ static POOL_SITE: Site = Site {
     table: AtomicUsize::new(0),
     start: AtomicUsize::new(0),
 };
-static HEAP: Part = Part::new(&SITE);
-static POOL: Part = Part::new(&POOL_SITE);
+crate::fork_page! {
+    static HEAP_WORD: AtomicU32 = AtomicU32::new(0);
+    static POOL_WORD: AtomicU32 = AtomicU32::new(0);
+}
+static HEAP: Part = Part::new(&SITE, &HEAP_WORD);
+static POOL: Part = Part::new(&POOL_SITE, &POOL_WORD);
 /// Large allocations ask the pool first.
 static POOLED: AtomicBool = AtomicBool::new(false);
 /// Set once the window has a place; before that, and where it has none, nothing is taken from it.
 static PLACED: AtomicBool = AtomicBool::new(false);
-/// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
-/// resident at once, so nothing is.
-static LOCKED: AtomicBool = AtomicBool::new(false);
+crate::fork_page! {
+    /// The program locks all future mappings (MCL_FUTURE): what is mapped beyond a request would be
+    /// resident at once, so nothing is.
+    static LOCKED: AtomicBool = AtomicBool::new(false);
+}
 /// The program has locked or advised memory inside of blocks. That sticks to the pages, so what is freed
 /// is unmapped at once and not handed out again as it is.
 static STICKY: AtomicBool = AtomicBool::new(false);
@@ -460,9 +466,11 @@ fn evacuate(before: Before) {
     }
 }
 
-/// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
-/// and the two of [`crate::gather`].
-static HELD: Held = Held::new();
+crate::fork_page! {
+    /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
+    /// and the two of [`crate::gather`].
+    static HELD: Held = Held::new();
+}
 
 /// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied.
 fn lock_for_fork() {
@@ -488,6 +496,7 @@ fn lock_for_fork() {
 /// # Safety
 /// The last of this thread's calls that concern forks was [`lock_for_fork`].
 #[expect(unsafe_code, reason = "gives locks back")]
+#[inline(always)]
 unsafe fn unlock_after_fork() {
     let bits = HELD.give_back();
     let [heap, maps, pool, managed, staging, queue] =
@@ -546,10 +555,10 @@ fn part_of(address: usize) -> &'static Part {
 }
 
 impl Part {
-    const fn new(site: &'static Site) -> Self {
+    const fn new(site: &'static Site, word: &'static AtomicU32) -> Self {
         Self {
             site,
-            window: Lock::new(Window::new(site)),
+            window: Lock::on(word, Window::new(site)),
             deferred: Deferred::new(),
         }
     }
@@ -660,6 +669,7 @@ impl Mechanism for Events {
     }
 
     #[expect(unsafe_code, reason = "gives locks back")]
+    #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
         // SAFETY: the caller's promise.
         unsafe { unlock_after_fork() };
