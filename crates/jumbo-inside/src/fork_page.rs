@@ -11,11 +11,24 @@ use core::sync::atomic::AtomicU8;
 #[macro_export]
 #[doc(hidden)]
 macro_rules! fork_page {
-    ($($(#[$attribute:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
+    ($($static:tt)*) => { $crate::in_section! { "jumbo_fork"; $($static)* } };
+}
+
+/// Declares large statics of zeroes, apart from the small ones: these then lie on few pages, which each fork copies.
+macro_rules! table {
+    ($($static:tt)*) => { $crate::in_section! { ".bss.jumbo_tables"; $($static)* } };
+}
+pub(crate) use table;
+
+/// Declares statics in a section of that name.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! in_section {
+    ($section:literal; $($(#[$attribute:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$attribute])*
         #[allow(unsafe_code, reason = "the section holds statics of Rust alone")]
-        // SAFETY: it is an ordinary section of data; where it lies has no meaning to the linker.
-        #[unsafe(link_section = "jumbo_fork")]
+        // SAFETY: it is an ordinary section of data, or of zeroes; where it lies has no meaning to the linker.
+        #[unsafe(link_section = $section)]
         $visibility static $name: $type = $value;
     )*};
 }

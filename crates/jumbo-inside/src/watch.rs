@@ -44,11 +44,13 @@ const STACK_BYTES: usize = 128 << 10;
 const WORD_BYTES: usize = size_of::<AtomicU32>();
 // SAFETY: the thread's alone, but for the first word, which is an atomic.
 unsafe impl Sync for Stack {}
-/// Zeroes that no page stands for before there is a thread.
-static STACK_OF_THREAD: Stack = Stack {
-    is_here: AtomicU32::new(0),
-    _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
-};
+crate::fork_page::table! {
+    /// Zeroes that no page stands for before there is a thread.
+    static STACK_OF_THREAD: Stack = Stack {
+        is_here: AtomicU32::new(0),
+        _rest: UnsafeCell::new([0; STACK_BYTES - WORD_BYTES]),
+    };
+}
 
 crate::fork_page! {
     static THREAD: Thread = Thread::none();

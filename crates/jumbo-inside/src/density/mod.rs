@@ -116,8 +116,10 @@ impl Note {
     }
 }
 
-/// All shared ranges that are scanned.
-static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
+crate::fork_page::table! {
+    /// All shared ranges that are scanned.
+    static RANGES: Table<Note, 128> = Table::new([const { Note::new() }; 128]);
+}
 crate::fork_page! {
     /// Whether there were any.
     static IS_ANY: AtomicBool = AtomicBool::new(false);

@@ -76,10 +76,10 @@ static MERGED: AtomicBool = AtomicBool::new(false);
 crate::fork_page! {
     /// Whose locks these are: this process, from [`start`] or [`forked`] on.
     static OWNER: AtomicI32 = AtomicI32::new(0);
-    /// A word that the kernel clears in a copy of this memory, as long as [`forked`] has not set it there. Null where
-    /// there is none.
+    /// A word that the kernel clears in a copy of this memory, as long as [`is_own`] has not set it there. Null where
+    /// there is none yet, or the kernel has none.
     static COPY: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-    /// The child of a fork has not set that word yet: it does when it first asks, before it holds a lock or has a worker.
+    /// This process has not set that word yet: it does when it first asks, before it holds a lock or has a worker.
     static IS_UNMARKED: AtomicBool = AtomicBool::new(false);
 }
 
@@ -91,9 +91,6 @@ pub fn start(settings: Settings) {
     };
     // Asked once: it is set when a machine is set up, and to ask before each free costs as much as its other looks.
     let later = settings.mode == Mode::Background && !headroom::is_promise_strict();
-    if memory::word(&COPY).is_none() {
-        COPY.store(memory::wiped_word(), Ordering::Relaxed);
-    }
     own(process());
     BACKGROUND.store(later, Ordering::Relaxed);
     SMALL_PAGES.store(settings.small_pages, Ordering::Relaxed);
@@ -112,10 +109,7 @@ pub fn is_large(length: usize) -> bool {
 
 /// The locks are this process's now.
 fn own(process: i32) {
-    if let Some(word) = memory::word(&COPY) {
-        word.store(1, Ordering::Relaxed);
-    }
-    IS_UNMARKED.store(false, Ordering::Relaxed);
+    IS_UNMARKED.store(true, Ordering::Relaxed);
     OWNER.store(process, Ordering::Relaxed);
 }
 
@@ -127,7 +121,8 @@ fn own(process: i32) {
 fn is_own() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     if IS_UNMARKED.load(Ordering::Relaxed) && owner == process() {
-        own(owner);
+        memory::mark(&COPY);
+        IS_UNMARKED.store(false, Ordering::Release);
     }
     let is_copy = || memory::word(&COPY).is_some_and(|word| word.load(Ordering::Relaxed) == 0);
     owner == 0 || !is_copy() && owner == process()
@@ -259,8 +254,7 @@ pub unsafe fn after_fork([staging, queue]: [bool; 2]) {
 )]
 pub unsafe fn forked(process: i32) {
     if OWNER.load(Ordering::Relaxed) != 0 {
-        IS_UNMARKED.store(true, Ordering::Relaxed);
-        OWNER.store(process, Ordering::Relaxed);
+        own(process);
     }
     // SAFETY: the caller's promise.
     unsafe { workers::forked() };
