@@ -357,8 +357,10 @@ extern "C" fn jumbo_mimalloc_asked() {
     }
 }
 
-/// Threads of which mimalloc keeps more than it may around the objects that are left.
-static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
+jumbo_inside::fork_page! {
+    /// Threads of which mimalloc keeps more than it may around the objects that are left.
+    static SPARSE_THREADS: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// One more thread, or one less.
 #[unsafe(no_mangle)]
