@@ -56,7 +56,7 @@ fn blocks_that_were_freed_with_odd_pages_are_plain_memory_later() {
 #[test]
 fn a_fork_faults_on_few_pages_more() {
     // Code that is not optimised lies on more pages.
-    const MORE: f64 = 16.0;
+    const MORE: f64 = 20.0;
     let (_files, program) = program("forks");
     let program = program.args(["200"]);
     let faults = |ran: Ran| -> f64 {
