@@ -313,24 +313,6 @@ pub fn end() {
     }
 }
 
-/// Before fork(2): the thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there
-/// would be a waste of addresses.
-pub fn about_to_fork() {
-    let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
-    if never || !is_makers() {
-        return;
-    }
-    // A program that forks often is left alone for ever longer.
-    let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-    if is_watched() {
-        call(Some(&LEAVING));
-        THREAD.join_for(MAX_FORK_DELAY);
-    }
-    if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
-        AGAIN.store(true, Ordering::Release);
-    }
-}
-
 fn call(how: Option<&AtomicBool>) {
     if let Some(how) = how {
         how.store(true, Ordering::Release);
@@ -353,19 +335,6 @@ fn come_again() {
     if again && is_makers() {
         make();
     }
-}
-
-/// In the child of a fork, which has no thread: nothing of the parent's concerns it.
-///
-/// # Safety
-/// This is the child, with one thread.
-pub unsafe fn forked() {
-    // What ended it for good holds for the child too.
-    for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
-        flag.store(false, Ordering::Relaxed);
-    }
-    FORKS.store(0, Ordering::Relaxed);
-    MAKER.store(0, Ordering::Relaxed);
 }
 
 /// What the thread does.
@@ -482,13 +451,31 @@ impl Mechanism for Events {
         end();
     }
 
+    // The thread goes. The child has none, whatever stands in its copy of the memory; what is being copied there would be a
+    // waste of addresses.
     fn about_to_fork() {
-        about_to_fork();
+        let never = !IS_PREPARED.load(Ordering::Acquire) || OVER.load(Ordering::Acquire);
+        if never || !is_makers() {
+            return;
+        }
+        // A program that forks often is left alone for ever longer.
+        let forks = FORKS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if is_watched() {
+            call(Some(&LEAVING));
+            THREAD.join_for(MAX_FORK_DELAY);
+        }
+        if forks.is_power_of_two() && !is_watched() && !OVER.load(Ordering::Acquire) {
+            AGAIN.store(true, Ordering::Release);
+        }
     }
 
-    #[expect(unsafe_code, reason = "the caller's promise is passed on")]
+    #[expect(unsafe_code, reason = "an event of the child")]
     unsafe fn is_forked(_pid: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { forked() };
+        // What ended it for good holds for the child too.
+        for flag in [&AGAIN, &BUSY, &ENDING, &LEAVING] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        FORKS.store(0, Ordering::Relaxed);
+        MAKER.store(0, Ordering::Relaxed);
     }
 }

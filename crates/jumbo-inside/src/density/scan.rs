@@ -156,7 +156,7 @@ fn is_affordable() -> bool {
 /// In the child of a fork, which has no thread: it scans what it shares, if no process does.
 ///
 /// # Safety
-/// This is the child, with one thread, and [`watch::forked`] was called.
+/// This is the child, with one thread, and [`watch`] has heard of it.
 #[expect(unsafe_code, reason = "its caller's promise")]
 pub(super) unsafe fn forked() {
     if is_any() {

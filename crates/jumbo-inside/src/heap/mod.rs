@@ -404,20 +404,6 @@ pub fn thread() -> usize {
     thread_pointer()
 }
 
-/// The program called mlockall(2) (true) or munlockall(2) (false) with MCL_FUTURE.
-fn lock_future(locked: bool) {
-    LOCKED.store(locked, Ordering::Relaxed);
-}
-
-/// Before [`lock_for_fork`]: no thread of ours is left, where what hugetlb pages hold has to move.
-fn about_to_fork() {
-    if SUPPLY.will_move(Before::Fork) {
-        gather::end_workers();
-        watch::end();
-        give_up();
-    }
-}
-
 /// Gives back what the pool has and the program does not use, so that it need not move.
 fn give_up() {
     if POOLED.load(Ordering::Acquire) {
@@ -425,18 +411,6 @@ fn give_up() {
     } else {
         managed::give_up();
     }
-}
-
-/// Before pthread_create(3), but of a thread of ours: the last moment at which what hugetlb pages hold can move.
-fn before_thread() {
-    SUPPLY.about_to_thread();
-    evacuate(Before::Thread);
-}
-
-/// Before a seccomp filter is installed, or the root is changed: behind it nothing can be asked, and so
-/// nothing can move.
-fn before_confinement() {
-    evacuate(Before::Confinement);
 }
 
 fn evacuate(before: Before) {
@@ -470,78 +444,6 @@ crate::fork_page! {
     /// The locks that a fork holds, a bit each, in the order in which they are taken: heap, mappings, pool, mimalloc's arenas,
     /// and the two of [`crate::gather`].
     static HELD: Held = Held::new();
-}
-
-/// Before fork(2): no other thread is inside the heap or [`crate::gather`] while the address space is copied.
-fn lock_for_fork() {
-    // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
-    // call goes on in both processes, and gives the lock back in each.
-    let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
-    let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
-    let [staging, queue] = gather::before_fork();
-    // Where they are refused, pages are being brought: then nothing can be said about them.
-    if pool && managed {
-        SUPPLY.evacuate(Before::Fork);
-    }
-    let held = [heap, maps, pool, managed, staging, queue];
-    let bits = held
-        .iter()
-        .rev()
-        .fold(0, |bits, held| bits << 1 | u32::from(*held));
-    HELD.took(bits);
-}
-
-/// After fork(2), in both processes.
-///
-/// # Safety
-/// The last of this thread's calls that concern forks was [`lock_for_fork`].
-#[expect(unsafe_code, reason = "gives locks back")]
-#[inline(always)]
-unsafe fn unlock_after_fork() {
-    let bits = HELD.give_back();
-    let [heap, maps, pool, managed, staging, queue] =
-        core::array::from_fn(|at| bits >> at & 1 != 0);
-    // SAFETY: the caller's promise: this thread holds what the bits say.
-    unsafe {
-        gather::after_fork([staging, queue]);
-        if managed {
-            managed::LOCK.release();
-        }
-        if pool {
-            POOL.window.release();
-        }
-        if maps {
-            maps::PACK.release();
-        }
-        if heap {
-            HEAP.window.release();
-        }
-    }
-}
-
-/// In the child of a fork, process `pid`: its memory is not locked, whatever the parent did (mlockall(2)), no other thread is
-/// here, and it counts as a process of its own from now on, with what it inherited.
-///
-/// # Safety
-/// As for [`gather::forked`].
-#[expect(unsafe_code, reason = "as there")]
-pub unsafe fn forked(pid: u32) {
-    // SAFETY: the caller's promise.
-    unsafe { gather::forked(pid.cast_signed()) };
-    SUPPLY.forked();
-    LOCKED.store(false, Ordering::Relaxed);
-    let Some(ledger) = stats::ledger() else {
-        return;
-    };
-    let parent = stats::slot();
-    let (flags, live) = (
-        parent.flags.load(Ordering::Relaxed),
-        parent.large_live.load(Ordering::Relaxed),
-    );
-    stats::attach(ledger, pid);
-    stats::slot().flags.store(flags, Ordering::Relaxed);
-    stats::live(live);
-    SUPPLY.recount();
 }
 
 /// True where this process was told not to use THP.
@@ -647,37 +549,93 @@ impl Mechanism for Events {
     }
 
     fn locked_all(future: bool) {
-        lock_future(future);
+        LOCKED.store(future, Ordering::Relaxed);
     }
 
+    // The last moment at which what hugetlb pages hold can move.
     fn before_thread() {
-        before_thread();
+        SUPPLY.about_to_thread();
+        evacuate(Before::Thread);
     }
 
+    // Behind a filter nothing can be asked, and so nothing can move.
     fn before_confinement() {
-        before_confinement();
+        evacuate(Before::Confinement);
     }
 
+    // No thread of ours is left where what hugetlb pages hold has to move.
     fn about_to_fork() {
-        about_to_fork();
+        if SUPPLY.will_move(Before::Fork) {
+            gather::end_workers();
+            watch::end();
+            give_up();
+        }
         demand::end();
         gather::end_idle_workers();
     }
 
+    // No other thread is inside the heap or [`crate::gather`] while the address space is copied.
     fn lock_for_fork() {
-        lock_for_fork();
+        // In this order, always. Refused where a signal handler forks that interrupted us: the interrupted
+        // call goes on in both processes, and gives the lock back in each.
+        let (heap, maps) = (HEAP.window.acquire(), maps::PACK.acquire());
+        let (pool, managed) = (POOL.window.acquire(), managed::LOCK.acquire());
+        let [staging, queue] = gather::before_fork();
+        // Where they are refused, pages are being brought: then nothing can be said about them.
+        if pool && managed {
+            SUPPLY.evacuate(Before::Fork);
+        }
+        let held = [heap, maps, pool, managed, staging, queue];
+        let bits = held
+            .iter()
+            .rev()
+            .fold(0, |bits, held| bits << 1 | u32::from(*held));
+        HELD.took(bits);
     }
 
     #[expect(unsafe_code, reason = "gives locks back")]
     #[inline(always)]
     unsafe fn unlock_after_fork(_side: Side) {
-        // SAFETY: the caller's promise.
-        unsafe { unlock_after_fork() };
+        let bits = HELD.give_back();
+        let [heap, maps, pool, managed, staging, queue] =
+            core::array::from_fn(|at| bits >> at & 1 != 0);
+        // SAFETY: the caller's promise: this thread holds what the bits say.
+        unsafe {
+            gather::after_fork([staging, queue]);
+            if managed {
+                managed::LOCK.release();
+            }
+            if pool {
+                POOL.window.release();
+            }
+            if maps {
+                maps::PACK.release();
+            }
+            if heap {
+                HEAP.window.release();
+            }
+        }
     }
 
+    // Its memory is not locked, whatever the parent did (mlockall(2)); it counts as a process of its own from now on, with what
+    // it inherited.
     #[expect(unsafe_code, reason = "the caller's promise is passed on")]
     unsafe fn is_forked(pid: u32) {
         // SAFETY: the caller's promise.
-        unsafe { forked(pid) };
+        unsafe { gather::forked(pid.cast_signed()) };
+        SUPPLY.forked();
+        LOCKED.store(false, Ordering::Relaxed);
+        let Some(ledger) = stats::ledger() else {
+            return;
+        };
+        let parent = stats::slot();
+        let (flags, live) = (
+            parent.flags.load(Ordering::Relaxed),
+            parent.large_live.load(Ordering::Relaxed),
+        );
+        stats::attach(ledger, pid);
+        stats::slot().flags.store(flags, Ordering::Relaxed);
+        stats::live(live);
+        SUPPLY.recount();
     }
 }
