@@ -26,6 +26,8 @@ mod handover;
 mod memory;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+pub(crate) use model::Number;
 mod queue;
 mod staging;
 mod unmap;

@@ -28,7 +28,7 @@ struct Model;
 
 /// A futex: a number, and those who sleep on it.
 #[derive(Debug, Default)]
-struct Number {
+pub(crate) struct Number {
     value: AtomicU32,
     asleep: Mutex<()>,
     call: Condvar,
